@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from page_driver import AXE, Browser
-from system_driver import init_models
+from drivers.page_driver import AXE, Browser
+from drivers.system_driver import init_models
 
 
 @pytest.fixture(scope="session")

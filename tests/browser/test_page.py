@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from page_driver import Browser
-from system_driver import Runs, Started, Terminals, url_of
-from view_runs import RunWriter
+from drivers.page_driver import Browser
+from drivers.system_driver import Runs, Started, Terminals, url_of
+from drivers.view_runs import RunWriter
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 

@@ -22,8 +22,8 @@ from astraflow.trainer.torch.head import chunked_logprobs
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.trainer.torch.varlen import find_varlen
 from astraflow.types import GenerateRequest, Sampling
-from engine_models import make_engine_on, snapshot_of
-from trainer_builders import make_batch, make_sample, make_samples, save_model
+from drivers.engine_models import make_engine_on, snapshot_of
+from drivers.trainer_builders import make_batch, make_sample, make_samples, save_model
 
 DEVICE = os.environ.get("ASTRAFLOW_TEST_DEVICE", "cuda:0")
 pytestmark = [

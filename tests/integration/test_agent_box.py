@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 import astraflow
-from agent_play import ASKS, play_program, said
 from astraflow.addons.sandbox.inside import keeper
 from astraflow.addons.sandbox.inside.enter import boot_code
 from astraflow.errors import RolloutError
 from astraflow.types import Episode
-from ordinary_user import NOBODY, usable_pythons
+from drivers.agent_play import ASKS, play_program, said
+from drivers.ordinary_user import NOBODY, usable_pythons
 
 pytestmark = [
     pytest.mark.timeout(120),

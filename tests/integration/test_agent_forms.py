@@ -8,8 +8,8 @@ import aiohttp
 import openai
 import pytest
 
-from gateway_driver import CALL, OpenEpisode, Scripted, episode, policies, posted
-from workflow_driver import replayed
+from drivers.gateway_driver import CALL, OpenEpisode, Scripted, episode, policies, posted
+from drivers.workflow_driver import replayed
 
 TOOL: Any = {
     "type": "function",

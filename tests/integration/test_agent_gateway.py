@@ -19,9 +19,9 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import GenerateRequest, Message
 from astraflow.wire import array
 from astraflow.workflows.single_turn import single_turn
-from gateway_driver import episode
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_policy, make_task
-from workflow_driver import LetterTokenizer, letter_renderer
+from drivers.gateway_driver import episode
+from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_policy, make_task
+from drivers.workflow_driver import LetterTokenizer, letter_renderer
 
 ADD: Any = {
     "type": "function",

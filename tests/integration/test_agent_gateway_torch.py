@@ -20,9 +20,9 @@ from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.renderer import load_renderer
 from astraflow.types import Trajectory
 from astraflow.wire import array
-from engine_models import snapshot_of
-from gateway_driver import episode
-from rollout_fakes import make_policy
+from drivers.engine_models import snapshot_of
+from drivers.gateway_driver import episode
+from drivers.rollout_fakes import make_policy
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -23,10 +23,10 @@ from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, GenerateRequest, Generation, Sample, Sampling, Trajectory
-from engine_models import snapshot_of
-from gateway_driver import OpenEpisode, episode, policies, posted
-from rollout_fakes import ScriptedEngine, make_policy
-from vision_models import asked, picture, save_seeing_model
+from drivers.engine_models import snapshot_of
+from drivers.gateway_driver import OpenEpisode, episode, policies, posted
+from drivers.rollout_fakes import ScriptedEngine, make_policy
+from drivers.vision_models import asked, picture, save_seeing_model
 
 pytestmark = pytest.mark.timeout(60)
 

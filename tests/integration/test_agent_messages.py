@@ -7,9 +7,9 @@ import aiohttp
 import pytest
 
 from astraflow.errors import RolloutError
-from gateway_driver import CALL, OpenEpisode, Scripted, episode, policies
-from rollout_fakes import ScriptedEngine
-from workflow_driver import replayed
+from drivers.gateway_driver import CALL, OpenEpisode, Scripted, episode, policies
+from drivers.rollout_fakes import ScriptedEngine
+from drivers.workflow_driver import replayed
 
 ADD: Any = {
     "name": "add",

@@ -6,8 +6,8 @@ from typing import Any
 import openai
 import pytest
 
-from gateway_driver import CALL, Scripted, episode, policies, posted
-from workflow_driver import replayed
+from drivers.gateway_driver import CALL, Scripted, episode, policies, posted
+from drivers.workflow_driver import replayed
 
 ADD: Any = {
     "type": "function",

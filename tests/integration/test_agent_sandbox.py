@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_play import ASKS, play_program, said
 from astraflow.addons.sandbox.backends import BACKENDS, chosen_maker
 from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.errors import ConfigError, RolloutError
-from hostile_agent import AGENT, DISK_BYTES, FOUND, of_marker, outside
+from drivers.agent_play import ASKS, play_program, said
+from drivers.hostile_agent import AGENT, DISK_BYTES, FOUND, of_marker, outside
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("sandbox")]
 

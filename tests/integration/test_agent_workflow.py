@@ -27,8 +27,8 @@ from astraflow.types import Episode
 from astraflow.workflows.config import AgentConfig, WorkflowConfig
 from astraflow.workflows.conversation import AgentReport, Endpoint, Workflow
 from astraflow.workflows.factory import make_workflow
-from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
-from workflow_driver import LetterTokenizer, Table, letter_renderer, replayed
+from drivers.rollout_fakes import ScriptedEngine, exact, make_policy, make_task
+from drivers.workflow_driver import LetterTokenizer, Table, letter_renderer, replayed
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -29,8 +29,8 @@ from astraflow.types import (
 )
 from astraflow_conformance.dataflow_kit import check_dataflow
 from astraflow_conformance.report import Report
-from conformance_driver import ChangesAnswer, ChangesBody, Forgives, Mutant, Mutation, replaced
-from dataflow_driver import Run, make_plan, running
+from drivers.conformance_driver import ChangesAnswer, ChangesBody, Forgives, Mutant, Mutation, replaced
+from drivers.dataflow_driver import Run, make_plan, running
 
 pytestmark = pytest.mark.timeout(120)
 PLAN = make_plan(num_steps=60, group_size=2, groups_per_batch=4, num_tasks=50, eval_tasks=2)

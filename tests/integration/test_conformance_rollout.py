@@ -31,7 +31,7 @@ from astraflow.types import (
 )
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow_conformance.report import Report
-from conformance_driver import (
+from drivers.conformance_driver import (
     ChangesAnswer,
     ChangesBody,
     InProcessRollout,

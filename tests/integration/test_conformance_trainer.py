@@ -21,7 +21,7 @@ from astraflow.types import (
     PublicationReply,
     SessionRequest,
 )
-from conformance_driver import (
+from drivers.conformance_driver import (
     ChangesAnswer,
     ChangesBody,
     InProcessTrainer,
@@ -29,7 +29,7 @@ from conformance_driver import (
     judged_trainer,
     replaced,
 )
-from trainer_fakes import CountingLearner
+from drivers.trainer_fakes import CountingLearner
 
 pytestmark = pytest.mark.timeout(240)
 replace = msgspec.structs.replace

@@ -9,8 +9,8 @@ from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor
-from dataflow_driver import Run, ScriptedWorker, make_manifest, make_plan, running
-from trainer_fakes import CountingLearner, MemoryPublisher
+from drivers.dataflow_driver import Run, ScriptedWorker, make_manifest, make_plan, running
+from drivers.trainer_fakes import CountingLearner, MemoryPublisher
 
 
 class Publishing(MemoryPublisher):

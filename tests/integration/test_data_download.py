@@ -12,7 +12,7 @@ import pytest
 from astraflow.addons.data_sets.catalogue import find_data_set
 from astraflow.addons.data_sets.preparing import prepare
 from astraflow.errors import UnavailableError
-from published_rows import write_published
+from drivers.published_rows import write_published
 
 COMMIT = "0" * 39 + "1"
 

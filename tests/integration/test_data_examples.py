@@ -14,7 +14,7 @@ from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.run.trial import try_episode
 from astraflow.trainer.backend_factory import make_learner
-from recipe_builders import make_digit_model
+from drivers.recipe_builders import make_digit_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DATA = {"chat_sums": "chat_sums.jsonl", "verl_sums": "verl_sums.parquet"}

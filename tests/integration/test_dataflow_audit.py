@@ -24,7 +24,7 @@ from astraflow.dataflow.figures import run_figures
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import chain_of, decode_commands, decode_events, encode_events
 from astraflow.types import BusySpan, DropRequest
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play, running
 
 
 async def finished_run(folder: Path) -> None:

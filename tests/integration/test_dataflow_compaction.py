@@ -11,8 +11,8 @@ from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.errors import JournalError
-from compaction_driver import SEGMENT, compact, edited, essence, train
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
+from drivers.compaction_driver import SEGMENT, compact, edited, essence, train
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
 
 
 async def half_run(folder: Path) -> None:

@@ -21,8 +21,8 @@ from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import decode_events
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.types import PushTasks, Task
-from compaction_driver import SEGMENT, compact, edited, essence, train
-from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.compaction_driver import SEGMENT, compact, edited, essence, train
+from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
 
 STEPS = 8
 

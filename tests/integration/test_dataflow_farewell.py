@@ -5,7 +5,7 @@ from pathlib import Path
 
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.types import Heartbeat, LeaseRequest, Load, ServedVersions
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, running
 
 
 def serves(*versions: int) -> tuple[ServedVersions, ...]:

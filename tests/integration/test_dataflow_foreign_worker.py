@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from astraflow.dataflow.audit import audit
-from dataflow_driver import ScriptedTrainer, make_plan, running
+from drivers.dataflow_driver import ScriptedTrainer, make_plan, running
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "scripted_worker.py"
 

@@ -7,7 +7,7 @@ import pytest
 from astraflow.errors import RefusedError, WireError
 from astraflow.types import Fingerprints, Heartbeat, Load, RegisterWorker
 from astraflow.weights.addresses import PeerRules
-from dataflow_driver import Run, ScriptedTrainer, running
+from drivers.dataflow_driver import Run, ScriptedTrainer, running
 
 LINK = "http://10.0.0.7:8500"
 RULES = PeerRules(is_on=True, networks=("10.0.0.0/24",))

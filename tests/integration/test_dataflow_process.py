@@ -14,7 +14,7 @@ from astraflow.processes.dataflow_process import run_dataflow
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.service.client import ServiceClient
 from astraflow.types import Item, StopRequest
-from recipe_builders import make_digit_model, make_digit_recipe
+from drivers.recipe_builders import make_digit_model, make_digit_recipe
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from astraflow.types import (
     VersionSpan,
 )
 from astraflow.wire import column
-from dataflow_driver import VOCAB, Run, ScriptedTrainer, ScriptedWorker, make_plan, refused, running
+from drivers.dataflow_driver import VOCAB, Run, ScriptedTrainer, ScriptedWorker, make_plan, refused, running
 
 
 def past(**changes: Any) -> PastCompletion:

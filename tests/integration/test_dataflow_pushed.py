@@ -5,7 +5,7 @@ from pathlib import Path
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.types import PushTasks, Task
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, running
 
 
 async def test_the_result_that_completes_the_group_of_a_pushed_task_is_kept_to_be_read(

@@ -11,7 +11,7 @@ from astraflow.dataflow.audit import audit
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.errors import JournalError
 from astraflow.types import Fingerprints, SessionRequest, StatusReply
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play, running
 
 
 def facts(status: StatusReply) -> tuple[object, ...]:
@@ -110,7 +110,7 @@ FULL_DISK = """
 import asyncio, resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from dataflow_driver import *
+from drivers.dataflow_driver import *
 from astraflow.dataflow.audit import audit
 from astraflow.errors import UnavailableError
 

@@ -10,7 +10,7 @@ from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.client import DataflowClient
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.service.server import HttpServer, TokenAuth
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, refused, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, refused, running
 
 ROLES = ("worker", "trainer", "viewer", "admin")
 TOKENS = {f"{role}-s3cret-{number}": role for number, role in enumerate(ROLES)}

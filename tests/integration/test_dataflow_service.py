@@ -37,7 +37,7 @@ from astraflow.types import (
     Task,
     VersionsReply,
 )
-from dataflow_driver import (
+from drivers.dataflow_driver import (
     Run,
     ScriptedTrainer,
     ScriptedWorker,

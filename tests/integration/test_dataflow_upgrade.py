@@ -12,8 +12,8 @@ from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import Record, chain_of
 from astraflow.types import PushTasks, Task
-from compaction_driver import compact, essence, train
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.compaction_driver import compact, essence, train
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
 
 def as_of_before(events: list[list[list[object]]]) -> list[list[list[object]]]:

@@ -14,10 +14,19 @@ from astraflow.recipe.run_plan import run_plan
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import Batch, DropRequest, Fingerprints, StepFailure, Wait
-from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, kept, make_plan, play, refused, running
-from recipe_builders import make_digit_recipe
-from system_driver import astraflow
-from trainer_fakes import CountingLearner, MemoryPublisher
+from drivers.dataflow_driver import (
+    Run,
+    ScriptedTrainer,
+    ScriptedWorker,
+    kept,
+    make_plan,
+    play,
+    refused,
+    running,
+)
+from drivers.recipe_builders import make_digit_recipe
+from drivers.system_driver import astraflow
+from drivers.trainer_fakes import CountingLearner, MemoryPublisher
 
 
 async def taken(run: Run) -> ScriptedTrainer:

@@ -33,7 +33,7 @@ from astraflow.types import (
     SessionRequest,
     Task,
 )
-from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
 
 _FDATASYNC = os.fdatasync
 _LOOK_S = 0.2

@@ -12,7 +12,13 @@ from astraflow.errors import RolloutError, WeightsError
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Generation, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
-from engine_models import CHARACTERS, make_engine_on, make_model_folder, make_random_model, snapshot_of
+from drivers.engine_models import (
+    CHARACTERS,
+    make_engine_on,
+    make_model_folder,
+    make_random_model,
+    snapshot_of,
+)
 
 PROMPT = (5, 9, 3, 30, 12)
 LONG = {"max_context": 1024, "num_slots": 8}

@@ -13,7 +13,7 @@ from astraflow.errors import RolloutError, ServiceError
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
-from engine_models import make_engine_on, make_model_folder, make_random_model, snapshot_of
+from drivers.engine_models import make_engine_on, make_model_folder, make_random_model, snapshot_of
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from astraflow.models.loading import host_tensor, torch_tensor
 from astraflow.types import GenerateRequest, Manifest, Sampling
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import model_files
-from engine_models import make_engine_on, make_model_folder, make_random_model, snapshot_of
-from weight_fakes import WeightRig, weight_rig
+from drivers.engine_models import make_engine_on, make_model_folder, make_random_model, snapshot_of
+from drivers.weight_fakes import WeightRig, weight_rig
 
 TOKENS = tuple(range(2, 40))
 

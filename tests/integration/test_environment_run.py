@@ -17,7 +17,7 @@ from astraflow.run.preflight import check_recipe
 from astraflow.run.trial import try_episode
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.types import Task
-from recipe_builders import make_digit_model
+from drivers.recipe_builders import make_digit_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OPENED: list["WatchedTotal"] = []

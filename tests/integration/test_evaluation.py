@@ -22,7 +22,7 @@ from astraflow.run.eval_target import Endpoint, find_target, hosting
 from astraflow.run.evaluation import EvalReport, EvalScore, EvalSize, evaluate, evaluation_table
 from astraflow.service.server import HttpServer
 from astraflow.types import GenerateRequest, Message, Sampling
-from recipe_builders import make_digit_model, make_digit_recipe
+from drivers.recipe_builders import make_digit_model, make_digit_recipe
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -16,9 +16,9 @@ from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.types import AdvantageSpan, GenerateRequest, Generation, Sample, Sampling
-from engine_models import snapshot_of
-from recipe_builders import make_digit_model, make_digit_recipe
-from trainer_builders import first_moments, make_batch, make_model, save_model
+from drivers.engine_models import snapshot_of
+from drivers.recipe_builders import make_digit_model, make_digit_recipe
+from drivers.trainer_builders import first_moments, make_batch, make_model, save_model
 
 TEMPERATURE = 0.7
 PROMPTS = tuple(tuple(range(2, 3 + idx % 7)) for idx in range(40))

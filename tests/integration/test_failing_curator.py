@@ -11,7 +11,7 @@ import pytest
 from astraflow.config import Use
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
 
 
 class Counting:

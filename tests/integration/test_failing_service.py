@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.audit import audit
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
 
 
 async def test_a_run_does_not_end_by_one_service_that_fails_every_lease_and_names_it(

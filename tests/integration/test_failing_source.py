@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.dataflow.audit import audit
 from astraflow.types import Task
-from dataflow_driver import ListSource, ScriptedTrainer, ScriptedWorker, play, running
+from drivers.dataflow_driver import ListSource, ScriptedTrainer, ScriptedWorker, play, running
 
 
 class TroubledSource(ListSource):

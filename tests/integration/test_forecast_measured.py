@@ -9,7 +9,14 @@ import pytest
 from astraflow.addons.forecast.forecast_inputs import measured
 from astraflow.errors import DataError
 from astraflow.types import EpisodeResult, MetricItem
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_episode, make_plan, make_trajectory, running
+from drivers.dataflow_driver import (
+    ScriptedTrainer,
+    ScriptedWorker,
+    make_episode,
+    make_plan,
+    make_trajectory,
+    running,
+)
 
 TOKEN_S = 1e-6
 TURN_S = 1e-4

@@ -15,7 +15,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.run.offline import TrainedModel, collect_batches, train_from_batches
 from astraflow.types import Batch, StepRecord
 from astraflow.wire import array
-from recipe_builders import make_digit_model, make_digit_recipe
+from drivers.recipe_builders import make_digit_model, make_digit_recipe
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -69,8 +69,8 @@ async def test_engine_and_trainer_agree_while_lr_is_0(recipe: Recipe) -> None:
     [
         "rollout.engine.dtype=bfloat16",
         "policies.actor.train.backend.dtype=bfloat16",
-        "rollout.engine={use: 'faulty_engines:RoundingEngine'}",
-        "rollout.engine={use: 'faulty_engines:HotEngine', args: {factor: 1.01}}",
+        "rollout.engine={use: 'drivers.faulty_engines:RoundingEngine'}",
+        "rollout.engine={use: 'drivers.faulty_engines:HotEngine', args: {factor: 1.01}}",
     ],
 )
 async def test_drift_fails_where_engine_and_trainer_differ(fault: str, model: Path, tmp_path: Path) -> None:

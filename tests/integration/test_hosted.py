@@ -25,10 +25,10 @@ from astraflow.tasks.config import HostedSourceConfig
 from astraflow.tasks.sources import make_source
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.types import Episode
-from hosted_driver import config, hosted
-from recipe_builders import make_digit_model
-from rollout_fakes import ScriptedEngine, make_task
-from workflow_driver import DiceEngine, replayed
+from drivers.hosted_driver import config, hosted
+from drivers.recipe_builders import make_digit_model
+from drivers.rollout_fakes import ScriptedEngine, make_task
+from drivers.workflow_driver import DiceEngine, replayed
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -122,7 +122,7 @@ async def test_a_host_that_dies_costs_its_episodes_and_is_started_again() -> Non
     assert (episode.score, metric(episode, "host_restarts")) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("serve", ["hosted_games:Games", "hosted_games:Blocking"])
+@pytest.mark.parametrize("serve", ["drivers.hosted_games:Games", "drivers.hosted_games:Blocking"])
 async def test_a_host_that_hangs_beyond_the_deadline_is_started_again(serve: str) -> None:
     async with hosted(config(serve, timeout_s=0.5)) as play:
         with pytest.raises(HostedEpisodeError, match=r"longer than workflow.timeout_s = 0.5"):
@@ -158,7 +158,7 @@ def dead(pid: int) -> bool:
 def test_nothing_of_a_host_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "pids"
     code = (
-        "import asyncio\nfrom hosted_driver import *\n"
+        "import asyncio\nfrom drivers.hosted_driver import *\n"
         "async def main():\n    async with hosted() as play:\n"
         f"        await play('leaves', path={str(path)!r})\n"
         "asyncio.run(main())\n"
@@ -228,7 +228,7 @@ async def test_a_host_that_cannot_be_opened_is_refused_before_any_episode(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        async with hosted(config(**{"serve": "hosted_games:Games", **settings})):
+        async with hosted(config(**{"serve": "drivers.hosted_games:Games", **settings})):
             pass
 
 
@@ -260,7 +260,7 @@ def test_the_tasks_of_a_host_are_a_source() -> None:
 )
 def test_tasks_that_cannot_be_trained_on_are_refused(serve: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        make_source(HostedSourceConfig(), name="games", workflow=config(f"hosted_games:{serve}"))
+        make_source(HostedSourceConfig(), name="games", workflow=config(f"drivers.hosted_games:{serve}"))
 
 
 def test_a_hosted_source_needs_a_hosted_workflow() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from astraflow.types import SourceLink
-from hostile_driver import SOURCE_KINDS, hostile
-from swarm_driver import assert_equal, swarm, weights
+from drivers.hostile_driver import SOURCE_KINDS, hostile
+from drivers.swarm_driver import assert_equal, swarm, weights
 
 pytestmark = pytest.mark.timeout(120)
 

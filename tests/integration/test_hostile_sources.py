@@ -10,8 +10,8 @@ import pytest
 from astraflow.errors import UnavailableError, WeightsError
 from astraflow.types import SourceLink
 from astraflow.weights.receiver import Receiver
-from hostile_driver import SOURCE_KINDS, hostile
-from swarm_driver import assert_equal, swarm, weights
+from drivers.hostile_driver import SOURCE_KINDS, hostile
+from drivers.swarm_driver import assert_equal, swarm, weights
 
 pytestmark = pytest.mark.timeout(120)
 

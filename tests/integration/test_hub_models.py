@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hub_server import HubServer, hub_server
-from weight_files import write_model_folder
+from drivers.hub_server import HubServer, hub_server
+from drivers.weight_files import write_model_folder
 
 NOWHERE = "http://127.0.0.1:9"
 """Nothing listens there."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from docs_driver import ROOT, tool
+from drivers.docs_driver import ROOT, tool
 
 VERSION = tool("install_torch").VERSION
 CPU = f"{VERSION}+cpu"

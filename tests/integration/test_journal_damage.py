@@ -22,8 +22,8 @@ from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, Heartbeat, Load
-from compaction_driver import SEGMENT, compact, train
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.compaction_driver import SEGMENT, compact, train
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
 PLAN = make_plan(num_steps=4, eval_tasks=3)
 

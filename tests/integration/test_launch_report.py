@@ -12,7 +12,7 @@ from astraflow.recipe.run_folder import RunFolder, RunRecord
 from astraflow.report.report import draw_curve, load_summary, summary_table, write_report
 from astraflow.report.summary import FailureShare, Summary
 from astraflow.types import EpisodeResult, EvalRecord, Failure, MetricItem
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
 
 
 @pytest.fixture

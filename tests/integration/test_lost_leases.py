@@ -5,7 +5,7 @@ from pathlib import Path
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.types import EpisodeResult, Failure, Lease, LeaseRequest, ServedVersions
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
 
 async def request(

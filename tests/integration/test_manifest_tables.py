@@ -12,7 +12,7 @@ from astraflow.errors import Error, WireError
 from astraflow.service.client import MemoryTransport, Reply, ServiceClient
 from astraflow.types import Manifest, Publication, PublicationReply, VersionsReply
 from astraflow.weights.manifest import table_of
-from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, refused, running
+from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, refused, running
 
 PATH = "/v1/policies/actor/versions"
 

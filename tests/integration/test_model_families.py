@@ -29,8 +29,8 @@ from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import read_model
-from model_gallery import FAMILIES, save_tiny
-from trainer_builders import logprobs_alone, make_batch, make_samples
+from drivers.model_gallery import FAMILIES, save_tiny
+from drivers.trainer_builders import logprobs_alone, make_batch, make_samples
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 TOLERANCE = 1e-4

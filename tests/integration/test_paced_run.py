@@ -13,7 +13,7 @@ from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner
-from recipe_builders import make_digit_model
+from drivers.recipe_builders import make_digit_model
 
 pytestmark = pytest.mark.timeout(120)
 

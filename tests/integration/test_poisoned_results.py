@@ -25,10 +25,18 @@ from astraflow.types import (
     VersionSpan,
 )
 from astraflow.wire import column
-from dataflow_driver import VOCAB, Run, ScriptedWorker, make_episode, make_plan, make_trajectory, running
-from trainer_builders import save_model
-from trainer_fakes import MemoryPublisher
-from vision_models import picture
+from drivers.dataflow_driver import (
+    VOCAB,
+    Run,
+    ScriptedWorker,
+    make_episode,
+    make_plan,
+    make_trajectory,
+    running,
+)
+from drivers.trainer_builders import save_model
+from drivers.trainer_fakes import MemoryPublisher
+from drivers.vision_models import picture
 
 GOOD = make_trajectory()
 

@@ -13,9 +13,9 @@ from astraflow.rollout.policy_host import PolicyHost
 from astraflow.types import Manifest, PolicyInfo, Publication, Sampling, VersionsReply
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.arrival import Arrival
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_manifest, make_plan, running
-from rollout_fakes import CharRenderer, ScriptedEngine
-from rollout_fakes import make_manifest as make_bare_manifest
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_manifest, make_plan, running
+from drivers.rollout_fakes import CharRenderer, ScriptedEngine
+from drivers.rollout_fakes import make_manifest as make_bare_manifest
 
 
 class Shelf:

@@ -15,7 +15,7 @@ from astraflow.addons.cluster.host_frames import Hello, Refused, Start, Started
 from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.piped_process import PipedProcess
 from astraflow.protocols import MACHINE_LOST, ProcessSpec
-from system_driver import wait_gone
+from drivers.system_driver import wait_gone
 
 HOST = (sys.executable, "-P", "-m", "astraflow.addons.cluster.host_main")
 DRAINS = (

@@ -7,8 +7,8 @@ from astraflow.dataflow.audit import audit
 from astraflow.rollout.runner import EpisodeRunner, Proposing
 from astraflow.types import Episode, PushTasks, PushTasksReply, Task
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_lease, make_task
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_lease, make_task
 
 
 class Inbox:

@@ -23,8 +23,8 @@ from astraflow.types import Episode
 from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.conversation import Endpoint, Workflow
 from astraflow.workflows.factory import make_workflow
-from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
-from workflow_driver import letter_renderer
+from drivers.rollout_fakes import ScriptedEngine, exact, make_policy, make_task
+from drivers.workflow_driver import letter_renderer
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -13,9 +13,9 @@ from astraflow.errors import DataError
 from astraflow.trainer.ranks import Ranks
 from astraflow.weights.delta.encoder import HEADER_BYTES
 from astraflow.weights.ranges import RangeJob, RangeWriter, Written, part_path
-from rank_pool import RankPool
-from rank_runs import CASES, assert_same_run, make_experts, make_learner, train
-from trainer_builders import make_model, save_model
+from drivers.rank_pool import RankPool
+from drivers.rank_runs import CASES, assert_same_run, make_experts, make_learner, train
+from drivers.trainer_builders import make_model, save_model
 
 WORLDS = (1, 2, 4)
 

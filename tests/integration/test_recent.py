@@ -6,7 +6,7 @@ from rich.console import Console
 
 from astraflow.report.recent import recent_of
 from astraflow.report.screen import render
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
 
 async def test_a_viewer_that_comes_late_sees_time_reward_and_rate(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.arrival import Arrival
 from astraflow.wire import array
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from dataflow_driver import Run, ScriptedTrainer, make_manifest, make_plan, make_run_info, running
-from engine_models import snapshot_of
-from workflow_driver import versions_of
+from drivers.dataflow_driver import Run, ScriptedTrainer, make_manifest, make_plan, make_run_info, running
+from drivers.engine_models import snapshot_of
+from drivers.workflow_driver import versions_of
 
 TASKS = TasksConfig(sources={"sums": JsonlSourceConfig(path="sums.jsonl")}, reward=ExactReward())
 VOCAB = 4 + len(string.printable)

@@ -13,8 +13,8 @@ from astraflow.types import GenerateRequest, Publication
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.single_turn import single_turn
-from dataflow_driver import Run, ScriptedTrainer, make_manifest, make_plan, make_run_info, running
-from rollout_fakes import CharRenderer, MemoryWeights, ScriptedEngine
+from drivers.dataflow_driver import Run, ScriptedTrainer, make_manifest, make_plan, make_run_info, running
+from drivers.rollout_fakes import CharRenderer, MemoryWeights, ScriptedEngine
 
 EXACT = TasksConfig(sources={"sums": JsonlSourceConfig(path="sums.jsonl")}, reward=ExactReward())
 

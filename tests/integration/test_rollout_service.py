@@ -40,7 +40,7 @@ from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.types.row_columns import Row, with_row
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.single_turn import single_turn
-from rollout_fakes import (
+from drivers.rollout_fakes import (
     CharRenderer,
     MemoryDataflow,
     MemoryWeights,

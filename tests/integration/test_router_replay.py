@@ -20,9 +20,9 @@ from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, GenerateRequest, Generation, Sample, Sampling, Stream
 from astraflow.types.token_columns import EXPERTS_STREAM
 from astraflow.wire import array, column
-from engine_models import make_engine_on, snapshot_of
-from model_gallery import save_tiny
-from trainer_builders import make_batch
+from drivers.engine_models import make_engine_on, snapshot_of
+from drivers.model_gallery import save_tiny
+from drivers.trainer_builders import make_batch
 
 PROMPTS = ((5, 9, 3, 30, 12), (5, 9, 3, 30, 12), (4, 4), (7, 8, 9, 10, 11, 12, 13))
 """The first two are twins: the engine computes the end of their prompt once."""

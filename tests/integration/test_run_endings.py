@@ -18,7 +18,7 @@ from astraflow.recipe.run_folder import RunFolder
 from astraflow.report.ending import interruption
 from astraflow.report.report import load_summary, summary_table
 from astraflow.run.run import Run, launch
-from recipe_builders import make_digit_model, make_digit_recipe
+from drivers.recipe_builders import make_digit_model, make_digit_recipe
 
 
 class ScriptedProcess:

@@ -28,7 +28,7 @@ from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import decode_events
 from astraflow.types import BatchReply, Episode, EpisodeResult, Lease, Trajectory, Turn, VersionSpan
 from astraflow.wire import column
-from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_episode, running
+from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_episode, running
 
 NUM_STEPS = 12
 GROUP_SIZE, GROUPS_PER_BATCH, NUM_TASKS = 2, 3, 6

@@ -18,7 +18,7 @@ from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.errors import ConfigError, RolloutError, ServiceError, WeightsError
 from astraflow.rollout.config import AttachConfig
 from astraflow.rollout.engines.factory import make_engine
-from server_driver import (
+from drivers.server_driver import (
     PROMPT,
     STAND_INS,
     TinyModel,
@@ -241,7 +241,7 @@ async def test_a_server_of_someone_elses_gets_the_weights_again_after_its_restar
 _HOST = """
 import asyncio, sys
 from pathlib import Path
-from server_driver import TinyModel, engine_on, sglang_config
+from drivers.server_driver import TinyModel, engine_on, sglang_config
 
 async def main():
     model = TinyModel(Path(sys.argv[1]))

@@ -11,7 +11,7 @@ from astraflow.recipe.recipe import load_recipe
 from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner
-from recipe_builders import make_digit_model
+from drivers.recipe_builders import make_digit_model
 
 RECIPE = """\
 name: mine

@@ -17,7 +17,7 @@ from astraflow.errors import ConfigError, UnavailableError
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.report.status import run_status, show_status
 from astraflow.types.alarm import Alarm
-from recipe_builders import make_digit_recipe
+from drivers.recipe_builders import make_digit_recipe
 
 LONGEST_S = 2.0
 

@@ -16,7 +16,7 @@ from astraflow.workflows.calls import ToolCall
 from astraflow.workflows.config import ToolUseConfig
 from astraflow.workflows.factory import make_workflow
 from astraflow.workflows.tools import Tool, ToolContext, ToolResult, run_call
-from system_driver import wait_gone
+from drivers.system_driver import wait_gone
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,8 +11,8 @@ import pytest
 
 from astraflow.addons.view.trace_export import TraceExport
 from astraflow.recipe.run_folder import RunFolder
-from tracker_driver import TrackedFolder, make_eval, make_step
-from view_runs import RunWriter
+from drivers.tracker_driver import TrackedFolder, make_eval, make_step
+from drivers.view_runs import RunWriter
 
 pytestmark = [pytest.mark.trackers, pytest.mark.timeout(300)]
 

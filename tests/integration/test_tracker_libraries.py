@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tracker_driver import TrackedFolder, make_eval, make_step
+from drivers.tracker_driver import TrackedFolder, make_eval, make_step
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-trackers" / "bin" / "python"
@@ -34,7 +34,7 @@ def test_tensorboard_shows_one_run_with_its_evaluations_also_after_a_resume(tmp_
 
 def read_back(name: str, run_dir: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [str(PYTHON), str(ROOT / "tests" / "tracker_libraries.py"), name, str(run_dir)],
+        [str(PYTHON), str(ROOT / "tests" / "drivers" / "tracker_libraries.py"), name, str(run_dir)],
         capture_output=True,
         text=True,
         timeout=300,

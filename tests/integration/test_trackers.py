@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from astraflow.addons.trackers.tracking import Trackers
-from tracker_driver import EXAMPLES, TrackedFolder, example, key_of, make_eval, make_step
-from view_runs import RunWriter
+from drivers.tracker_driver import TESTS, TrackedFolder, example, key_of, make_eval, make_step
+from drivers.view_runs import RunWriter
 
 NOTEBOOK = key_of("Notebook")
 
@@ -57,11 +57,11 @@ def test_one_that_cannot_be_opened_is_said_and_the_others_work(tmp_path: Path) -
     tracked.close()
     assert steps_of(tracked, NOTEBOOK) == [1]
     assert (
-        "tracker_examples-Failing ended with code 1: PermissionError: the key is not valid"
+        "drivers.tracker_examples-Failing ended with code 1: PermissionError: the key is not valid"
         in tracked.notes[0]
     )
     assert "the run goes on" in tracked.notes[0]
-    assert "tracker_examples-Failing did not take 1 rows" in tracked.notes[-1]
+    assert "drivers.tracker_examples-Failing did not take 1 rows" in tracked.notes[-1]
 
 
 def test_one_that_hangs_slows_nobody_and_what_it_did_not_take_is_counted(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_one_that_hangs_slows_nobody_and_what_it_did_not_take_is_counted(tmp_pat
     assert time.monotonic() - began - wrote_s < 5.0
     assert wrote_s < 5.0
     assert tracked.notes == [tracked.notes[0]]
-    assert "tracker_examples-Hanging did not take 2000 rows within 1 s" in tracked.notes[0]
+    assert "drivers.tracker_examples-Hanging did not take 2000 rows within 1 s" in tracked.notes[0]
 
 
 def test_one_that_does_not_close_is_ended(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_one_that_does_not_close_is_ended(tmp_path: Path) -> None:
     wait_for(lambda: steps_of(tracked, key_of("HangingAtTheEnd")))
     tracked.close(deadline_s=1.0)
     assert tracked.notes == [
-        "tracker tracker_examples-HangingAtTheEnd took all rows, but did not close within 1 s"
+        "tracker drivers.tracker_examples-HangingAtTheEnd took all rows, but did not close within 1 s"
     ]
 
 
@@ -130,13 +130,13 @@ def test_one_that_asks_a_question_gets_no_answer(tmp_path: Path) -> None:
 def test_a_process_outlives_a_killed_launcher_only_to_hand_over_the_rest(tmp_path: Path) -> None:
     tracked = TrackedFolder(tmp_path, example("Notebook"))
     script = (
-        "import os, pathlib, tracker_driver as t\n"
+        "import os, pathlib\nfrom drivers import tracker_driver as t\n"
         f"run = t.TrackedFolder(pathlib.Path({str(tmp_path)!r}), t.example('Notebook'))\n"
         "run.start(); run.write(t.make_step(0), t.make_step(1))\n"
         "while not run.kept(t.key_of('Notebook'), 'rows'): pass\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    env = {**os.environ, "PYTHONPATH": EXAMPLES}
+    env = {**os.environ, "PYTHONPATH": TESTS}
     assert subprocess.run([sys.executable, "-c", script], env=env, timeout=60).returncode == -9
     wait_for(lambda: tracked.kept(NOTEBOOK, "closed"))
     assert steps_of(tracked, NOTEBOOK) == [1, 2]

@@ -18,8 +18,8 @@ from astraflow.dataflow.journal.journal_db import DATABASE, row_sum
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import chain_of, decode_events, encode_events, schedule_of
 from astraflow.errors import JournalError
-from compaction_driver import compact, train
-from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.compaction_driver import compact, train
+from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
 
 SOON = DataflowConfig(lease_timeout_s=1.0, heartbeat_s=0.3)
 """What a killed service held goes out again after a second."""

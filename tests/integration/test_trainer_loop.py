@@ -19,7 +19,7 @@ from astraflow.protocols import Learner, StepResult
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import STOP_S, Trainer, TrainerPlan, run_trainer
 from astraflow.types import Batch, Commit, Publication, PublicationReply, Release, StepFailure
-from trainer_fakes import CountingLearner, MemoryDataflow, MemoryPublisher
+from drivers.trainer_fakes import CountingLearner, MemoryDataflow, MemoryPublisher
 
 DEADLINE_S = 10.0
 

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from astraflow.processes.trainer_process import run_policy_trainer
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.service.server import HttpServer
-from recipe_builders import make_digit_model, make_digit_recipe
+from drivers.recipe_builders import make_digit_model, make_digit_recipe
 
 
 class EndedRun:

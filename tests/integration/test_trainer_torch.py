@@ -9,8 +9,8 @@ from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
-from trainer_builders import logprobs_alone, make_sample, save_model
-from trainer_fakes import MemoryDataflow, MemoryPublisher, train_until
+from drivers.trainer_builders import logprobs_alone, make_sample, save_model
+from drivers.trainer_fakes import MemoryDataflow, MemoryPublisher, train_until
 
 CONFIG = TrainConfig(lr=1e-2, steps=6, minibatches=1)
 

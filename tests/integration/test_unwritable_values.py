@@ -19,7 +19,7 @@ from astraflow.dataflow.service.dispatcher import Dispatcher
 from astraflow.dataflow.service.liveness import Liveness
 from astraflow.errors import JournalError, RefusedError
 from astraflow.types import Manifest, ServedVersions
-from dataflow_driver import make_plan
+from drivers.dataflow_driver import make_plan
 
 
 def publish(num_bytes: int) -> PublishVersion:

@@ -17,8 +17,8 @@ import pytest
 from astraflow.addons.view.remote import RemoteRun
 from astraflow.addons.view.server import Viewing, serve
 from astraflow.errors import ConfigError
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
-from view_runs import RunWriter
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.view_runs import RunWriter
 
 HOSTILE = "<script>alert(1)</script>\x1b]0;pwned\x07 \u202e <img src=x onerror=alert(2)>"
 Answer = tuple[int, Any]

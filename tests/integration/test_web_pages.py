@@ -20,7 +20,7 @@ from astraflow.weights.peers.peer import Spool, served
 from astraflow.weights.publisher import run_publisher
 from astraflow.wire import encode
 from astraflow.workflows.calls import tagged_calls
-from dataflow_driver import running
+from drivers.dataflow_driver import running
 
 JSON = {"Content-Type": "application/json"}
 

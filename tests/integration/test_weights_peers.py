@@ -23,8 +23,8 @@ from astraflow.weights.manifest import build_manifest
 from astraflow.weights.peers.peer import Spool, peer_ticket, served
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.receiver import Receiver
-from swarm_driver import CHUNK, assert_equal, swarm, weights
-from weight_fakes import trained
+from drivers.swarm_driver import CHUNK, assert_equal, swarm, weights
+from drivers.weight_fakes import trained
 
 pytestmark = pytest.mark.timeout(120)
 

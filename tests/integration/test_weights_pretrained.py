@@ -7,7 +7,7 @@ import pytest
 
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder
-from weight_fakes import weight_rig
+from drivers.weight_fakes import weight_rig
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

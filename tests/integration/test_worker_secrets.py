@@ -14,7 +14,7 @@ from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.service.server import TokenAuth
 from astraflow.service.worker_ids import handle_of, shown_target
 from astraflow.types import EpisodeResult, EpisodeResults, Failure, Heartbeat, LeaseRequest, Load
-from dataflow_driver import (
+from drivers.dataflow_driver import (
     Run,
     ScriptedTrainer,
     ScriptedWorker,

@@ -27,11 +27,11 @@ from astraflow.types import GenerateRequest, Generation, Trajectory
 from astraflow.wire import array
 from astraflow.workflows.factory import WORKFLOWS
 from astraflow.workflows.tools import make_tool
-from engine_models import snapshot_of
-from environment_fakes import Counting, config_of, task_of
-from gateway_driver import two_turns
-from rollout_fakes import exact, make_policy, make_task
-from workflow_driver import Sampled, digests, small_index, versions_of
+from drivers.engine_models import snapshot_of
+from drivers.environment_fakes import Counting, config_of, task_of
+from drivers.gateway_driver import two_turns
+from drivers.rollout_fakes import exact, make_policy, make_task
+from drivers.workflow_driver import Sampled, digests, small_index, versions_of
 
 WORDS = (
     "</think>", "<task>", "</task>", "yes", "no", "small", "large",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from system_driver import ROOT, astraflow, init_models, made_once
+from drivers.system_driver import ROOT, astraflow, init_models, made_once
 
 LETTERS = ROOT / "tests" / "interop" / "letters.yaml"
 

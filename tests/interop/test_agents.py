@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_driver import PROGRAMS, VENVS
-from system_driver import ROOT, SUMS, Runs
+from drivers.agent_driver import PROGRAMS, VENVS
+from drivers.system_driver import ROOT, SUMS, Runs
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 

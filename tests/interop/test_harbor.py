@@ -16,7 +16,7 @@ import pytest
 from recipes.terminal.terminal_folders import folder_of, make_errand, write_folder
 
 from astraflow.addons.envs.harbor import Harbor
-from system_driver import ROOT, Runs
+from drivers.system_driver import ROOT, Runs
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 

@@ -12,15 +12,21 @@ from astraflow.tasks.config import HostedSourceConfig
 from astraflow.tasks.sources import make_source
 from astraflow.types import Episode
 from astraflow.workflows.config import HostedConfig
-from hosted_driver import config, hosted
-from rollout_fakes import ScriptedEngine
-from system_driver import ROOT
-from workflow_driver import DiceEngine, replayed
+from drivers.hosted_driver import config, hosted
+from drivers.rollout_fakes import ScriptedEngine
+from drivers.system_driver import ROOT
+from drivers.workflow_driver import DiceEngine, replayed
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 VENV = ROOT / ".venv-verifiers"
 AGENT = {"harness": {"id": "astraflow_chat"}, "runtime": {"type": "subprocess"}}
+
+
+@pytest.fixture(autouse=True)
+def own_task_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library finds `verifiers_tasks` by its name; a host has the module path of this process."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "drivers")
 
 
 def served(

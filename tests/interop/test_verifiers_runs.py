@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from system_driver import ROOT, Runs
+from drivers.system_driver import ROOT, Runs
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
@@ -64,7 +64,9 @@ def test_their_environment_of_two_roles_trains_the_one_that_it_trains(runs: Runs
 
 
 def test_a_game_of_two_roles_trains_two_policies(runs: Runs) -> None:
-    shutil.copy(ROOT / "tests" / "verifiers_nim.py", runs.folder)  # beside the recipe, where it is found
+    shutil.copy(
+        ROOT / "tests" / "drivers" / "verifiers_nim.py", runs.folder
+    )  # beside the recipe, where it is found
     policies = ("opener", "answerer")
     roles = dict(zip(("first", "second"), policies, strict=True))
     found = trained(runs, {"id": "verifiers_nim"}, "first", "second", policies=policies, roles=roles)

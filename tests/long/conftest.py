@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from system_driver import init_models
+from drivers.system_driver import init_models
 
 
 @pytest.fixture(scope="session")

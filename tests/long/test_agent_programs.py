@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agent_driver import VENVS, CompetentEngine, Row, pinned, play, rows
 from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.models.tokenizer import make_tokenizer
 from astraflow.rollout.config import TorchEngineConfig
@@ -23,8 +22,9 @@ from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.renderer import load_renderer
 from astraflow.types import Task
 from astraflow.wire import array
-from engine_models import snapshot_of
-from workflow_driver import letter_renderer, replayed
+from drivers.agent_driver import VENVS, CompetentEngine, Row, pinned, play, rows
+from drivers.engine_models import snapshot_of
+from drivers.workflow_driver import letter_renderer, replayed
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

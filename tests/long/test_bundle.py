@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from system_driver import environment
+from drivers.system_driver import environment
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(1800)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos_driver import run_in_chaos
+from drivers.chaos_driver import run_in_chaos
 
 LEAST_S, LEAST_KILLS = 480.0, 30
 PAUSE_S = 5.0

@@ -1,10 +1,10 @@
-"""10,000 random episodes over the chat templates of 12 families: see `tests/template_driver.py`."""
+"""10,000 random episodes over the chat templates of 12 families: see `tests/drivers/template_driver.py`."""
 
 from pathlib import Path
 
 import pytest
 
-from template_driver import FAMILIES, make_model, play
+from drivers.template_driver import FAMILIES, make_model, play
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

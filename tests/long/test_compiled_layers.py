@@ -12,9 +12,9 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from astraflow.trainer.ranks import ALONE
-from rank_pool import RankPool
-from rank_runs import CASES, assert_same_run, make_experts, train
-from trainer_builders import make_model
+from drivers.rank_pool import RankPool
+from drivers.rank_runs import CASES, assert_same_run, make_experts, train
+from drivers.trainer_builders import make_model
 
 pytestmark = [
     pytest.mark.long,

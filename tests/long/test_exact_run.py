@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from system_driver import ROOT, Runs, astraflow
+from drivers.system_driver import ROOT, Runs, astraflow
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(3600)]
 

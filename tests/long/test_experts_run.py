@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from system_driver import SUMS, Runs, astraflow
+from drivers.system_driver import SUMS, Runs, astraflow
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(1800)]
 

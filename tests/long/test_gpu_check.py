@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from system_driver import ROOT, environment
+from drivers.system_driver import ROOT, environment
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 

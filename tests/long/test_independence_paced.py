@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from astraflow.dataflow.journal.reader import JournalReader
-from recipe_builders import make_digit_model
-from system_driver import Runs, Started
+from drivers.recipe_builders import make_digit_model
+from drivers.system_driver import Runs, Started
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kill_driver import TARGETS, run_with_kills
+from drivers.kill_driver import TARGETS, run_with_kills
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 

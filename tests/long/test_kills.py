@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kill_driver import TARGETS, Outcome, run_with_kills
-from system_driver import astraflow
+from drivers.kill_driver import TARGETS, Outcome, run_with_kills
+from drivers.system_driver import astraflow
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster_recipes import make_cluster_recipe
-from system_driver import ROOT, astraflow
+from drivers.cluster_recipes import make_cluster_recipe
+from drivers.system_driver import ROOT, astraflow
 
 BIN = ROOT / ".venv-k8s" / "bin"
 

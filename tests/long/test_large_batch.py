@@ -10,8 +10,8 @@ from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import EpisodeResult, Lease, Stream, Trajectory, Turn, VersionSpan
 from astraflow.wire import MAX_BODY_BYTES, column
-from dataflow_driver import VOCAB, ScriptedTrainer, ScriptedWorker, make_episode, make_plan, running
-from trainer_builders import save_model
+from drivers.dataflow_driver import VOCAB, ScriptedTrainer, ScriptedWorker, make_episode, make_plan, running
+from drivers.trainer_builders import save_model
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

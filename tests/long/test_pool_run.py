@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from system_driver import ROOT, Runs, Started, environment, interrupt, num_steps, wait_until
+from drivers.system_driver import ROOT, Runs, Started, environment, interrupt, num_steps, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from rank_pool import RankPool
-from rank_runs import CASES, assert_same_run, make_experts, train
-from trainer_builders import make_model
+from drivers.rank_pool import RankPool
+from drivers.rank_runs import CASES, assert_same_run, make_experts, train
+from drivers.trainer_builders import make_model
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from quickstart_elsewhere import learn_the_quickstart
-from ray_driver import BIN, RayCluster
-from system_driver import (
+from drivers.quickstart_elsewhere import learn_the_quickstart
+from drivers.ray_driver import BIN, RayCluster
+from drivers.system_driver import (
     ROOT,
     Runs,
     environment,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from small_disks import fill, mounted
-from system_driver import ROOT, Runs, Started, astraflow, environment, wait_gone
+from drivers.small_disks import fill, mounted
+from drivers.system_driver import ROOT, Runs, Started, astraflow, environment, wait_gone
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(900)]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulation import check_seeds
+from drivers.simulation import check_seeds
 
 _CHUNK = 1000
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from quickstart_elsewhere import as_settings, learn_the_quickstart
-from slurm_driver import SlurmCluster, missing
-from system_driver import (
+from drivers.quickstart_elsewhere import as_settings, learn_the_quickstart
+from drivers.slurm_driver import SlurmCluster, missing
+from drivers.system_driver import (
     Runs,
     interrupt,
     num_steps,

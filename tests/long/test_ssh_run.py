@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from quickstart_elsewhere import as_settings, learn_the_quickstart
-from ssh_driver import SshHosts, missing
-from system_driver import (
+from drivers.quickstart_elsewhere import as_settings, learn_the_quickstart
+from drivers.ssh_driver import SshHosts, missing
+from drivers.system_driver import (
     Runs,
     interrupt,
     num_steps,

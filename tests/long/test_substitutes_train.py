@@ -15,7 +15,7 @@ import requests
 
 from astraflow.recipe.recipe import load_recipe
 from astraflow.recipe.run_folder import RunFolder
-from system_driver import ROOT, astraflow, environment
+from drivers.system_driver import ROOT, astraflow, environment
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(3600)]
 NODE = shutil.which("node")

@@ -17,7 +17,6 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from absurd_driver import bodies
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.types import (
@@ -31,8 +30,9 @@ from astraflow.types import (
     RegisterWorker,
     ServedVersions,
 )
-from small_disks import fill, mounted
-from survival_driver import RunningRun, survive
+from drivers.absurd_driver import bodies
+from drivers.small_disks import fill, mounted
+from drivers.survival_driver import RunningRun, survive
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -205,7 +205,7 @@ def test_a_stopped_process(service: str, quickstart_model: Path, tmp_path: Path)
 
 
 def test_a_reward_that_calls_exit(quickstart_model: Path, tmp_path: Path) -> None:
-    overrides = ("tasks.reward={use: 'troubled_rewards:exits_at_times'}",)
+    overrides = ("tasks.reward={use: 'drivers.troubled_rewards:exits_at_times'}",)
     survivor = survive(quickstart_model, tmp_path / "run", overrides=overrides)
     assert not survivor.problems, survivor.report()
     (policy,) = survivor.summary["policies"]

@@ -15,8 +15,8 @@ import pytest_asyncio
 from astraflow.addons.inference_servers.server_engine import ServerEngine
 from astraflow.errors import ConfigError, RolloutError, WeightsError
 from astraflow.rollout.config import AttachConfig, VllmEngineConfig
-from server_driver import PROMPT, TinyModel, all_running, ask, engine_on
-from system_driver import ROOT
+from drivers.server_driver import PROMPT, TinyModel, all_running, ask, engine_on
+from drivers.system_driver import ROOT
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 pytestmark = [

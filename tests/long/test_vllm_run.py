@@ -12,8 +12,8 @@ from astraflow.addons.doctor.drift import measure_drift
 from astraflow.config import dump_yaml
 from astraflow.recipe.eval_config import EvalConfig
 from astraflow.recipe.recipe import load_recipe
-from pool_driver import NODE, join_node, logprob_mismatches, trained_shares
-from system_driver import ROOT, Runs, Terminals, astraflow, url_of
+from drivers.pool_driver import NODE, join_node, logprob_mismatches, trained_shares
+from drivers.system_driver import ROOT, Runs, Terminals, astraflow, url_of
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 pytestmark = [

@@ -18,9 +18,9 @@ from astraflow.recipe.run_plan import eval_rules
 from astraflow.rollout.serve import run_rollout
 from astraflow.service.client import ServiceClient
 from astraflow.types import Fingerprints, SourceLink, VersionsReply
-from checked_engine import CheckedEngine
-from system_driver import ROOT, environment
-from transfer_driver import BadLink
+from drivers.checked_engine import CheckedEngine
+from drivers.system_driver import ROOT, environment
+from drivers.transfer_driver import BadLink
 
 STEPS = int(os.environ.get("BAD_LINK_STEPS", "100"))
 
@@ -114,7 +114,9 @@ async def serve_from_afar(dataflow_port: int, publisher_port: int, cache: Path, 
         try:
             info = await link.run()
             recipe = recipe_of(info, url)
-            engine = Use(use="checked_engine:CheckedEngine", args={"num_slots": 128, "max_context": 64})
+            engine = Use(
+                use="drivers.checked_engine:CheckedEngine", args={"num_slots": 128, "max_context": 64}
+            )
             await run_rollout(
                 link,
                 asyncio.Event(),

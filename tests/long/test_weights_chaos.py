@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from transfer_driver import Chaos
+from drivers.transfer_driver import Chaos
 
 
 @pytest.mark.long

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from docs_driver import ROOT
-from system_driver import environment
+from drivers.docs_driver import ROOT
+from drivers.system_driver import environment
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(1800)]
 

@@ -27,12 +27,11 @@ from recipes.textcraft.craft_world import Craft
 from recipes.webshop.shop_players import expert as shop_expert
 from recipes.webshop.shop_players import random_player as shop_random
 
-import shop_driver
-import terminal_driver
-from agentbench_client import play_by_http, played_here
-from household_ways import check_ways
-from nim_driver import ODD_MOVES, shares_won
-from world_driver import rewards_of, take_odd_steps
+from drivers import shop_driver, terminal_driver
+from drivers.agentbench_client import play_by_http, played_here
+from drivers.household_ways import check_ways
+from drivers.nim_driver import ODD_MOVES, shares_won
+from drivers.world_driver import rewards_of, take_odd_steps
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1_200)]
 

@@ -11,16 +11,16 @@ import aiohttp
 import msgspec
 import pytest
 
-from absurd_driver import NAMES, bodies
 from astraflow import wire
 from astraflow.addons.agents.gateway.anthropic_messages import MessagesRequest
 from astraflow.addons.agents.gateway.chat_wire import ChatRequest
 from astraflow.addons.agents.gateway.openai_responses import ResponsesRequest
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.workflows.conversation import AgentReport
-from gateway_driver import OpenEpisode, episode
-from rollout_fakes import ScriptedEngine, make_policy
-from workflow_driver import letter_renderer
+from drivers.absurd_driver import NAMES, bodies
+from drivers.gateway_driver import OpenEpisode, episode
+from drivers.rollout_fakes import ScriptedEngine, make_policy
+from drivers.workflow_driver import letter_renderer
 
 pytestmark = pytest.mark.timeout(180)
 MAX_BLOCK_S = 1.0

@@ -16,7 +16,6 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from absurd_driver import NAMES, NUMBERS, bodies, encoded
 from astraflow import wire
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import Chunk, ErrorReply, Forget, HandOver, Item
@@ -27,7 +26,8 @@ from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
 from astraflow.weights.serving import UploadLimit
-from weight_fakes import URL, make_weights
+from drivers.absurd_driver import NAMES, NUMBERS, bodies, encoded
+from drivers.weight_fakes import URL, make_weights
 
 MAX_BLOCK_S = 1.0
 """Longest block of the event loop, in CPU time, because a busy machine is not the publisher's fault."""

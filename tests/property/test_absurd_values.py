@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import pytest
 
-from absurd_driver import NAMES, NUMBERS, bodies
 from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.audit import audit
@@ -24,7 +23,8 @@ from astraflow.dataflow.config import DataflowConfig
 from astraflow.service.client import MemoryTransport
 from astraflow.service.server import TokenAuth
 from astraflow.types import DropRequest, ErrorReply
-from dataflow_driver import (
+from drivers.absurd_driver import NAMES, NUMBERS, bodies
+from drivers.dataflow_driver import (
     Run,
     ScriptedTrainer,
     ScriptedWorker,

@@ -32,10 +32,10 @@ from astraflow.types import (
     Sampling,
 )
 from astraflow.types.token_columns import EXPERTS_STREAM
-from hostile_results import NEWEST, hostile_results
-from model_gallery import save_tiny
-from trainer_builders import VOCAB_SIZE, make_batch, save_model
-from vision_models import save_seeing_model
+from drivers.hostile_results import NEWEST, hostile_results
+from drivers.model_gallery import save_tiny
+from drivers.trainer_builders import VOCAB_SIZE, make_batch, save_model
+from drivers.vision_models import save_seeing_model
 
 INFO = PolicyInfo(name="actor", is_trained=True, sampling=Sampling(max_tokens=256), max_lag=1)
 ADVANTAGES = st.sampled_from([0.0, 1.0, -1.0, 1e-30, 2e6, -2e6, 8e9, -8e9])

@@ -12,7 +12,7 @@ from astraflow.rollout.engines.jobs import Job, Outcome
 from astraflow.rollout.engines.lane import Lanes
 from astraflow.types import Generation, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
-from engine_models import make_model_folder, make_random_model, snapshot_of
+from drivers.engine_models import make_model_folder, make_random_model, snapshot_of
 
 LIVE, PINNED = 4, 3
 """Versions, with weights that differ."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.types import Message
-from template_driver import FAMILIES, TEMPLATES, Model, make_model, play
+from drivers.template_driver import FAMILIES, TEMPLATES, Model, make_model, play
 
 pytestmark = pytest.mark.timeout(120)
 

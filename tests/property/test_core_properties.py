@@ -29,7 +29,7 @@ from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan, Schedule
 from astraflow.errors import FencedError, RefusedError
 from astraflow.types import FateCounts, ServedVersions
-from core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
 from simulator.history import History
 
 _NUM_STEPS = 8

@@ -18,7 +18,7 @@ from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import WireError
 from astraflow.service.client import MemoryTransport
 from astraflow.types import EpisodeResults, Publication
-from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, running
+from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, running
 
 BODIES = [route for route in ROUTES if route.body is not None and route.name != "stop"]
 TYPES = sorted({route.body for route in ROUTES if route.body is not None}, key=lambda kind: kind.__name__)

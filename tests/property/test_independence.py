@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
-from core_driver import make_table
+from drivers.core_driver import make_table
 from simulator.clock import Network, World
 from simulator.dataflow import Dataflow
 from simulator.referee import Referee

@@ -26,7 +26,7 @@ from astraflow.dataflow.service.openapi import openapi_document
 from astraflow.service.client import MemoryTransport
 from astraflow.service.server import TokenAuth
 from astraflow.types import ScalingAdvice, StatusReply
-from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, running
+from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, running
 
 SCHEMA = openapi.from_dict(openapi_document())
 TOKENS = {f"{role}-token": role for role in ("worker", "trainer", "viewer", "admin")}

@@ -13,7 +13,7 @@ from astraflow.trainer.step import token_logprobs
 from astraflow.trainer.torch.forward import Forward
 from astraflow.types import Sample
 from astraflow.types.token_columns import Columns
-from trainer_builders import VOCAB_SIZE, logprobs_alone, make_model, make_sample
+from drivers.trainer_builders import VOCAB_SIZE, logprobs_alone, make_model, make_sample
 
 TOKENS = st.lists(st.integers(2, 3), min_size=1, max_size=8)
 """Two different ids only, so that samples often share more than their prompt."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from astraflow.algorithms.limiters import TicketLimiter
 from astraflow.algorithms.samplers import FifoSampler, SweepSampler, WindowSampler
 from astraflow.dataflow.core.commands import BatchTaken
-from core_driver import Driver, make_plan, make_table
+from drivers.core_driver import Driver, make_plan, make_table
 
 _NUM_STEPS = 12
 _OWN = {"name": "use", "use": "own_sampler:MostToLearn", "args": {"spare": 1}}

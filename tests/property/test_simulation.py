@@ -1,9 +1,10 @@
 """Simulated runs with seeded faults, each held to every rule; and proof that a broken rule shows.
 
-A failing seed names the command that shows it, message by message: `python tests/simulation.py SEED`.
+A failing seed names the command that shows it, message by message.
 """
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from astraflow.dataflow.core.commands import (
     VersionPublished,
 )
 from astraflow.dataflow.core.plan import RunPlan
-from simulation import check_seeds, simulate
+from drivers.simulation import check_seeds, simulate
 from simulator.history import History
 from simulator.referee import BrokenRuleError
 from simulator.run import Record, run_of
@@ -51,8 +52,11 @@ def test_a_seed_gives_the_same_run_message_by_message():
 
 @pytest.mark.timeout(120)
 def test_the_command_that_replays_a_seed_prints_its_trace():
-    command = [sys.executable, str(_TESTS / "simulation.py"), "16"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    command, env = (
+        [sys.executable, "-m", "drivers.simulation", "16"],
+        os.environ | {"PYTHONPATH": str(_TESTS)},
+    )
+    found = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=100)
     assert "every rule holds" in found.stdout
     assert re.search(r"^ +\d+\.\d{3}  w0 starts", found.stdout, re.MULTILINE)
     assert "LeaseIssued(lease_id='0.0.0'" in found.stdout

@@ -18,7 +18,7 @@ from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_la
 from astraflow.trainer.step_run import StepRun
 from astraflow.trainer.torch.forward import Forward
 from astraflow.types import AdvantageSpan, Batch, Generation, Sample, Stream
-from trainer_builders import VOCAB_SIZE, make_batch, make_model
+from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_model
 
 ACTOR = Speaker("actor", "actor", 1.0)
 FIRST_ID = 1000

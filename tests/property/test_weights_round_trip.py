@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.manifest import ITEM_BYTES, build_manifest, check_digest, hash_bytes, pack, tensors_of
 from astraflow.weights.snapshot import read_safetensors, write_safetensors
-from weight_fakes import weight_rig
+from drivers.weight_fakes import weight_rig
 
 # Bit patterns that a detour through a number would change: NaN payloads, signalling NaN, -0.0, denormals.
 _PATTERNS = {

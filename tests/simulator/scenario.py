@@ -8,7 +8,7 @@ from functools import cache
 from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.plan import BestPlan, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan, Schedule
-from core_driver import make_table
+from drivers.core_driver import make_table
 from simulator.clock import Network
 
 __all__ = ["HEARTBEAT_S", "LEASE_TIMEOUT_S", "POLL_S", "Change", "Scenario", "make_scenario"]

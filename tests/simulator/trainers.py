@@ -4,7 +4,7 @@ from collections.abc import Generator
 from typing import Any
 
 from astraflow.errors import FencedError, RefusedError
-from core_driver import make_manifest
+from drivers.core_driver import make_manifest
 from simulator.clock import Ask, Link, Process, Signal, World
 from simulator.referee import Referee
 from simulator.scenario import POLL_S, Scenario

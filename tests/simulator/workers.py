@@ -7,7 +7,7 @@ from typing import Any
 from astraflow.dataflow.core.commands import EpisodeFacts, LeaseView, TrajectoryMeta
 from astraflow.errors import RefusedError
 from astraflow.types import Failure, ServedVersions
-from core_driver import make_facts, make_meta
+from drivers.core_driver import make_facts, make_meta
 from simulator.clock import Ask, Link, Process, Signal, World
 from simulator.referee import Referee
 from simulator.scenario import HEARTBEAT_S, POLL_S, Scenario

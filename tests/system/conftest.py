@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from system_driver import init_models, made_once
+from drivers.system_driver import init_models, made_once
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from system_driver import ROOT, Runs, Started, astraflow
+from drivers.system_driver import ROOT, Runs, Started, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

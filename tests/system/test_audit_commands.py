@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from system_driver import Runs, astraflow
+from drivers.system_driver import Runs, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

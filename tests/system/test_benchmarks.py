@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from drivers.system_driver import ROOT, environment
 from pool_run import Load, PoolRun, fixed
-from system_driver import ROOT, environment
 
 pytestmark = pytest.mark.system
 

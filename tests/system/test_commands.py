@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from system_driver import SUMS, Runs, astraflow
+from drivers.system_driver import SUMS, Runs, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from system_driver import ROOT, Runs, astraflow
+from drivers.system_driver import ROOT, Runs, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 OURS = f"{sys.executable} -m astraflow.cli.main"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from docs_driver import DOCS, blocks
-from system_driver import Runs, Terminals, astraflow, free_ports, own_address, url_of
+from drivers.docs_driver import DOCS, blocks
+from drivers.system_driver import Runs, Terminals, astraflow, free_ports, own_address, url_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs_driver import DOCS
+from drivers.docs_driver import DOCS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.audit import audit
-from system_driver import Runs, Started, astraflow
+from drivers.system_driver import Runs, Started, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(600)]
 

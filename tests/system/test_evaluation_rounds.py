@@ -18,7 +18,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import decode_commands, decode_events
 from astraflow.types import lease_kind
-from system_driver import SUMS, Runs
+from drivers.system_driver import SUMS, Runs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from system_driver import ROOT, Runs
+from drivers.system_driver import ROOT, Runs
 
 pytestmark = [pytest.mark.system, pytest.mark.interop, pytest.mark.timeout(600)]
 

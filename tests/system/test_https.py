@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from system_driver import Runs, Started, Terminals, astraflow
+from drivers.system_driver import Runs, Started, Terminals, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

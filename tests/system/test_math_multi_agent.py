@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from system_driver import ROOT, Runs, astraflow
+from drivers.system_driver import ROOT, Runs, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(3600)]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pool_driver import NODE, join_node, logprob_mismatches, trained_shares
-from system_driver import ROOT, Runs, Terminals, url_of
+from drivers.pool_driver import NODE, join_node, logprob_mismatches, trained_shares
+from drivers.system_driver import ROOT, Runs, Terminals, url_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

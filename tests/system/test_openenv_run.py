@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from system_driver import ROOT, Runs
+from drivers.system_driver import ROOT, Runs
 
 pytestmark = [pytest.mark.system, pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -21,7 +21,9 @@ def address() -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = subprocess.Popen([VENV / "bin" / "python", ROOT / "tests" / "openenv_sums.py", str(port)])
+    server = subprocess.Popen(
+        [VENV / "bin" / "python", ROOT / "tests" / "drivers" / "openenv_sums.py", str(port)]
+    )
     try:
         deadline_s = time.monotonic() + 120
         while not listens(port):

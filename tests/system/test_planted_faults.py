@@ -11,10 +11,10 @@ from subprocess import run as call
 
 import pytest
 
-from slow_network import SlowNetwork, in_a_thread
-from small_disks import mounted
-from system_driver import ROOT, Runs, Started, Terminals, astraflow, url_of
-from watch_driver import Scene, healthy_tasks
+from drivers.slow_network import SlowNetwork, in_a_thread
+from drivers.small_disks import mounted
+from drivers.system_driver import ROOT, Runs, Started, Terminals, astraflow, url_of
+from drivers.watch_driver import Scene, healthy_tasks
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("timed"), pytest.mark.timeout(600)]
 LONG = pytest.mark.long

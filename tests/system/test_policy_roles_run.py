@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from system_driver import Runs
+from drivers.system_driver import Runs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

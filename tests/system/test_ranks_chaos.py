@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from system_driver import ROOT, Place, Runs, Started, astraflow, environment, num_steps, wait_gone
+from drivers.system_driver import ROOT, Place, Runs, Started, astraflow, environment, num_steps, wait_gone
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(3000)]
 

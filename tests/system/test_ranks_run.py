@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from system_driver import Runs, Started, astraflow, wait_gone
+from drivers.system_driver import Runs, Started, astraflow, wait_gone
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

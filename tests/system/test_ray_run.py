@@ -5,8 +5,8 @@
 
 import pytest
 
-from ray_driver import BIN, RayCluster
-from system_driver import Runs, num_steps, places_of, wait_gone
+from drivers.ray_driver import BIN, RayCluster
+from drivers.system_driver import Runs, num_steps, places_of, wait_gone
 
 pytestmark = [
     pytest.mark.system,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import astraflow
-from hostile_agent import FOUND
-from hostile_programs import HOSTILE, HostileProgram
-from ordinary_user import NOBODY, usable_pythons
+from drivers.hostile_agent import FOUND
+from drivers.hostile_programs import HOSTILE, HostileProgram
+from drivers.ordinary_user import NOBODY, usable_pythons
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("sandbox")]
 
@@ -69,7 +69,7 @@ def attacked(backend: str, user: str, secret: Path) -> dict[str, object]:
         pytest.skip("no Python of this version that an ordinary user may start")
     path = [TESTS, Path(astraflow.__file__).parent.parent, sysconfig.get_paths()["purelib"]]
     done = subprocess.run(
-        [python, TESTS / "sandbox_driver.py", backend, MARKERS[backend, user], secret],
+        [python, TESTS / "drivers" / "sandbox_driver.py", backend, MARKERS[backend, user], secret],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, path))},
         capture_output=True,
         text=True,

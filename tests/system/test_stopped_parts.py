@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from system_driver import Runs, Started, astraflow
+from drivers.system_driver import Runs, Started, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("timed"), pytest.mark.timeout(600)]
 

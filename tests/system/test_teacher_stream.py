@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from system_driver import ROOT, Runs
+from drivers.system_driver import ROOT, Runs
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(600)]
 

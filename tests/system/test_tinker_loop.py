@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from astraflow.models.loading import load_causal_lm
-from system_driver import ROOT, Runs, Started
+from drivers.system_driver import ROOT, Runs, Started
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 EXAMPLE = ROOT / "examples" / "tinker_loop.yaml"

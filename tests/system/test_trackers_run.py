@@ -7,12 +7,12 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from system_driver import Runs, Started
+from drivers.system_driver import Runs, Started
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(600)]
 
-FAILING = {"use": "tests.tracker_examples:Failing"}
-HANGING = {"use": "tests.tracker_examples:Hanging"}
+FAILING = {"use": "tests.drivers.tracker_examples:Failing"}
+HANGING = {"use": "tests.drivers.tracker_examples:Hanging"}
 
 
 def rows(run: Started) -> list[dict[str, object]]:
@@ -38,8 +38,10 @@ def test_neither_a_tracker_that_fails_nor_one_that_hangs_holds_up_a_run_and_both
     assert time.monotonic() - began_s < 6.0
     told = "".join(run.lines)
     num = len(rows(run))
-    assert f"tracker tests.tracker_examples-Failing did not take {num} rows" in told, told
-    assert f"tracker tests.tracker_examples-Hanging did not take {num - 1} rows within 3 s" in told, told
+    assert f"tracker tests.drivers.tracker_examples-Failing did not take {num} rows" in told, told
+    assert f"tracker tests.drivers.tracker_examples-Hanging did not take {num - 1} rows within 3 s" in told, (
+        told
+    )
     losses = EventAccumulator(str(run.run_dir / "tensorboard" / "actor")).Reload().Scalars("loss")
     assert [event.step for event in losses] == list(range(1, num + 1))
 

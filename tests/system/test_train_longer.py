@@ -11,7 +11,7 @@ import yaml
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from system_driver import ROOT, SUMS, Runs, astraflow, environment
+from drivers.system_driver import ROOT, SUMS, Runs, astraflow, environment
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(600)]
 

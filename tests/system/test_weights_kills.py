@@ -14,7 +14,7 @@ from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
-from transfer_driver import BadLink, Chaos, digest_of, first_weights, stepped
+from drivers.transfer_driver import BadLink, Chaos, digest_of, first_weights, stepped
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("timed"), pytest.mark.timeout(600)]
 

@@ -19,7 +19,7 @@ from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
-from weight_fakes import make_weights, trained
+from drivers.weight_fakes import make_weights, trained
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

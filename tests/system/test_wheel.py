@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from docs_driver import ROOT
-from system_driver import environment
-from weight_files import write_model_folder
+from drivers.docs_driver import ROOT
+from drivers.system_driver import environment
+from drivers.weight_files import write_model_folder
 
 pytestmark = [
     pytest.mark.system,

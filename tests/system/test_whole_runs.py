@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from system_driver import ROOT, Runs, Started, astraflow, environment, wait_gone
+from drivers.system_driver import ROOT, Runs, Started, astraflow, environment, wait_gone
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("timed"), pytest.mark.timeout(600)]
 

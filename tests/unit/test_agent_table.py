@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_driver import PROGRAMS, Row, pinned, rows
+from drivers.agent_driver import PROGRAMS, Row, pinned, rows
 
 
 def test_each_program_has_a_row_and_each_row_a_program() -> None:

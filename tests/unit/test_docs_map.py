@@ -3,7 +3,7 @@
 import ast
 import re
 
-from docs_driver import DOCS, ROOT
+from drivers.docs_driver import DOCS, ROOT
 
 ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 MAX_FILES = 25

@@ -7,7 +7,7 @@ import pytest
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import BatchTaken
 from astraflow.recipe.recipe import load_recipe
-from core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 

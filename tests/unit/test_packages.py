@@ -13,7 +13,7 @@ import pytest
 import astraflow
 from astraflow.config import Config, Use, Variant, parse_config, with_installed
 from astraflow.errors import ConfigError
-from weight_files import write_model_folder
+from drivers.weight_files import write_model_folder
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted((ROOT / "packages").glob("*/pyproject.toml"))

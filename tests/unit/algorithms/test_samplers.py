@@ -17,7 +17,7 @@ from astraflow.algorithms.samplers import (
 )
 from astraflow.errors import ConfigError
 from astraflow.protocols import TableSizes, TableView
-from core_driver import make_table
+from drivers.core_driver import make_table
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 import astraflow
 from astraflow.cli.main import main
-from weight_files import write_model_folder
+from drivers.weight_files import write_model_folder
 
 
 def run(*arguments: str) -> int:

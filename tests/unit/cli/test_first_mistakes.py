@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.cli.main import main
-from weight_files import write_model_folder
+from drivers.weight_files import write_model_folder
 
 RECIPE = """\
 name: mine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.cli.main import main
-from docs_driver import ROOT
+from drivers.docs_driver import ROOT
 
 
 def run(*arguments: str) -> int:

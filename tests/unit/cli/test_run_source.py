@@ -9,7 +9,7 @@ from astraflow.cli.main import main
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import load_recipe
 from astraflow.recipe.run_folder import RunFolder
-from weight_files import write_model_folder
+from drivers.weight_files import write_model_folder
 
 RECIPE = """\
 name: demo

@@ -7,7 +7,7 @@ from typing import Any
 
 from astraflow.dataflow.service.prometheus import prometheus_text
 from astraflow.metrics import MetricRow
-from sights import make_policy, make_sight, make_worker
+from drivers.sights import make_policy, make_sight, make_worker
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.models.chat_template import check_template_args, readable_args, write_template_defaults
 from astraflow.rollout.renderer import load_renderer, policy_renderer
 from astraflow.types import Message, PolicyInfo, Sampling
-from chat_folders import CHATML, make_folder
+from drivers.chat_folders import CHATML, make_folder
 
 THINKING = CHATML.replace(
     "assistant\n{% endif %}",

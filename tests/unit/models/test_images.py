@@ -28,7 +28,7 @@ from astraflow.models.images import (
 from astraflow.models.loading import load_causal_lm
 from astraflow.models.vision import Sight
 from astraflow.types import MediaRef
-from vision_models import picture, save_seeing_model
+from drivers.vision_models import picture, save_seeing_model
 
 RULES = ImageRules(
     token_id=9,

@@ -7,7 +7,7 @@ import torch
 
 from astraflow.errors import DataError
 from astraflow.models.invariant import SPAN, InvariantModel
-from engine_models import make_random_model
+from drivers.engine_models import make_random_model
 
 KINDS = ("qwen3", "qwen2", "llama", "llama3_rope", "mistral")
 LENGTHS = (2 * SPAN + 5, 3, SPAN, SPAN + 1, 1, 17)

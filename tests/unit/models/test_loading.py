@@ -19,7 +19,7 @@ from astraflow.models.loading import (
     torch_tensor,
 )
 from astraflow.types.host_tensors import HostTensor
-from engine_models import make_model_folder, make_random_model
+from drivers.engine_models import make_model_folder, make_random_model
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from transformers import AutoModelForCausalLM
 
 from astraflow.errors import DataError
 from astraflow.models.routers import routers_of
-from model_gallery import FAMILIES
+from drivers.model_gallery import FAMILIES
 
 UNDERSTOOD = (
     "mixtral",

@@ -6,7 +6,7 @@ import pytest
 
 from astraflow.addons.tiny_models.spec import load_spec
 from astraflow.addons.tiny_models.tiny import init_model
-from docs_driver import DOCS, blocks
+from drivers.docs_driver import DOCS, blocks
 
 PAGE = DOCS / "recipes" / "model_spec.md"
 

@@ -10,7 +10,7 @@ from astraflow.models.stop_ids import declared_stop_ids, folder_stop_ids, templa
 from astraflow.rollout.engines.requests import stop_ids_below
 from astraflow.rollout.renderer import load_renderer, load_tokenizer
 from astraflow.types import Message
-from chat_folders import CHATML, make_folder
+from drivers.chat_folders import CHATML, make_folder
 
 SPACED = CHATML.replace("<|im_end|>", " <|im_end|>")
 PLAIN = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "

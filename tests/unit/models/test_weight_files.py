@@ -10,7 +10,7 @@ from astraflow.errors import DataError
 from astraflow.models.weight_files import check_weight_files
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import write_safetensors
-from weight_files import NO_TENSORS
+from drivers.weight_files import NO_TENSORS
 
 
 @pytest.fixture

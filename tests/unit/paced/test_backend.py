@@ -11,7 +11,7 @@ from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow_paced.backend import PacedBackend
 from astraflow_paced.config import PacedBackendConfig
-from trainer_builders import make_batch, make_sample, make_samples
+from drivers.trainer_builders import make_batch, make_sample, make_samples
 
 
 def backend_of(**changes: float) -> PacedBackend:

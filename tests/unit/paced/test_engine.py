@@ -17,7 +17,7 @@ from astraflow.types import GenerateRequest, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow_paced.config import PacedEngineConfig
 from astraflow_paced.engine import PacedClock, PacedEngine
-from virtual_loop import run_virtual
+from drivers.virtual_loop import run_virtual
 
 STOP, ADDED = 3, 5
 FOREVER_S = 1e9

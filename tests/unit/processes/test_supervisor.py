@@ -9,7 +9,7 @@ import pytest
 from astraflow.errors import ServiceError
 from astraflow.processes.supervisor import USER_ERROR_CODE, Backoff, Supervisor
 from astraflow.protocols import MACHINE_LOST, ProcessLife, ProcessSpec
-from launcher_fakes import FakeLauncher, FakeProcess
+from drivers.launcher_fakes import FakeLauncher, FakeProcess
 
 
 def make_spec(folder: Path, name: str = "worker", *, limit: int = 3, is_finite: bool = True) -> ProcessSpec:

@@ -16,7 +16,7 @@ from astraflow.recipe.resume import changes_between
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.run.preflight import check_recipe
 from astraflow.user_input.mistakes import configs_in, tag_of
-from weight_files import write_model_folder
+from drivers.weight_files import write_model_folder
 
 REWARD = "def score(task, text):\n    return float(text == task.answer)\n"
 

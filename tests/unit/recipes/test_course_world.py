@@ -28,7 +28,7 @@ from astraflow.models.tokenizer import make_tokenizer
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, GenerateRequest
-from rollout_fakes import ScriptedEngine, exact, make_hosted
+from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 EXAMPLE = Exercise(7, "nbmla")

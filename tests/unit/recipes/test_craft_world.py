@@ -20,8 +20,8 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.tasks.config import EnvironmentConfig
 from astraflow.tasks.environment import with_environment
 from astraflow.types import Episode
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_task
-from world_driver import rewards_of, take_odd_steps
+from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_task
+from drivers.world_driver import rewards_of, take_odd_steps
 
 TINY: dict[str, Any] = {"most_ingredients": 2, "most_each": 2, "num_others": 0}
 WHEEL = {"wheel": {"plank": 1, "stone": 1}, "plank": {"log": 2}}

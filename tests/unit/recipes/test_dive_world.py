@@ -20,8 +20,8 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.tasks.config import EnvironmentConfig
 from astraflow.tasks.environment import with_environment
 from astraflow.types import Episode, GenerateRequest
-from rollout_fakes import CharRenderer, ScriptedEngine, exact, make_policy
-from world_driver import rewards_of, take_odd_steps
+from drivers.rollout_fakes import CharRenderer, ScriptedEngine, exact, make_policy
+from drivers.world_driver import rewards_of, take_odd_steps
 
 SMALL: dict[str, Any] = {"num_people": 120, "towns": 20, "num_lands": 8, "form": "bare"}
 

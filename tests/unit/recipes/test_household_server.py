@@ -12,8 +12,8 @@ from recipes.alfworld.household_room import Room
 from recipes.alfworld.household_server import EXPIRES_S, make_app
 from recipes.alfworld.household_world import Household
 
-from agentbench_client import play_by_http, played_here
-from household_ways import check_ways
+from drivers.agentbench_client import play_by_http, played_here
+from drivers.household_ways import check_ways
 
 TINY: dict[str, Any] = {"num_places": 3, "num_things": 2, "most_alike": 1, "max_turns": 16}
 

@@ -13,7 +13,7 @@ from recipes.alfworld.household_teachers import demonstrations
 from recipes.alfworld.household_world import Household, command_in
 
 from astraflow.errors import ConfigError
-from world_driver import rewards_of, take_odd_steps
+from drivers.world_driver import rewards_of, take_odd_steps
 
 TINY: dict[str, Any] = {"num_places": 3, "num_things": 2, "most_alike": 1, "max_turns": 16}
 

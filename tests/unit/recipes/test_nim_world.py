@@ -21,9 +21,9 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.tasks.config import EnvironmentConfig
 from astraflow.tasks.environment import with_environment
 from astraflow.types import Episode
-from nim_driver import ODD_MOVES, shares_won
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_task
-from world_driver import take_odd_steps
+from drivers.nim_driver import ODD_MOVES, shares_won
+from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_task
+from drivers.world_driver import take_odd_steps
 
 
 @pytest.mark.parametrize("largest", [5, 7])

@@ -15,7 +15,7 @@ from recipes.webshop.shop_teachers import demonstrations
 from recipes.webshop.shop_world import Shop, action_in
 
 from astraflow.errors import ConfigError, DataError
-from shop_driver import opened, rewards_of, take_odd_steps
+from drivers.shop_driver import opened, rewards_of, take_odd_steps
 
 pytest.importorskip("bm25s", reason="needs bm25s (extra `webshop`)")
 pytest.importorskip("rapidfuzz", reason="needs rapidfuzz (extra `webshop`)")

@@ -10,7 +10,7 @@ from recipes.terminal.terminal_folders import KINDS, folder_of, make_errand, wri
 from recipes.terminal.terminal_world import Terminal, demonstrations, expert, random_player
 
 from astraflow.errors import ConfigError, RolloutError
-from terminal_driver import opened, rewards_of, take_odd_steps
+from drivers.terminal_driver import opened, rewards_of, take_odd_steps
 
 ODD = ["", "mv", "rm -rf /tmp/* ; sleep 0", "x" * 10_000, "echo \x00", "'", "kill -9 -1"]
 

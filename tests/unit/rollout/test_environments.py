@@ -14,8 +14,8 @@ from astraflow.tasks.config import EnvironmentConfig
 from astraflow.types import Episode, Failure, PushTasks, PushTasksReply
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.environment import environment
-from environment_fakes import MADE, Counting, Lazy, Plain, Waiting, config_of, task_of
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_lease, make_task
+from drivers.environment_fakes import MADE, Counting, Lazy, Plain, Waiting, config_of, task_of
+from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_lease, make_task
 
 
 @asynccontextmanager

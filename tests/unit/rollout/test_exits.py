@@ -15,7 +15,7 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import EpisodeResult, Failure
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.single_turn import single_turn
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_lease
+from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_lease
 
 _LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 

@@ -10,7 +10,7 @@ from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.judging import JudgedScoring, make_scoring
 from astraflow.tasks.config import TasksConfig
 from astraflow.types import GenerateRequest, Generation, Task
-from rollout_fakes import ScriptedEngine, make_hosted
+from drivers.rollout_fakes import ScriptedEngine, make_hosted
 
 TASK = Task(id="q", source="s", prompt="2+3", answer="5")
 JUDGE = {"name": "judge", "policy": "judge", "prompt": "{prompt} {answer} {text}?"}

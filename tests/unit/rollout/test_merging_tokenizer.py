@@ -15,7 +15,7 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import GenerateRequest, Generation, Message, ToolSpec
 from astraflow.wire import array
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
+from drivers.rollout_fakes import ScriptedEngine, exact, make_policy, make_task
 
 LETTERS = ("a", "b", "c", "?", "|", "\n")
 MERGES = (("a", "b"), ("ab", "c"), ("b", "\n"), ("\n", "a"))

@@ -20,7 +20,7 @@ from astraflow.types import (
 from astraflow.wire import array, column
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import in_parallel
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_task
+from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_task
 
 REQUEST = GenerateRequest(token_ids=(3, 1, 2), sampling=Sampling(temperature=1.0, max_tokens=8, seed=5))
 

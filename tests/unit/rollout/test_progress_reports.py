@@ -16,7 +16,7 @@ from astraflow.types import (
     RegisterWorker,
     Sampling,
 )
-from rollout_fakes import MemoryDataflow, make_lease
+from drivers.rollout_fakes import MemoryDataflow, make_lease
 
 
 def make_reports(dataflow: MemoryDataflow, *, is_on: bool = True) -> ProgressReports:

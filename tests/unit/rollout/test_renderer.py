@@ -6,7 +6,7 @@ import pytest
 from astraflow.errors import DataError, HistoryRewrittenError, RolloutError
 from astraflow.rollout.renderer import ChatRenderer, load_renderer
 from astraflow.types import Message, ToolSpec
-from workflow_driver import SPECIAL, TEMPLATES, LetterTokenizer
+from drivers.workflow_driver import SPECIAL, TEMPLATES, LetterTokenizer
 
 PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>\n{% endfor %}"

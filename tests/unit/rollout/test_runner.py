@@ -19,7 +19,7 @@ from astraflow.types import Episode, Failure, GenerateRequest, Message, Task
 from astraflow.wire import array
 from astraflow.workflows.conversation import Completion, Policies, Rewards, ScoredTask
 from astraflow.workflows.single_turn import single_turn
-from rollout_fakes import (
+from drivers.rollout_fakes import (
     STOP,
     CharRenderer,
     ScriptedEngine,

@@ -9,7 +9,7 @@ from astraflow.rollout.evaluation import Conduct
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, Failure, Task
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_lease, make_task
+from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_lease, make_task
 
 
 def scoring(num_calls: int) -> Callable[[ScoredTask, Policies], Awaitable[Rewards]]:

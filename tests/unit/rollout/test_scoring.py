@@ -10,7 +10,7 @@ from astraflow.config import Use
 from astraflow.errors import ConfigError, LateScoreError, RolloutError
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.tasks.config import ExactReward, JsonlSourceConfig, RewardConfig, TasksConfig
-from rollout_fakes import make_task
+from drivers.rollout_fakes import make_task
 
 REWARDS = """
 import json

@@ -11,7 +11,7 @@ from astraflow.recipe.run_plan import eval_rules
 from astraflow.run.preflight import check_recipe
 from astraflow.tasks.config import MathVerifyReward
 from astraflow.workflows.config import MultiTurnConfig
-from recipe_builders import make_digit_model, make_digit_recipe
+from drivers.recipe_builders import make_digit_model, make_digit_recipe
 
 SET = "eval.sets.heldout"
 

@@ -8,7 +8,7 @@ import pytest
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe
-from weight_files import write_model_folder
+from drivers.weight_files import write_model_folder
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.roles import check_roles
 from astraflow.run.preflight import check_recipe, with_other_mistakes
-from weight_files import write_model_folder
+from drivers.weight_files import write_model_folder
 
 
 @pytest.fixture

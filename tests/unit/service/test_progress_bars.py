@@ -13,7 +13,7 @@ from astraflow.models.loading import load_causal_lm
 from astraflow.service.progress_bars import no_bars_in_logs
 from astraflow.tasks.config import HubSourceConfig
 from astraflow.tasks.sources import make_source
-from engine_models import make_random_model
+from drivers.engine_models import make_random_model
 
 datasets = pytest.importorskip("datasets")
 

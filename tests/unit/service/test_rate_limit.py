@@ -9,7 +9,7 @@ from astraflow.service.client import MemoryTransport, Reply, ServiceClient
 from astraflow.service.rate_limit import RateLimit, TokenBucket
 from astraflow.service.server import TokenAuth
 from astraflow.types import StatusReply
-from dataflow_driver import running
+from drivers.dataflow_driver import running
 
 
 def test_a_bucket_gives_a_burst_and_then_its_rate() -> None:

@@ -16,7 +16,7 @@ from astraflow.tasks.environment import (
 from astraflow.tasks.rewards import make_reward
 from astraflow.tasks.sources import make_source
 from astraflow.types import Task
-from environment_fakes import Counting, Plain, config_of
+from drivers.environment_fakes import Counting, Plain, config_of
 
 SOURCE = EnvironmentSourceConfig(split="train")
 

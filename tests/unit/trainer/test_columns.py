@@ -8,7 +8,7 @@ from astraflow import wire
 from astraflow.errors import WireError
 from astraflow.trainer.columns import columns_from_samples, sample_name
 from astraflow.types import AdvantageSpan, Sample, SampleRules, Stream, StreamRule, VersionSpan
-from trainer_builders import VOCAB_SIZE, make_sample
+from drivers.trainer_builders import VOCAB_SIZE, make_sample
 
 
 def changed(sample: Sample, **trajectory: object) -> Sample:

@@ -17,7 +17,7 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, Sample, VersionSpan
-from trainer_builders import (
+from drivers.trainer_builders import (
     VOCAB_SIZE,
     first_moments,
     fit_critic,

@@ -20,7 +20,7 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types.token_columns import Columns
-from trainer_builders import VOCAB_SIZE, make_batch, make_samples, save_model
+from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_samples, save_model
 
 Parts = Sequence[Any]
 

@@ -17,7 +17,7 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import Batch, Stream
-from trainer_builders import make_batch, make_samples, save_model
+from drivers.trainer_builders import make_batch, make_samples, save_model
 
 NUM_STEPS = 4
 

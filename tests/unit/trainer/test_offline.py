@@ -14,7 +14,7 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.offline import MixedLearner, OfflineGroups
 from astraflow.types import Batch, MetricItem, Sample
 from astraflow.types.host_tensors import HostTensor
-from trainer_builders import make_batch, make_sample, save_model
+from drivers.trainer_builders import make_batch, make_sample, save_model
 
 GROUP_SIZE = 2
 

@@ -5,7 +5,7 @@ import numpy as np
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout
 from astraflow.types.token_columns import Columns
-from trainer_builders import VOCAB_SIZE, make_sample
+from drivers.trainer_builders import VOCAB_SIZE, make_sample
 
 
 def make_columns(*groups: list[tuple[list[int], list[int]]]) -> Columns:

@@ -25,7 +25,7 @@ from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.torch.torch_backend import TorchBackend
-from trainer_builders import VOCAB_SIZE, make_batch, make_sample, save_model
+from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_sample, save_model
 
 SEQUENCES = ([2, 3, 4, 5, 6, 7], [8, 9, 10], [2, 3, 11, 12])
 

@@ -15,7 +15,7 @@ from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe
 from astraflow.user_input.mistakes import configs_in, hint, tag_of
 from astraflow.user_input.synonyms import SYNONYMS
-from weight_files import write_model_folder
+from drivers.weight_files import write_model_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = {"name": "reasoning_gym", "dataset": "basic_arithmetic"}

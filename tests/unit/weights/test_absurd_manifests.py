@@ -9,7 +9,7 @@ import pytest
 from astraflow.errors import WeightsError
 from astraflow.types import Chunk, FileInfo, Manifest, Shortcut, TensorInfo
 from astraflow.weights.manifest import check_manifest
-from weight_fakes import make_weights, weight_rig
+from drivers.weight_fakes import make_weights, weight_rig
 
 Change = Callable[[Manifest], Manifest]
 HUGE = 1 << 50

@@ -17,7 +17,7 @@ from astraflow.weights.manifest import digest_of, lay_out, pack
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
 from astraflow.weights.stores.saved_versions import SavedVersions
-from weight_fakes import URL, WeightRig, make_host_tensor, trained, weight_rig
+from drivers.weight_fakes import URL, WeightRig, make_host_tensor, trained, weight_rig
 
 
 def make_history(num_versions: int, *, size: int = 20_000, dtype: str = "bfloat16") -> list[list[HostTensor]]:

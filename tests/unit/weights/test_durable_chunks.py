@@ -10,7 +10,7 @@ from astraflow.addons.object_stores.stores import FolderStore
 from astraflow.types import Manifest
 from astraflow.weights.manifest import build_manifest, pack
 from astraflow.weights.stores.chunk_store import ChunkStore
-from weight_fakes import make_weights
+from drivers.weight_fakes import make_weights
 
 
 class Disk:

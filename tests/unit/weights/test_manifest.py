@@ -23,7 +23,7 @@ from astraflow.weights.manifest import (
     plan_path,
     tensors_of,
 )
-from weight_fakes import make_host_tensor, make_weights
+from drivers.weight_fakes import make_host_tensor, make_weights
 
 
 def make_manifest(chunk_bytes: int = 4096) -> Manifest:

@@ -18,7 +18,7 @@ from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import build_manifest, check_manifest, hash_bytes, lay_out, pack
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
-from weight_fakes import URL, make_weights, weight_rig
+from drivers.weight_fakes import URL, make_weights, weight_rig
 
 
 def make_hand_over(incoming: Path, *, version: int = 0, path: str = "actor/0.raw") -> HandOver:

@@ -19,7 +19,7 @@ from astraflow.weights.ranges import (
     elements_of_rank,
     range_of,
 )
-from weight_fakes import make_host_tensor, trained, weight_rig
+from drivers.weight_fakes import make_host_tensor, trained, weight_rig
 
 WORLDS = (1, 2, 4, 9)
 

@@ -10,7 +10,7 @@ from astraflow.types import Manifest, SourceLink
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.readers import FileReader
 from astraflow.weights.receiver import Receiver
-from weight_fakes import URL, WeightRig, make_host_tensor, make_weights, weight_rig
+from drivers.weight_fakes import URL, WeightRig, make_host_tensor, make_weights, weight_rig
 
 OTHER = "http://other"
 

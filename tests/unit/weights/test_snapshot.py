@@ -13,7 +13,7 @@ from astraflow.weights.snapshot import (
     snapshot_to_folder,
     write_safetensors,
 )
-from weight_fakes import make_host_tensor, make_weights
+from drivers.weight_fakes import make_host_tensor, make_weights
 
 
 def by_name(tensors: tuple[HostTensor, ...] | list[HostTensor]) -> dict[str, tuple[object, ...]]:

@@ -19,7 +19,7 @@ from astraflow.types import Episode, GenerateRequest, Generation
 from astraflow.workflows.multi_turn import multi_turn
 from astraflow.workflows.solve_and_check import solve_and_check
 from astraflow.workflows.solve_and_verify import solve_and_verify
-from rollout_fakes import CharRenderer, ScriptedEngine, exact, make_hosted, make_policy, make_task
+from drivers.rollout_fakes import CharRenderer, ScriptedEngine, exact, make_hosted, make_policy, make_task
 
 
 def lines(*replies: str) -> Callable[[GenerateRequest], str]:

@@ -12,8 +12,8 @@ from astraflow.types import Message
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.factory import WORKFLOWS
 from astraflow.workflows.tools import make_tool
-from gateway_driver import two_turns
-from workflow_driver import SAID, Sampled, Table, replayed, small_index
+from drivers.gateway_driver import two_turns
+from drivers.workflow_driver import SAID, Sampled, Table, replayed, small_index
 
 
 def add(a: int, b: int) -> int:

@@ -12,8 +12,8 @@ from astraflow.types import Episode
 from astraflow.workflows.calls import ToolCall, bare_json_calls, tagged_calls
 from astraflow.workflows.tool_use import tool_use
 from astraflow.workflows.tools import Tool, ToolContext, make_tool, run_call
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_policy, make_task
-from workflow_driver import END, PLAIN, LetterTokenizer, letter_renderer
+from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_policy, make_task
+from drivers.workflow_driver import END, PLAIN, LetterTokenizer, letter_renderer
 
 
 def add(a: int, b: int, *, carry: int = 0) -> int:

@@ -20,8 +20,8 @@ from astraflow.workflows.config import (
 )
 from astraflow.workflows.factory import WORKFLOWS, is_replayable, make_workflow
 from astraflow.workflows.roles import PolicyRoles
-from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
-from workflow_driver import letter_renderer
+from drivers.rollout_fakes import ScriptedEngine, exact, make_policy, make_task
+from drivers.workflow_driver import letter_renderer
 
 CONFIGS: dict[str, type[PolicyRoles]] = {
     config.model_fields["name"].default: config

@@ -12,7 +12,7 @@ from astraflow.cli.main import main
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe
-from cluster_recipes import make_cluster_recipe
+from drivers.cluster_recipes import make_cluster_recipe
 
 
 def make_recipe(**sections: object) -> Recipe:

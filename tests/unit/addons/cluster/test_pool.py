@@ -16,8 +16,8 @@ from astraflow.protocols import ProcessSpec
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Load, ScalingAdvice, StatusReply, WorkerStatus
-from cluster_recipes import make_cluster_recipe
-from launcher_fakes import FakeLauncher
+from drivers.cluster_recipes import make_cluster_recipe
+from drivers.launcher_fakes import FakeLauncher
 
 
 def make_recipe(**cluster: object) -> Recipe:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from astraflow.addons.cluster.remote_process import KILLED, RemoteProcess, Verb
 from astraflow.protocols import MACHINE_LOST, ProcessLife
-from virtual_loop import run_virtual
+from drivers.virtual_loop import run_virtual
 
 
 class Far(RemoteProcess):

@@ -14,7 +14,7 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, GenerateRequest, Task
 from astraflow.types.row_columns import Row, row_of, with_row
 from astraflow.workflows.config import CodeAndTestConfig
-from rollout_fakes import CharRenderer, ScriptedEngine, make_hosted, make_policy
+from drivers.rollout_fakes import CharRenderer, ScriptedEngine, make_hosted, make_policy
 
 TASK = with_row(
     Task(id="t1", source="s", prompt="Double it.", answer="2*x"),

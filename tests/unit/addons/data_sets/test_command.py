@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.cli.main import main
-from published_rows import write_published
+from drivers.published_rows import write_published
 
 
 def run(*arguments: str) -> int:

@@ -23,7 +23,7 @@ from astraflow.protocols import TaskSource
 from astraflow.tasks.config import PreparedSourceConfig
 from astraflow.tasks.sources import make_source
 from astraflow.types.row_columns import answers_of, row_of
-from published_rows import ANSWERS, NUM_ROWS, rows_of, write_published
+from drivers.published_rows import ANSWERS, NUM_ROWS, rows_of, write_published
 
 TASK_SETS = [name for name, known in DATA_SETS.items() if known.holds == "tasks"]
 

@@ -15,8 +15,8 @@ from astraflow.addons.doctor.machine import Finding, check_folder, sandbox_findi
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import write_safetensors
-from chat_folders import make_folder
-from engine_models import make_model_folder
+from drivers.chat_folders import make_folder
+from drivers.engine_models import make_model_folder
 
 
 def recipe(folder: Path, *overrides: str) -> Recipe:

@@ -13,10 +13,10 @@ from recipes.alfworld.household_players import expert
 from recipes.alfworld.household_server import make_app
 from recipes.alfworld.household_world import Household
 
-from agentbench_client import played_here
 from astraflow.addons.envs.agentbench import AgentBench
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import Observation
+from drivers.agentbench_client import played_here
 
 TINY: dict[str, Any] = {"num_places": 3, "num_things": 2, "most_alike": 1, "max_turns": 16}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -18,8 +18,8 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode
 from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.factory import make_workflow
-from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
-from workflow_driver import letter_renderer
+from drivers.rollout_fakes import ScriptedEngine, exact, make_policy, make_task
+from drivers.workflow_driver import letter_renderer
 
 pytest.importorskip("bm25s", reason="needs bm25s (extra `search`)")
 

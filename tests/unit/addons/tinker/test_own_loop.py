@@ -14,8 +14,8 @@ from astraflow.protocols import Learner
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import OwnLoopBackendConfig, TrainConfig
 from astraflow.types import Batch
-from trainer_builders import make_batch, make_sample, save_model
-from trainer_fakes import MemoryDataflow, MemoryPublisher, train_until
+from drivers.trainer_builders import make_batch, make_sample, save_model
+from drivers.trainer_fakes import MemoryDataflow, MemoryPublisher, train_until
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from astraflow.algorithms.credit import GroupRelativeCredit, RaeCredit
 from astraflow.algorithms.filters import ZeroVarianceFilter
 from astraflow.config import Use
 from astraflow.dataflow.config import TableConfig
-from core_driver import make_facts, make_meta
+from drivers.core_driver import make_facts, make_meta
 
 
 def test_advantages_are_those_of_the_credit() -> None:

@@ -10,7 +10,7 @@ from astraflow.addons.view.commands import Output, show_episode, show_episodes
 from astraflow.addons.view.terminal import print_table
 from astraflow.cli.main import main
 from astraflow.errors import DataError
-from view_runs import RunWriter
+from drivers.view_runs import RunWriter
 
 
 @pytest.fixture

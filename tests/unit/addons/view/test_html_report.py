@@ -7,7 +7,7 @@ import pytest
 from astraflow.addons.view.commands import write_report
 from astraflow.addons.view.svg_chart import Line, svg_chart
 from astraflow.errors import DataError
-from view_runs import RunWriter
+from drivers.view_runs import RunWriter
 
 STEP = '{"kind":"step","policy":"actor","step":%d,"version":1,"at_s":5.0,"reward_mean":%s}\n'
 EVAL = (

@@ -8,7 +8,7 @@ from astraflow.addons.view.index import RunIndex
 from astraflow.addons.view.search import search
 from astraflow.addons.view.timeline import between
 from astraflow.dataflow.journal.journal_db import summed
-from view_runs import WORKER, RunWriter
+from drivers.view_runs import WORKER, RunWriter
 
 
 def rows_of(run_dir: Path, **filters: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from astraflow.addons.view.filters import Range, filter_of
 from astraflow.addons.view.index import RunIndex
 from astraflow.addons.view.search import all_found, group_rows, search
 from astraflow.errors import ConfigError
-from view_runs import RunWriter
+from drivers.view_runs import RunWriter
 
 
 @pytest.fixture

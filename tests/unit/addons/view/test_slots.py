@@ -6,7 +6,7 @@ from pathlib import Path
 
 from astraflow.addons.view.index import RunIndex
 from astraflow.addons.view.slots import slot_lanes
-from view_runs import RunWriter
+from drivers.view_runs import RunWriter
 
 
 def filled(folder: Path, spans: list[tuple[float, float]]) -> sqlite3.Connection:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from astraflow.report.status import RunStatus
 from astraflow.types.alarm import Alarm
-from view_runs import RunWriter
+from drivers.view_runs import RunWriter
 
 pytest.importorskip("textual", reason="needs textual (extra `top`)")
 

@@ -6,7 +6,7 @@ from typing import Any
 from astraflow.addons.view.trace_export import TraceExport, follow
 from astraflow.addons.view.traces import Span
 from astraflow.recipe.run_folder import RunFolder
-from view_runs import RunWriter
+from drivers.view_runs import RunWriter
 
 
 class Kept:

@@ -15,7 +15,7 @@ from yarl import URL
 from astraflow.addons.view.viewer_door import ViewerDoor
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
 from astraflow.addons.view.viewer_porch import Porch
-from view_runs import RunWriter
+from drivers.view_runs import RunWriter
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -5,7 +5,7 @@ import pytest
 from astraflow.dataflow.core.finite import finite_mean, finite_sum, standard_error
 from astraflow.errors import RefusedError
 from astraflow.types.bounds import MAX_METRIC
-from core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from astraflow.dataflow.core.snapshot import SNAPSHOT_FORMAT
 from astraflow.errors import DataError, FencedError, RefusedError
 from astraflow.types import EpisodeReceipt, MetricItem, ServedVersions, Task, Wait
 from astraflow.types.facts import GroupFacts, Outcome
-from core_driver import Driver, make_facts, make_manifest, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_facts, make_manifest, make_meta, make_plan, make_table
 
 _HELDOUT = {"heldout": EvalSetPlan(num_tasks=2, samples=2)}
 

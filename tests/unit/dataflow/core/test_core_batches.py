@@ -9,7 +9,7 @@ from astraflow.algorithms.task_gates import SolvedConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import BatchTaken, FateDecided, StepCommitted, TakeBatch
 from astraflow.errors import ConfigError, FencedError, RefusedError
-from core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
 
 
 def started(**plan: object) -> Driver:

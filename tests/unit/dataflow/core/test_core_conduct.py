@@ -15,7 +15,7 @@ from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.errors import FencedError, RefusedError
 from astraflow.types import Failure
-from core_driver import Driver, make_facts, make_plan, make_table
+from drivers.core_driver import Driver, make_facts, make_plan, make_table
 
 
 def started(**plan: object) -> Driver:

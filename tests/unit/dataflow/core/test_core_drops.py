@@ -6,7 +6,7 @@ from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.core.commands import BatchDropped, BatchTaken, DropBatch
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import FencedError, RefusedError
-from core_driver import Driver, make_plan, make_table
+from drivers.core_driver import Driver, make_plan, make_table
 
 
 def driver_at_step_1() -> Driver:

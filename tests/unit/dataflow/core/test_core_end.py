@@ -10,7 +10,7 @@ from astraflow.dataflow.core.commands import PushTaskIds, RunEnded, StopRun
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import ComponentError, ConfigError, DataError, RefusedError
 from astraflow.types import Task
-from core_driver import Driver, make_plan, make_table
+from drivers.core_driver import Driver, make_plan, make_table
 
 _FILTERED = make_table(filters=[{"name": "zero_variance"}])
 

@@ -7,7 +7,7 @@ import pytest
 from astraflow.dataflow.core.commands import EvalFinished, ExpireEval
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.types import MetricItem, ServedVersions
-from core_driver import Driver, make_facts, make_meta, make_plan
+from drivers.core_driver import Driver, make_facts, make_meta, make_plan
 
 _HELDOUT = {"heldout": EvalSetPlan(num_tasks=2, samples=2)}
 

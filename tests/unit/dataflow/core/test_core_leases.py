@@ -7,7 +7,7 @@ import pytest
 from astraflow.dataflow.core.commands import AttemptFailed, GroupDrawn, IssueLeases, PushTaskIds
 from astraflow.errors import RefusedError
 from astraflow.types import ServedVersions, Task
-from core_driver import Driver, make_plan, make_table
+from drivers.core_driver import Driver, make_plan, make_table
 
 
 def started(**plan: object) -> Driver:

@@ -10,7 +10,7 @@ from astraflow.dataflow.core.commands import CommitStep, EpisodeFacts
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.types import PERCENTILES, MetricItem, StepRecord
-from core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
 
 
 def facts(

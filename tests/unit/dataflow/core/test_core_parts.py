@@ -12,7 +12,7 @@ from astraflow.dataflow.core.commands import BatchTaken, StopRun
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import ComponentError, ConfigError
 from astraflow.protocols import Completed, TableSizes, TableView, TakenBatch
-from core_driver import Driver, make_plan, make_table
+from drivers.core_driver import Driver, make_plan, make_table
 
 
 def own(kind: str, name: str, **args: object) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from astraflow.dataflow.core.core import Core
 from astraflow.errors import RefusedError
 from astraflow.types import MetricItem
 from astraflow.types.facts import GroupFacts
-from core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
 
 
 def started(**plan: object) -> Driver:

@@ -15,7 +15,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan, RunPlan, Schedule
 from astraflow.errors import RefusedError
-from core_driver import Driver, make_facts, make_meta, make_plan
+from drivers.core_driver import Driver, make_facts, make_meta, make_plan
 
 HELD = {"held": EvalSetPlan(num_tasks=1, samples=1)}
 

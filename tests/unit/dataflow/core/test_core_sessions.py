@@ -5,7 +5,7 @@ import pytest
 from astraflow.dataflow.core.commands import CommitStep, PublishVersion, StepRedone, VersionPublished
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.errors import FencedError, RefusedError
-from core_driver import Driver, make_manifest, make_plan, make_table
+from drivers.core_driver import Driver, make_manifest, make_plan, make_table
 
 
 def started(**plan: object) -> Driver:

@@ -4,7 +4,7 @@ from pathlib import Path
 from astraflow.dataflow.journal.log_tail import LogEntry, LogGap, LogTail, entry_at
 from astraflow.dataflow.journal.records import decode_records
 from astraflow.dataflow.journal.segments import RECORDS
-from view_runs import RunWriter
+from drivers.view_runs import RunWriter
 
 
 def seqs(items: list[LogEntry | LogGap]) -> list[int]:

@@ -15,7 +15,7 @@ from astraflow.dataflow.service.batch_slices import (
 from astraflow.errors import WireError
 from astraflow.types import Batch, BatchReply, BatchTotals
 from astraflow.wire import JSON, MSGPACK, decode, encode
-from dataflow_driver import make_trajectory
+from drivers.dataflow_driver import make_trajectory
 
 PAYLOADS = [encode(make_trajectory(seed=seed, num_sampled=seed + 1)) for seed in range(5)]
 

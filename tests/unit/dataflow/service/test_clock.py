@@ -6,8 +6,8 @@ from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.service.clock import SteadyClock
 from astraflow.dataflow.service.dispatcher import Dispatcher
 from astraflow.dataflow.service.liveness import Liveness
-from core_driver import make_manifest
-from dataflow_driver import make_plan
+from drivers.core_driver import make_manifest
+from drivers.dataflow_driver import make_plan
 
 
 class Clocks:

@@ -29,7 +29,7 @@ from astraflow.types import (
 )
 from astraflow.types.bounds import MAX_METRIC, MAX_REWARD
 from astraflow.wire import array, column, decode
-from dataflow_driver import VOCAB, make_episode, make_manifest, make_trajectory
+from drivers.dataflow_driver import VOCAB, make_episode, make_manifest, make_trajectory
 
 LIMITS = {
     "actor": PolicyLimits(

@@ -13,7 +13,7 @@ from astraflow.processes.supervisor import ServiceState
 from astraflow.report.watch.sight import Disk, LauncherLife, Sight, StepMemory
 from astraflow.report.watch.watchdog import RULES
 from astraflow.types import FateCounts, ScalingAdvice, StepRecord, Wait, WeightTransfer
-from sights import NOW_S, make_policy, make_sight, make_steps, make_wait, make_worker
+from drivers.sights import NOW_S, make_policy, make_sight, make_steps, make_wait, make_worker
 
 
 def found_in(sight: Sight) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ import dataclasses
 
 from astraflow.processes.supervisor import ServiceState
 from astraflow.report.watch.watchdog import Watchdog, alarms_now, over_text
-from sights import NOW_S, make_sight, make_wait, make_worker
+from drivers.sights import NOW_S, make_sight, make_wait, make_worker
 
 STOPPED = ServiceState("rollout-0", state="running", silent_s=9.0, is_silent=True, trouble="it is stopped")
 

@@ -11,7 +11,7 @@ from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types.host_tensors import WeightSnapshot
-from engine_models import make_model_folder, make_random_model, snapshot_of
+from drivers.engine_models import make_model_folder, make_random_model, snapshot_of
 
 
 def build(snapshot: WeightSnapshot, *, speed: float = 1.0) -> SimpleNamespace:

@@ -11,7 +11,7 @@ from astraflow.rollout.engines.cache import KvCache
 from astraflow.rollout.engines.forward import make_forward
 from astraflow.rollout.engines.generic import GenericForward
 from astraflow.rollout.engines.lean import LeanForward
-from engine_models import configs, make_random_model
+from drivers.engine_models import configs, make_random_model
 
 GENERIC = {"mistral_window", "gptneox"}
 

@@ -14,7 +14,7 @@ from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome
 from astraflow.rollout.engines.lane import Lane
 from astraflow.types import Generation, Media, Sampling
-from engine_models import make_random_model
+from drivers.engine_models import make_random_model
 
 PROMPT = (5, 9, 3, 30, 12)
 

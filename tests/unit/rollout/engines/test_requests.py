@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from astraflow.rollout.engines.requests import StopText, load_decoder, stop_ids
-from engine_models import EOS, make_model_folder, make_random_model
+from drivers.engine_models import EOS, make_model_folder, make_random_model
 
 LETTERS = "abcdefgh"
 

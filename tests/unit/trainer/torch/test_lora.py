@@ -26,9 +26,9 @@ from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import Sample
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import read_model, read_safetensors, snapshot_to_folder
-from model_gallery import save_tiny
-from rank_runs import make_experts
-from trainer_builders import logprobs_alone, make_batch, make_sample, make_samples, save_model
+from drivers.model_gallery import save_tiny
+from drivers.rank_runs import make_experts
+from drivers.trainer_builders import logprobs_alone, make_batch, make_sample, make_samples, save_model
 
 
 @pytest.fixture(scope="module")

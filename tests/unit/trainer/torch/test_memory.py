@@ -11,7 +11,7 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE
 from astraflow.trainer.torch.memory import MemoryNeed, check_memory, free_bytes, memory_need
 from astraflow.trainer.torch.parallel.grid import RankGrid
-from trainer_builders import make_model
+from drivers.trainer_builders import make_model
 
 
 def need(*, token_budget: int = 1024, **backend: Any) -> MemoryNeed:

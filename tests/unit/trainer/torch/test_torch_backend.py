@@ -21,7 +21,14 @@ from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, Sample, StepRecord, Stream
 from astraflow.types.bounds import MAX_METRIC
 from astraflow.types.host_tensors import HostTensor
-from trainer_builders import first_moments, logprobs_alone, make_batch, make_sample, make_samples, save_model
+from drivers.trainer_builders import (
+    first_moments,
+    logprobs_alone,
+    make_batch,
+    make_sample,
+    make_samples,
+    save_model,
+)
 
 
 @pytest.fixture(scope="module")

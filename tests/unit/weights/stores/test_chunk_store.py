@@ -8,7 +8,7 @@ from astraflow.errors import ConfigError
 from astraflow.types import Chunk, FileInfo, Manifest, Shortcut
 from astraflow.weights.manifest import build_manifest, hash_bytes, pack
 from astraflow.weights.stores.chunk_store import ChunkStore
-from weight_fakes import make_host_tensor
+from drivers.weight_fakes import make_host_tensor
 
 
 def add_version(

@@ -16,7 +16,7 @@ from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.stores.chunk_store import ChunkStore
 from astraflow.weights.stores.saved_versions import SavedVersions
-from weight_fakes import make_weights, trained
+from drivers.weight_fakes import make_weights, trained
 
 CHUNK_BYTES = 4096
 

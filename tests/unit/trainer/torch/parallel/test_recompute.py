@@ -19,7 +19,7 @@ from astraflow.trainer.objective import SummedLoss
 from astraflow.trainer.torch.parallel.recompute import recompute_layers
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types.host_tensors import HostTensor
-from trainer_builders import VOCAB_SIZE, make_samples, save_model
+from drivers.trainer_builders import VOCAB_SIZE, make_samples, save_model
 
 STEP = AdamStep(lr=1.0, betas=(0.9, 0.95), eps=1.0, weight_decay=0.0, max_grad_norm=1e9)
 """With an epsilon as large as this, the first step is in proportion to the gradient."""

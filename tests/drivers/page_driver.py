@@ -1,0 +1,105 @@
+"""Drives the viewer's page in Chromium, and judges it: console, accessibility, width."""
+
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from drivers.system_driver import ROOT
+
+AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+_RUN_AXE = """
+const done = arguments[arguments.length - 1];
+axe.run().then((found) => done(found.violations.map((v) => [v.impact, v.id, v.nodes[0].html.slice(0, 200)])));
+"""
+
+
+class Browser:
+    """Example: `browser.open(f"{url}/#/r/run/run"); browser.wait_for("finished")`."""
+
+    def __init__(self) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = "/usr/bin/chromium"
+        # Root's Chromium has no sandbox; it sees nothing but our own page.
+        for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+            options.add_argument(argument)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(
+            options=options, service=webdriver.ChromeService("/usr/bin/chromedriver")
+        )
+        self.driver.set_script_timeout(120)  # axe computes for seconds, and longer beside other tests
+        self.size(1280, 900)
+
+    def close(self) -> None:
+        self.driver.quit()
+
+    def open(self, url: str) -> None:
+        """Loads a page anew, whatever is open."""
+        self.driver.get("about:blank")
+        self.driver.get(url)
+
+    def go(self, fragment: str) -> None:
+        """Follows a link within the page."""
+        self.driver.execute_script("location.hash = arguments[0]", fragment)
+
+    def size(self, width: int, height: int) -> None:
+        device = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+
+    def darken(self, *, is_dark: bool) -> None:
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+
+    @property
+    def text(self) -> str:
+        """All that a person can read on the page."""
+        return str(self.driver.execute_script("return document.body.innerText"))
+
+    def count(self, selector: str) -> int:
+        return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
+
+    def click(self, words: str) -> None:
+        """Clicks the link of these words."""
+        self.until(lambda: bool(self.driver.find_elements(By.PARTIAL_LINK_TEXT, words)), f"a link {words!r}")
+        self.driver.find_element(By.PARTIAL_LINK_TEXT, words).click()
+
+    def fill(self, label: str, value: str) -> None:
+        """Writes into the field of a label, as a person does who then leaves it."""
+        path = f"//label[starts-with(normalize-space(.), '{label}')]//input"
+        field = self.driver.find_element(By.XPATH, path)
+        field.clear()
+        field.send_keys(value, "\n")
+
+    def choose(self, label: str, option: str) -> None:
+        """Chooses from the list of a label."""
+        path = f"//label[starts-with(normalize-space(.), '{label}')]//select"
+        Select(self.driver.find_element(By.XPATH, path)).select_by_visible_text(option)
+
+    def wait_for(self, words: str, *, timeout_s: float = 60.0) -> None:
+        self.until(lambda: words in self.text, f"the words {words!r}", timeout_s=timeout_s)
+
+    def until(self, is_so: Any, what: str, *, timeout_s: float = 60.0) -> None:
+        """Waits until something holds on the page, which renews itself."""
+        wait = WebDriverWait(self.driver, timeout_s, 0.1, [StaleElementReferenceException])
+        wait.until(lambda _: is_so(), f"{what} did not come; the page says:\n{self.text}")
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.driver.save_screenshot(str(path))
+
+    # --- judgements ---
+
+    def check(self) -> None:
+        """No line on the console, nothing wider than the page, and axe finds nothing serious."""
+        # A connection that ended with its run is no fault of the page.
+        lines = [each for each in self.driver.get_log("browser") if "ERR_CONNECTION" not in each["message"]]
+        assert lines == [], lines
+        width = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert self.driver.execute_script(width) <= 0, "the page is wider than the window"
+        self.driver.execute_script(AXE.read_text())
+        found = self.driver.execute_async_script(_RUN_AXE)
+        worst = [each for each in found if each[0] in {"serious", "critical"}]
+        assert worst == [], worst

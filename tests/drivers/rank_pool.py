@@ -1,0 +1,94 @@
+"""Several ranks for tests, each a process that has imported torch once, whatever the number of tests.
+
+`RankPool(4).run(2, function, arguments)` calls `function(ranks, arguments)` on ranks 0 and 1 of a new process
+group of two, and returns what each returned.
+"""
+
+import multiprocessing as mp
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ANSWER_S = 50.0
+"""Within the time limit of a test."""
+PRELOADED = ["torch", "torch.distributed.fsdp", "transformers", "drivers.rank_runs"]
+
+
+class RankPool:
+    """Processes that are forked from one that has imported everything; ends them when it is left."""
+
+    def __init__(self, size: int, *, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self._folder = tempfile.TemporaryDirectory()
+        """Of the stores that groups meet by. It stays as long as the ranks do: one that leaves a group may
+        open its store once more, and torch waits for a file that is gone."""
+        self._links: list[Connection] = []
+        self._num_runs = 0
+        self._processes: list[Any] = []
+        for _ in range(size):
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(there,), daemon=True)
+            process.start()
+            there.close()
+            self._links.append(here)
+            self._processes.append(process)
+
+    def __enter__(self) -> "RankPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+    def run(self, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What each rank returned. Raises: AssertionError with the traces of the ranks that failed."""
+        self._num_runs += 1
+        store = str(Path(self._folder.name) / f"store{self._num_runs}")
+        for rank, link in enumerate(self._links[:world]):
+            link.send((rank, world, store, function, arguments))
+        answers = []
+        for rank, link in enumerate(self._links[:world]):
+            assert link.poll(self._answer_s), f"rank {rank} of {world} does not answer"
+            answers.append(link.recv())
+        failed = [f"rank {rank}: {trace}" for rank, (trace, _) in enumerate(answers) if trace]
+        assert not failed, "\n".join(failed)
+        return [value for _, value in answers]
+
+
+def serve(link: Connection) -> None:
+    """One rank: waits for calls, and answers them."""
+    import torch
+    import torch.distributed as dist
+
+    from astraflow.trainer.ranks import ProcessRanks
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+    torch.set_num_threads(1)
+    while True:
+        rank, world, store, function, arguments = link.recv()
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(store, world),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=60),
+        )
+        try:
+            answer = ("", function(ProcessRanks(), *arguments))
+        except Exception:  # noqa: BLE001 - it is the test's to judge
+            answer = (traceback.format_exc(), None)
+        link.send(answer)
+        dist.destroy_process_group()

@@ -1,0 +1,115 @@
+"""What tests of ranks run on each of them: steps of a tiny model, as a trainer's process would."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from astraflow.dataflow.service.batch_slices import slice_indices
+from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.ranks import Ranks
+from astraflow.trainer.torch.torch_backend import TorchBackend
+from astraflow.types import Batch
+from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_samples
+
+SMALL = {"token_budget": 40}
+"""Microbatches of a few samples, so that ranks have unequal numbers of them."""
+KL = {"auxiliary": {"kl": {"coef": 0.1, "estimator": "k3", "place": "loss"}}}
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "m2po over microbatches": {"loss": {"name": "m2po"}, **SMALL},
+    "gspo with sequence means": {"loss": {"name": "gspo"}, "denominator": "sequence_means", **SMALL},
+    "kl and two minibatches": {**KL, "minibatches": 2, **SMALL},
+    "lora": {"backend": {"name": "torch", "lora": {"rank": 2}}, "minibatches": 2},
+    "lean optimizer, layers again": {
+        "backend": {"name": "torch", "optimizer_state": "bfloat16", "activations": "recompute"},
+        **SMALL,
+    },
+    "critic and split groups": {
+        "auxiliary": {"critic": {"name": "value_model", "whiten": True}},
+        "optimizer": {"split_groups": True},
+        "minibatches": 2,
+    },
+}
+
+
+def make_experts(**overrides: object) -> PreTrainedModel:
+    """A random mixture of four experts, of which each token gets two."""
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_experts": 4, "num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "max_position_embeddings": 256, "tie_word_embeddings": True, "initializer_range": 0.3,
+        "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+    }  # fmt: skip
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**shape, **overrides})).eval()
+
+
+def make_learner(ranks: Ranks, model_dir: Path, settings: dict[str, Any]) -> LossLearner:
+    """The learner of one rank."""
+    whole = {"lr": 1e-2, "steps": 10, "ranks": ranks.world, **settings}
+    config = TrainConfig.model_validate_json(msgspec.json.encode(whole))
+    backend = TorchBackend(config, model_dir=model_dir, seed=3, ranks=ranks)
+    return LossLearner(config, backend, seed=3, ranks=backend.data_ranks)
+
+
+def slice_of(step: int, ranks: Ranks) -> Batch:
+    """What the dataflow sends to a rank; `ranks`: one of each slice."""
+    whole = make_batch(make_samples(seed=step, num_groups=5), step=step)
+    sizes = [len(sample.trajectory.mask) for sample in whole.samples]
+    groups = [sample.group_id for sample in whole.samples]
+    chosen = slice_indices(sizes, ranks.world, groups)[ranks.rank]
+    samples = tuple(whole.samples[idx] for idx in chosen)
+    return msgspec.structs.replace(whole, rank=ranks.rank, world=ranks.world, samples=samples)
+
+
+def train(
+    ranks: Ranks,
+    model_dir: Path,
+    settings: dict[str, Any],
+    steps: range,
+    saved: Path | None = None,
+    loaded: Path | None = None,
+) -> tuple[list[dict[str, float]], dict[str, bytes]]:
+    """The metrics of each step, and what this rank has of the version after the last: rank 0 all of it, since
+    it is smaller than a segment."""
+    learner = make_learner(ranks, model_dir, settings)
+    if loaded is not None:
+        learner.load(loaded)
+    found = []
+    for step in steps:
+        assert isinstance(learner.backend, TorchBackend)
+        result = learner.train_step(slice_of(step, learner.backend.data_ranks))
+        found.append({item.name: item.value for item in result.metrics if not item.name.endswith("_s")})
+    version = {tensor.name: tensor.data.tobytes() for tensor in learner.export()}
+    if saved is not None:
+        learner.save(saved)()
+    return found, version
+
+
+OF_COMPUTED = {"computed_frac", "router_balance_loss", "router_entropy", "expert_load_max"}
+"""Metrics over computed tokens. Those of a prompt are computed once for all its samples in a microbatch, so
+their number depends on how samples are distributed over ranks."""
+Run = tuple[list[dict[str, float]], dict[str, bytes]]
+"""What `train` returns."""
+
+
+def assert_same_run(found: Run, expected: Run) -> None:
+    """Two runs of the same steps differ by rounding alone: loss, gradient and all other metrics; and weights,
+    where a rank has all of them."""
+    for mine, theirs in zip(found[0], expected[0], strict=True):
+        assert mine.keys() == theirs.keys()
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+        for name in mine.keys() - OF_COMPUTED:
+            assert mine[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-6), name
+    for name, data in found[1].items():
+        if data:
+            near = np.frombuffer(data, "f4") - np.frombuffer(expected[1][name], "f4")
+            assert np.abs(near).max() < 1e-4, name
