@@ -3,6 +3,20 @@
     from astraflow import launch, load_recipe, try_episode
 
 What is imported from here loads its module at the first use, so that `import astraflow` stays quick.
+
+The packages, from the bottom up; the docstring of each says which file decides what:
+
+    types, errors, protocols, wire, config, metrics     items, exceptions, interfaces, encoding, settings
+    user_input, service                                 what people write; how services listen and call
+    tasks, workflows, algorithms, losses, models        the parts that a recipe names
+    weights                                             versions on their way from a trainer to engines
+    dataflow                                            who may lease, which advantage an episode has
+    rollout                                             leases, episodes, when a version is served
+    trainer                                             batches, steps, checkpoints
+    recipe, processes, report, run, cli                 one run, from its recipe to what a person sees
+    addons                                              what a first run does not need
+
+To see one item pass through all of them, read `run/in_one_process.py`.
 """
 
 from importlib import import_module

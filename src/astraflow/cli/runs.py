@@ -264,6 +264,13 @@ def try_task(
         str, typer.Option("--source", help="Task source or evaluation set. Default: the first source.")
     ] = "",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.", min=-MOST, max=MOST)] = 0,
+    *,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace", help="Train two steps in this process and print what passes from part to part."
+        ),
+    ] = False,
 ) -> None:
     """Run one episode in this process, with the policies' starting weights, and print it."""
     from astraflow.recipe.gallery import recipe_file
@@ -275,6 +282,11 @@ def try_task(
     if is_named or _names_model(overrides or ()):
         _build_missing(loaded)
     loaded = fetch_models(loaded)
+    if trace:
+        from astraflow.run.in_one_process import train_in_one_process
+
+        asyncio.run(train_in_one_process(loaded))
+        return
     trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
     print(episode_text(trial))
 
