@@ -201,6 +201,7 @@ check-rest: $(VENV)/.dev
 	$(BIN)/python tools/recipe_reference.py --check
 	$(BIN)/python tools/command_reference.py --check
 	$(BIN)/python tools/code_reference.py --check
+	$(BIN)/python tools/rooms.py --check
 	$(BIN)/python tools/benchmark_table.py --check
 
 format: $(VENV)/.dev
@@ -225,6 +226,7 @@ docs reference: $(VENV)/.dev
 	$(BIN)/python tools/recipe_reference.py
 	$(BIN)/python tools/command_reference.py
 	$(BIN)/python tools/code_reference.py
+	$(BIN)/python tools/rooms.py
 	$(BIN)/python tools/benchmark_table.py
 	$(BIN)/python -m astraflow.dataflow.service.openapi > docs/openapi.json
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/site/.doctrees docs docs/site
