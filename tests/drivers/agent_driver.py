@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from astraflow.protocols import Engine, Renderer
 from astraflow.rollout.dialogue import HostedPolicy
@@ -17,11 +16,11 @@ from astraflow.types import Episode, GenerateRequest
 from astraflow.workflows.config import AgentConfig
 from astraflow.workflows.factory import make_workflow
 from drivers.rollout_fakes import Scores, exact, make_policy, make_task
+from drivers.system_driver import ROOT
 from drivers.workflow_driver import DiceEngine, LetterTokenizer
 
-__all__ = ["FORMS", "PROGRAMS", "ROOT", "VENVS", "CompetentEngine", "Row", "pinned", "play", "rows"]
+__all__ = ["FORMS", "PROGRAMS", "VENVS", "CompetentEngine", "Row", "pinned", "play_program", "rows"]
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "agent_programs"
 VENVS = ROOT / ".venv-agents"
 PAGE = ROOT / "docs" / "agents.md"
@@ -136,7 +135,9 @@ def _fields(prompt: str, answer: str, *, is_added: bool) -> str:
 # --- one run --------------------------------------------------------------------------------------
 
 
-async def play(row: Row, form: str, engine: Engine, renderer: Renderer, *, scores: Scores = exact) -> Episode:
+async def play_program(
+    row: Row, form: str, engine: Engine, renderer: Renderer, *, scores: Scores = exact
+) -> Episode:
     """Runs a program as the workflow `agent` does; its printed text scores 1 if it is what the task wants."""
     environment, _ = pinned()[row.library]
     python = VENVS / environment / "bin" / "python"

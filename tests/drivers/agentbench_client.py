@@ -10,11 +10,11 @@ from recipes.alfworld.household_world import Household
 
 from astraflow.types import Task
 
-__all__ = ["Played", "play_by_http", "played_here"]
+__all__ = ["GameResult", "play_by_http", "played_here"]
 
 
 @dataclass
-class Played:
+class GameResult:
     """What was said in a game, and what came out of it."""
 
     replies: list[str]
@@ -24,11 +24,11 @@ class Played:
     """How AgentBench calls the end; empty for a game in this process."""
 
 
-def played_here(world: Household, task: Task, player: Callable[[Room], Iterator[str]]) -> Played:
+def played_here(world: Household, task: Task, player: Callable[[Room], Iterator[str]]) -> GameResult:
     """A game in this process."""
     game, seen = world.reset(task, seed=0)
     commands = player(game.room)
-    played = Played([], [str(seen.messages)], 0.0)
+    played = GameResult([], [str(seen.messages)], 0.0)
     while not seen.is_done:
         played.replies.append(f"THOUGHT: I go on.\nACTION: {next(commands)}")
         seen = world.step(game, played.replies[-1])
@@ -37,7 +37,7 @@ def played_here(world: Household, task: Task, player: Callable[[Room], Iterator[
     return played
 
 
-async def play_by_http(client: TestClient[Any, Any], idx: int, replies: Sequence[str]) -> Played:
+async def play_by_http(client: TestClient[Any, Any], idx: int, replies: Sequence[str]) -> GameResult:
     """A game with these replies, by the requests of AgentBench's client."""
     async with client.post("/api/start_sample", json={"name": "household", "index": idx}) as answer:
         assert answer.status == 200, await answer.text()
@@ -55,4 +55,4 @@ async def play_by_http(client: TestClient[Any, Any], idx: int, replies: Sequence
     assert [said["role"] for said in history] == (["user", "agent"] * len(history))[: len(history)]
     contents = [said["content"] for said in history]
     reward = float(heard["output"]["result"]["result"])
-    return Played(contents[1::2], contents[::2], reward, heard["output"]["status"])
+    return GameResult(contents[1::2], contents[::2], reward, heard["output"]["status"])

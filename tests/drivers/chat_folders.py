@@ -8,7 +8,7 @@ import pytest
 
 __all__ = ["CHATML", "make_folder"]
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|return|>")
+CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|return|>")
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -21,11 +21,11 @@ def make_folder(
     """A tokenizer of letters, and the config files that are given, by their stem."""
     tokenizers = pytest.importorskip("tokenizers")
     letters = [chr(i) for i in range(32, 127)] + ["\n"]
-    vocab = {token: idx for idx, token in enumerate([*SPECIAL, *letters])}
+    vocab = {token: idx for idx, token in enumerate([*CHATML_TOKENS, *letters])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="?"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = tokenizers.decoders.Fuse()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens(list(CHATML_TOKENS))
     tokenizer.save(str(folder / "tokenizer.json"))
     tokens = {"eos_token": eos} if eos else {}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **tokens}

@@ -16,7 +16,7 @@ SEGMENT = 4096
 """Bytes of a segment: some are dropped in a run of a few steps."""
 
 
-async def train(trainer: ScriptedTrainer, worker: ScriptedWorker, steps: range) -> None:
+async def train_steps(trainer: ScriptedTrainer, worker: ScriptedWorker, steps: range) -> None:
     """Trains and releases steps."""
     async with asyncio.TaskGroup() as tasks:
 

@@ -150,18 +150,18 @@ class VersionedEngine(ScriptedEngine):
         for _ in ids:
             await asyncio.sleep(0)
             versions.append(request.version if request.version >= 0 else self.slots["live"])
-        logprobs = tuple(logprob_of(version) for version in versions)
+        logprobs = tuple(version_logprob(version) for version in versions)
         return Generation(token_ids=ids, logprobs=logprobs, versions=tuple(versions), finish_reason="stop")
 
 
-def logprob_of(version: int) -> float:
+def version_logprob(version: int) -> float:
     """What `VersionedEngine` says."""
     return -0.5 - 0.25 * version
 
 
 def reference(policy: str, version: int, token_ids: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """The full forward of a model whose every logprob is that of its version."""
-    return np.full(len(token_ids), logprob_of(version), np.float32)
+    return np.full(len(token_ids), version_logprob(version), np.float32)
 
 
 class InlineScoring:

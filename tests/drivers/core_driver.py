@@ -43,7 +43,7 @@ from astraflow.types import (
     Session,
 )
 
-__all__ = ["Driver", "make_facts", "make_manifest", "make_meta", "make_plan", "make_table"]
+__all__ = ["Driver", "make_chunk_manifest", "make_core_plan", "make_facts", "make_meta", "make_table"]
 
 
 def make_table(
@@ -64,7 +64,7 @@ def make_table(
     return parse_config({**sizes, **fields}, TableConfig, where="table")
 
 
-def make_plan(
+def make_core_plan(
     *,
     table: TableConfig | None = None,
     policies: Sequence[str] = ("actor",),
@@ -129,7 +129,7 @@ def make_facts(*metas: TrajectoryMeta, score: float = 1.0) -> EpisodeFacts:
     return EpisodeFacts(trajectories=metas, score=score, metrics=(), duration_s=1.0)
 
 
-def make_manifest(
+def make_chunk_manifest(
     policy: str, version: int, *, kind: str = "full", base: int = -1, has_files: bool = False
 ) -> Manifest:
     """A version of one empty chunk."""
@@ -255,7 +255,7 @@ class Driver:
                 policy=policy,
                 epoch=self.sessions[policy].epoch,
                 step=step,
-                manifest=make_manifest(policy, version, **manifest),  # type: ignore[arg-type]
+                manifest=make_chunk_manifest(policy, version, **manifest),  # type: ignore[arg-type]
             )
         ).answer
 

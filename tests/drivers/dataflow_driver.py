@@ -222,7 +222,7 @@ def make_episode(*trajectories: Trajectory, score: float = 1.0) -> Episode:
     )
 
 
-def make_manifest(policy: str, version: int, *, vocab: int = VOCAB) -> Manifest:
+def make_tensor_manifest(policy: str, version: int, *, vocab: int = VOCAB) -> Manifest:
     tensor = TensorInfo(
         name="model.embed_tokens.weight", shape=(vocab, 8), dtype="float32", offset=0, num_bytes=vocab * 32
     )
@@ -255,7 +255,7 @@ class ScriptedTrainer:
 
     async def publish(self, version: int, step: int) -> None:
         publication = Publication(
-            epoch=self.session.epoch, step=step, manifest=make_manifest(self.policy, version)
+            epoch=self.session.epoch, step=step, manifest=make_tensor_manifest(self.policy, version)
         )
         await self.client.publish(self.policy, publication)
         self.version = version
@@ -381,7 +381,7 @@ class ScriptedWorker:
                 await self.send(*[await self.answer(lease) for lease in reply.leases])
 
 
-async def play(
+async def play_run(
     run: Run,
     *,
     policies: tuple[str, ...] = ("actor",),

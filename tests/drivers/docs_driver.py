@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[2]
+from drivers.system_driver import ROOT
+
 DOCS = ROOT / "docs"
 IN_THE_RUN = "in the run"
 NOT_RUN = "not run: "

@@ -32,7 +32,7 @@ def task_that(does: str, **data: Any) -> Task:
     return msgspec.structs.replace(make_task(), spec=msgspec.json.encode(spec).decode())
 
 
-class Played:
+class HostedEpisodes:
     """Episodes of one host, with policies that say what an engine says."""
 
     def __init__(self, runner: EpisodeRunner, host: Host) -> None:
@@ -46,7 +46,7 @@ class Played:
 @asynccontextmanager
 async def hosted(
     settings: HostedConfig | None = None, engines: Mapping[str, ScriptedEngine] | None = None
-) -> AsyncIterator[Played]:
+) -> AsyncIterator[HostedEpisodes]:
     settings = settings or config()
     policies = {
         name: HostedPolicy(make_policy(name, max_tokens=200), engine, letter_renderer())
@@ -54,4 +54,4 @@ async def hosted(
     }
     host = Host(settings, patience_s=0.5)
     async with EpisodeRunner(policies, Hosted(settings, tagged_calls, host), exact) as runner:
-        yield Played(runner, host)
+        yield HostedEpisodes(runner, host)

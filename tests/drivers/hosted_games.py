@@ -34,17 +34,17 @@ class Games:
     async def _plays(self, data: Mapping[str, Any], episode: Any) -> Any:
         parts: list[dict[str, Any]] = []
         for role in self.roles:
-            text = await asked(episode, role, data.get("prompt", "2+3"))
+            text = await ask_role(episode, role, data.get("prompt", "2+3"))
             parts.append({"role": role, "reward": float(text == "5")})
         return {"parts": parts, "score": parts[0]["reward"], "metrics": {"length": 3}}
 
     async def _rivals(self, data: Mapping[str, Any], episode: Any) -> Any:
         """One role plays twice, says the same twice in both games, and is worth something else in each."""
         for session in ("a", "b"):
-            text = await asked(episode, "agent", "2+3", session=session)
-            await asked(episode, "agent", "2+3", text, "Sure?", session=session)
-        await asked(episode, "agent", "a retry that was given up", session="c")
-        await asked(episode, "judge", "who?")
+            text = await ask_role(episode, "agent", "2+3", session=session)
+            await ask_role(episode, "agent", "2+3", text, "Sure?", session=session)
+        await ask_role(episode, "agent", "a retry that was given up", session="c")
+        await ask_role(episode, "judge", "who?")
         return {
             "parts": [
                 {"role": "agent", "session": "a", "reward": 1.0},
@@ -77,7 +77,7 @@ class Games:
         return {"parts": [{"role": "agent", "reward": 1.0}], "score": 1.0}
 
     async def _strays(self, data: Mapping[str, Any], episode: Any) -> Any:
-        await asked(episode, "agent", "2", model="gpt")
+        await ask_role(episode, "agent", "2", model="gpt")
 
     async def _raises(self, data: Mapping[str, Any], episode: Any) -> Any:
         raise ValueError("a bug of the game")
@@ -89,7 +89,7 @@ class Games:
         sys.exit(3)
 
     async def _waits(self, data: Mapping[str, Any], episode: Any) -> Any:
-        await asked(episode, "agent", "2+3")
+        await ask_role(episode, "agent", "2+3")
         await asyncio.sleep(60)
 
     async def _dies(self, data: Mapping[str, Any], episode: Any) -> Any:
@@ -142,7 +142,7 @@ class Torn(Games):
         yield {"id": "1", "data": float("nan")}
 
 
-async def asked(episode: Any, role: str, *said: str, session: str = "", model: str = "") -> str:
+async def ask_role(episode: Any, role: str, *said: str, session: str = "", model: str = "") -> str:
     """What a role answers in a conversation, in which user and role took turns."""
     names = ("user", "assistant")
     messages = [{"role": names[idx % 2], "content": text} for idx, text in enumerate(said)]

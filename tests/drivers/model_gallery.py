@@ -9,8 +9,13 @@ from transformers import AutoModelForCausalLM
 
 __all__ = ["FAMILIES", "save_tiny"]
 
-VOCAB_SIZE = 40
-_IDS: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+GALLERY_VOCAB_SIZE = 40
+_IDS: dict[str, Any] = {
+    "vocab_size": GALLERY_VOCAB_SIZE,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
 _SHAPE: dict[str, Any] = {
     **_IDS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128,

@@ -69,7 +69,7 @@ def slice_of(step: int, ranks: Ranks) -> Batch:
     return msgspec.structs.replace(whole, rank=ranks.rank, world=ranks.world, samples=samples)
 
 
-def train(
+def train_on_ranks(
     ranks: Ranks,
     model_dir: Path,
     settings: dict[str, Any],
@@ -96,11 +96,11 @@ def train(
 OF_COMPUTED = {"computed_frac", "router_balance_loss", "router_entropy", "expert_load_max"}
 """Metrics over computed tokens. Those of a prompt are computed once for all its samples in a microbatch, so
 their number depends on how samples are distributed over ranks."""
-Run = tuple[list[dict[str, float]], dict[str, bytes]]
-"""What `train` returns."""
+RankRun = tuple[list[dict[str, float]], dict[str, bytes]]
+"""What `train_on_ranks` returns."""
 
 
-def assert_same_run(found: Run, expected: Run) -> None:
+def assert_same_run(found: RankRun, expected: RankRun) -> None:
     """Two runs of the same steps differ by rounding alone: loss, gradient and all other metrics; and weights,
     where a rank has all of them."""
     for mine, theirs in zip(found[0], expected[0], strict=True):

@@ -203,7 +203,7 @@ async def exact(task: Task, text: str) -> float:
     return float(text == task.answer)
 
 
-def make_manifest(policy: str, version: int) -> Manifest:
+def make_empty_manifest(policy: str, version: int) -> Manifest:
     return Manifest(
         policy=policy, version=version, kind="full", tensors=(), chunks=(), digest="", num_bytes=0
     )
@@ -231,7 +231,7 @@ class MemoryWeights:
         return Arrival(num_bytes=1000, received_bytes=self.received_bytes)
 
 
-class MemoryDataflow:
+class MemoryRolloutLink:
     """A dataflow in memory, seen by one rollout service. Tests put leases and versions in and read what came.
 
     `is_up = False` makes every call raise UnavailableError; `forget()` makes the worker unknown.
@@ -276,7 +276,7 @@ class MemoryDataflow:
         await self.notify()
 
     async def publish(self, policy: str, version: int, *, pinned: tuple[int, ...] | None = None) -> None:
-        self.manifests[policy].append(make_manifest(policy, version))
+        self.manifests[policy].append(make_empty_manifest(policy, version))
         if pinned is not None:
             self.pinned[policy] = pinned
         await self.notify()

@@ -7,14 +7,14 @@ from typing import Any
 
 from recipes.webshop.shop_world import Shop
 
-__all__ = ["Customer", "opened", "rewards_of", "take_odd_steps"]
+__all__ = ["Customer", "open_shop", "shop_rewards", "take_odd_shop_steps"]
 
 Customer = Callable[[Any], Iterator[str]]
 """Makes the replies of one visit from what the customer sees."""
 
 
 @asynccontextmanager
-async def opened(**args: Any) -> AsyncGenerator[Shop]:
+async def open_shop(**args: Any) -> AsyncGenerator[Shop]:
     """A shop whose pages are served."""
     shop = Shop(**args)
     await shop.open()
@@ -24,7 +24,7 @@ async def opened(**args: Any) -> AsyncGenerator[Shop]:
         await shop.close()
 
 
-async def rewards_of(shop: Shop, customer: Customer, num: int) -> list[float]:
+async def shop_rewards(shop: Shop, customer: Customer, num: int) -> list[float]:
     """Rewards of a customer over the first tasks held out."""
     rewards = list[float]()
     for task in shop.tasks("heldout")[:num]:
@@ -37,7 +37,7 @@ async def rewards_of(shop: Shop, customer: Customer, num: int) -> list[float]:
     return rewards
 
 
-async def take_odd_steps(shop: Shop, customer: Customer, odd: Sequence[str], num: int) -> None:
+async def take_odd_shop_steps(shop: Shop, customer: Customer, odd: Sequence[str], num: int) -> None:
     """Plays `num` steps, one of twenty of them odd; the world has to bear them all."""
     rng = random.Random(1)
     tasks = shop.tasks("train")

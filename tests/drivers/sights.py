@@ -15,7 +15,7 @@ from astraflow.types import (
     WorkerStatus,
 )
 
-__all__ = ["NOW_S", "make_policy", "make_sight", "make_steps", "make_wait", "make_worker"]
+__all__ = ["NOW_S", "make_policy_status", "make_sight", "make_steps", "make_wait", "make_worker"]
 
 NOW_S = 1000.0
 
@@ -34,7 +34,7 @@ def make_worker(name: str = "rollout-0", *, unheard_s: float = 0.5, **load: obje
     )  # fmt: skip
 
 
-def make_policy(**changes: object) -> PolicyStatus:
+def make_policy_status(**changes: object) -> PolicyStatus:
     """A policy after 9 of 100 steps."""
     policy = PolicyStatus(
         name="actor", step=9, num_steps=100, newest_version=9, durable_step=8, epoch=1, num_tickets=8,
@@ -66,7 +66,7 @@ def make_sight(**changes: object) -> Sight:
     """A healthy run: one service, one policy. `policy`, `workers` and `waits` change its status."""
     status = StatusReply(
         name="demo", state="running", reason="", now_s=NOW_S,
-        policies=(changes.pop("policy", make_policy()),),  # type: ignore[arg-type]
+        policies=(changes.pop("policy", make_policy_status()),),  # type: ignore[arg-type]
         workers=changes.pop("workers", (make_worker(),)),  # type: ignore[arg-type]
         waits=changes.pop("waits", ()),  # type: ignore[arg-type]
     )  # fmt: skip

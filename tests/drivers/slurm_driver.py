@@ -31,7 +31,7 @@ _PROGRAMS = (
 )
 
 
-def missing() -> str:
+def missing_for_slurm() -> str:
     """What this machine lacks for such a cluster; empty if it has everything."""
     if os.geteuid() != 0:
         return "the daemons of Slurm need root"

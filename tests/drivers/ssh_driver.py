@@ -26,7 +26,7 @@ _NETWORK = "10.231.0"
 _LONGEST_START_S = 30.0
 
 
-def missing() -> str:
+def missing_for_ssh() -> str:
     """What this machine lacks for such hosts; empty if it has everything."""
     if os.geteuid() != 0:
         return "network namespaces need root"

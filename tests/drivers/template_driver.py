@@ -31,9 +31,9 @@ from astraflow.workflows.calls import tagged_calls
 from drivers.rollout_fakes import make_policy
 from drivers.workflow_driver import DiceEngine, Sampled, replayed
 
-__all__ = ["FAMILIES", "TEMPLATES", "Account", "Family", "Model", "make_model", "play"]
+__all__ = ["FAMILIES", "TEMPLATE_DIR", "Account", "Family", "Model", "make_template_model", "play_template"]
 
-TEMPLATES = Path(__file__).parents[1] / "chat_templates"
+TEMPLATE_DIR = Path(__file__).parents[1] / "chat_templates"
 
 Said: TypeAlias = dict[str, Any]
 """A message as a client sends it."""
@@ -154,7 +154,7 @@ def _tokenizer(family: Family) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     dice = random.Random(5)
-    template = (TEMPLATES / f"{family.name}.jinja").read_text(encoding="utf-8").replace("\\n", "\n")
+    template = (TEMPLATE_DIR / f"{family.name}.jinja").read_text(encoding="utf-8").replace("\\n", "\n")
     said = ["".join(("\n", *dice.choices(_WORDS, k=8), "\n")) for _ in range(40)]
     corpus = [*template.splitlines(keepends=True), *said, _CALL * 3]
     trainer = trainers.BpeTrainer(
@@ -176,12 +176,12 @@ class Model:
     renderer: ChatRenderer
 
 
-def make_model(family: Family, folder: Path) -> Model:
+def make_template_model(family: Family, folder: Path) -> Model:
     """Writes a model's folder as Hugging Face has them, and loads it."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(family)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_bytes((TEMPLATES / f"{family.name}.jinja").read_bytes())
+    (folder / "chat_template.jinja").write_bytes((TEMPLATE_DIR / f"{family.name}.jinja").read_bytes())
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": family.stops[0]}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     stops = [tokenizer.token_to_id(stop) for stop in family.stops]
@@ -380,7 +380,7 @@ class _Client:
 # --- one episode ------------------------------------------------------------------------------------
 
 
-async def play(model: Model, *, seed: int) -> Account:
+async def play_template(model: Model, *, seed: int) -> Account:
     """Plays an episode: each sampled token must be trained once, behind the very tokens that it was
     sampled behind, and exactly the requests fork that must."""
     engine = SplittingEngine(model)

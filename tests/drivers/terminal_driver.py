@@ -11,13 +11,13 @@ from recipes.terminal.terminal_world import Terminal
 
 from astraflow.types import Task
 
-__all__ = ["opened", "rewards_of", "take_odd_steps"]
+__all__ = ["open_terminal", "take_odd_terminal_steps", "terminal_rewards"]
 
 _Player = Callable[[Errand], Iterator[str]]
 
 
 @asynccontextmanager
-async def opened(**args: Any) -> AsyncGenerator[Terminal]:
+async def open_terminal(**args: Any) -> AsyncGenerator[Terminal]:
     """The world, with one command per episode."""
     world = Terminal(**{"form": "bare", **args})
     await world.open()
@@ -27,7 +27,7 @@ async def opened(**args: Any) -> AsyncGenerator[Terminal]:
         await world.close()
 
 
-async def rewards_of(world: Terminal, player: _Player, num: int) -> list[float]:
+async def terminal_rewards(world: Terminal, player: _Player, num: int) -> list[float]:
     """Rewards of a player over the first tasks held out."""
 
     async def play(task: Task, reply: str) -> float:
@@ -41,7 +41,7 @@ async def rewards_of(world: Terminal, player: _Player, num: int) -> list[float]:
     return await asyncio.gather(*[play(task, reply) for task, reply in zip(tasks, replies, strict=True)])
 
 
-async def take_odd_steps(world: Terminal, player: _Player, odd: Sequence[str], num: int) -> None:
+async def take_odd_terminal_steps(world: Terminal, player: _Player, odd: Sequence[str], num: int) -> None:
     """Plays `num` steps, every second one odd; the world has to bear them all."""
     rng = random.Random(1)
     tasks = world.tasks("train")

@@ -18,7 +18,7 @@ from astraflow.types.token_columns import Columns
 VOCAB_SIZE = 24
 
 
-def make_model(seed: int = 0, **overrides: object) -> Qwen3ForCausalLM:
+def make_tiny_model(seed: int = 0, **overrides: object) -> Qwen3ForCausalLM:
     """A random model of two layers, with weights large enough that attention matters."""
     torch.set_num_threads(1)  # more threads than free cores slow tiny models down by an order of magnitude
     torch.manual_seed(seed)
@@ -33,7 +33,7 @@ def make_model(seed: int = 0, **overrides: object) -> Qwen3ForCausalLM:
 
 def save_model(folder: Path, **overrides: object) -> Path:
     """A model folder."""
-    make_model(**overrides).save_pretrained(folder)
+    make_tiny_model(**overrides).save_pretrained(folder)
     return folder
 
 

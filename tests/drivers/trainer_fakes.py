@@ -27,7 +27,7 @@ from astraflow.types.host_tensors import HostTensor
 from drivers.trainer_builders import make_batch, make_sample
 
 
-class MemoryDataflow:
+class MemoryTrainerLink:
     """A `TrainerLink` that keeps the dataflow's rules for one policy. Batches up to `num_ready` exist."""
 
     def __init__(self, *, num_steps: int = 5, num_ready: int | None = None) -> None:
@@ -188,7 +188,7 @@ class CountingLearner:
 async def train_until(
     learner: Learner,
     folder: Path,
-    dataflow: MemoryDataflow,
+    dataflow: MemoryTrainerLink,
     *,
     files: Mapping[str, Path] | None = None,
     stop_at: int | None = None,

@@ -14,7 +14,7 @@ from astraflow.models.images import IMAGE, image_uri
 from astraflow.models.loading import load_causal_lm
 from astraflow.types import MediaRef, Message
 
-__all__ = ["asked", "no_demonstrations", "picture", "save_seeing_model"]
+__all__ = ["make_question", "no_demonstrations", "picture", "save_seeing_model"]
 
 
 def no_demonstrations(num: int, seed: int) -> Sequence[object]:
@@ -53,7 +53,7 @@ def picture(seed: int, *, width: int = 24, height: int = 16, form: str = "PNG") 
     return image_uri(file.getvalue(), f"image/{form.lower()}")
 
 
-def asked(text: str, *pictures: str) -> Message:
+def make_question(text: str, *pictures: str) -> Message:
     """A user's message with pictures before its text."""
     media = tuple(MediaRef(kind=IMAGE, uri=uri, start=0) for uri in pictures)
     return Message(role="user", content=text, media=media)

@@ -26,7 +26,7 @@ from astraflow.types import AdvantageSpan, GenerateRequest, Generation, Sample, 
 from drivers.engine_models import snapshot_of
 from drivers.gateway_driver import OpenEpisode, episode, policies, posted
 from drivers.rollout_fakes import ScriptedEngine, make_policy
-from drivers.vision_models import asked, picture, save_seeing_model
+from drivers.vision_models import make_question, picture, save_seeing_model
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -137,7 +137,7 @@ async def test_engine_and_trainer_agree_whoever_shares_a_batch_and_whenever_weig
     engine = TorchEngine(TorchEngineConfig(num_slots=6, max_context=64), snapshot_of(model, folder))
     requests: list[GenerateRequest] = []
     for seed, uri in enumerate([picture(0)] * 3 + [picture(1, width=40), picture(2), ""] * 2):
-        messages = [asked("how many?", uri) if uri else asked("how many?")]
+        messages = [make_question("how many?", uri) if uri else make_question("how many?")]
         ids = renderer.render(messages)
         media = renderer.media_of(messages, ids)
         sampling = Sampling(max_tokens=24, seed=seed)
@@ -160,7 +160,7 @@ async def test_a_sampled_token_of_images_is_a_token_like_any_other(actor: Hosted
     rules = image_rules(folder)
     assert rules is not None
     renderer = actor.renderer
-    first = asked("how many?", picture(0))
+    first = make_question("how many?", picture(0))
     prompt = renderer.render([first])
     stray = Generation(
         token_ids=(rules.token_id, rules.token_id, 1),
@@ -186,7 +186,7 @@ async def test_a_sampled_token_of_images_is_a_token_like_any_other(actor: Hosted
 async def test_media_that_the_tokens_do_not_show_reach_neither_engine_nor_trainer(
     actor: HostedPolicy, folder: Path
 ) -> None:
-    message = asked("how many?", picture(0))
+    message = make_question("how many?", picture(0))
     ids = actor.renderer.render([message])
     media = load_renderer(folder).media_of([message], ids)
     shifted = tuple(msgspec.structs.replace(each, start=each.start + 1) for each in media)

@@ -9,7 +9,7 @@ from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor
-from drivers.dataflow_driver import Run, ScriptedWorker, make_manifest, make_plan, running
+from drivers.dataflow_driver import Run, ScriptedWorker, make_plan, make_tensor_manifest, running
 from drivers.trainer_fakes import CountingLearner, MemoryPublisher
 
 
@@ -20,7 +20,7 @@ class Publishing(MemoryPublisher):
         self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
     ) -> Manifest:
         await super().publish(policy, version, tensors, files)
-        return make_manifest(policy, version)
+        return make_tensor_manifest(policy, version)
 
 
 async def trained(run: Run, folder: Path, backend: CountingLearner, *, kill_at: int = -1) -> None:

@@ -24,12 +24,12 @@ from astraflow.dataflow.figures import run_figures
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import chain_of, decode_commands, decode_events, encode_events
 from astraflow.types import BusySpan, DropRequest
-from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play_run, running
 
 
 async def finished_run(folder: Path) -> None:
     async with running(folder, make_plan(num_steps=3, eval_tasks=2)) as run:
-        await play(run)
+        await play_run(run)
 
 
 def edited(folder: Path, *statements: tuple[str, tuple[object, ...]]) -> AuditReport:
@@ -75,7 +75,7 @@ async def test_a_clean_run_holds_and_its_figures_add_up(tmp_path: Path) -> None:
 
 async def test_spans_that_overlap_count_once(tmp_path: Path) -> None:
     async with running(tmp_path, make_plan(num_steps=2)) as run:
-        await play(run)
+        await play_run(run)
         await run.journal.flushed()
         report = audit(tmp_path)
         begin_s, wall_s = report.first_lease_s, report.last_commit_s - report.first_lease_s
@@ -99,7 +99,7 @@ async def test_spans_that_overlap_count_once(tmp_path: Path) -> None:
 async def test_a_live_run_can_be_audited(tmp_path: Path) -> None:
     async with running(tmp_path, make_plan(num_steps=2)) as run:
         assert audit(tmp_path).ok
-        await play(run)
+        await play_run(run)
         await run.journal.flushed()
         report = audit(tmp_path)
         assert (report.ok, report.policies[0].steps) == (True, 2)
@@ -219,7 +219,7 @@ async def test_a_forged_drop_is_found(
         await worker.send(*[await worker.answer(lease) for lease in await worker.lease(8)])
         await run.client.batch("actor", 0, epoch=trainer.session.epoch)
         await run.client.drop_batch("actor", DropRequest(step=0, epoch=trainer.session.epoch))
-        await play(run)
+        await play_run(run)
     assert audit(tmp_path).problems == ()
     report = rewritten(tmp_path, change)
     assert any(problem in text for text in report.problems), report.problems
@@ -263,7 +263,7 @@ async def test_a_run_with_replay_and_curators_holds_across_a_restart(tmp_path: P
     async with running(tmp_path, replaying(), snapshot_every=3) as run:
         after = await run.client.status()
         assert (kept(after.policies), after.curation) == (kept(before.policies), before.curation)
-        await play(run)
+        await play_run(run)
     report = audit(tmp_path)
     assert report.problems == ()
     assert report.policies[0].replayed > 0
@@ -294,7 +294,7 @@ async def test_a_forged_replay_is_found(
     tmp_path: Path, change: Callable[[Event], tuple[Event, ...]], problem: str
 ) -> None:
     async with running(tmp_path, replaying()) as run:
-        await play(run)
+        await play_run(run)
     report = rewritten(tmp_path, change)
     assert any(problem in text for text in report.problems), report.problems
 
@@ -308,6 +308,6 @@ def double_use(event: Event) -> tuple[Event, ...]:
 
 async def test_a_group_that_is_used_too_often_is_found(tmp_path: Path) -> None:
     async with running(tmp_path, replaying()) as run:
-        await play(run)
+        await play_run(run)
     report = rewritten(tmp_path, double_use)
     assert any("group 0 is in 5 batches, at most 2 may hold it" in text for text in report.problems)

@@ -11,8 +11,8 @@ from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.errors import JournalError
-from drivers.compaction_driver import SEGMENT, compact, edited, essence, train
-from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
+from drivers.compaction_driver import SEGMENT, compact, edited, essence, train_steps
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play_run, running
 
 
 async def half_run(folder: Path) -> None:
@@ -21,7 +21,7 @@ async def half_run(folder: Path) -> None:
         trainer, worker = ScriptedTrainer(run.client), ScriptedWorker(run.client)
         await trainer.attach()
         await worker.register()
-        await train(trainer, worker, range(2))
+        await train_steps(trainer, worker, range(2))
         await worker.lease(num_free=3)
 
 
@@ -72,7 +72,7 @@ async def test_a_run_compacts_itself_and_goes_on_after_a_restart(tmp_path: Path)
         trainer, worker = ScriptedTrainer(run.client), ScriptedWorker(run.client)
         await trainer.attach()
         await worker.register()
-        await train(trainer, worker, range(3))
+        await train_steps(trainer, worker, range(3))
     with JournalReader(tmp_path) as reader:
         assert 10 <= reader.compacted < max(row.seq for row in reader.records())
     compact(tmp_path, retained_steps=1)
@@ -97,7 +97,7 @@ async def test_a_run_compacts_itself_and_goes_on_after_a_restart(tmp_path: Path)
 async def test_all_payloads_are_kept_if_asked_for(tmp_path: Path, policies: tuple[str, ...]) -> None:
     plan, config = make_plan(policies=policies, num_steps=3), DataflowConfig(retain="all")
     async with running(tmp_path, plan, config=config, snapshot_every=10, segment_bytes=SEGMENT) as run:
-        await play(run, policies=policies)
+        await play_run(run, policies=policies)
     compact(tmp_path, retained_steps=config.retained_steps)
     with JournalReader(tmp_path) as reader:
         assert len(list(reader.payloads())) == 12 * len(policies)

@@ -21,7 +21,7 @@ from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import decode_events
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.types import PushTasks, Task
-from drivers.compaction_driver import SEGMENT, compact, edited, essence, train
+from drivers.compaction_driver import SEGMENT, compact, edited, essence, train_steps
 from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
 
 STEPS = 8
@@ -50,7 +50,7 @@ async def half_run(folder: Path, *, snapshot_every: int = 20_000) -> None:
         await trainer.attach()
         await worker.register()
         await push(run, "mine/0", "mine/1")
-        await train(trainer, worker, range(4))
+        await train_steps(trainer, worker, range(4))
         await push(run, "mine/1", "mine/2")
 
 

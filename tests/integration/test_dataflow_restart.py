@@ -11,7 +11,7 @@ from astraflow.dataflow.audit import audit
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.errors import JournalError
 from astraflow.types import Fingerprints, SessionRequest, StatusReply
-from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play_run, running
 
 
 def facts(status: StatusReply) -> tuple[object, ...]:
@@ -42,7 +42,7 @@ async def test_a_restart_in_mid_run_gives_the_same_state_and_the_run_goes_on(
         receipts = await worker.send(*[await worker.answer(lease) for lease in held])
         assert {receipt.status for receipt in receipts.receipts} == {"accepted"}
         await trainer.commit(0)
-        await play(run)
+        await play_run(run)
     report = audit(tmp_path)
     assert report.problems == ()
     assert (report.policies[0].steps, report.is_over) == (3, True)
@@ -69,7 +69,7 @@ async def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path: Path) -> No
 
 async def test_a_finished_run_stays_finished(tmp_path: Path) -> None:
     async with running(tmp_path, make_plan(num_steps=1)) as run:
-        await play(run)
+        await play_run(run)
     async with running(tmp_path, make_plan(num_steps=1)) as run:
         assert (await run.client.status()).state == "finished"
         assert len(await run.client.steps("actor", wait_s=0)) == 1
@@ -82,7 +82,7 @@ async def test_a_run_may_be_lengthened_after_a_clean_stop(tmp_path: Path) -> Non
         await worker.register()
         await worker.send(*[await worker.answer(lease) for lease in await worker.lease(8)])
     async with running(tmp_path, make_plan(num_steps=4)) as run:
-        await play(run)
+        await play_run(run)
         assert (await run.client.status()).policies[0].step == 4
     assert audit(tmp_path).problems == ()
 

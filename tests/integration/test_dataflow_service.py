@@ -44,7 +44,7 @@ from drivers.dataflow_driver import (
     make_episode,
     make_plan,
     make_trajectory,
-    play,
+    play_run,
     refused,
     running,
 )
@@ -68,7 +68,7 @@ async def test_a_whole_run_of_two_policies_with_evaluation_ends_and_its_audit_ho
 ) -> None:
     plan = make_plan(policies=("solver", "verifier"), num_steps=3, eval_tasks=3)
     async with running(tmp_path, plan, http=http) as run:
-        await play(run, policies=("solver", "verifier"))
+        await play_run(run, policies=("solver", "verifier"))
         status = await run.client.status()
         assert (status.state, [policy.step for policy in status.policies]) == ("finished", [3, 3])
         assert [record.step for record in await run.client.steps("solver", after=0)] == [1, 2]

@@ -12,7 +12,7 @@ from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import Record, chain_of
 from astraflow.types import PushTasks, Task
-from drivers.compaction_driver import compact, essence, train
+from drivers.compaction_driver import compact, essence, train_steps
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
 
@@ -51,7 +51,7 @@ async def test_the_journal_of_an_older_version_goes_on(tmp_path: Path, is_pushed
         await worker.register()
         if is_pushed:
             await run.client.push_tasks(PushTasks(tasks=(Task(id="mine/0", source="mine", prompt="?"),)))
-        await train(trainer, worker, range(2))
+        await train_steps(trainer, worker, range(2))
         before = await run.client.status()
         await run.journal.flushed()
         shutil.copytree(tmp_path / "live", crashed)

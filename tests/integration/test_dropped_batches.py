@@ -20,7 +20,7 @@ from drivers.dataflow_driver import (
     ScriptedWorker,
     kept,
     make_plan,
-    play,
+    play_run,
     refused,
     running,
 )
@@ -53,7 +53,7 @@ async def test_a_run_goes_on_with_another_batch_and_its_audit_holds(tmp_path: Pa
         after = await run.client.status()
         assert kept(after.policies) == kept(before.policies)
         assert after.policies[0].fates.evicted == 4
-        await play(run)
+        await play_run(run)
     report = audit(tmp_path)
     assert report.problems == ()
     (policy,) = report.policies
@@ -202,7 +202,7 @@ async def test_the_folder_of_a_run_that_stopped_can_be_mended(tmp_path: Path) ->
     code, said = await asked()
     assert (code, "(none now)" in said) == (1, True), said
     async with running(folder.journal, plan) as run:
-        await play(run)
+        await play_run(run)
     report = audit(folder.journal)
     assert report.problems == ()
     assert (report.policies[0].dropped_batches, report.policies[0].steps) == (1, 3)

@@ -18,7 +18,7 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.types import AdvantageSpan, GenerateRequest, Generation, Sample, Sampling
 from drivers.engine_models import snapshot_of
 from drivers.recipe_builders import make_digit_model, make_digit_recipe
-from drivers.trainer_builders import first_moments, make_batch, make_model, save_model
+from drivers.trainer_builders import first_moments, make_batch, make_tiny_model, save_model
 
 TEMPERATURE = 0.7
 PROMPTS = tuple(tuple(range(2, 3 + idx % 7)) for idx in range(40))
@@ -35,7 +35,7 @@ async def generate(model_dir: Path, *, exact: bool) -> list[Generation]:
     other weights."""
     engine = TorchEngine(
         TorchEngineConfig(num_slots=24, max_context=160),
-        snapshot_of(make_model(seed=1), model_dir),
+        snapshot_of(make_tiny_model(seed=1), model_dir),
         exact=exact,
     )
 
@@ -126,7 +126,7 @@ async def test_a_run_with_exact_has_no_gap(tmp_path: Path) -> None:
 def test_scores_of_the_engine_are_its_own_logprobs(model_dir: Path) -> None:
     async def scored() -> tuple[Generation, np.ndarray]:
         config = TorchEngineConfig(num_slots=2, max_context=64)
-        engine = TorchEngine(config, snapshot_of(make_model(), model_dir), exact=True)
+        engine = TorchEngine(config, snapshot_of(make_tiny_model(), model_dir), exact=True)
         try:
             made = await engine.generate(
                 GenerateRequest(token_ids=PROMPTS[5], sampling=Sampling(max_tokens=30, temperature=1.0))

@@ -11,7 +11,7 @@ import pytest
 from astraflow.config import Use
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
-from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play_run, running
 
 
 class Counting:
@@ -62,7 +62,7 @@ async def test_a_snapshot_that_is_due_and_fails_ends_the_run_which_goes_on_when_
     assert audit(tmp_path).ok
     Counting.broken = ""
     async with running(tmp_path, PLAN, resumes_failed=True) as run:
-        await play(run)
+        await play_run(run)
         assert run.service.state == "finished"
     assert audit(tmp_path).ok
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.audit import audit
-from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play_run, running
 
 
 async def test_a_run_does_not_end_by_one_service_that_fails_every_lease_and_names_it(
@@ -21,7 +21,7 @@ async def test_a_run_does_not_end_by_one_service_that_fails_every_lease_and_name
             await ScriptedTrainer(run.client).attach()
             await broken.leased(24)  # It takes all that there is before the other one comes.
             (worker,) = (await run.client.status()).workers
-            await play(run, num_workers=1)
+            await play_run(run, num_workers=1)
             await failing
         status = await run.client.status()
     assert (worker.name, worker.is_set_aside, worker.failed_in_a_row) == ("broken", True, 3)
@@ -62,7 +62,7 @@ async def test_a_run_that_failed_goes_on_when_it_is_started_again_and_its_audit_
     async with running(tmp_path, plan, resumes_failed=True) as run:
         assert (await run.client.status()).state == "running"
         async with asyncio.timeout(15):
-            await play(run)
+            await play_run(run)
         assert (await run.client.status()).reason == "all steps are done"
         assert len(await run.client.evals(wait_s=0)) >= 3
     report = audit(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.dataflow.audit import audit
 from astraflow.types import Task
-from drivers.dataflow_driver import ListSource, ScriptedTrainer, ScriptedWorker, play, running
+from drivers.dataflow_driver import ListSource, ScriptedTrainer, ScriptedWorker, play_run, running
 
 
 class TroubledSource(ListSource):
@@ -62,7 +62,7 @@ async def test_a_source_that_fails_ends_the_run_which_goes_on_when_it_is_mended(
         assert reason in status.reason
         assert not run.service.fatal.is_set()
     async with running(tmp_path, resumes_failed=True) as run:
-        await play(run)
+        await play_run(run)
         assert run.service.state == "finished"
     assert audit(tmp_path).ok
 

@@ -13,7 +13,7 @@ from astraflow.recipe.recipe import load_recipe
 from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner
-from drivers.docs_driver import ROOT
+from drivers.system_driver import ROOT
 
 pytestmark = pytest.mark.timeout(300)  # the model is built once, and the first run starts a sandbox
 

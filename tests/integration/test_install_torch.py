@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from drivers.docs_driver import ROOT, tool
+from drivers.docs_driver import tool
+from drivers.system_driver import ROOT
 
 VERSION = tool("install_torch").VERSION
 CPU = f"{VERSION}+cpu"

@@ -22,7 +22,7 @@ from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, Heartbeat, Load
-from drivers.compaction_driver import SEGMENT, compact, train
+from drivers.compaction_driver import SEGMENT, compact, train_steps
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
 PLAN = make_plan(num_steps=4, eval_tasks=3)
@@ -85,7 +85,7 @@ async def make_run(folder: Path, *, is_compacted: bool) -> Sound:
         await worker.register()
         span = BusySpan("generate", 1.0, 2.0)
         await run.client.heartbeat(worker.id, Heartbeat(lease_ids=(), load=Load(spans=(span,))))
-        await train(trainer, worker, range(2))
+        await train_steps(trainer, worker, range(2))
         for lease in await worker.lease(num_free=3):
             await worker.send(await worker.answer(lease))
     if is_compacted:
@@ -183,7 +183,7 @@ async def test_a_flipped_bit_of_the_databases_log_costs_nothing_that_the_segment
         trainer, worker = ScriptedTrainer(run.client), ScriptedWorker(run.client)
         await trainer.attach()
         await worker.register()
-        await train(trainer, worker, range(1))
+        await train_steps(trainer, worker, range(1))
         await run.journal.flushed()
         shutil.copytree(tmp_path / "live", tmp_path / "killed")
         seq = run.journal.seq

@@ -12,7 +12,7 @@ from astraflow.recipe.run_folder import RunFolder, RunRecord
 from astraflow.report.report import draw_curve, load_summary, summary_table, write_report
 from astraflow.report.summary import FailureShare, Summary
 from astraflow.types import EpisodeResult, EvalRecord, Failure, MetricItem
-from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play_run, running
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ async def folder(tmp_path: Path) -> RunFolder:
     folder.create()
     plan = make_plan(policies=("solver", "verifier"), num_steps=3, eval_tasks=3)
     async with running(folder.journal, plan) as run:
-        await play(run, policies=("solver", "verifier"))
+        await play_run(run, policies=("solver", "verifier"))
     folder.save_record(RunRecord(name="demo", state="finished", active=((0.0, 1e12),)))
     return folder
 
@@ -75,7 +75,7 @@ async def test_tokens_with_a_gradient_are_told_from_those_that_were_committed(tm
     folder = RunFolder(tmp_path / "run")
     folder.create()
     async with running(folder.journal, make_plan(num_steps=2)) as run:
-        await play(run, metrics=(MetricItem("num_gradient_tokens", 3.0, "sum"),))
+        await play_run(run, metrics=(MetricItem("num_gradient_tokens", 3.0, "sum"),))
     folder.save_record(RunRecord(name="demo", state="finished", active=((0.0, 1e12),)))
     summary = write_report(folder, one_policy())
     assert summary.gradient_tokens == summary.policies[0].gradient_tokens == 6

@@ -13,9 +13,8 @@ from astraflow.rollout.policy_host import PolicyHost
 from astraflow.types import Manifest, PolicyInfo, Publication, Sampling, VersionsReply
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.arrival import Arrival
-from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_manifest, make_plan, running
-from drivers.rollout_fakes import CharRenderer, ScriptedEngine
-from drivers.rollout_fakes import make_manifest as make_bare_manifest
+from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, make_tensor_manifest, running
+from drivers.rollout_fakes import CharRenderer, ScriptedEngine, make_empty_manifest
 
 
 class Shelf:
@@ -38,7 +37,7 @@ class Shelf:
             if wait_s:
                 await self.published.wait_for(lambda: self.newest > after)
             kept = range(max(after + 1, self.oldest), self.newest + 1)
-            manifests = tuple(make_bare_manifest("solver", version) for version in kept)
+            manifests = tuple(make_empty_manifest("solver", version) for version in kept)
             return VersionsReply(newest=self.newest, manifests=manifests, pinned=(), state="running")
 
 
@@ -108,7 +107,7 @@ async def test_followed_versions_are_kept_as_long_as_a_follower_needs_them(tmp_p
 
 async def test_a_frozen_policy_has_one_version_and_no_table(tmp_path: Path) -> None:
     plan = replace(make_plan(), frozen=("teacher",))
-    manifest = make_manifest("teacher", 0)
+    manifest = make_tensor_manifest("teacher", 0)
     async with running(tmp_path, plan, frozen=("teacher",)) as run:
         assert (await run.client.versions("teacher", after=-1, wait_s=0.0)).newest == -1
         waiting = asyncio.create_task(run.client.versions("teacher", after=-1, wait_s=20.0))
@@ -116,7 +115,7 @@ async def test_a_frozen_policy_has_one_version_and_no_table(tmp_path: Path) -> N
         assert (await waiting).manifests == (manifest,)
         await run.client.publish("teacher", Publication(epoch=0, step=0, manifest=manifest))
         assert (await run.client.versions("teacher", after=0, wait_s=0.0)).manifests == ()
-        newer = make_manifest("teacher", 1)
+        newer = make_tensor_manifest("teacher", 1)
         with pytest.raises(RefusedError, match="version 0 only"):
             await run.client.publish("teacher", Publication(epoch=0, step=0, manifest=newer))
         status = await run.client.status()

@@ -14,8 +14,8 @@ from astraflow.trainer.ranks import Ranks
 from astraflow.weights.delta.encoder import HEADER_BYTES
 from astraflow.weights.ranges import RangeJob, RangeWriter, Written, part_path
 from drivers.rank_pool import RankPool
-from drivers.rank_runs import CASES, assert_same_run, make_experts, make_learner, train
-from drivers.trainer_builders import make_model, save_model
+from drivers.rank_runs import CASES, assert_same_run, make_experts, make_learner, train_on_ranks
+from drivers.trainer_builders import make_tiny_model, save_model
 
 WORLDS = (1, 2, 4)
 
@@ -35,7 +35,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_losses_gradients_and_metrics_are_those_of_one_rank(
     pool: RankPool, model_dir: Path, case: str
 ) -> None:
-    alone, two, four = (pool.run(world, train, model_dir, CASES[case], range(2)) for world in WORLDS)
+    alone, two, four = (pool.run(world, train_on_ranks, model_dir, CASES[case], range(2)) for world in WORLDS)
     for found in (*two, *four):
         assert_same_run(found, alone[0])
 
@@ -53,7 +53,7 @@ AGAIN = {**CASES["kl and two minibatches"], "backend": {"name": "torch", "activa
 @pytest.mark.parametrize(
     ("model", "case", "shapes"),
     [
-        (partial(make_model, tie_word_embeddings=True), AGAIN, ["2 x tensor 2", "2 x context 2"]),
+        (partial(make_tiny_model, tie_word_embeddings=True), AGAIN, ["2 x tensor 2", "2 x context 2"]),
         (make_experts, CASES["critic and split groups"], ["2 x tensor 2, experts too", "replicate 2"]),
     ],
     ids=["tied", "experts"],
@@ -67,17 +67,17 @@ def test_ranks_in_any_shape_find_what_one_finds_and_resume_in_another(
 ) -> None:
     folder = tmp_path / "model"
     model().save_pretrained(folder)
-    (alone,) = pool.run(1, train, folder, case, range(4))
+    (alone,) = pool.run(1, train_on_ranks, folder, case, range(4))
     for name, other in zip(shapes, reversed(shapes), strict=True):
         saved = tmp_path / name
         saved.mkdir()
         world, shard = SHAPES[name]
-        first = pool.run(world, train, folder, {**case, "shard": shard}, range(2), saved)
+        first = pool.run(world, train_on_ranks, folder, {**case, "shard": shard}, range(2), saved)
         others = SHAPES[other][1]
-        resumed = pool.run(world, train, folder, {**case, "shard": others}, range(2, 4), None, saved)
+        resumed = pool.run(world, train_on_ranks, folder, {**case, "shard": others}, range(2, 4), None, saved)
         for begun, ended in zip(first, resumed, strict=True):
             assert_same_run((begun[0] + ended[0], ended[1]), alone)
-        (loaded,) = pool.run(1, train, folder, case, range(2, 2), None, saved)
+        (loaded,) = pool.run(1, train_on_ranks, folder, case, range(2, 2), None, saved)
         assert loaded[1] == first[0][1]
 
 
@@ -86,12 +86,12 @@ def test_what_four_ranks_saved_two_and_one_load_to_the_same_bytes_and_go_on(
     pool: RankPool, model_dir: Path, tmp_path: Path, case: str
 ) -> None:
     settings = CASES[case]
-    _, version = pool.run(4, train, model_dir, settings, range(2), tmp_path)[0]
+    _, version = pool.run(4, train_on_ranks, model_dir, settings, range(2), tmp_path)[0]
     steps = {}
     for world in WORLDS:
-        _, loaded = pool.run(world, train, model_dir, settings, range(2, 2), None, tmp_path)[0]
+        _, loaded = pool.run(world, train_on_ranks, model_dir, settings, range(2, 2), None, tmp_path)[0]
         assert loaded == version
-        steps[world], _ = pool.run(world, train, model_dir, settings, range(2, 4), None, tmp_path)[0]
+        steps[world], _ = pool.run(world, train_on_ranks, model_dir, settings, range(2, 4), None, tmp_path)[0]
     for world in (1, 2):
         for mine, theirs in zip(steps[world], steps[4], strict=True):
             assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_another_model_is_refused_at_any_number_of_ranks(
     other = save_model(tmp_path / "other", num_hidden_layers=1)
     saved = tmp_path / "saved"
     saved.mkdir()
-    pool.run(1, train, model_dir, {}, range(1), saved)
+    pool.run(1, train_on_ranks, model_dir, {}, range(1), saved)
     for world in (1, 2):
         for answer in pool.run(world, load_other, other, saved):
             assert answer.startswith("checkpoint")
@@ -126,10 +126,10 @@ MANY = {"vocab_size": 70_000, "hidden_size": 64}
 
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "dense": partial(make_model, **MANY),
-    "tied, merged adapters": partial(make_model, **MANY, tie_word_embeddings=True),
+    "dense": partial(make_tiny_model, **MANY),
+    "tied, merged adapters": partial(make_tiny_model, **MANY, tie_word_embeddings=True),
     "tied experts": partial(make_experts, **MANY, initializer_range=0.02),
-    "adapters": make_model,
+    "adapters": make_tiny_model,
 }
 BACKENDS: dict[str, dict[str, Any]] = {
     "tied, merged adapters": {"lora": {"rank": 2}},

@@ -40,7 +40,14 @@ from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.arrival import Arrival
 from astraflow.wire import array
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from drivers.dataflow_driver import Run, ScriptedTrainer, make_manifest, make_plan, make_run_info, running
+from drivers.dataflow_driver import (
+    Run,
+    ScriptedTrainer,
+    make_plan,
+    make_run_info,
+    make_tensor_manifest,
+    running,
+)
 from drivers.engine_models import snapshot_of
 from drivers.workflow_driver import versions_of
 
@@ -128,7 +135,7 @@ class Trainer(ScriptedTrainer):
     """Publishes the vocabulary of the model."""
 
     async def publish(self, version: int, step: int) -> None:
-        manifest = make_manifest(self.policy, version, vocab=VOCAB)
+        manifest = make_tensor_manifest(self.policy, version, vocab=VOCAB)
         publication = Publication(epoch=self.session.epoch, step=step, manifest=manifest)
         await self.client.publish(self.policy, publication)
         self.version = version

@@ -13,7 +13,14 @@ from astraflow.types import GenerateRequest, Publication
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.single_turn import single_turn
-from drivers.dataflow_driver import Run, ScriptedTrainer, make_manifest, make_plan, make_run_info, running
+from drivers.dataflow_driver import (
+    Run,
+    ScriptedTrainer,
+    make_plan,
+    make_run_info,
+    make_tensor_manifest,
+    running,
+)
 from drivers.rollout_fakes import CharRenderer, MemoryWeights, ScriptedEngine
 
 EXACT = TasksConfig(sources={"sums": JsonlSourceConfig(path="sums.jsonl")}, reward=ExactReward())
@@ -33,7 +40,7 @@ class CharTrainer(ScriptedTrainer):
         self._link = client
 
     async def publish(self, version: int, step: int) -> None:
-        manifest = make_manifest(self.policy, version, vocab=256)
+        manifest = make_tensor_manifest(self.policy, version, vocab=256)
         publication = Publication(epoch=self.session.epoch, step=step, manifest=manifest)
         await self._link.publish(self.policy, publication)
         self.version = version

@@ -42,7 +42,7 @@ from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Work
 from astraflow.workflows.single_turn import single_turn
 from drivers.rollout_fakes import (
     CharRenderer,
-    MemoryDataflow,
+    MemoryRolloutLink,
     MemoryWeights,
     ScriptedEngine,
     make_lease,
@@ -61,13 +61,13 @@ class Rig:
         max_episodes: int = 4,
         drain_s: float = 0.05,
         outage_s: float = 60.0,
-        dataflow: MemoryDataflow | None = None,
+        dataflow: MemoryRolloutLink | None = None,
         make_renderer: Callable[[PolicyInfo, Path], Renderer] = lambda *_: CharRenderer(),
         tasks: TasksConfig = EXACT,
         workflow: Workflow = single_turn,
         resumes: bool = False,
     ) -> None:
-        self.dataflow = dataflow or MemoryDataflow(names)
+        self.dataflow = dataflow or MemoryRolloutLink(names)
         self.weights = MemoryWeights()
         self.engines = {name: ScriptedEngine("5") for name in names}
         self.stop = asyncio.Event()
@@ -421,7 +421,7 @@ async def test_a_result_that_the_dataflow_finds_invalid_is_logged(
 
 
 async def test_a_refused_registration_ends_the_service_with_the_reason(start: Start) -> None:
-    class Strict(MemoryDataflow):
+    class Strict(MemoryRolloutLink):
         async def register(self, request: RegisterWorker) -> Registration:
             raise RefusedError("model digests differ")
 
@@ -482,12 +482,12 @@ async def two_turns_and_a_wait(
     return Rewards()
 
 
-def num_told(dataflow: MemoryDataflow) -> int:
+def num_told(dataflow: MemoryRolloutLink) -> int:
     """Completions in all reports."""
     return sum(len(part.completions) for report in dataflow.reports for part in report.parts)
 
 
-class NotesReturns(MemoryDataflow):
+class NotesReturns(MemoryRolloutLink):
     """Notes how many turns were reported when leases are given back."""
 
     def __init__(self, policies: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ from astraflow.dataflow.journal.journal_db import DATABASE, row_sum
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import chain_of, decode_events, encode_events, schedule_of
 from astraflow.errors import JournalError
-from drivers.compaction_driver import compact, train
+from drivers.compaction_driver import compact, train_steps
 from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
 
 SOON = DataflowConfig(lease_timeout_s=1.0, heartbeat_s=0.3)
@@ -77,7 +77,7 @@ async def interrupted(tmp_path: Path, plan: RunPlan) -> Path:
         worker = ScriptedWorker(run.client)
         await trainer.attach()
         await worker.register()
-        await train(trainer, worker, range(2))
+        await train_steps(trainer, worker, range(2))
         await run.journal.flushed()
         shutil.copytree(tmp_path / "live", crashed)
     return crashed

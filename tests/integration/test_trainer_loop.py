@@ -19,7 +19,7 @@ from astraflow.protocols import Learner, StepResult
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import STOP_S, Trainer, TrainerPlan, run_trainer
 from astraflow.types import Batch, Commit, Publication, PublicationReply, Release, StepFailure
-from drivers.trainer_fakes import CountingLearner, MemoryDataflow, MemoryPublisher
+from drivers.trainer_fakes import CountingLearner, MemoryPublisher, MemoryTrainerLink
 
 DEADLINE_S = 10.0
 
@@ -27,7 +27,7 @@ DEADLINE_S = 10.0
 class Bench:
     """One policy's counterparts, which outlive its trainers."""
 
-    def __init__(self, folder: Path, dataflow: MemoryDataflow, *, checkpoint_every: int = 2) -> None:
+    def __init__(self, folder: Path, dataflow: MemoryTrainerLink, *, checkpoint_every: int = 2) -> None:
         self.folder, self.dataflow, self.checkpoint_every = folder, dataflow, checkpoint_every
         self.publisher = MemoryPublisher()
         self.backend = CountingLearner()
@@ -72,7 +72,7 @@ def numbers(items: Sequence[Commit] | Sequence[Publication]) -> list[int]:
 
 
 async def test_a_whole_run_publishes_commits_and_releases_in_order(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=5))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=5))
     await bench.run()
     dataflow = bench.dataflow
     assert dataflow.taken == [0, 1, 2, 3, 4]
@@ -87,13 +87,13 @@ async def test_a_whole_run_publishes_commits_and_releases_in_order(tmp_path: Pat
 
 
 async def test_only_the_first_version_of_a_session_carries_the_models_files(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=2))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=2))
     await bench.run()
     assert [sorted(files) for files in bench.publisher.files.values()] == [["config.json"], [], []]
 
 
 async def test_the_next_step_trains_while_the_last_is_published(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=4))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=4))
     bench.publisher.hold(1)
     work = bench.start()
     await bench.until_asked(1)
@@ -109,7 +109,7 @@ async def test_the_next_step_trains_while_the_last_is_published(tmp_path: Path) 
 
 
 async def test_the_loop_stays_live_while_a_step_trains(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=1))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=1))
     bench.backend.may_train.clear()
     work = bench.start()
     await bench.until_asked(0)
@@ -120,7 +120,7 @@ async def test_the_loop_stays_live_while_a_step_trains(tmp_path: Path) -> None:
 
 
 async def test_commits_carry_metrics_and_what_the_time_went_to(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=3))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=3))
     await bench.run()
     for commit in bench.dataflow.commits:
         named = {m.name: m.value for m in commit.metrics}
@@ -133,7 +133,7 @@ async def test_commits_carry_metrics_and_what_the_time_went_to(tmp_path: Path) -
 
 
 async def test_a_killed_trainer_repeats_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=6, num_ready=5))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=6, num_ready=5))
     first = bench.start()
     await bench.until_asked(5)
     first.cancel()
@@ -152,7 +152,7 @@ async def test_a_killed_trainer_repeats_the_steps_after_its_checkpoint(tmp_path:
     assert bench.publisher.files[restored.manifest.version]
     assert bench.publisher.versions[restored.manifest.version] == bench.publisher.versions[4]
     assert committed <= 5
-    straight = Bench(tmp_path_of(tmp_path, "straight"), MemoryDataflow(num_steps=6))
+    straight = Bench(tmp_path_of(tmp_path, "straight"), MemoryTrainerLink(num_steps=6))
     await straight.run()
     assert second.weight == straight.backend.weight
 
@@ -163,7 +163,7 @@ def tmp_path_of(folder: Path, name: str) -> Path:
 
 
 async def test_a_checkpoint_never_holds_more_steps_than_are_committed(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=4), checkpoint_every=1)
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=4), checkpoint_every=1)
     bench.publisher.hold(2)
     work = bench.start()
     await bench.until_asked(2)
@@ -175,7 +175,7 @@ async def test_a_checkpoint_never_holds_more_steps_than_are_committed(tmp_path: 
 
 
 async def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=4), checkpoint_every=2)
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=4), checkpoint_every=2)
     await bench.run()
     flip_a_bit(bench.store)
     await bench.run(CountingLearner())
@@ -195,7 +195,7 @@ def flip_a_bit(store: CheckpointStore) -> Path:
 async def test_a_flipped_bit_in_the_newest_checkpoint_costs_the_steps_after_the_one_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=9, num_ready=7))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=9, num_ready=7))
     first = bench.start()
     await bench.until_asked(7)
     first.cancel()
@@ -208,13 +208,13 @@ async def test_a_flipped_bit_in_the_newest_checkpoint_costs_the_steps_after_the_
     assert (bench.folder / "checkpoints" / "damaged-step-00000006" / "weight").is_file(), "kept for a person"
     assert "is damaged and set aside as damaged-step-00000006: weight differ" in caplog.text
     assert bench.dataflow.sessions[-1].durable_step == 4
-    straight = Bench(tmp_path_of(tmp_path, "straight"), MemoryDataflow(num_steps=9))
+    straight = Bench(tmp_path_of(tmp_path, "straight"), MemoryTrainerLink(num_steps=9))
     await straight.run()
     assert second.weight == straight.backend.weight
 
 
 async def test_when_every_checkpoint_is_damaged_the_trainer_says_what_to_do(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=9, num_ready=7))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=9, num_ready=7))
     first = bench.start()
     await bench.until_asked(7)
     first.cancel()
@@ -228,7 +228,7 @@ async def test_when_every_checkpoint_is_damaged_the_trainer_says_what_to_do(tmp_
 
 
 async def test_a_first_checkpoint_that_is_damaged_begins_the_run_anew(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=4, num_ready=3))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=4, num_ready=3))
     first = bench.start()
     await bench.until_asked(3)
     first.cancel()
@@ -239,7 +239,7 @@ async def test_a_first_checkpoint_that_is_damaged_begins_the_run_anew(tmp_path: 
     assert bench.dataflow.sessions[-1].durable_step == 0
 
 
-class Watched(MemoryDataflow):
+class Watched(MemoryTrainerLink):
     """Notes what the publisher had been told to forget at each commit."""
 
     publisher: MemoryPublisher
@@ -263,7 +263,7 @@ async def test_nothing_is_forgotten_before_the_commit_of_its_step(tmp_path: Path
 
 
 async def test_a_fenced_trainer_ends_with_the_reason(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=4, num_ready=2))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=4, num_ready=2))
     work = bench.start()
     await bench.until_asked(2)
     await bench.dataflow.change(fence=True)
@@ -272,7 +272,7 @@ async def test_a_fenced_trainer_ends_with_the_reason(tmp_path: Path) -> None:
             await work
 
 
-class LosesItsVoice(MemoryDataflow):
+class LosesItsVoice(MemoryTrainerLink):
     """Stops answering publications after the first."""
 
     async def publish(self, policy: str, publication: Publication) -> PublicationReply:
@@ -288,7 +288,7 @@ async def test_a_failed_publication_ends_the_wait_for_a_batch(tmp_path: Path) ->
 
 
 async def test_a_stop_while_waiting_saves_the_last_committed_step(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=9, num_ready=3), checkpoint_every=100)
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=9, num_ready=3), checkpoint_every=100)
     work = bench.start()
     await bench.until_asked(3)
     bench.stop.set()
@@ -302,7 +302,7 @@ async def test_a_stop_while_waiting_saves_the_last_committed_step(tmp_path: Path
     assert latest.step == 3
 
 
-class FallsSilent(MemoryDataflow):
+class FallsSilent(MemoryTrainerLink):
     """Hangs in its second commit, as a client does that retries while the service is gone."""
 
     async def commit(self, policy: str, commit: Commit) -> None:
@@ -323,7 +323,7 @@ async def test_a_stop_does_not_wait_for_a_silent_dataflow(tmp_path: Path) -> Non
     assert latest.step == 1
 
 
-class GoneWhenStopped(MemoryDataflow):
+class GoneWhenStopped(MemoryTrainerLink):
     """The whole run is stopped at once: the dataflow is gone first."""
 
     async def release(self, policy: str, release: Release) -> None:
@@ -343,7 +343,7 @@ async def test_a_stop_is_no_failure_when_the_dataflow_is_gone_already(tmp_path: 
 
 
 async def test_the_runs_end_is_a_good_end_with_a_checkpoint(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=9, num_ready=1), checkpoint_every=100)
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=9, num_ready=1), checkpoint_every=100)
     work = bench.start()
     await bench.until_asked(1)
     await bench.dataflow.change(is_over=True)
@@ -354,14 +354,14 @@ async def test_the_runs_end_is_a_good_end_with_a_checkpoint(tmp_path: Path) -> N
 
 
 async def test_a_run_that_is_over_needs_no_trainer(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow())
+    bench = Bench(tmp_path, MemoryTrainerLink())
     await bench.dataflow.change(is_over=True)
     await bench.run()
     assert bench.dataflow.publications == []
 
 
 async def test_a_refusal_for_another_reason_is_an_error(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=4))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=4))
     await bench.run()
     bench.dataflow.committed = 0  # another run's dataflow
     with pytest.raises(RefusedError, match="checkpoint of 4 steps"):
@@ -376,7 +376,7 @@ class Broken(CountingLearner):
 
 
 async def test_an_error_of_the_backend_ends_the_trainer(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=4))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=4))
     with pytest.raises(TrainingError, match="group 9/episode 1"):
         await bench.run(Broken())
     assert bench.dataflow.committed <= 1
@@ -391,13 +391,13 @@ async def test_an_error_that_is_not_the_batchs_is_not_blamed_on_it(tmp_path: Pat
         def train_step(self, batch: Batch) -> StepResult:
             raise error
 
-    bench = Bench(tmp_path, MemoryDataflow(num_steps=4))
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=4))
     with pytest.raises(type(error)):
         await bench.run(Unlucky())
     assert bench.dataflow.failures == []
 
 
-class Deaf(MemoryDataflow):
+class Deaf(MemoryTrainerLink):
     """A dataflow that does not know the request."""
 
     async def step_failed(self, policy: str, failure: StepFailure) -> None:

@@ -22,7 +22,7 @@ from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.renderer import load_renderer
 from astraflow.types import Task
 from astraflow.wire import array
-from drivers.agent_driver import VENVS, CompetentEngine, Row, pinned, play, rows
+from drivers.agent_driver import VENVS, CompetentEngine, Row, pinned, play_program, rows
 from drivers.engine_models import snapshot_of
 from drivers.workflow_driver import letter_renderer, replayed
 
@@ -52,7 +52,7 @@ def test_the_table_names_the_versions_that_run(row: Row) -> None:
 @pytest.mark.parametrize(("row", "form"), CLAIMS, ids=[f"{row.program}-{form}" for row, form in CLAIMS])
 async def test_a_program_of_the_table_runs_and_is_recorded_exactly(row: Row, form: str) -> None:
     engine = CompetentEngine()
-    episode = await play(row, form, engine, letter_renderer("agentic"))
+    episode = await play_program(row, form, engine, letter_renderer("agentic"))
     assert episode.score == 1.0, (engine.said, episode.messages)
     assert sum((replayed(each) for each in episode.trajectories), Counter()) == engine.sampled
     assert {each.reward for each in episode.trajectories} == {1.0}
@@ -88,7 +88,7 @@ async def test_a_real_model_answers_a_program_and_is_recorded(
         printed.append(text)
         return 0.5
 
-    episode = await play(row, form, tiny, load_renderer(tmp_path), scores=noted)
+    episode = await play_program(row, form, tiny, load_renderer(tmp_path), scores=noted)
     (trajectory,) = episode.trajectories
     sampled = array(trajectory.mask, "uint8").astype(bool)
     said = load_renderer(tmp_path).parse(array(trajectory.token_ids, "int32")[sampled].tolist()).content

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.template_driver import FAMILIES, make_model, play
+from drivers.template_driver import FAMILIES, make_template_model, play_template
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -16,6 +16,6 @@ EPISODES = 840
 async def test_no_episode_of_thousands_trains_another_token_than_was_sampled(
     name: str, tmp_path: Path
 ) -> None:
-    model = make_model(FAMILIES[name], tmp_path)
+    model = make_template_model(FAMILIES[name], tmp_path)
     for seed in range(1_000, 1_000 + EPISODES):
-        await play(model, seed=seed)
+        await play_template(model, seed=seed)

@@ -15,8 +15,8 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import GenerateRequest
 from astraflow.workflows.config import AgentConfig
 from astraflow.workflows.factory import make_workflow
-from drivers.agent_driver import ROOT
 from drivers.rollout_fakes import exact, make_policy, make_task
+from drivers.system_driver import ROOT
 from drivers.workflow_driver import DiceEngine, LetterTokenizer, letter_renderer, replayed
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]

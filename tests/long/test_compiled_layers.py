@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from astraflow.trainer.ranks import ALONE
 from drivers.rank_pool import RankPool
-from drivers.rank_runs import CASES, assert_same_run, make_experts, train
-from drivers.trainer_builders import make_model
+from drivers.rank_runs import CASES, assert_same_run, make_experts, train_on_ranks
+from drivers.trainer_builders import make_tiny_model
 
 pytestmark = [
     pytest.mark.long,
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "tied": partial(make_model, tie_word_embeddings=True),
+    "tied": partial(make_tiny_model, tie_word_embeddings=True),
     "experts": make_experts,
 }
 
@@ -55,25 +55,25 @@ def compiled(settings: dict[str, Any]) -> dict[str, Any]:
 def test_compiled_layers_train_as_the_others_do(tmp_path: Path, kind: str, case: str) -> None:
     folder = tmp_path / "model"
     MODELS[kind]().save_pretrained(folder)
-    expected = train(ALONE, folder, CASES[case], range(2))
+    expected = train_on_ranks(ALONE, folder, CASES[case], range(2))
     assert not counters["stats"]["unique_graphs"]
-    assert_same_run(train(ALONE, folder, compiled(CASES[case]), range(2)), expected)
+    assert_same_run(train_on_ranks(ALONE, folder, compiled(CASES[case]), range(2)), expected)
     assert counters["stats"]["unique_graphs"]
 
 
 def test_new_lengths_need_no_new_code(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    make_model().save_pretrained(folder)
-    train(ALONE, folder, compiled(CASES["m2po over microbatches"]), range(2))
+    make_tiny_model().save_pretrained(folder)
+    train_on_ranks(ALONE, folder, compiled(CASES["m2po over microbatches"]), range(2))
     num_graphs = counters["stats"]["unique_graphs"]
-    train(ALONE, folder, compiled(CASES["m2po over microbatches"]), range(8))
+    train_on_ranks(ALONE, folder, compiled(CASES["m2po over microbatches"]), range(8))
     assert counters["stats"]["unique_graphs"] == num_graphs
 
 
 def test_layers_that_are_split_over_ranks_are_compiled_too(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    make_model().save_pretrained(folder)
-    expected = train(ALONE, folder, CASES["grpo"], range(2))
+    make_tiny_model().save_pretrained(folder)
+    expected = train_on_ranks(ALONE, folder, CASES["grpo"], range(2))
     with RankPool(2, answer_s=600.0) as pool:
-        for found in pool.run(2, train, folder, compiled(CASES["grpo"]), range(2)):
+        for found in pool.run(2, train_on_ranks, folder, compiled(CASES["grpo"]), range(2)):
             assert_same_run(found, expected)

@@ -8,14 +8,14 @@ import pytest
 from transformers import PreTrainedModel
 
 from drivers.rank_pool import RankPool
-from drivers.rank_runs import CASES, assert_same_run, make_experts, train
-from drivers.trainer_builders import make_model
+from drivers.rank_runs import CASES, assert_same_run, make_experts, train_on_ranks
+from drivers.trainer_builders import make_tiny_model
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "dense": make_model,
-    "tied": partial(make_model, tie_word_embeddings=True),
+    "dense": make_tiny_model,
+    "tied": partial(make_tiny_model, tie_word_embeddings=True),
     "experts": make_experts,
 }
 SHAPES: list[tuple[int, dict[str, int]]] = [
@@ -50,7 +50,7 @@ def test_all_shapes_find_what_one_rank_finds(pool: RankPool, tmp_path: Path, kin
     shapes = [(world, shard) for world, shard in shapes if case != "lora" or "tensor" not in shard]
     if kind == "experts" and case != "lora":
         shapes += [(2, {"tensor": 2, "expert": 2}), (4, {"tensor": 2, "expert": 2})]
-    (alone,) = pool.run(1, train, folder, CASES[case], range(2))
+    (alone,) = pool.run(1, train_on_ranks, folder, CASES[case], range(2))
     for world, shard in shapes:
-        for found in pool.run(world, train, folder, {**CASES[case], "shard": shard}, range(2)):
+        for found in pool.run(world, train_on_ranks, folder, {**CASES[case], "shard": shard}, range(2)):
             assert_same_run(found, alone)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drivers.quickstart_elsewhere import as_settings, learn_the_quickstart
-from drivers.ssh_driver import SshHosts, missing
+from drivers.ssh_driver import SshHosts, missing_for_ssh
 from drivers.system_driver import (
     Runs,
     interrupt,
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.system,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.skipif(bool(missing_for_ssh()), reason=missing_for_ssh()),
 ]
 
 SERVICES = ("rollout-0", "rollout-1", "rollout-2")

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.docs_driver import ROOT
-from drivers.system_driver import environment
+from drivers.system_driver import ROOT, environment
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(1800)]
 

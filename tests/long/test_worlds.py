@@ -101,10 +101,12 @@ async def test_shop(shape: dict[str, Any]) -> None:
     def chance(seen: Any) -> Iterator[str]:
         return shop_random(seen, rng)
 
-    async with shop_driver.opened(**shape, size=1_000) as shop:
-        assert statistics.mean(await shop_driver.rewards_of(shop, shop_expert, 1_000)) >= 0.99
-        assert statistics.mean(await shop_driver.rewards_of(shop, chance, 1_000)) <= 0.10
-        await shop_driver.take_odd_steps(shop, chance, [*ODD, "search[the]", "click[../etc/passwd]"], 10_000)
+    async with shop_driver.open_shop(**shape, size=1_000) as shop:
+        assert statistics.mean(await shop_driver.shop_rewards(shop, shop_expert, 1_000)) >= 0.99
+        assert statistics.mean(await shop_driver.shop_rewards(shop, chance, 1_000)) <= 0.10
+        await shop_driver.take_odd_shop_steps(
+            shop, chance, [*ODD, "search[the]", "click[../etc/passwd]"], 10_000
+        )
 
 
 async def test_household_has_the_same_rewards_in_three_ways() -> None:
@@ -118,7 +120,7 @@ async def test_terminal() -> None:
         return terminal_random(errand, rng)
 
     odd = [each for each in ODD if len(each) < 100_000]
-    async with terminal_driver.opened(size=1_000) as world:
-        assert statistics.mean(await terminal_driver.rewards_of(world, terminal_expert, 1_000)) >= 0.99
-        assert statistics.mean(await terminal_driver.rewards_of(world, chance, 1_000)) <= 0.10
-        await terminal_driver.take_odd_steps(world, chance, odd, 10_000)
+    async with terminal_driver.open_terminal(size=1_000) as world:
+        assert statistics.mean(await terminal_driver.terminal_rewards(world, terminal_expert, 1_000)) >= 0.99
+        assert statistics.mean(await terminal_driver.terminal_rewards(world, chance, 1_000)) <= 0.10
+        await terminal_driver.take_odd_terminal_steps(world, chance, odd, 10_000)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.types import Message
-from drivers.template_driver import FAMILIES, TEMPLATES, Model, make_model, play
+from drivers.template_driver import FAMILIES, TEMPLATE_DIR, Model, make_template_model, play_template
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -30,7 +30,7 @@ class Models:
     """The model of each family, made when it is first asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._of = cache(lambda name: make_model(FAMILIES[name], folder / name))
+        self._of = cache(lambda name: make_template_model(FAMILIES[name], folder / name))
 
     def of(self, name: str) -> Model:
         return self._of(name)
@@ -41,7 +41,7 @@ async def test_what_was_sampled_is_trained_once_and_only_what_must_fork_forks(
     name: str, models: Models
 ) -> None:
     model = models.of(name)
-    accounts = [await play(model, seed=seed) for seed in range(EPISODES)]
+    accounts = [await play_template(model, seed=seed) for seed in range(EPISODES)]
     recorded = sum((account.recorded for account in accounts), Counter[str]())
     assert recorded["merged"] > recorded["turns"] / 2, "most replies are encoded to other tokens"
     assert sum(account.num_extended for account in accounts) > EPISODES / 2
@@ -89,7 +89,9 @@ def test_a_tokenizer_merges_what_the_template_puts_together(name: str, models: M
 
 
 def test_each_template_has_a_family_and_a_line_in_the_list() -> None:
-    listed = re.findall(r"^\| `(\w+)\.jinja` \|", (TEMPLATES / "README.md").read_text(encoding="utf-8"), re.M)
+    listed = re.findall(
+        r"^\| `(\w+)\.jinja` \|", (TEMPLATE_DIR / "README.md").read_text(encoding="utf-8"), re.M
+    )
     assert listed == list(FAMILIES)
-    assert sorted(listed) == sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+    assert sorted(listed) == sorted(path.stem for path in TEMPLATE_DIR.glob("*.jinja"))
     assert len(listed) == 12

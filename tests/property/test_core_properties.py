@@ -29,7 +29,7 @@ from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan, Schedule
 from astraflow.errors import FencedError, RefusedError
 from astraflow.types import FateCounts, ServedVersions
-from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta, make_table
 from simulator.history import History
 
 _NUM_STEPS = 8
@@ -161,7 +161,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.table = table
         self.policies = ("actor", "critic")[:num_policies]
         sets = {"heldout": EvalSetPlan(num_tasks=2, samples=2)} if has_eval else {}
-        self.plan = make_plan(
+        self.plan = make_core_plan(
             table=table,
             policies=self.policies,
             num_steps=_NUM_STEPS,

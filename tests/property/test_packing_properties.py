@@ -13,7 +13,7 @@ from astraflow.trainer.step import token_logprobs
 from astraflow.trainer.torch.forward import Forward
 from astraflow.types import Sample
 from astraflow.types.token_columns import Columns
-from drivers.trainer_builders import VOCAB_SIZE, logprobs_alone, make_model, make_sample
+from drivers.trainer_builders import VOCAB_SIZE, logprobs_alone, make_sample, make_tiny_model
 
 TOKENS = st.lists(st.integers(2, 3), min_size=1, max_size=8)
 """Two different ids only, so that samples often share more than their prompt."""
@@ -36,12 +36,12 @@ def columns_of(groups: list[tuple[list[int], list[tuple[list[int], bool]]]]) -> 
 
 @pytest.fixture(scope="module")
 def model() -> torch.nn.Module:
-    return make_model()
+    return make_tiny_model()
 
 
 @pytest.fixture(scope="module")
 def packed_forward() -> Forward:
-    forward = Forward(make_model(), vocab_size=VOCAB_SIZE, config=TorchBackendConfig())
+    forward = Forward(make_tiny_model(), vocab_size=VOCAB_SIZE, config=TorchBackendConfig())
     assert forward.is_packed
     return forward
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from astraflow.algorithms.limiters import TicketLimiter
 from astraflow.algorithms.samplers import FifoSampler, SweepSampler, WindowSampler
 from astraflow.dataflow.core.commands import BatchTaken
-from drivers.core_driver import Driver, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_table
 
 _NUM_STEPS = 12
 _OWN = {"name": "use", "use": "own_sampler:MostToLearn", "args": {"spare": 1}}
@@ -48,7 +48,7 @@ def test_no_group_is_staler_at_take_than_its_sampler_states(
         limiter=limiter,
         sampler={"window": {"name": sampler, "span": span}, "own": _OWN}.get(sampler, {"name": sampler}),
     )
-    driver = Driver(make_plan(table=table, num_steps=_NUM_STEPS))
+    driver = Driver(make_core_plan(table=table, num_steps=_NUM_STEPS))
     play(driver, seed=seed, is_ahead=is_ahead)
     batches = [event for event in driver.events if isinstance(event, BatchTaken)]
     assert len(batches) == _NUM_STEPS
@@ -78,7 +78,7 @@ def test_a_window_keeps_its_formula_without_the_sweep(
         sampler={"name": "window", "span": span},
     )
     max_tickets = num_tickets * groups_per_batch
-    driver = Driver(make_plan(table=table, num_steps=_NUM_STEPS))
+    driver = Driver(make_core_plan(table=table, num_steps=_NUM_STEPS))
     play(driver, seed=seed, is_ahead=False, max_tickets=max_tickets)
     bound = WindowSampler(span=span).worst_staleness(table.sizes, max_tickets=max_tickets)
     batches = [event for event in driver.events if isinstance(event, BatchTaken)]

@@ -18,7 +18,7 @@ from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_la
 from astraflow.trainer.step_run import StepRun
 from astraflow.trainer.torch.forward import Forward
 from astraflow.types import AdvantageSpan, Batch, Generation, Sample, Stream
-from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_model
+from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_tiny_model
 
 ACTOR = Speaker("actor", "actor", 1.0)
 FIRST_ID = 1000
@@ -89,7 +89,7 @@ class Sampler:
 
 @pytest.fixture(scope="module")
 def forward() -> Forward:
-    return Forward(make_model(), vocab_size=VOCAB_SIZE, config=TorchBackendConfig())
+    return Forward(make_tiny_model(), vocab_size=VOCAB_SIZE, config=TorchBackendConfig())
 
 
 @settings(deadline=None, max_examples=60)

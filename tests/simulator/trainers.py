@@ -4,7 +4,7 @@ from collections.abc import Generator
 from typing import Any
 
 from astraflow.errors import FencedError, RefusedError
-from drivers.core_driver import make_manifest
+from drivers.core_driver import make_chunk_manifest
 from simulator.clock import Ask, Link, Process, Signal, World
 from simulator.referee import Referee
 from simulator.scenario import POLL_S, Scenario
@@ -114,7 +114,7 @@ class _Session:
     def _publish(self, step: int, *, is_first: bool) -> Generator[Any, Any, Any]:
         version = self._base + step
         is_delta = not is_first and self._world.rng.random() < 0.7
-        manifest = make_manifest(
+        manifest = make_chunk_manifest(
             self._policy,
             version,
             kind="delta" if is_delta else "full",

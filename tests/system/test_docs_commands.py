@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from drivers.docs_driver import IN_THE_RUN, ROOT, Block, blocks
-from drivers.system_driver import environment, made_once
+from drivers.docs_driver import IN_THE_RUN, Block, blocks
+from drivers.system_driver import ROOT, environment, made_once
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

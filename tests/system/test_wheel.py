@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from drivers.docs_driver import ROOT
-from drivers.system_driver import environment
+from drivers.system_driver import ROOT, environment
 from drivers.weight_files import write_model_folder
 
 pytestmark = [

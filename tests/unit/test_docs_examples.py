@@ -24,7 +24,8 @@ from astraflow.cli.main import main
 from astraflow.config import Use, load_attr
 from astraflow.recipe.recipe import load_recipe
 from astraflow.recipe.run_plan import uses
-from drivers.docs_driver import IN_THE_RUN, NOT_RUN, ROOT, Block, blocks, pages
+from drivers.docs_driver import IN_THE_RUN, NOT_RUN, Block, blocks, pages
+from drivers.system_driver import ROOT
 
 RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "examples").glob("*.yaml")])
 LANGUAGES = ("bash", "python", "yaml")

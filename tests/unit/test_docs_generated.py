@@ -6,7 +6,8 @@ import re
 import paper
 from astraflow.addons.tiny_models.spec import ModelSpec
 from astraflow.recipe.recipe import Recipe
-from drivers.docs_driver import ROOT, tool
+from drivers.docs_driver import tool
+from drivers.system_driver import ROOT
 
 
 def test_the_command_reference_is_up_to_date() -> None:

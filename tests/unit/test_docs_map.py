@@ -3,7 +3,8 @@
 import ast
 import re
 
-from drivers.docs_driver import DOCS, ROOT
+from drivers.docs_driver import DOCS
+from drivers.system_driver import ROOT
 
 ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 MAX_FILES = 25

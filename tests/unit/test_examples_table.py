@@ -7,7 +7,7 @@ import pytest
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import BatchTaken
 from astraflow.recipe.recipe import load_recipe
-from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta, make_table
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
@@ -24,7 +24,7 @@ def batches(driver: Driver) -> list[tuple[int, ...]]:
 
 
 def started(table: TableConfig, num_steps: int) -> Driver:
-    driver = Driver(make_plan(table=table, num_steps=num_steps))
+    driver = Driver(make_core_plan(table=table, num_steps=num_steps))
     driver.start()
     return driver
 

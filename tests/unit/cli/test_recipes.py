@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.cli.main import main
-from drivers.docs_driver import ROOT
+from drivers.system_driver import ROOT
 
 
 def run(*arguments: str) -> int:

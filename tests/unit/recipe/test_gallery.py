@@ -11,7 +11,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.recipe import gallery
 from astraflow.recipe.recipe import load_recipe
 from astraflow.recipe.run_plan import uses
-from drivers.docs_driver import ROOT
+from drivers.system_driver import ROOT
 
 ENTRIES = gallery.entries()
 RECIPES = [entry for entry in ENTRIES if entry.kind == "recipe"]

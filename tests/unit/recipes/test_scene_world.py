@@ -14,7 +14,7 @@ from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
 from astraflow.models.images import check_image
 from astraflow.recipe.recipe import load_recipe
-from drivers.docs_driver import ROOT
+from drivers.system_driver import ROOT
 from drivers.world_driver import take_odd_steps
 
 TINY: dict[str, Any] = {"side": 3, "cell_pixels": 8, "form": "bare"}

@@ -15,7 +15,7 @@ from recipes.webshop.shop_teachers import demonstrations
 from recipes.webshop.shop_world import Shop, action_in
 
 from astraflow.errors import ConfigError, DataError
-from drivers.shop_driver import opened, rewards_of, take_odd_steps
+from drivers.shop_driver import open_shop, shop_rewards, take_odd_shop_steps
 
 pytest.importorskip("bm25s", reason="needs bm25s (extra `webshop`)")
 pytest.importorskip("rapidfuzz", reason="needs rapidfuzz (extra `webshop`)")
@@ -42,9 +42,9 @@ async def test_the_expert_buys_what_is_asked_for_and_a_random_player_hardly_ever
     shape: dict[str, Any],
 ) -> None:
     rng = random.Random(0)
-    async with opened(**shape, size=40) as shop:
-        assert statistics.mean(await rewards_of(shop, expert, 40)) >= 0.99
-        assert statistics.mean(await rewards_of(shop, lambda seen: random_player(seen, rng), 40)) <= 0.10
+    async with open_shop(**shape, size=40) as shop:
+        assert statistics.mean(await shop_rewards(shop, expert, 40)) >= 0.99
+        assert statistics.mean(await shop_rewards(shop, lambda seen: random_player(seen, rng), 40)) <= 0.10
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_reward_is_webshops(options: dict[str, str], changes: dict[str, Any]
 
 
 async def test_a_visit_goes_from_search_to_purchase_over_http() -> None:
-    async with opened(num_items=30, page_size=1, size=1) as shop:
+    async with open_shop(num_items=30, page_size=1, size=1) as shop:
         (task,) = shop.tasks("train")
         visit, seen = await shop.reset(task, seed=0)
         assert '"has_search_bar": true, "clickables": ["search"]' in str(seen.messages)
@@ -94,14 +94,14 @@ async def test_a_visit_goes_from_search_to_purchase_over_http() -> None:
 
 
 async def test_a_visit_may_begin_when_few_actions_are_left() -> None:
-    async with opened(**TINY, actions_left=2, size=20) as shop:
+    async with open_shop(**TINY, actions_left=2, size=20) as shop:
         for task in shop.tasks("train"):
             visit, seen = await shop.reset(task, seed=0)
             assert "Buy Now" in str(seen.messages)
             seen = await shop.step(visit, "click[buy now]")
             assert seen.reward == 0.75
             shop.end(visit)
-    async with opened(**TINY, actions_left=99, size=1) as shop:
+    async with open_shop(**TINY, actions_left=99, size=1) as shop:
         _, seen = await shop.reset(shop.tasks("train")[0], seed=0)
         assert str(seen.messages).endswith('{"has_search_bar": true, "clickables": ["search"]}')
 
@@ -115,12 +115,12 @@ async def test_no_reply_however_odd_raises() -> None:
         "search[the a of]",
     ]
     rng = random.Random(1)
-    async with opened(num_items=50, size=20) as shop:
-        await take_odd_steps(shop, lambda seen: random_player(seen, rng), odd, 300)
+    async with open_shop(num_items=50, size=20) as shop:
+        await take_odd_shop_steps(shop, lambda seen: random_player(seen, rng), odd, 300)
 
 
 async def test_pages_that_are_not_there_are_not_found() -> None:
-    async with opened(num_items=5, size=1) as shop:
+    async with open_shop(num_items=5, size=1) as shop:
         site = shop._site.address  # pyright: ignore[reportPrivateUsage] - its address is nobody else's concern
         async with aiohttp.ClientSession() as session:
             for path in ("/", "/nobody", "/a/b/c/d/e/f", "/done/nobody/B000000001", "/../etc/passwd"):

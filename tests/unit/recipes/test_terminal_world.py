@@ -10,17 +10,20 @@ from recipes.terminal.terminal_folders import KINDS, folder_of, make_errand, wri
 from recipes.terminal.terminal_world import Terminal, demonstrations, expert, random_player
 
 from astraflow.errors import ConfigError, RolloutError
-from drivers.terminal_driver import opened, rewards_of, take_odd_steps
+from drivers.terminal_driver import open_terminal, take_odd_terminal_steps, terminal_rewards
 
 ODD = ["", "mv", "rm -rf /tmp/* ; sleep 0", "x" * 10_000, "echo \x00", "'", "kill -9 -1"]
 
 
 async def test_the_expert_does_what_is_asked_for_and_a_random_player_hardly_ever() -> None:
     rng = random.Random(0)
-    async with opened(size=40) as world:
-        assert statistics.mean(await rewards_of(world, expert, 20)) == 1.0
-        assert statistics.mean(await rewards_of(world, lambda errand: random_player(errand, rng), 40)) <= 0.10
-        await take_odd_steps(world, lambda errand: random_player(errand, rng), ODD, 40)
+    async with open_terminal(size=40) as world:
+        assert statistics.mean(await terminal_rewards(world, expert, 20)) == 1.0
+        assert (
+            statistics.mean(await terminal_rewards(world, lambda errand: random_player(errand, rng), 40))
+            <= 0.10
+        )
+        await take_odd_terminal_steps(world, lambda errand: random_player(errand, rng), ODD, 40)
 
 
 def test_the_same_seed_gives_the_same_bytes_and_splits_share_no_errand() -> None:

@@ -16,10 +16,10 @@ from astraflow.types import (
     RegisterWorker,
     Sampling,
 )
-from drivers.rollout_fakes import MemoryDataflow, make_lease
+from drivers.rollout_fakes import MemoryRolloutLink, make_lease
 
 
-def make_reports(dataflow: MemoryDataflow, *, is_on: bool = True) -> ProgressReports:
+def make_reports(dataflow: MemoryRolloutLink, *, is_on: bool = True) -> ProgressReports:
     request = RegisterWorker(
         name="r0", hosts=("actor",), engine="scripted", num_slots=1, fingerprints=Fingerprints()
     )
@@ -46,7 +46,7 @@ def say(progress: EpisodeProgress | None, *numbers: int, num_tokens: int = 1) ->
         )
 
 
-def told(dataflow: MemoryDataflow) -> list[list[tuple[str, int, int]]]:
+def told(dataflow: MemoryRolloutLink) -> list[list[tuple[str, int, int]]]:
     """Of each report, (lease, number before, number of new completions)."""
     return [
         [(part.lease_id, part.num_before, len(part.completions)) for part in report.parts]
@@ -55,7 +55,7 @@ def told(dataflow: MemoryDataflow) -> list[list[tuple[str, int, int]]]:
 
 
 async def test_each_completion_is_reported_once() -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     reports = make_reports(dataflow)
     first = await reports.begin(make_lease("1.0.0"))
     second = await reports.begin(make_lease("1.1.0"))
@@ -70,7 +70,7 @@ async def test_each_completion_is_reported_once() -> None:
 
 
 async def test_an_episode_that_ended_is_reported_no_more() -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     reports = make_reports(dataflow)
     say(await reports.begin(make_lease("1.0.0")), 1)
     reports.end("1.0.0")
@@ -80,7 +80,7 @@ async def test_an_episode_that_ended_is_reported_no_more() -> None:
 
 
 async def test_a_dataflow_that_lost_what_it_had_gets_all_of_it_at_once() -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     reports = make_reports(dataflow)
     progress = await reports.begin(make_lease("1.0.0"))
     say(progress, 1, 2)
@@ -92,7 +92,7 @@ async def test_a_dataflow_that_lost_what_it_had_gets_all_of_it_at_once() -> None
 
 
 async def test_a_refused_episode_is_reported_no_more_and_others_are() -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     reports = make_reports(dataflow)
     refused = await reports.begin(make_lease("1.0.0"))
     kept = await reports.begin(make_lease("2.0.0"))
@@ -107,7 +107,7 @@ async def test_a_refused_episode_is_reported_no_more_and_others_are() -> None:
 
 
 async def test_a_dataflow_without_the_route_is_asked_once() -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     dataflow.knows_progress = False
     reports = make_reports(dataflow)
     say(await reports.begin(make_lease("1.0.0")), 1)
@@ -120,7 +120,7 @@ async def test_a_dataflow_without_the_route_is_asked_once() -> None:
 
 
 async def test_a_lost_report_is_made_up_by_the_next() -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     reports = make_reports(dataflow)
     progress = await reports.begin(make_lease("1.0.0"))
     say(progress, 1)
@@ -134,7 +134,7 @@ async def test_a_lost_report_is_made_up_by_the_next() -> None:
 
 
 async def test_the_next_attempt_begins_with_what_the_dataflow_has_and_reports_what_is_new() -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     reports = make_reports(dataflow)
     lost = await reports.begin(make_lease("1.0.0"))
     say(lost, 1, 2)
@@ -150,7 +150,7 @@ async def test_the_next_attempt_begins_with_what_the_dataflow_has_and_reports_wh
 
 @pytest.mark.parametrize("is_up", [True, False])
 async def test_without_an_answer_an_episode_starts_afresh(is_up: bool) -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     reports = make_reports(dataflow)
     await reports.begin(make_lease("0.0.0"))
     dataflow.is_up = is_up
@@ -161,13 +161,13 @@ async def test_without_an_answer_an_episode_starts_afresh(is_up: bool) -> None:
 
 
 async def test_evaluation_and_a_service_that_does_not_resume_keep_nothing() -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     assert await make_reports(dataflow).begin(make_lease("e0.0.0", pinned={"actor": 0})) is None
     assert await make_reports(dataflow, is_on=False).begin(make_lease("1.0.0")) is None
 
 
 async def test_much_is_reported_in_several_requests_of_bounded_size() -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     reports = make_reports(dataflow)
     progress = await reports.begin(make_lease("1.0.0"))
     say(progress, 1, 2, 3, 4, 5, num_tokens=300_000)  # 2.4 MB each
@@ -176,7 +176,7 @@ async def test_much_is_reported_in_several_requests_of_bounded_size() -> None:
 
 
 async def test_a_completion_that_fits_no_report_ends_the_reports_of_its_episode_alone() -> None:
-    dataflow = MemoryDataflow()
+    dataflow = MemoryRolloutLink()
     reports = make_reports(dataflow)
     large = await reports.begin(make_lease("1.0.0"))
     small = await reports.begin(make_lease("2.0.0"))

@@ -12,7 +12,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.recipe import gallery
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.sources import open_sources
-from drivers.docs_driver import ROOT
+from drivers.system_driver import ROOT
 
 FULL = sorted(
     entry.name for entry in gallery.entries() if entry.name.rpartition("/")[2].startswith(("1.7b", "8b"))

@@ -15,7 +15,7 @@ from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import OwnLoopBackendConfig, TrainConfig
 from astraflow.types import Batch
 from drivers.trainer_builders import make_batch, make_sample, save_model
-from drivers.trainer_fakes import MemoryDataflow, MemoryPublisher, train_until
+from drivers.trainer_fakes import MemoryPublisher, MemoryTrainerLink, train_until
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_what_only_a_recipes_loss_gives_is_refused(model_dir: Path) -> None:
 
 
 async def train(
-    folder: Path, model_dir: Path, dataflow: MemoryDataflow, *, stop_at: int | None = None
+    folder: Path, model_dir: Path, dataflow: MemoryTrainerLink, *, stop_at: int | None = None
 ) -> MemoryPublisher:
     """A trainer around the loop; with `stop_at`, it is killed once that version is published."""
     backend = make(model_dir, states=folder / "states")
@@ -131,8 +131,8 @@ async def train(
 
 
 async def test_a_killed_and_resumed_loop_ends_with_the_same_bits(tmp_path: Path, model_dir: Path) -> None:
-    straight = await train(tmp_path / "straight", model_dir, MemoryDataflow(num_steps=6))
-    dataflow = MemoryDataflow(num_steps=6)
+    straight = await train(tmp_path / "straight", model_dir, MemoryTrainerLink(num_steps=6))
+    dataflow = MemoryTrainerLink(num_steps=6)
     await train(tmp_path / "killed", model_dir, dataflow, stop_at=3)
     resumed = await train(tmp_path / "killed", model_dir, dataflow)
     assert dataflow.sessions[-1].durable_step == 2

@@ -5,7 +5,7 @@ import pytest
 from astraflow.dataflow.core.finite import finite_mean, finite_sum, standard_error
 from astraflow.errors import RefusedError
 from astraflow.types.bounds import MAX_METRIC
-from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta, make_table
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_t
     ],
 )
 def test_a_lease_id_that_the_core_never_wrote_is_unknown(lease_id: str) -> None:
-    driver = Driver(make_plan())
+    driver = Driver(make_core_plan())
     driver.start()
     driver.lease(2)
     before = driver.core.snapshot()
@@ -38,7 +38,7 @@ def test_a_lease_id_that_the_core_never_wrote_is_unknown(lease_id: str) -> None:
 @pytest.mark.parametrize("reward", [1e308, -1.7e308, 1e200, 1e39])
 def test_a_finite_reward_ends_no_run(reward: float) -> None:
     """Four of eight rewards whose sum, or square, is no float."""
-    driver = Driver(make_plan(table=make_table(group_size=8)))
+    driver = Driver(make_core_plan(table=make_table(group_size=8)))
     driver.start()
     for lease in driver.lease(8):
         good = lease.episode_idx < 4

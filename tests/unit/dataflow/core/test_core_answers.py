@@ -26,14 +26,14 @@ from astraflow.dataflow.core.snapshot import SNAPSHOT_FORMAT
 from astraflow.errors import DataError, FencedError, RefusedError
 from astraflow.types import EpisodeReceipt, MetricItem, ServedVersions, Task, Wait
 from astraflow.types.facts import GroupFacts, Outcome
-from drivers.core_driver import Driver, make_facts, make_manifest, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_chunk_manifest, make_core_plan, make_facts, make_meta, make_table
 
 _HELDOUT = {"heldout": EvalSetPlan(num_tasks=2, samples=2)}
 
 
 def started(**plan: object) -> Driver:
     """A run whose version 0 is published, with service w0."""
-    driver = Driver(make_plan(**plan))  # type: ignore[arg-type]
+    driver = Driver(make_core_plan(**plan))  # type: ignore[arg-type]
     driver.start()
     return driver
 
@@ -53,7 +53,7 @@ def over(**plan: object) -> Driver:
 
 def publish(driver: Driver, step: int, version: int, *, policy: str = "actor", **manifest: object) -> None:
     """A publication by the current session of actor."""
-    made = make_manifest(policy, version, **manifest)  # type: ignore[arg-type]
+    made = make_chunk_manifest(policy, version, **manifest)  # type: ignore[arg-type]
     epoch = driver.sessions["actor"].epoch
     driver.apply(PublishVersion(policy="actor", epoch=epoch, step=step, manifest=made))
 
@@ -193,17 +193,17 @@ def test_tokens_of_a_version_that_does_not_exist_are_refused_with_the_versions()
 def test_a_snapshot_that_does_not_fit_says_why():
     data = started().core.snapshot()
     with pytest.raises(DataError) as error:
-        Core.restored(make_plan(policies=("a", "b")), data)
+        Core.restored(make_core_plan(policies=("a", "b")), data)
     assert str(error.value) == "the snapshot is of a run that trains actor; the recipe trains a, b"
     two = started(policies=("a", "b")).core.snapshot()
     with pytest.raises(DataError, match=r"trains a, b; the recipe trains actor$"):
-        Core.restored(make_plan(), two)
+        Core.restored(make_core_plan(), two)
     with pytest.raises(DataError, match=r"^the snapshot cannot be read: "):
-        Core.restored(make_plan(), data[:-1])
+        Core.restored(make_core_plan(), data[:-1])
     with pytest.raises(
         DataError, match=rf"^the snapshot has format 99, this version reads {SNAPSHOT_FORMAT}$"
     ):
-        Core.restored(make_plan(), b"\x81\xa6format\x63")
+        Core.restored(make_core_plan(), b"\x81\xa6format\x63")
 
 
 # --- receipts and leases --------------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_a_group_that_loses_too_many_says_how_many_tokens_are_lost_with_it():
 
 
 def test_every_wait_says_what_for_and_since_when():
-    driver = Driver(make_plan(num_steps=1, eval_sets=_HELDOUT))
+    driver = Driver(make_core_plan(num_steps=1, eval_sets=_HELDOUT))
     driver.join()
     driver.attach()
     assert driver.core.waits() == (
@@ -441,7 +441,7 @@ def test_every_wait_says_what_for_and_since_when():
 
 
 def test_a_policy_without_a_trainer_is_waited_for_by_the_run_until_its_steps_are_done():
-    driver = Driver(make_plan(policies=("a", "b"), eval_sets=_HELDOUT))
+    driver = Driver(make_core_plan(policies=("a", "b"), eval_sets=_HELDOUT))
     driver.attach("a")
     driver.publish(0, "a")
     assert driver.core.waits() == (

@@ -9,12 +9,12 @@ from astraflow.algorithms.task_gates import SolvedConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import BatchTaken, FateDecided, StepCommitted, TakeBatch
 from astraflow.errors import ConfigError, FencedError, RefusedError
-from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta, make_table
 
 
 def started(**plan: object) -> Driver:
     """A run whose version 0 is published, with service w0."""
-    driver = Driver(make_plan(**plan))  # type: ignore[arg-type]
+    driver = Driver(make_core_plan(**plan))  # type: ignore[arg-type]
     driver.start()
     return driver
 

@@ -15,12 +15,12 @@ from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.errors import FencedError, RefusedError
 from astraflow.types import Failure
-from drivers.core_driver import Driver, make_facts, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_facts, make_table
 
 
 def started(**plan: object) -> Driver:
     """A run whose version 0 is published, with service w0."""
-    driver = Driver(make_plan(**plan))  # type: ignore[arg-type]
+    driver = Driver(make_core_plan(**plan))  # type: ignore[arg-type]
     driver.start()
     return driver
 

@@ -6,12 +6,12 @@ from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.core.commands import BatchDropped, BatchTaken, DropBatch
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import FencedError, RefusedError
-from drivers.core_driver import Driver, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_table
 
 
 def driver_at_step_1() -> Driver:
     """Step 0 is committed, the groups 2 and 3 are in the batch of step 1."""
-    d = Driver(make_plan(table=make_table(max_staleness=4)))
+    d = Driver(make_core_plan(table=make_table(max_staleness=4)))
     d.start()
     d.run_step()
     d.finish_groups(2)
@@ -80,7 +80,7 @@ def test_only_the_oldest_step_that_is_not_committed_can_lose_its_batch(step: int
 
 
 def test_a_step_without_a_batch_has_none_to_drop() -> None:
-    d = Driver(make_plan())
+    d = Driver(make_core_plan())
     d.start()
     with pytest.raises(RefusedError, match="none now"):
         d.drop_batch()
@@ -88,7 +88,7 @@ def test_a_step_without_a_batch_has_none_to_drop() -> None:
 
 def test_what_no_step_was_trained_on_is_not_replayed() -> None:
     table = make_table(max_staleness=4, replay=ReplayConfig(ratio=0.5, size=6).model_dump())
-    d = Driver(make_plan(table=table))
+    d = Driver(make_core_plan(table=table))
     d.start()
     d.run_step()
     d.finish_groups(2)

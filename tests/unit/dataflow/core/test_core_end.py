@@ -10,14 +10,14 @@ from astraflow.dataflow.core.commands import PushTaskIds, RunEnded, StopRun
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import ComponentError, ConfigError, DataError, RefusedError
 from astraflow.types import Task
-from drivers.core_driver import Driver, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_table
 
 _FILTERED = make_table(filters=[{"name": "zero_variance"}])
 
 
 def started(**plan: object) -> Driver:
     """A run whose version 0 is published, with service w0."""
-    driver = Driver(make_plan(**plan))  # type: ignore[arg-type]
+    driver = Driver(make_core_plan(**plan))  # type: ignore[arg-type]
     driver.start()
     return driver
 
@@ -266,7 +266,7 @@ class Numberless(Speechless):
 def test_two_curators_that_propose_tasks_are_refused():
     use = Use(use=f"{__name__}:next_is_outside")
     with pytest.raises(ConfigError, match="2 of them propose"):
-        Core(make_plan(curators=(use, use)))
+        Core(make_core_plan(curators=(use, use)))
 
 
 # --- who waits for whom ---------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def waits(driver: Driver) -> list[tuple[str, str]]:
 
 
 def test_every_wait_names_who_and_whom():
-    driver = Driver(make_plan())
+    driver = Driver(make_core_plan())
     assert waits(driver) == [("run", "trainer actor")]
     driver.join()
     driver.attach()
@@ -453,13 +453,13 @@ def test_a_snapshot_in_one_part_is_read():
 def test_a_snapshot_of_another_runs_policies_is_refused():
     data = started().core.snapshot()
     with pytest.raises(DataError, match="trains actor"):
-        Core.restored(make_plan(policies=("solver",)), data)
+        Core.restored(make_core_plan(policies=("solver",)), data)
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"\x81\xa6format\x63"])
 def test_a_broken_or_foreign_snapshot_is_refused(data: bytes):
     with pytest.raises(DataError):
-        Core.restored(make_plan(), data)
+        Core.restored(make_core_plan(), data)
 
 
 def test_the_state_does_not_grow_with_the_length_of_the_run():

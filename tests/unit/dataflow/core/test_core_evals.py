@@ -7,14 +7,14 @@ import pytest
 from astraflow.dataflow.core.commands import EvalFinished, ExpireEval
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.types import MetricItem, ServedVersions
-from drivers.core_driver import Driver, make_facts, make_meta, make_plan
+from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta
 
 _HELDOUT = {"heldout": EvalSetPlan(num_tasks=2, samples=2)}
 
 
 def started(**plan: object) -> Driver:
     """A run with a held-out set of two tasks, two samples each, whose version 0 is published."""
-    driver = Driver(make_plan(**{"eval_sets": _HELDOUT, **plan}))  # type: ignore[arg-type]
+    driver = Driver(make_core_plan(**{"eval_sets": _HELDOUT, **plan}))  # type: ignore[arg-type]
     driver.start()
     return driver
 
@@ -196,7 +196,7 @@ def test_a_step_is_evaluated_once_even_if_a_restarted_trainer_publishes_it_again
 
 
 def test_with_two_policies_a_round_pins_the_others_newest_version():
-    driver = Driver(make_plan(policies=("a", "b"), eval_sets=_HELDOUT))
+    driver = Driver(make_core_plan(policies=("a", "b"), eval_sets=_HELDOUT))
     driver.join()
     driver.attach("a")
     driver.publish(0, "a")

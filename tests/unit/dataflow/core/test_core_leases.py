@@ -7,12 +7,12 @@ import pytest
 from astraflow.dataflow.core.commands import AttemptFailed, GroupDrawn, IssueLeases, PushTaskIds
 from astraflow.errors import RefusedError
 from astraflow.types import ServedVersions, Task
-from drivers.core_driver import Driver, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_table
 
 
 def started(**plan: object) -> Driver:
     """A run whose version 0 is published, with service w0."""
-    driver = Driver(make_plan(**plan))  # type: ignore[arg-type]
+    driver = Driver(make_core_plan(**plan))  # type: ignore[arg-type]
     driver.start()
     return driver
 
@@ -22,7 +22,7 @@ def ids(leases: tuple[object, ...]) -> list[str]:
 
 
 def test_nothing_is_leased_before_version_0_is_published():
-    driver = Driver(make_plan())
+    driver = Driver(make_core_plan())
     driver.join()
     driver.attach()
     assert driver.lease(4, served=(ServedVersions(policy="actor", versions=(0,)),)) == ()
@@ -256,7 +256,7 @@ def test_with_admission_all_nothing_is_drawn_for_one_policy_alone():
 
 def test_with_admission_all_a_policy_that_needs_no_more_groups_holds_nobody_up():
     tables = {"slow": make_table(max_staleness=0), "fast": make_table(max_staleness=0)}
-    plan = make_plan(tables=tables, admission="all", num_steps=2)
+    plan = make_core_plan(tables=tables, admission="all", num_steps=2)
     short = replace(plan.policies["fast"], num_steps=1)
     driver = Driver(replace(plan, policies={**plan.policies, "fast": short}))
     driver.start()

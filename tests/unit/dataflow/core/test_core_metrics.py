@@ -10,7 +10,7 @@ from astraflow.dataflow.core.commands import CommitStep, EpisodeFacts
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.types import PERCENTILES, MetricItem, StepRecord
-from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta, make_table
 
 
 def facts(
@@ -44,7 +44,7 @@ def values(record: StepRecord) -> dict[str, float]:
 
 
 def started(**table: object) -> Driver:
-    driver = Driver(make_plan(table=make_table(**table)))  # type: ignore[arg-type]
+    driver = Driver(make_core_plan(table=make_table(**table)))  # type: ignore[arg-type]
     driver.start()
     return driver
 
@@ -78,7 +78,7 @@ def test_a_percentile_lasts_over_a_restart_and_ends_with_its_step() -> None:
     first = driver.lease(4)
     for lease, value in zip(first, (1.0, 2.0, 4.0, 64.0), strict=True):
         driver.result(lease.id, facts(MetricItem("size", value, "p50")))
-    driver.core = Core.restored(make_plan(table=make_table()), driver.core.snapshot())
+    driver.core = Core.restored(make_core_plan(table=make_table()), driver.core.snapshot())
     assert values(committed(driver, 0))["episode/size"] == pytest.approx(2.0, rel=0.032)
     again = [facts(MetricItem("size", 8.0, "p50")) for _ in range(4)]
     assert values(trained(driver, again, step=1))["episode/size"] == pytest.approx(8.0, rel=0.032)
@@ -160,7 +160,7 @@ def test_commits_of_an_older_version_give_the_records_that_it_wrote():
 
 
 def test_the_newest_records_are_the_last_step_of_each_policy_and_the_last_evaluation_of_each_set():
-    plan = make_plan(eval_sets={"heldout": EvalSetPlan(num_tasks=1, samples=1)}, eval_every=1)
+    plan = make_core_plan(eval_sets={"heldout": EvalSetPlan(num_tasks=1, samples=1)}, eval_every=1)
     driver = Driver(plan)
     driver.start()
     for step in range(2):

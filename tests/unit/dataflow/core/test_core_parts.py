@@ -12,7 +12,7 @@ from astraflow.dataflow.core.commands import BatchTaken, StopRun
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import ComponentError, ConfigError
 from astraflow.protocols import Completed, TableSizes, TableView, TakenBatch
-from drivers.core_driver import Driver, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_table
 
 
 def own(kind: str, name: str, **args: object) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def own(kind: str, name: str, **args: object) -> dict[str, Any]:
 
 
 def started(table: TableConfig, num_steps: int = 4) -> Driver:
-    driver = Driver(make_plan(table=table, num_steps=num_steps))
+    driver = Driver(make_core_plan(table=table, num_steps=num_steps))
     driver.start()
     return driver
 
@@ -219,7 +219,7 @@ def test_a_snapshot_from_before_the_parts_had_memories_is_read():
 )
 def test_a_part_that_does_not_fit_is_refused_by_name(parts: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        Core(make_plan(table=make_table(**parts)))
+        Core(make_core_plan(table=make_table(**parts)))
 
 
 # --- they fail ------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ from astraflow.dataflow.core.core import Core
 from astraflow.errors import RefusedError
 from astraflow.types import MetricItem
 from astraflow.types.facts import GroupFacts
-from drivers.core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta, make_table
 
 
 def started(**plan: object) -> Driver:
     """A run whose version 0 is published, with service w0."""
-    driver = Driver(make_plan(**plan))  # type: ignore[arg-type]
+    driver = Driver(make_core_plan(**plan))  # type: ignore[arg-type]
     driver.start()
     return driver
 

@@ -15,7 +15,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan, RunPlan, Schedule
 from astraflow.errors import RefusedError
-from drivers.core_driver import Driver, make_facts, make_meta, make_plan
+from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta
 
 HELD = {"held": EvalSetPlan(num_tasks=1, samples=1)}
 
@@ -57,7 +57,7 @@ def run_steps(driver: Driver, steps: range, scores: dict[int, float]) -> None:
 
 
 def test_a_finished_run_goes_on_where_it_was_when_it_gets_more_steps():
-    driver = Driver(make_plan(num_steps=2))
+    driver = Driver(make_core_plan(num_steps=2))
     driver.start()
     driver.run_step()
     driver.run_step()
@@ -82,7 +82,7 @@ def test_the_tasks_go_on_after_those_of_the_finished_run():
     """A run of four steps draws the same tasks, whether it was told so at once or later."""
     tasks: list[list[int]] = []
     for is_extended in (False, True):
-        driver = Driver(make_plan(num_steps=2 if is_extended else 4))
+        driver = Driver(make_core_plan(num_steps=2 if is_extended else 4))
         driver.start()
         driver.run_step()
         driver.run_step()
@@ -97,7 +97,7 @@ def test_the_tasks_go_on_after_those_of_the_finished_run():
 
 
 def test_a_finished_run_without_more_steps_stays_finished():
-    driver = Driver(make_plan(num_steps=1))
+    driver = Driver(make_core_plan(num_steps=1))
     driver.start()
     driver.run_step()
     change(driver, longer(driver.plan, 1, every=7))
@@ -107,7 +107,7 @@ def test_a_finished_run_without_more_steps_stays_finished():
 
 
 def test_a_failed_run_waits_for_its_resume():
-    driver = Driver(make_plan(num_steps=1))
+    driver = Driver(make_core_plan(num_steps=1))
     driver.start()
     driver.apply(StopRun(reason="broken", is_failure=True))
     change(driver, longer(driver.plan, 5))
@@ -115,7 +115,7 @@ def test_a_failed_run_waits_for_its_resume():
 
 
 def test_a_run_with_fewer_steps_ends_when_they_are_done():
-    driver = Driver(make_plan(num_steps=9))
+    driver = Driver(make_core_plan(num_steps=9))
     driver.start()
     driver.run_step()
     driver.run_step()
@@ -129,7 +129,7 @@ def test_a_run_with_fewer_steps_ends_when_they_are_done():
 
 
 def test_a_run_that_did_more_steps_than_it_has_now_ends_with_the_next_publication():
-    driver = Driver(make_plan(num_steps=9))
+    driver = Driver(make_core_plan(num_steps=9))
     driver.start()
     driver.run_step()
     driver.run_step()
@@ -141,7 +141,7 @@ def test_a_run_that_did_more_steps_than_it_has_now_ends_with_the_next_publicatio
 
 
 def test_one_policy_may_train_longer_than_the_other():
-    driver = Driver(make_plan(policies=("a", "b"), num_steps=1))
+    driver = Driver(make_core_plan(policies=("a", "b"), num_steps=1))
     driver.start()
     driver.run_step("a")
     driver.run_step("b")
@@ -156,13 +156,13 @@ def test_one_policy_may_train_longer_than_the_other():
 
 
 def test_a_schedule_of_other_policies_is_refused():
-    driver = Driver(make_plan())
+    driver = Driver(make_core_plan())
     with pytest.raises(RefusedError, match="the schedule is for policies b; the run trains actor"):
         change(driver, Schedule({"b": 1}, driver.plan.eval))
 
 
 def test_a_snapshot_holds_the_schedule():
-    driver = Driver(make_plan(num_steps=4))
+    driver = Driver(make_core_plan(num_steps=4))
     driver.start()
     change(driver, longer(driver.plan, 7, every=3))
     data = driver.core.snapshot()
@@ -172,7 +172,7 @@ def test_a_snapshot_holds_the_schedule():
 
 
 def test_the_evaluation_follows_the_schedule_of_its_time():
-    driver = Driver(make_plan(num_steps=6, eval_sets=HELD, eval_every=2))
+    driver = Driver(make_core_plan(num_steps=6, eval_sets=HELD, eval_every=2))
     driver.start()
     evaluate(driver, 0.0)
     run_steps(driver, range(3), {2: 0.0})
@@ -187,7 +187,7 @@ def test_the_evaluation_follows_the_schedule_of_its_time():
 
 def test_an_open_round_of_a_set_that_went_is_dropped_and_the_others_stay():
     sets = HELD | {"other": EvalSetPlan(num_tasks=2, samples=1)}
-    driver = Driver(make_plan(num_steps=2, eval_sets=sets))
+    driver = Driver(make_core_plan(num_steps=2, eval_sets=sets))
     driver.start()
     leases = {lease.eval_set: lease for lease in driver.lease(3) if lease.kind == "eval"}
     assert leases.keys() == {"held", "other"}
@@ -200,7 +200,7 @@ def test_an_open_round_of_a_set_that_went_is_dropped_and_the_others_stay():
 
 
 def test_a_round_whose_set_got_another_size_is_due_again():
-    driver = Driver(make_plan(num_steps=2, eval_sets=HELD))
+    driver = Driver(make_core_plan(num_steps=2, eval_sets=HELD))
     driver.start()
     change(driver, longer(driver.plan, 2, sets={"held": EvalSetPlan(num_tasks=1, samples=3)}))
     assert driver.core.eval_deadlines() == ()
@@ -215,7 +215,7 @@ def test_a_round_whose_set_got_another_size_is_due_again():
 
 
 def best_plan(num_steps: int = 8, **rule: object) -> RunPlan:
-    plan = make_plan(num_steps=num_steps, eval_sets=HELD, eval_every=1)
+    plan = make_core_plan(num_steps=num_steps, eval_sets=HELD, eval_every=1)
     best = BestPlan("held", **rule)  # type: ignore[arg-type]
     return dataclasses.replace(plan, eval=dataclasses.replace(plan.eval, best=best))
 

@@ -5,12 +5,12 @@ import pytest
 from astraflow.dataflow.core.commands import CommitStep, PublishVersion, StepRedone, VersionPublished
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.errors import FencedError, RefusedError
-from drivers.core_driver import Driver, make_manifest, make_plan, make_table
+from drivers.core_driver import Driver, make_chunk_manifest, make_core_plan, make_table
 
 
 def started(**plan: object) -> Driver:
     """A run whose version 0 is published, with service w0."""
-    driver = Driver(make_plan(**plan))  # type: ignore[arg-type]
+    driver = Driver(make_core_plan(**plan))  # type: ignore[arg-type]
     driver.start()
     return driver
 
@@ -23,7 +23,7 @@ def refused_code(action: object, *args: object, **kwargs: object) -> str:
 
 
 def test_the_first_session_publishes_version_0_and_takes_step_0():
-    driver = Driver(make_plan())
+    driver = Driver(make_core_plan())
     session = driver.attach()
     assert (session.epoch, session.step, session.next_version, session.num_steps) == (1, 0, 0, 4)
 
@@ -49,14 +49,14 @@ def test_a_version_of_a_step_without_a_batch_is_refused():
 
 def test_a_manifest_of_another_policy_is_refused():
     driver = started()
-    command = PublishVersion(policy="actor", epoch=1, step=1, manifest=make_manifest("critic", 1))
+    command = PublishVersion(policy="actor", epoch=1, step=1, manifest=make_chunk_manifest("critic", 1))
     assert refused_code(driver.apply, command) == "wrong_policy"
 
 
 def test_posting_the_newest_manifest_again_changes_nothing():
     driver = started()
     command = PublishVersion(
-        policy="actor", epoch=1, step=0, manifest=make_manifest("actor", 0, has_files=True)
+        policy="actor", epoch=1, step=0, manifest=make_chunk_manifest("actor", 0, has_files=True)
     )
     decision = driver.apply(command)
     assert decision.events == ()
@@ -72,7 +72,9 @@ def test_a_new_session_fences_the_old_one():
     driver = started()
     driver.attach()
     with pytest.raises(FencedError):
-        driver.apply(PublishVersion(policy="actor", epoch=1, step=1, manifest=make_manifest("actor", 1)))
+        driver.apply(
+            PublishVersion(policy="actor", epoch=1, step=1, manifest=make_chunk_manifest("actor", 1))
+        )
     with pytest.raises(FencedError):
         driver.apply(CommitStep(policy="actor", epoch=1, step=0, version=1, metrics=()))
 

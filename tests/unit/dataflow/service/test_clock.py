@@ -6,7 +6,7 @@ from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.service.clock import SteadyClock
 from astraflow.dataflow.service.dispatcher import Dispatcher
 from astraflow.dataflow.service.liveness import Liveness
-from drivers.core_driver import make_manifest
+from drivers.core_driver import make_chunk_manifest
 from drivers.dataflow_driver import make_plan
 
 
@@ -40,7 +40,9 @@ async def test_a_wall_clock_that_jumps_moves_no_evaluation_past_its_deadline(tmp
     journal, core = Journal(tmp_path), Core(make_plan(eval_tasks=2))
     dispatcher = Dispatcher(core, journal, Liveness(30.0), clock=clocks.clock())
     dispatcher.apply(AttachTrainer(policy="actor", trainer_id="t", durable_step=0))
-    dispatcher.apply(PublishVersion(policy="actor", epoch=1, step=0, manifest=make_manifest("actor", 0)))
+    dispatcher.apply(
+        PublishVersion(policy="actor", epoch=1, step=0, manifest=make_chunk_manifest("actor", 0))
+    )
     ((_, deadline_s),) = core.eval_deadlines()
     left_s = deadline_s - dispatcher.clock()
     before_s = dispatcher.round_deadline_s()

@@ -29,7 +29,7 @@ from astraflow.types import (
 )
 from astraflow.types.bounds import MAX_METRIC, MAX_REWARD
 from astraflow.wire import array, column, decode
-from drivers.dataflow_driver import VOCAB, make_episode, make_manifest, make_trajectory
+from drivers.dataflow_driver import VOCAB, make_episode, make_tensor_manifest, make_trajectory
 
 LIMITS = {
     "actor": PolicyLimits(
@@ -213,8 +213,8 @@ def test_repetition_is_the_share_of_runs_of_eight_that_came_before() -> None:
 
 
 def test_the_vocabulary_is_read_from_the_manifest() -> None:
-    assert vocab_size(make_manifest("actor", 0, vocab=99)) == 99
-    assert vocab_size(msgspec.structs.replace(make_manifest("actor", 0), tensors=())) == 0
+    assert vocab_size(make_tensor_manifest("actor", 0, vocab=99)) == 99
+    assert vocab_size(msgspec.structs.replace(make_tensor_manifest("actor", 0), tensors=())) == 0
 
 
 def bounded(*, max_tokens: int = 0, max_sampled: int = 20) -> dict[str, PolicyLimits]:
@@ -282,9 +282,9 @@ def test_the_largest_figures_pass() -> None:
 
 def test_a_manifest_says_the_same_of_its_bytes_everywhere() -> None:
     sound = msgspec.structs.replace(
-        make_manifest("actor", 1), chunks=(Chunk("0" * 32, VOCAB * 32),), num_bytes=VOCAB * 32
+        make_tensor_manifest("actor", 1), chunks=(Chunk("0" * 32, VOCAB * 32),), num_bytes=VOCAB * 32
     )
-    check_publication(sound, make_manifest("actor", 0))
+    check_publication(sound, make_tensor_manifest("actor", 0))
     (tensor,) = sound.tensors
     huge = msgspec.structs.replace(tensor, num_bytes=2**42)
     for broken, message in (
@@ -296,7 +296,7 @@ def test_a_manifest_says_the_same_of_its_bytes_everywhere() -> None:
         ),
         (msgspec.structs.replace(sound, chunks=(Chunk("0" * 32, 2**20),), num_bytes=2**20), "tensors need"),
         (msgspec.structs.replace(sound, chunks=(), tensors=(huge,)), "needs 1024"),
-        (make_manifest("actor", 1, vocab=2**37), "are not those of version 0"),
+        (make_tensor_manifest("actor", 1, vocab=2**37), "are not those of version 0"),
     ):
         with pytest.raises(WeightsError, match=message):
-            check_publication(broken, make_manifest("actor", 0))
+            check_publication(broken, make_tensor_manifest("actor", 0))

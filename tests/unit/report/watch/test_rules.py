@@ -13,7 +13,7 @@ from astraflow.processes.supervisor import ServiceState
 from astraflow.report.watch.sight import Disk, LauncherLife, Sight, StepMemory
 from astraflow.report.watch.watchdog import RULES
 from astraflow.types import FateCounts, ScalingAdvice, StepRecord, Wait, WeightTransfer
-from drivers.sights import NOW_S, make_policy, make_sight, make_steps, make_wait, make_worker
+from drivers.sights import NOW_S, make_policy_status, make_sight, make_steps, make_wait, make_worker
 
 
 def found_in(sight: Sight) -> dict[str, list[str]]:
@@ -103,7 +103,7 @@ def test_a_silent_service_elsewhere_is_named_and_one_that_came_back_is_not() -> 
 def test_a_pool_without_a_service_that_is_heard_of_is_named() -> None:
     text = only(make_sight(workers=()), "no_rollout_service")
     assert text == "no rollout service is left; 6 groups wait to be finished"
-    new = make_policy(fates=FateCounts(), num_running_groups=0)
+    new = make_policy_status(fates=FateCounts(), num_running_groups=0)
     assert (
         found_in(
             make_sight(workers=(), policy=new, waits=(make_wait(20.0, who="run", whom="trainer actor"),))
@@ -125,7 +125,7 @@ def test_a_service_that_is_set_aside_is_named_with_its_last_error() -> None:
     )
     text = only(make_sight(workers=(worker, make_worker("w1"))), "failing_service")
     assert "after 3 failures in a row; its last error: OSError: no disk" in text
-    failed = make_policy(fates=FateCounts(drawn=48, trained=36, failed=4, live=8))
+    failed = make_policy_status(fates=FateCounts(drawn=48, trained=36, failed=4, live=8))
     assert list(found_in(make_sight(workers=(worker,), policy=failed))) == ["failing_episodes"]
 
 
@@ -209,22 +209,22 @@ def test_a_scorer_that_hangs_is_told_from_one_that_is_always_slow() -> None:
 
 def test_groups_that_fail_are_named_with_the_last_error() -> None:
     worker = msgspec.structs.replace(make_worker(), last_failure="RolloutError: the reward is nan")
-    policy = make_policy(fates=FateCounts(drawn=48, trained=36, failed=4, live=8))
+    policy = make_policy_status(fates=FateCounts(drawn=48, trained=36, failed=4, live=8))
     text = only(make_sight(workers=(worker,), policy=policy), "failing_episodes")
     assert text == "actor: 4 of 40 groups failed; the last error: RolloutError: the reward is nan"
-    one = make_policy(fates=FateCounts(drawn=45, trained=36, failed=1, live=8))
+    one = make_policy_status(fates=FateCounts(drawn=45, trained=36, failed=1, live=8))
     assert found_in(make_sight(workers=(worker,), policy=one)) == {}
 
 
 def test_a_trainer_without_a_batch_is_told_what_became_of_the_groups() -> None:
     outcomes = {"filtered by zero_variance": 40.0, "ready": 1.0}
-    policy = make_policy(outcomes=outcomes, num_episodes=160, score_mean=0.0)
+    policy = make_policy_status(outcomes=outcomes, num_episodes=160, score_mean=0.0)
     text = only(make_sight(policy=policy, waits=(make_wait(6.0),)), "nothing_to_train")
     assert "had no batch for 6 s: 40 of 41 groups filtered by zero_variance" in text
     assert "the mean score of 160 episodes is 0" in text
-    failed = make_policy(outcomes={"failed": 40.0})
+    failed = make_policy_status(outcomes={"failed": 40.0})
     assert found_in(make_sight(policy=failed, waits=(make_wait(6.0),))) == {}
-    mixed = make_policy(outcomes={"filtered by zero_variance": 20.0, "ready": 20.0})
+    mixed = make_policy_status(outcomes={"filtered by zero_variance": 20.0, "ready": 20.0})
     assert found_in(make_sight(policy=mixed, waits=(make_wait(6.0),))) == {}
     assert found_in(make_sight(policy=policy, waits=(make_wait(2.0),))) == {}
 
@@ -250,7 +250,7 @@ def test_a_trainer_much_slower_than_the_pool_is_named_with_its_times() -> None:
     assert "90% of the rollout slots have been empty" in text
     assert text.endswith("a step takes 1 s, 0.5 s of it training")
     assert found_in(make_sight(waits=(held,), scaling=ScalingAdvice(rollout_wait_frac=0.6))) == {}
-    last = make_policy(step=98)
+    last = make_policy_status(step=98)
     assert found_in(make_sight(waits=(held,), scaling=idle, policy=last)) == {}
 
 

@@ -11,16 +11,16 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE
 from astraflow.trainer.torch.memory import MemoryNeed, check_memory, free_bytes, memory_need
 from astraflow.trainer.torch.parallel.grid import RankGrid
-from drivers.trainer_builders import make_model
+from drivers.trainer_builders import make_tiny_model
 
 
 def need(*, token_budget: int = 1024, **backend: Any) -> MemoryNeed:
     config = {"token_budget": token_budget, "backend": {"name": "torch", **backend}}
-    return memory_need(make_model(), TrainConfig.model_validate_json(msgspec.json.encode(config)))
+    return memory_need(make_tiny_model(), TrainConfig.model_validate_json(msgspec.json.encode(config)))
 
 
 def test_what_lasts_is_sixteen_bytes_per_weight_and_less_by_the_settings() -> None:
-    num_weights = sum(p.numel() for p in make_model().parameters())
+    num_weights = sum(p.numel() for p in make_tiny_model().parameters())
     assert sum(need().lasting.values()) == 16 * num_weights
     assert sum(need(optimizer_state="bfloat16").lasting.values()) == 12 * num_weights
     assert sum(need(offload_optimizer=True).lasting.values()) == 8 * num_weights
@@ -57,7 +57,7 @@ def test_the_memory_of_this_machine_is_known() -> None:
 
 
 def test_a_rank_has_its_part_of_the_layers_and_its_rows_of_all() -> None:
-    model = make_model()
+    model = make_tiny_model()
     layers = sum(p.numel() for p in model.model.layers.parameters())
     others = sum(p.numel() for p in model.parameters()) - layers
     config = TrainConfig.model_validate_json('{"backend": {"name": "torch", "device": "cuda:0"}}')
@@ -70,7 +70,7 @@ def test_a_rank_keeps_the_activations_of_its_tokens_alone() -> None:
     config = TrainConfig.model_validate_json('{"backend": {"name": "torch", "device": "cuda:0"}}')
     name = f"activations of {config.token_budget} tokens"
     alone, two = (
-        memory_need(make_model(), config, grid=RankGrid(ALONE, ALONE, context=context)).passing[name]
+        memory_need(make_tiny_model(), config, grid=RankGrid(ALONE, ALONE, context=context)).passing[name]
         for context in (1, 2)
     )
     assert two == alone / 2
