@@ -6,7 +6,7 @@ from pathlib import Path
 import astraflow.run.in_one_process as shown
 from astraflow.recipe.recipe import load_recipe
 from astraflow.run.in_one_process import train_in_one_process
-from recipe_builders import make_digit_model
+from drivers.recipe_builders import make_digit_model
 
 MAX_LINES = 300
 RECIPE = """\
