@@ -36,8 +36,9 @@ from astraflow import wire
 from astraflow.losses.policy import LossInputs, grpo
 from astraflow.models.loading import load_causal_lm
 from astraflow.processes.rank_process import join_ranks
+from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.columns import columns_from_samples
-from astraflow.trainer.config import TorchBackendConfig, TrainConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import token_logprobs

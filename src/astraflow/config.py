@@ -126,16 +126,16 @@ class Variant(Config):
         [project.entry-points."astraflow.engines"]
         paced = "astraflow_paced.config:PacedEngineConfig"
 
-    | group | choice | `make` gets | `make` returns |
+    | group | choice | base class | `make` returns |
     |---|---|---|---|
-    | `astraflow.engines` | `rollout.engine` | nothing | a function from a `WeightSnapshot` to an `Engine` |
-    | `astraflow.backends` | `train.backend` | the `TrainConfig`, `model_dir=`, `seed=` | a `TrainerBackend` |
-    | `astraflow.workflows` | `workflow` | nothing | a `Workflow` |
+    | `astraflow.engines` | `rollout.engine` | this one | a function from a `WeightSnapshot` to an `Engine` |
+    | `astraflow.backends` | `train.backend` | `BackendVariant` | a `TrainerBackend` or `Learner` |
+    | `astraflow.workflows` | `workflow` | `WorkflowVariant` | a `Workflow` |
+    | `astraflow.trackers` | `trackers` | `TrackerVariant` | a `Tracker` |
 
-    A backend may also be a `Learner`, which makes whole steps itself.
-    Every process of a run imports the class, so its module imports nothing heavy; `make` may. A variant with
-    a field `time_scale` is emulated: the run's report says so, and all emulated parts of a recipe have the
-    same value.
+    Every process imports the class while it defines the choice. So its module imports nothing heavy, which
+    `make` may, and no module that has a choice, such as `trainer.config`. A variant with a field `time_scale`
+    is emulated: the run's report says so, and all emulated parts of a recipe have the same value.
     """
 
     name: Any

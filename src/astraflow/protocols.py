@@ -68,6 +68,7 @@ __all__ = [
     "Renderer",
     "ReportsSteps",
     "Reward",
+    "RunPage",
     "Sampler",
     "Score",
     "ShowsEpisodes",
@@ -812,10 +813,27 @@ class SpansMachines(Protocol):
 # --- metrics --------------------------------------------------------------------------------------
 
 
+class RunPage(Protocol):
+    """A page about a run that a browser can open while the run lasts: the time in its `async with`.
+
+    Made as `attr(run_dir, log_path)` from an entry point of the group `astraflow.pages`. It may raise OSError
+    if it can't listen.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where a browser finds the page."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
 class Tracker(Protocol):
     """Shows the metrics of a run elsewhere. It has a process of its own, so it may block, and may fail.
 
-    Made as `attr(run, **args)` with a `trackers.tracked_run.TrackedRun`.
+    Made as `attr(run, **args)` with a `recipe.trackers.TrackedRun`.
     """
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:

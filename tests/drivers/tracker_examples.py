@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from astraflow.addons.trackers.tracked_run import TrackedRun
+from astraflow.recipe.trackers import TrackedRun
 
 
 class Notebook:

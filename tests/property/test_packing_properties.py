@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.columns import columns_from_samples
-from astraflow.trainer.config import TorchBackendConfig
 from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout
 from astraflow.trainer.step import token_logprobs
 from astraflow.trainer.torch.forward import Forward

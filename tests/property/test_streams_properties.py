@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from astraflow import wire
 from astraflow.dataflow.service.batch_slices import slice_indices
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
+from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.columns import columns_from_samples
-from astraflow.trainer.config import TorchBackendConfig
 from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout
 from astraflow.trainer.step_run import StepRun
 from astraflow.trainer.torch.forward import Forward

@@ -33,7 +33,7 @@ from astraflow.recipe.run_folder import RunFolder
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.service.process import MODULE_PATH_VARIABLE
 from astraflow.service.server import is_loopback
-from astraflow.trainer.config import OwnLoopBackendConfig
+from astraflow.trainer.backend_config import BackendVariant
 from astraflow.weights.addresses import listens_everywhere
 
 __all__ = [
@@ -338,8 +338,8 @@ def _own_env(recipe: Recipe) -> dict[str, str]:
 
 def num_threads(component: Config) -> int:
     """CPU threads of an engine or backend; `num_threads` in the arguments of one that the user wrote."""
-    if isinstance(component, OwnLoopBackendConfig):
-        component = component.torch
+    if isinstance(component, BackendVariant):
+        component = component.computes_with or component
     if isinstance(component, Use):
         return int(component.args.get("num_threads", 1))
     return int(component.model_dump().get("num_threads", 1))

@@ -3,25 +3,35 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
-from astraflow.addons.trackers.config import TrackerConfig, tracker_key
 from astraflow.algorithms.curation import CuratorConfig
 from astraflow.algorithms.task_gates import TaskGateConfig
 from astraflow.algorithms.task_orders import ShuffleConfig, WeightedConfig
 from astraflow.algorithms.turn_credit import GaeCredit
-from astraflow.config import Config, load_mapping, overridden, override_pairs, parse_config, place_in
+from astraflow.config import (
+    Config,
+    Use,
+    load_mapping,
+    overridden,
+    override_pairs,
+    parse_config,
+    place_in,
+    with_installed,
+)
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.models.hub import model_path
 from astraflow.recipe.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.eval_config import EvalConfig
 from astraflow.recipe.gallery import model_folder
+from astraflow.recipe.trackers import TrackerVariant, tracker_key
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
 from astraflow.service.server import is_loopback
 from astraflow.tasks.config import TasksConfig
-from astraflow.trainer.config import TorchBackendConfig, TrainConfig
+from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Name
 from astraflow.weights.addresses import announced_host, listens_everywhere
@@ -37,6 +47,10 @@ __all__ = [
     "load_recipe",
     "recipe_mapping",
 ]
+
+TrackerConfig = TrackerVariant | Use
+if not TYPE_CHECKING:  # which trackers are installed is known at run time only
+    TrackerConfig = with_installed(TrackerConfig, "astraflow.trackers")
 
 
 class SamplingConfig(Config):

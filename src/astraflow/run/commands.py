@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from rich.console import Console
 
-from astraflow.addons.view.viewer_door import ViewerDoor
 from astraflow.dataflow.audit import audit
 from astraflow.errors import DataError
+from astraflow.protocols import RunPage
 from astraflow.recipe.model_checks import check_model
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import (
@@ -35,6 +35,7 @@ from astraflow.run.offline import collect_batches, train_from_batches
 from astraflow.run.run import Run, launch
 from astraflow.trainer.columns import reward_mean
 from astraflow.types import Batch, StepRecord
+from astraflow.user_input.installed import added_to, loaded
 
 __all__ = ["drop_and_report", "run_only_rollout", "run_only_train", "run_recipe", "show_audit"]
 
@@ -136,7 +137,7 @@ async def _until_end(
         ended = asyncio.ensure_future(run.wait())
         stopped = asyncio.ensure_future(interrupted.wait())
         try:
-            async with _viewer_door(recipe, run, view):
+            async with _pages(recipe, run, view):
                 await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 run.note_stop(reasons[0])
@@ -149,19 +150,19 @@ async def _until_end(
 
 
 @asynccontextmanager
-async def _viewer_door(recipe: Recipe, run: Run, view: View) -> AsyncGenerator[None]:
-    """Offers the page about the run, unless the recipe says otherwise, while the block runs."""
-    if not recipe.view:
-        yield
-        return
-    try:
-        door = ViewerDoor(run.folder.path, run.folder.logs / "viewer.log")
-    except OSError as err:
-        view.note(f"there is no page about this run: {err}")
-        yield
-        return
-    async with door:
-        view.note(f"see the run at {door.url}")
+async def _pages(recipe: Recipe, run: Run, view: View) -> AsyncGenerator[None]:
+    """Offers the installed pages about the run while the block runs, unless the recipe says otherwise."""
+    async with AsyncExitStack() as stack:
+        for entry in added_to("astraflow.pages") if recipe.view else ():
+            if (make_page := loaded(entry)) is None:
+                continue
+            try:
+                page: RunPage = make_page(run.folder.path, run.folder.logs / f"{entry.name}.log")
+            except OSError as err:
+                view.note(f"there is no page about this run: {err}")
+                continue
+            await stack.enter_async_context(page)
+            view.note(f"see the run at {page.url}")
         yield
 
 

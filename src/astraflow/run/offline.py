@@ -27,7 +27,6 @@ import msgspec
 import xxhash
 
 from astraflow import wire
-from astraflow.addons.trackers.tracking import FINISHED_S, Trackers
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.chat_template import write_template_defaults
 from astraflow.protocols import Learner, StepResult
@@ -35,6 +34,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
 from astraflow.recipe.run_folder import RunFolder, write_atomic
 from astraflow.report.metrics_log import MetricsLog
+from astraflow.report.tracking import FINISHED_S, Trackers
 from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner

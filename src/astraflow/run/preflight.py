@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from astraflow.addons.code.code_and_test import reference_of
 from astraflow.addons.code.config import CodeTestsReward
-from astraflow.addons.trackers.factory import check_tracker
 from astraflow.algorithms.credit import (
     GdpoCredit,
     GroupRelativeCredit,
@@ -33,6 +32,7 @@ from astraflow.recipe.recipe import PolicyConfig, Recipe, recipe_mapping
 from astraflow.recipe.roles import check_roles
 from astraflow.recipe.run_plan import named_uses, scoring_tasks, uses
 from astraflow.recipe.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
+from astraflow.recipe.trackers import check_tracker
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.rollout.judging import judges_of
 from astraflow.run.start_checks import (
@@ -53,7 +53,7 @@ from astraflow.tasks.config import (
 from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
 from astraflow.tasks.selection import looked_at
-from astraflow.trainer.config import OwnLoopBackendConfig
+from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
 from astraflow.user_input.mistakes import hint
@@ -245,7 +245,8 @@ def _check_learns(name: str, policy: PolicyConfig) -> None:
     """Raises: ConfigError if an advantage compares episodes of a group, and there is only one."""
     train = policy.train
     is_by_reward = not isinstance(train.loss, DistillLossConfig | SftLossConfig | Use)
-    is_own = isinstance(train.backend, OwnLoopBackendConfig | Use)
+    backend = train.backend
+    is_own = isinstance(backend, Use) or (isinstance(backend, BackendVariant) and backend.decides_on_loss)
     credit = policy.table.credit
     compares = isinstance(credit, _COMPARING) or (
         isinstance(credit, ReinforcePlusPlusCredit) and credit.baseline == "group"

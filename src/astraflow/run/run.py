@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from astraflow.addons.cluster.pool import Pool
-from astraflow.addons.trackers.tracking import FINISHED_S, INTERRUPTED_S, Trackers
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.service.clock import SteadyClock
 from astraflow.errors import ConfigError, ServiceError, UnavailableError
@@ -51,6 +50,7 @@ from astraflow.report.ending import ABANDONED, reason_of
 from astraflow.report.metrics_log import MetricsLog
 from astraflow.report.report import load_drawing, write_report
 from astraflow.report.screen import SilentView, View
+from astraflow.report.tracking import FINISHED_S, INTERRUPTED_S, Trackers
 from astraflow.report.watch.disk import DiskGauge
 from astraflow.report.watch.sight import Sight, StepMemory
 from astraflow.report.watch.watchdog import Watch, Watchdog, over_text

@@ -20,7 +20,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.rollout.config import ServerEngineConfig, SglangEngineConfig, TorchEngineConfig
-from astraflow.trainer.config import OwnLoopBackendConfig, TorchBackendConfig
+from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.mistakes import hint
 
@@ -67,8 +67,8 @@ def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
     for name, policy in recipe.trained.items():
         where = f"policies.{name}.train.backend"
         backend: Config = policy.train.backend
-        if isinstance(backend, OwnLoopBackendConfig):
-            backend = backend.torch
+        if isinstance(backend, BackendVariant) and backend.computes_with is not None:
+            backend = backend.computes_with
             where = f"{where}.torch"
         if isinstance(backend, TorchBackendConfig):
             devices[f"{where}.device"] = (backend.device, policy.train.ranks)

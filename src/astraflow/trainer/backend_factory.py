@@ -1,12 +1,13 @@
-"""Builds the learner of a recipe: its loss over the backend that it names, or a loop of the user's own."""
+"""Builds the learner of a recipe: its loss over the backend that it names, or a learner of somebody's own."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from astraflow.config import Use, Variant, check_args, load_attr
+from astraflow.config import Use, check_args, load_attr
 from astraflow.protocols import Engine, Learner, TrainerBackend
-from astraflow.trainer.config import OwnLoopBackendConfig, TorchBackendConfig, TrainConfig
+from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.offline import MixedLearner
 from astraflow.types.host_tensors import WeightSnapshot
 
@@ -31,21 +32,21 @@ def make_learner(
     A backend of the user's own gets `config`, `model_dir`, `seed` and its args. It has the verbs of a
     `TrainerBackend`, or it is a `Learner`, which makes whole steps itself.
 
-    `states`, `make_engine`: what a loop of the user's own saves in and samples with. `ranks`: the others
-    that have a share of the batches and of the model, if there are any. `exact`: logprobs are those of an
-    exact engine, to the last bit; only the torch backend promises this. With `auxiliary.offline` its batches
-    are mixed. Raises: ConfigError or DataError if it cannot be built.
+    `states`, `make_engine`: what the backend of an installed package saves in and samples with. `ranks`: the
+    others that have a share of the batches and of the model, if there are any. `exact`: logprobs are those of
+    an exact engine, to the last bit; only the torch backend promises this. With `auxiliary.offline` its
+    batches are mixed. Raises: ConfigError or DataError if it cannot be built.
     """
-    if isinstance(config.backend, OwnLoopBackendConfig):
-        from astraflow.addons.tinker.own_loop import OwnLoopLearner
-
-        learner = OwnLoopLearner(
-            config, model_dir=model_dir, seed=seed, states=states, make_engine=make_engine
-        )
-    elif isinstance(config.backend, TorchBackendConfig):
+    backend = config.backend
+    if isinstance(backend, TorchBackendConfig):
         learner = _torch_learner(config, model_dir, seed, ranks, exact=exact)
     else:
-        made = _make(config, model_dir=model_dir, seed=seed)
+        if isinstance(backend, Use):
+            made = _own(config, backend, model_dir=model_dir, seed=seed)
+        else:
+            made = backend.make(
+                config, model_dir=model_dir, seed=seed, states=states, make_engine=make_engine
+            )
         learner = _by_verbs(config, made, seed) if isinstance(made, TrainerBackend) else made
     offline = config.auxiliary.offline
     return learner if offline is None else MixedLearner(learner, offline, seed=seed)
@@ -69,11 +70,8 @@ def _torch_learner(
     return LossLearner(config, backend, seed=seed, ranks=backend.data_ranks)
 
 
-def _make(config: TrainConfig, *, model_dir: str | Path, seed: int) -> TrainerBackend | Learner:
-    if isinstance(config.backend, Use):
-        where = "train.backend"
-        target = load_attr(config.backend.use, where=f"{where}.use")
-        check_args(target, config.backend.args, where=f"{where}.args")
-        return cast("Learner", target(config, model_dir=model_dir, seed=seed, **config.backend.args))
-    assert isinstance(config.backend, Variant)
-    return cast("Learner", config.backend.make(config, model_dir=model_dir, seed=seed))
+def _own(config: TrainConfig, backend: Use, *, model_dir: str | Path, seed: int) -> TrainerBackend | Learner:
+    where = "train.backend"
+    target = load_attr(backend.use, where=f"{where}.use")
+    check_args(target, backend.args, where=f"{where}.args")
+    return cast("Learner", target(config, model_dir=model_dir, seed=seed, **backend.args))

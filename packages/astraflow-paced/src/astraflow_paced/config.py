@@ -6,16 +6,19 @@ nothing heavy: what they describe is imported when it is made.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from astraflow.config import Variant
 from astraflow.protocols import Engine, Learner
+from astraflow.trainer.backend_config import BackendVariant
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.conversation import Workflow
 from astraflow.workflows.roles import WorkflowVariant
+
+if TYPE_CHECKING:
+    from astraflow.trainer.config import TrainConfig
 
 __all__ = ["PacedBackendConfig", "PacedEngineConfig", "PacedWorkflowConfig"]
 
@@ -53,7 +56,7 @@ class PacedEngineConfig(Variant):
         return partial(PacedEngine, clock=PacedClock(self))
 
 
-class PacedBackendConfig(Variant):
+class PacedBackendConfig(BackendVariant):
     """Emulates the duration of a training step without a model, for benchmarks of the system; nothing is
     learned. It needs the extra `paced`."""
 
@@ -69,11 +72,10 @@ class PacedBackendConfig(Variant):
     time_scale: float = Field(default=1.0, gt=0)
     """Emulated seconds per second of the wall clock; the same everywhere in a recipe."""
 
-    def make(self, train: Any, *, model_dir: str | Path, seed: int) -> Learner:
+    def make(self, train: "TrainConfig", *, seed: int, **_: Any) -> Learner:
         """The backend for the policy whose `train` section this is part of; it reads no model."""
         from astraflow_paced.backend import PacedBackend
 
-        del model_dir
         return PacedBackend(train, seed=seed)
 
 

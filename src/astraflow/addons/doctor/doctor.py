@@ -43,7 +43,7 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.run.hosting import host_models, open_runner, starting_weights
 from astraflow.run.preflight import check_recipe
 from astraflow.tasks.rewards import needs_sandbox
-from astraflow.trainer.config import TorchBackendConfig
+from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.types import Episode, Lease, Message
 from astraflow.weights.snapshot import read_model
 

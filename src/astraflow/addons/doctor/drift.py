@@ -19,8 +19,8 @@ from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
+from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig
 from astraflow.trainer.backend_factory import make_learner
-from astraflow.trainer.config import OwnLoopBackendConfig, TorchBackendConfig
 from astraflow.types import Batch, Item
 from astraflow.types.host_tensors import HostTensor
 
@@ -105,7 +105,8 @@ def _with_lr_0(recipe: Recipe, steps: int) -> Recipe:
     policies = dict(recipe.policies)
     for name, policy in policies.items():
         backend = policy.train.backend
-        backend = backend.torch if isinstance(backend, OwnLoopBackendConfig) else backend
+        if isinstance(backend, BackendVariant):
+            backend = backend.computes_with or backend
         train = policy.train.model_copy(update={"lr": 0.0, "steps": steps, "backend": backend})
         policies[name] = policy.model_copy(update={"train": train})
     return recipe.model_copy(update={"policies": policies, "eval": recipe.eval.without_sets})

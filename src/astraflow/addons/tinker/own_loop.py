@@ -1,4 +1,4 @@
-"""A learner whose step is a loop of the user's own, written against the verbs of `trainer.backends.tinker`.
+"""A learner whose step is a loop of the user's own, written against the verbs of `client`.
 
     trainer's thread                                 loop's thread (the user's function)
     train_step(batch) --queue--> batches()           verbs, in the client's own thread
@@ -19,11 +19,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from astraflow.addons.tinker.client import TrainingClient
+from astraflow.addons.tinker.config import OwnLoopBackendConfig
 from astraflow.config import check_args, load_attr
 from astraflow.errors import ConfigError, TrainingError
 from astraflow.losses.config import AuxiliaryConfig
 from astraflow.protocols import Engine, StepResult, Write
-from astraflow.trainer.config import OwnLoopBackendConfig, TrainConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.step_run import metric_items
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import Batch
@@ -39,12 +40,13 @@ _WHERE = "train.backend.loop"
 class OwnLoopLearner:
     """Implements `Learner` for the trainer, and `RunSteps` for the loop's client.
 
-    Example: `OwnLoopLearner(config, model_dir=folder)`, where the config's `backend.loop` names a function.
+    Example: `OwnLoopLearner(config, backend, model_dir=folder)`, where `backend.loop` names a function.
     """
 
     def __init__(
         self,
         config: TrainConfig,
+        backend: OwnLoopBackendConfig,
         *,
         model_dir: str | Path,
         seed: int = 0,
@@ -55,9 +57,6 @@ class OwnLoopLearner:
 
         With this backend the loop names all of its losses.
         """
-        backend = config.backend
-        if not isinstance(backend, OwnLoopBackendConfig):
-            raise ConfigError(f"train.backend.name = {backend!r} is not the own_loop backend")
         if config.auxiliary.model_copy(update={"offline": None}) != AuxiliaryConfig():
             raise ConfigError(
                 "train.auxiliary adds to the recipe's loss; with own_loop the loop names its losses"

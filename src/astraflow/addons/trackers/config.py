@@ -1,31 +1,50 @@
-"""Trackers of a recipe: where the metrics of a run are shown beside `metrics.jsonl`."""
+"""The trackers that come with AstraFlow.
 
-import re
-from typing import Annotated, Literal
+Each has the name of its library and of the extra that installs it. Only the tracker's own process imports the
+library.
+"""
 
-from pydantic import Field
+from importlib.util import find_spec
+from typing import Literal
 
-from astraflow.config import Config, Use
+from astraflow.errors import ConfigError
+from astraflow.protocols import Tracker
+from astraflow.recipe.trackers import TrackedRun, TrackerVariant
 
 __all__ = [
     "MlflowConfig",
     "TensorBoardConfig",
-    "TrackerConfig",
     "TrackioConfig",
     "WandbConfig",
-    "tracker_key",
 ]
 
 
-class TensorBoardConfig(Config):
+class _LibraryTracker(TrackerVariant):
+    def check(self) -> None:
+        """Raises: ConfigError if the library is not installed here."""
+        # A folder of that name, such as W&B makes, would be found as a package without a file.
+        if (spec := find_spec(self.name)) is None or spec.origin is None:
+            raise ConfigError(
+                f"trackers: {self.name} is not installed where the run is started; pip install "
+                f"'astraflow[{self.name}]', or leave it out with trackers=[]"
+            )
+
+
+class TensorBoardConfig(_LibraryTracker):
     """Event files for TensorBoard, in one folder per policy. Needs `astraflow[tensorboard]`, not torch."""
 
     name: Literal["tensorboard"] = "tensorboard"
     folder: str = ""
     """Folder of the event files; default: `tensorboard` in the run folder."""
 
+    def make(self, run: TrackedRun) -> Tracker:
+        """The tracker, with its run open."""
+        from astraflow.addons.trackers.tensorboard import TensorBoardTracker
 
-class WandbConfig(Config):
+        return TensorBoardTracker(self, run)
+
+
+class WandbConfig(_LibraryTracker):
     """Weights & Biases. Needs `astraflow[wandb]`, and for `mode: online` an API key in `WANDB_API_KEY` or
     from `wandb login`."""
 
@@ -41,8 +60,14 @@ class WandbConfig(Config):
     mode: Literal["online", "offline"] = "online"
     """`offline` writes files to `trackers/wandb` in the run folder; `wandb sync` uploads them later."""
 
+    def make(self, run: TrackedRun) -> Tracker:
+        """The tracker, with its run open."""
+        from astraflow.addons.trackers.wandb import WandbTracker
 
-class TrackioConfig(Config):
+        return WandbTracker(self, run)
+
+
+class TrackioConfig(_LibraryTracker):
     """Trackio, a local dashboard (`trackio show`). Needs `astraflow[trackio]`."""
 
     name: Literal["trackio"] = "trackio"
@@ -53,8 +78,14 @@ class TrackioConfig(Config):
     space: str = ""
     """Id of a Hugging Face Space that shows the dashboard; default: this machine only."""
 
+    def make(self, run: TrackedRun) -> Tracker:
+        """The tracker, with its run open."""
+        from astraflow.addons.trackers.trackio import TrackioTracker
 
-class MlflowConfig(Config):
+        return TrackioTracker(self, run)
+
+
+class MlflowConfig(_LibraryTracker):
     """MLflow. Needs `astraflow[mlflow]`."""
 
     name: Literal["mlflow"] = "mlflow"
@@ -63,13 +94,8 @@ class MlflowConfig(Config):
     experiment: str = ""
     """Experiment; default: the recipe's name."""
 
+    def make(self, run: TrackedRun) -> Tracker:
+        """The tracker, with its run open."""
+        from astraflow.addons.trackers.mlflow import MlflowTracker
 
-TrackerConfig = Annotated[
-    TensorBoardConfig | WandbConfig | TrackioConfig | MlflowConfig | Use, Field(discriminator="name")
-]
-
-
-def tracker_key(config: TrackerConfig) -> str:
-    """What names a tracker in messages and in the run folder, e.g. `wandb`, or `my_trackers-Board` for a
-    class of the user's own."""
-    return re.sub(r"[^\w.]", "-", config.use) if isinstance(config, Use) else config.name
+        return MlflowTracker(self, run)

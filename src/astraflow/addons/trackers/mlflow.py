@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from astraflow.addons.trackers.config import MlflowConfig
-from astraflow.addons.trackers.tracked_run import TrackedRun
 from astraflow.metrics import MetricRow
+from astraflow.recipe.trackers import TrackedRun
 
 __all__ = ["MlflowTracker"]
 

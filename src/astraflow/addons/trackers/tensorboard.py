@@ -8,8 +8,8 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.summary.writer import event_file_writer
 
 from astraflow.addons.trackers.config import TensorBoardConfig
-from astraflow.addons.trackers.tracked_run import TrackedRun
 from astraflow.metrics import MetricRow
+from astraflow.recipe.trackers import TrackedRun
 
 __all__ = ["TensorBoardTracker"]
 

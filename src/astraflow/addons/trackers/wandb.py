@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astraflow.addons.trackers.config import WandbConfig
-from astraflow.addons.trackers.tracked_run import TrackedRun
 from astraflow.metrics import MetricRow
+from astraflow.recipe.trackers import TrackedRun
 
 __all__ = ["WandbTracker"]
 

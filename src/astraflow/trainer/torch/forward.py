@@ -28,8 +28,8 @@ from astraflow.models.images import ImageRules, check_media
 from astraflow.models.loading import DTYPES
 from astraflow.models.vision import Seen, Sight
 from astraflow.protocols import EntropyUse
+from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.columns import columns_from_samples, sample_name
-from astraflow.trainer.config import TorchBackendConfig
 from astraflow.trainer.packing import Layout, cut_microbatches, make_layout
 from astraflow.trainer.step import entropies, token_logprobs
 from astraflow.trainer.torch.compiled import compile_layers, left_out

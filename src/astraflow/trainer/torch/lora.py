@@ -28,7 +28,7 @@ from astraflow.models.loading import (
     listed,
     torch_tensor,
 )
-from astraflow.trainer.config import LoraConfig
+from astraflow.trainer.backend_config import LoraConfig
 from astraflow.trainer.torch.lora_experts import FusedWeight, adapt_experts, fused_weights
 from astraflow.trainer.torch.parallel.sharding import ModelWeights
 from astraflow.types.host_tensors import HostTensor

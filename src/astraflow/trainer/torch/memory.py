@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from astraflow.errors import ConfigError
-from astraflow.trainer.config import TorchBackendConfig, TrainConfig
+from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.torch.head import num_chunk_tokens
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.parallel.recompute import layers_of

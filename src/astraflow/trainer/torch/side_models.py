@@ -23,7 +23,8 @@ from astraflow.models.hub import model_path
 from astraflow.models.images import image_rules
 from astraflow.models.loading import export_tensors, load_causal_lm
 from astraflow.protocols import ModelRole
-from astraflow.trainer.config import TorchBackendConfig, TrainConfig
+from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE
 from astraflow.trainer.torch.forward import Forward
 from astraflow.trainer.torch.parallel.grid import RankGrid

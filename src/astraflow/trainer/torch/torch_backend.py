@@ -21,7 +21,8 @@ from astraflow.models.export import begin_export
 from astraflow.models.images import image_rules
 from astraflow.models.loading import DTYPES, load_causal_lm
 from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Write
-from astraflow.trainer.config import TorchBackendConfig, TrainConfig
+from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.torch.forward import Forward
 from astraflow.trainer.torch.invariant import InvariantLogprobs

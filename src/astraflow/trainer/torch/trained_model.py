@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from astraflow.errors import TrainingError
 from astraflow.models.loading import DTYPES
 from astraflow.protocols import AdamStep, EntropyUse, Objective
-from astraflow.trainer.config import TorchBackendConfig, TrainConfig
+from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.torch.forward import Forward, LayoutTensors
 from astraflow.trainer.torch.lean_adam import LeanAdamW
 from astraflow.trainer.torch.optimizer_files import OptimizerPart, read_optimizer

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from astraflow.addons.tinker.client import TrainingClient
+from astraflow.addons.tinker.config import OwnLoopBackendConfig
 from astraflow.addons.tinker.wire_types import AdamParams
 from astraflow.config import Use
 from astraflow.errors import ConfigError, TrainingError
 from astraflow.losses.config import AuxiliaryConfig
 from astraflow.protocols import Learner
 from astraflow.trainer.backend_factory import make_learner
-from astraflow.trainer.config import OwnLoopBackendConfig, TrainConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.types import Batch
 from drivers.trainer_builders import make_batch, make_sample, save_model
 from drivers.trainer_fakes import MemoryPublisher, MemoryTrainerLink, train_until

@@ -18,9 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from astraflow.addons.trackers.config import tracker_key
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
+from astraflow.recipe.trackers import tracker_key
 from astraflow.report.row_feed import num_waiting, read_position
 from astraflow.service.process import MODULE_PATH_VARIABLE
 
@@ -193,7 +193,7 @@ class _Keeper:
                     [
                         self._python,
                         "-m",
-                        "astraflow.addons.trackers.tracker_process",
+                        "astraflow.report.tracker_process",
                         str(self._folder.path),
                         self._key,
                     ],

@@ -1,6 +1,6 @@
 """The main function of a tracker's process: hands the rows of `metrics.jsonl` to one tracker.
 
-    python -m astraflow.addons.trackers.tracker_process RUN_DIR KEY
+    python -m astraflow.report.tracker_process RUN_DIR KEY
 
 Its standard input is a pipe from the launching process: each byte says that there are new rows, and its end
 that no more will come. Then, or when the launching process has died, the rest is handed over and the tracker
@@ -16,14 +16,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from astraflow.addons.trackers.config import tracker_key
-from astraflow.addons.trackers.factory import make_tracker
-from astraflow.addons.trackers.sample_table import sample_rows
-from astraflow.addons.trackers.tracked_run import TrackedRun
 from astraflow.errors import ConfigError
 from astraflow.protocols import ShowsEpisodes, Tracker
 from astraflow.recipe.run_folder import RunFolder
+from astraflow.recipe.trackers import TrackedRun, make_tracker, tracker_key
 from astraflow.report.row_feed import RowFeed
+from astraflow.report.sample_table import sample_rows
 from astraflow.service.process import MODULE_PATH_VARIABLE
 
 __all__ = ["Bell", "follow", "main", "run_tracker"]

@@ -1,0 +1,94 @@
+"""What computes the training steps in a recipe: PyTorch, or the backend of an installed package."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from astraflow.config import Config, Variant
+from astraflow.protocols import Engine, Learner, TrainerBackend
+from astraflow.types.host_tensors import WeightSnapshot
+
+if TYPE_CHECKING:
+    from astraflow.trainer.config import TrainConfig
+
+__all__ = ["BackendVariant", "LoraConfig", "TorchBackendConfig"]
+
+
+class LoraConfig(Config):
+    """Low-rank adapters: the model is frozen, and small factors beside its projections are trained."""
+
+    rank: int = Field(default=0, ge=0)
+    """Rank of the factors; 0 trains all parameters instead."""
+    alpha: float = Field(default=16.0, gt=0)
+    """The contribution of the factors is scaled by `alpha / rank`."""
+    targets: tuple[str, ...] | Literal["all-linear"] = (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
+    """Last names of the projections that get factors, or `all-linear`: all linear layers but the output head.
+    Families name them differently. The experts of a mixture are no linear layers: they get factors only by
+    name, e.g. `gate_proj`, `up_proj` and `down_proj`."""
+    publish: Literal["merged", "adapters"] = "adapters"
+    """`adapters`: publish the frozen weights and the factors, which the receiver adds up; with
+    `weights.delta`, only the factors then travel, and exported versions have a PEFT `adapter/`. `merged`:
+    publish plain weights, for engines of your own that do not know adapters."""
+
+
+class TorchBackendConfig(Config):
+    """PyTorch on one device, or on one per rank."""
+
+    name: Literal["torch"] = "torch"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the forward and the backward pass; weights and optimizer state stay float32."""
+    device: str = "cpu"
+    """Device, e.g. `cpu` or `cuda:0`."""
+    num_threads: int = Field(default=1, ge=1, le=1024)
+    """Number of CPU threads; keep the sum over all processes within the machine's cores."""
+    publish_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the published weights; adapters stay float32."""
+    lora: LoraConfig = LoraConfig()
+    """Trains adapters instead of all parameters."""
+    share_prefixes: bool = True
+    """Compute a prefix that the samples of a group share once, where that saves a quarter of their tokens: on
+    CPUs, and for models in packed rows. It pays for tiny models with prompts that are long beside their
+    completions."""
+    optimizer_state: Literal["float32", "bfloat16"] = "float32"
+    """Data type of AdamW's two moving averages; `bfloat16` halves their memory, for `betas` up to 0.99."""
+    offload_optimizer: bool = False
+    """Keep AdamW's moving averages in host memory; each optimizer step brings them to the device and back."""
+    activations: Literal["keep", "recompute"] = "keep"
+    """`recompute`: each layer keeps only its input and is computed again in the backward pass, which takes
+    about a third longer and a small part of the memory (activation checkpointing)."""
+    compile_layers: bool = False
+    """Compile the model's layers (`torch.compile`): small operations are joined into fewer passes over
+    memory. The first passes then take a minute longer. Needs a C++ compiler, and Triton on a GPU. Not with
+    `shard.tensor`."""
+
+
+class BackendVariant(Variant):
+    """Base of a trainer backend's config that an installed package adds."""
+
+    decides_on_loss: ClassVar[bool] = False
+    """Whether the backend has losses of its own, so that `train.loss` is not read."""
+
+    @property
+    def computes_with(self) -> TorchBackendConfig | None:
+        """The settings below the key `torch`, if PyTorch computes for this backend; None otherwise."""
+        return None
+
+    def make(
+        self,
+        train: "TrainConfig",
+        *,
+        model_dir: str | Path,
+        seed: int,
+        states: Path | None,
+        make_engine: Callable[[WeightSnapshot], Engine] | None,
+    ) -> TrainerBackend | Learner:
+        """The backend of the policy whose `train` section this is part of, with the model loaded.
+
+        `states`: folder for what it saves besides checkpoints. `make_engine`: an engine to sample with.
+        """
+        raise NotImplementedError
