@@ -45,8 +45,8 @@ from starlette.routing import Route
 from astraflow.addons.agents.hosted import Hosted
 from astraflow.addons.agents.hosts.host import Host
 from astraflow.addons.tiny_models.spec import TokenizerConfig
+from astraflow.addons.tiny_models.tokenizer import make_tokenizer
 from astraflow.config import parse_config
-from astraflow.models.tokenizer import make_tokenizer
 from astraflow.protocols import Capacity
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import load_renderer

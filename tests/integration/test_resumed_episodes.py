@@ -16,11 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from astraflow.addons.tiny_models.spec import TokenizerConfig
+from astraflow.addons.tiny_models.tokenizer import make_tokenizer
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import RolloutError
-from astraflow.models.tokenizer import make_tokenizer
 from astraflow.protocols import Engine
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from astraflow.addons.tiny_models.demonstrations import column_addition, make_demonstrations
 from astraflow.addons.tiny_models.spec import load_spec
 from astraflow.addons.tiny_models.tiny import init_model
-from astraflow.models.tokenizer import make_tokenizer
+from astraflow.addons.tiny_models.tokenizer import make_tokenizer
 from astraflow.recipe.recipe import load_recipe
 from astraflow.tasks.rewards import make_reward
 from astraflow.tasks.sources import make_source

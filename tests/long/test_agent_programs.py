@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from astraflow.addons.tiny_models.spec import TokenizerConfig
-from astraflow.models.tokenizer import make_tokenizer
+from astraflow.addons.tiny_models.tokenizer import make_tokenizer
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.renderer import load_renderer

@@ -19,7 +19,7 @@ from astraflow.cli.evaluation import evaluate, export
 from astraflow.cli.recipes import recipes
 from astraflow.cli.runs import audit, drop_batch, run, status, try_task
 from astraflow.cli.services import join, publish, rank, serve, train
-from astraflow.cli.start import demo, init_project
+from astraflow.cli.start import init_project
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
 from astraflow.report.terminal_text import printable
 from astraflow.service.loopback import proxy_exemptions
@@ -61,7 +61,6 @@ def _options(
         raise typer.Exit
 
 
-app.command("demo")(demo)
 app.command("init")(init_project)
 app.add_typer(recipes, name="recipes")
 app.command("run")(run)

@@ -13,6 +13,7 @@ from pathlib import Path
 import astraflow
 from astraflow.config import load_mapping
 from astraflow.errors import ConfigError, DataError
+from astraflow.user_input.installed import added_to, loaded, where_to_find
 from astraflow.user_input.mistakes import nearest_hint, shown
 from astraflow.user_input.user_files import is_there
 
@@ -148,13 +149,16 @@ def model_folder(model: str) -> str:
 def build_models(models: Iterable[str], tell: Callable[[str], None]) -> None:
     """Builds those of a recipe's models that are missing and have a spec here: `./models/NAME` of NAME.
 
-    Raises: as `init_model`.
+    The entry point `spec` of the group `astraflow.models` names the function that does it, called with the
+    spec's path, the folder, and `tell`. Raises: ConfigError if none is installed, and what the function
+    raises.
     """
     for model, spec in missing_models(models):
-        from astraflow.addons.tiny_models.spec import load_spec
-        from astraflow.addons.tiny_models.tiny import init_model
-
-        init_model(load_spec(spec), Path(model), progress=tell)
+        builders = [loaded(entry) for entry in added_to("astraflow.models").select(name="spec")]
+        if not any(builders):
+            raise ConfigError(f"{model} is missing; building it from {spec.name} {where_to_find('spec')}")
+        for build in filter(None, builders):
+            build(spec, Path(model), tell)
 
 
 def missing_models(models: Iterable[str]) -> list[tuple[str, Path]]:

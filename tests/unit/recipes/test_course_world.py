@@ -22,9 +22,9 @@ from recipes.course.course_world import (
 
 from astraflow.addons.tiny_models.demonstrations import make_demonstrations
 from astraflow.addons.tiny_models.spec import load_spec
+from astraflow.addons.tiny_models.tokenizer import make_tokenizer
 from astraflow.dataflow.config import TableConfig
 from astraflow.errors import ConfigError
-from astraflow.models.tokenizer import make_tokenizer
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, GenerateRequest

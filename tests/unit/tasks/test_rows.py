@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from astraflow.addons.tiny_models.spec import TokenizerConfig
+from astraflow.addons.tiny_models.tokenizer import make_tokenizer
 from astraflow.errors import ConfigError, DataError
-from astraflow.models.tokenizer import make_tokenizer
 from astraflow.protocols import TaskSource
 from astraflow.tasks.config import HubSourceConfig, JsonlSourceConfig
 from astraflow.tasks.sources import make_source

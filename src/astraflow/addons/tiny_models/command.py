@@ -1,5 +1,6 @@
-"""`astraflow model`: models as ordinary Hugging Face folders."""
+"""`astraflow model` and `demo`: models as ordinary Hugging Face folders, and a run that trains one."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.own_modules import module_path
 
-__all__ = ["MODEL", "init", "models"]
+__all__ = ["DEMO", "MODEL", "demo", "init", "models"]
 
 models = typer.Typer(help="Build models to start from.", no_args_is_help=True)
 
@@ -40,4 +41,28 @@ def _group() -> None:
     """Keeps `init` a subcommand although it is the only one."""
 
 
+def demo(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes to the recipe, e.g. seed=1", metavar="[a.b=value]..."),
+    ] = None,
+    *,
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Folder for the model and the run.", file_okay=False)
+    ] = Path("astraflow-demo"),
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live screen.")] = False,
+) -> None:
+    """Build a tiny model and train it by real services: a minute or two on two CPU cores.
+
+    It is the quickstart's recipe in 40 steps; `astraflow recipes show quickstart` prints it. The last line
+    says whether the held-out reward rose, and the exit code is 1 if it did not. Ctrl-C stops; the same
+    command continues. Needs the extra `quickstart`: pip install 'astraflow[quickstart]'.
+    """
+    from astraflow.addons.tiny_models.demo import run_demo
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    raise typer.Exit(run_demo(folder, overrides or (), is_plain=plain, tell=print))
+
+
+DEMO = AddedCommand(demo, after="")
 MODEL = AddedCommand(models, after="recipes")

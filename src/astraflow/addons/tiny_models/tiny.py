@@ -30,19 +30,19 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from astraflow.addons.tiny_models import demonstrations, warmstart
+from astraflow.addons.tiny_models import demonstrations, tokenizer, warmstart
 from astraflow.addons.tiny_models import spec as spec_module
 from astraflow.addons.tiny_models.demonstrations import make_demonstrations
-from astraflow.addons.tiny_models.spec import ArchitectureConfig, ModelSpec
+from astraflow.addons.tiny_models.spec import ArchitectureConfig, ModelSpec, load_spec
+from astraflow.addons.tiny_models.tokenizer import IMAGE_TOKEN, make_tokenizer
 from astraflow.addons.tiny_models.warmstart import Progress, TinyModel, warm_start
 from astraflow.config import Use
 from astraflow.errors import DataError
-from astraflow.models import images, tokenizer, vision
+from astraflow.models import images, vision
 from astraflow.models.images import ImageRules
-from astraflow.models.tokenizer import IMAGE_TOKEN, make_tokenizer
 from astraflow.user_input.own_sources import own_files
 
-__all__ = ["init_model", "model_fingerprint"]
+__all__ = ["build_model", "init_model", "model_fingerprint"]
 
 _LOG = logging.getLogger(__name__)
 _MERGE = 2
@@ -53,6 +53,11 @@ _MAX_TOKENS = 64
 """Most tokens of an image; larger ones are shrunk."""
 _MARKER = "astraflow_model.json"
 """The file that tells a folder made here from any other."""
+
+
+def build_model(spec: Path, out: Path, tell: Progress) -> None:
+    """Builds the model that a file describes in a folder; recipes whose model is missing have this done."""
+    init_model(load_spec(spec), out, progress=tell)
 
 
 def init_model(

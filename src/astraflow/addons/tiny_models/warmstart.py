@@ -22,9 +22,9 @@ from transformers import (
 
 from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.addons.tiny_models.spec import WarmStartConfig
+from astraflow.addons.tiny_models.tokenizer import IMAGE_TOKEN, shown_tools
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.images import ImageRules, placed
-from astraflow.models.tokenizer import IMAGE_TOKEN, shown_tools
 from astraflow.models.vision import Sight
 from astraflow.types import Media, Message
 

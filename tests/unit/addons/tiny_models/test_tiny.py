@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.addons.tiny_models.spec import ModelSpec, TokenizerConfig, load_spec
 from astraflow.addons.tiny_models.tiny import init_model, model_fingerprint
+from astraflow.addons.tiny_models.tokenizer import make_tokenizer, shown_tools
 from astraflow.errors import ConfigError, DataError
-from astraflow.models.tokenizer import make_tokenizer, shown_tools
 from astraflow.rollout.renderer import load_renderer
 from astraflow.types import Message, ToolSpec
 

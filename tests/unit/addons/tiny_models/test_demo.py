@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.run import demo
+from astraflow.addons.tiny_models import demo
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,9 @@ def demo_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _build_model(out: Path, tell: Callable[[str], None]) -> None:
-    from astraflow.addons.tiny_models.spec import load_spec
-    from astraflow.addons.tiny_models.tiny import init_model
+    from astraflow.addons.tiny_models.tiny import build_model
 
-    init_model(load_spec(find_entry("models/quickstart").path), out, progress=tell)
+    build_model(find_entry("models/quickstart").path, out, tell)
 
 
 def verdict(before: float, after: float, num_tasks: int) -> tuple[bool, str]:
