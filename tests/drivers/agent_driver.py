@@ -23,7 +23,7 @@ __all__ = ["FORMS", "PROGRAMS", "VENVS", "CompetentEngine", "Row", "pinned", "pl
 
 PROGRAMS = ROOT / "tests" / "agent_programs"
 VENVS = ROOT / ".venv-agents"
-PAGE = ROOT / "docs" / "agents.md"
+PAGE = PROGRAMS / "README.md"
 FORMS = ("plain", "structured", "streaming", "tools")
 QUESTION = "What is 2+3?"
 
@@ -43,7 +43,7 @@ class Row:
 
 
 def rows() -> tuple[Row, ...]:
-    """The rows of the table in the docs."""
+    """The rows of the table."""
     return tuple(_rows(PAGE.read_text(encoding="utf-8")))
 
 

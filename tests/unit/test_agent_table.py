@@ -1,4 +1,4 @@
-"""The table of agent programs in the docs names each program, with the version that the requirements pin."""
+"""The table of agent programs names each program, with the version that the requirements pin."""
 
 import ast
 from pathlib import Path
