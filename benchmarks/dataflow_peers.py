@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.dataflow.client import DataflowClient
-from astraflow.service.client import Reply, ServiceClient, Transport
+from astraflow.service.client import HttpReply, ServiceClient, Transport
 from astraflow.service.process import settle_memory
 from astraflow.types import (
     Batch,
@@ -85,7 +85,7 @@ class Recording:
 
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
-    ) -> Reply:
+    ) -> HttpReply:
         """One request."""
         reply = await self._transport.request(method, target, headers=headers, body=body, timeout_s=timeout_s)
         if reply.status == 200:

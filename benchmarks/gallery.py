@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astraflow.recipe.gallery import Entry, entries
+from astraflow.recipe.gallery import GalleryItem, entries
 from astraflow.recipe.recipe import load_recipe
 from harness import MOST_LOAD, OthersLoad, report, show_table
 
@@ -76,7 +76,7 @@ GAME_WALL_LIMIT_S = 360.0
 class Shown:
     """What the page says about a recipe."""
 
-    entry: Entry
+    entry: GalleryItem
     evals: dict[str, tuple[float, float]]
     """Number of the held-out evaluations -> its first and its last value; empty without an evaluation."""
     rl_s: float
@@ -148,12 +148,12 @@ def figure(value: float | None) -> str:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def tiny_recipes() -> list[Entry]:
+def tiny_recipes() -> list[GalleryItem]:
     """The tiny recipe of each family, and its variants."""
     return [e for e in entries() if e.kind == "recipe" and e.name.rpartition("/")[2].startswith("tiny")]
 
 
-def run_recipe(entry: Entry, out: Path, seed: int) -> None:
+def run_recipe(entry: GalleryItem, out: Path, seed: int) -> None:
     """Runs one in the folder of all, and leaves in one of its own how long that took."""
     own = out / anchor(entry.name)
     own.mkdir(parents=True)
@@ -171,7 +171,7 @@ def run_recipe(entry: Entry, out: Path, seed: int) -> None:
     (own / MEASURED).write_text(json.dumps(measured))
 
 
-def read_run(entry: Entry, work: Path) -> Shown:
+def read_run(entry: GalleryItem, work: Path) -> Shown:
     """What became of a run. One that failed is shown as such."""
     run_dir = work / "run"
     measured: dict[str, Any] = json.loads((work / MEASURED).read_text())
@@ -273,7 +273,7 @@ def section(one: Shown) -> list[str]:
     return lines
 
 
-def players(entry: Entry) -> list[tuple[str, str]]:
+def players(entry: GalleryItem) -> list[tuple[str, str]]:
     """How an expert and a random player do in the world of a recipe, as the world's README says."""
     readme = entry.path.parent / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
@@ -328,7 +328,7 @@ def write_page(shown: Sequence[Shown]) -> None:
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def main(chosen: Sequence[Entry], out: Path, *, writes_page: bool) -> None:
+def main(chosen: Sequence[GalleryItem], out: Path, *, writes_page: bool) -> None:
     """Prints and writes what became of the runs."""
     shown = [read_run(entry, out / anchor(entry.name)) for entry in chosen]
     header = ("recipe", "before", "after", "RL s", "in all s", "missed")

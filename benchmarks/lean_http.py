@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import cast
 from urllib.parse import urlsplit
 
-from astraflow.service.client import Reply
+from astraflow.service.client import HttpReply
 
 __all__ = ["LeanTransport"]
 
@@ -24,12 +24,12 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.is_open = False
         self._transport: asyncio.WriteTransport | None = None
-        self._answer: asyncio.Future[Reply] | None = None
+        self._answer: asyncio.Future[HttpReply] | None = None
         self._chunks: list[bytes] = []
         self._head = b""
         self._num_missing = 0
 
-    def ask(self, head: bytes, body: bytes) -> "asyncio.Future[Reply]":
+    def ask(self, head: bytes, body: bytes) -> "asyncio.Future[HttpReply]":
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.writelines((head, body) if body else (head,))
@@ -69,7 +69,7 @@ class _Connection(asyncio.Protocol):
         self._num_missing = 0
         media_type = _field(head, b"content-type").partition(b";")[0].decode()
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(Reply(int(head[9:12]), media_type, body))
+            self._answer.set_result(HttpReply(int(head[9:12]), media_type, body))
 
 
 def _field(head: bytes, name: bytes) -> bytes:
@@ -96,7 +96,7 @@ class LeanTransport:
 
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
-    ) -> Reply:
+    ) -> HttpReply:
         """One request. Raises: ConnectionError, TimeoutError."""
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         first = f"{method} {target} HTTP/1.1\r\n{self._host_line}{fields}content-length: {len(body)}\r\n\r\n"

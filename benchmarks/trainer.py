@@ -42,7 +42,7 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import token_logprobs
-from astraflow.trainer.torch.forward import Forward
+from astraflow.trainer.torch.forward import TrainerForward
 from astraflow.trainer.torch.head import chunked_logprobs
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, Batch, BatchTotals, Sample, Trajectory, VersionSpan
@@ -282,7 +282,9 @@ class _BareLoop:
 
     def __init__(self, model_dir: Path) -> None:
         self._model = load_causal_lm(model_dir)
-        self._forward = Forward(self._model, vocab_size=_VOCAB, config=TorchBackendConfig(num_threads=2))
+        self._forward = TrainerForward(
+            self._model, vocab_size=_VOCAB, config=TorchBackendConfig(num_threads=2)
+        )
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-5, fused=True)
 
     def step(self, samples: list[Sample]) -> None:

@@ -29,7 +29,7 @@ from astraflow.service.process import run_service
 from astraflow.types import Manifest, PublisherHealth, SourceLink
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.config import WeightsConfig
-from astraflow.weights.peers.peer import Spool, served
+from astraflow.weights.peers.peer import Spool, serve_spool
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
@@ -84,7 +84,7 @@ async def spread(url: str, manifest: Manifest, count: int, *, peers: bool, uploa
                 cache = Path(folder) / str(idx)
                 spool = Spool(cache / "chunks") if peers else None
                 if spool is not None:
-                    await stack.enter_async_context(served(spool, "127.0.0.1", max_upload_mb_s=upload))
+                    await stack.enter_async_context(serve_spool(spool, "127.0.0.1", max_upload_mb_s=upload))
                     links.append(SourceLink(kind="http", url=spool.url, labels={"peer": str(idx)}))
                 receivers.append(Receiver(cache, spool=spool, range_bytes=CHUNK_BYTES))
                 stack.push_async_callback(receivers[-1].close)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from heapq import nsmallest
 
-from astraflow.protocols import Completed
+from astraflow.protocols import CompleteGroup
 
 
 class LeastToLearn:
@@ -12,7 +12,7 @@ class LeastToLearn:
     def __init__(self, *, num_groups: int) -> None:
         self.num_groups = num_groups
 
-    def remove(self, ready: Mapping[int, Completed], num_groups: int) -> list[int]:
+    def remove(self, ready: Mapping[int, CompleteGroup], num_groups: int) -> list[int]:
         surplus = len(ready) - max(self.num_groups, num_groups)
         return nsmallest(
             surplus, ready, key=lambda group_id: (ready[group_id].advantage_square_sum, group_id)

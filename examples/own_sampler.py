@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 from heapq import nlargest
 
-from astraflow.protocols import Completed, TableSizes
+from astraflow.protocols import CompleteGroup, TableSizes
 
 
-def strength(group: Completed) -> float:
+def strength(group: CompleteGroup) -> float:
     """Mean squared advantage of the group's trained tokens."""
     return group.advantage_square_sum / max(1, group.num_trained_tokens)
 
@@ -18,7 +18,7 @@ class MostToLearn:
         self.spare = spare
 
     def pick(
-        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> list[int] | None:
         # When the run ends, fewer groups wait than are wanted: the last batch takes what there is.
         wanted = max(num_groups, min(num_groups + self.spare, len(waiting)))

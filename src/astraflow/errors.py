@@ -2,25 +2,25 @@
 
     Error
     +-- ConfigError (ValueError)          the recipe or a command-line value is wrong; the user must fix it
-    +-- DataError (ValueError)            a task file, model folder or saved run is broken or missing
-    +-- ComponentError                    a component of the user's own raised, or gave what cannot be
-    +-- WireError (ValueError)            a message is malformed, too large, or disagrees with itself
-    |   +-- VersionMismatchError          the peer speaks another schema version
-    |   +-- BoundError                    a value in a message is beyond its bound
+    +-- DataError (ValueError)            a task file, model folder or saved run is damaged or missing
+    +-- ComponentError                    a user's component raised an error, or broke its contract
+    +-- WireError (ValueError)            a message is malformed, too large, or inconsistent
+    |   +-- VersionMismatchError          the peer uses another protocol version
+    |   +-- BoundError                    a value in a message is out of bounds
     +-- RefusedError                      a service understood the request and refused it; has a `code`
     |   +-- FencedError                   a newer session of the same trainer exists; the caller must stop
-    +-- UnavailableError (ConnectionError) a service did not answer within the retries
+    +-- UnavailableError (ConnectionError) a service did not respond within the retries
     +-- DeadlineError (TimeoutError)      an awaited event did not happen in time
     +-- JournalError (OSError)            the journal cannot be written or read back
     +-- WeightsError (ValueError)         a version failed verification or does not fit the model
-    +-- RolloutError                      one episode failed; `is_retryable` says whether another try may help
-    |   +-- LateScoreError                scoring one completion took too long; says nothing about the answer
-    |   +-- ScorerError                   a scorer of AstraFlow's own failed; says nothing about the answer
-    +-- ImageError (ValueError)           an image cannot be shown to a model; whoever sent it is told
-    +-- QueryError (ValueError)           a query cannot be searched for; whoever asked is told, e.g. a model
-    +-- SandboxError                      a box for a program of a model did not start, or broke
-    +-- HistoryRewrittenError             a chat template does not extend what was sampled; the episode forks
-    +-- ServiceError (RuntimeError)       a supervised process failed for good; names its log
+    +-- RolloutError                      one episode failed; `is_retryable` says whether a retry may help
+    |   +-- LateScoreError                scoring a completion took too long; says nothing about the answer
+    |   +-- ScorerError                   a built-in scorer failed; says nothing about the answer
+    +-- ImageError (ValueError)           an image cannot be shown to a model; reported to its sender
+    +-- QueryError (ValueError)           a query cannot be searched for; reported to its sender, e.g. a model
+    +-- SandboxError                      a sandbox for a model's program failed to start, or failed
+    +-- HistoryRewrittenError             a chat template does not extend the sampled text; the episode forks
+    +-- ServiceError (RuntimeError)       a supervised process failed permanently; names its log
     +-- ShapeError (ValueError)           arrays or tensors that belong together differ in length
     +-- TrainingError (ArithmeticError)   a loss or gradient is not finite; names the groups
 
@@ -63,27 +63,29 @@ class ConfigError(Error, ValueError):
 
 
 class DataError(Error, ValueError):
-    """A task file, a model folder or a saved run is broken or missing."""
+    """A task file, a model folder or a saved run is damaged or missing."""
 
 
 class ComponentError(Error):
-    """A component that the recipe names, such as a curator or a sampler, raised or broke its contract."""
+    """A component named in the recipe, such as a curator or a sampler, raised an error or broke its
+    contract."""
 
 
 class WireError(Error, ValueError):
-    """A message is malformed, too large, or disagrees with itself."""
+    """A message is malformed, too large, or inconsistent."""
 
 
 class VersionMismatchError(WireError):
-    """The peer speaks another version of the protocol."""
+    """The peer uses another version of the protocol."""
 
 
 class BoundError(WireError):
-    """A value in a message has the right type but is beyond its bound; the error names both."""
+    """A value in a message has the right type but is out of bounds; the error names the value and the
+    bound."""
 
 
 class RefusedError(Error):
-    """A service understood the request and refused it; `code` is a stable machine-readable word."""
+    """A service understood the request and refused it; `code` is a stable, machine-readable word."""
 
     def __init__(self, message: str, *, code: str = "refused", status: int = 409) -> None:
         super().__init__(message)
@@ -99,7 +101,7 @@ class FencedError(RefusedError):
 
 
 class UnavailableError(Error, ConnectionError):
-    """A service did not answer within the retries."""
+    """A service did not respond within the retries."""
 
 
 class DeadlineError(Error, TimeoutError):
@@ -127,19 +129,19 @@ class LateScoreError(RolloutError):
 
 
 class ScorerError(RolloutError):
-    """A scorer of AstraFlow's own failed. Its process is replaced, so another attempt may help."""
+    """A built-in scorer failed. Its process is replaced, so another attempt may help."""
 
 
 class ImageError(Error, ValueError):
-    """An image is no PNG or JPEG file, too large, or not what the tokens show."""
+    """An image is not a PNG or JPEG file, is too large, or does not match its tokens."""
 
 
 class QueryError(Error, ValueError):
-    """A query that cannot be searched for; the message is for whoever asked, e.g. a model."""
+    """A query cannot be searched for; the message is for its sender, e.g. a model."""
 
 
 class SandboxError(Error):
-    """A box did not start, or broke. It says nothing about the program: another try may succeed."""
+    """A sandbox failed. This says nothing about the program, so a retry may succeed."""
 
 
 class HistoryRewrittenError(Error):
@@ -147,7 +149,7 @@ class HistoryRewrittenError(Error):
 
 
 class ServiceError(Error, RuntimeError):
-    """A supervised process failed for good; the message names its log and its last lines."""
+    """A supervised process failed permanently; the message names its log and its last lines."""
 
 
 class ShapeError(Error, ValueError):

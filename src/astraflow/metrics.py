@@ -1,7 +1,7 @@
-"""A metric is (name, value, reduction). `reduce_metrics` makes one of several; `MetricRow` is a row of them.
+"""Metrics: a metric is (name, value, reduction); `reduce_metrics` combines several, and `MetricRow` is a row.
 
-A row is what `metrics.jsonl` and every tracker get of a committed step or a finished evaluation: one flat
-mapping from names to numbers.
+`metrics.jsonl` and every tracker get one row per committed step or finished evaluation: a flat mapping from
+names to numbers.
 """
 
 import math
@@ -22,19 +22,19 @@ __all__ = [
 ]
 
 _COLUMNS = frozenset({"kind", *StepRecord.__struct_fields__, *EvalRecord.__struct_fields__})
-"""Columns that no metric may be written to."""
+"""Column names that metrics cannot have."""
 _EPISODE = "episode/"
-"""Prefix of the metrics that workflows give their episodes."""
+"""Prefix of the metrics that workflows add to episodes."""
 
 
-# --- several numbers become one -------------------------------------------------------------------
+# --- reduction ------------------------------------------------------------------------------------
 
 
 def reduce_metrics(groups: Iterable[Sequence[MetricItem]]) -> tuple[MetricItem, ...]:
     """One item per name, in the order of first appearance, reduced over the groups that have the name.
 
-    If any of the values is NaN, so is the result. The exception is `last`, which is the value of the last
-    group that has the name.
+    If any value is NaN, so is the result, except for `last`, which is the value of the last group that has
+    the name.
 
     Example: `reduce_metrics(episode.metrics for episode in episodes)`.
 
@@ -46,20 +46,18 @@ def reduce_metrics(groups: Iterable[Sequence[MetricItem]]) -> tuple[MetricItem, 
             reduction, values = found.setdefault(item.name, (item.reduction, []))
             if reduction != item.reduction:
                 raise WireError(
-                    f"metric {item.name!r} has reductions {reduction!r} and {item.reduction!r}; a name "
-                    "has one"
+                    f"metric {item.name!r} has reductions {reduction!r} and {item.reduction!r}; use one"
                 )
             values.append(item.value)
     return tuple(
-        MetricItem(name, _reduced(reduction, values), reduction)
-        for name, (reduction, values) in found.items()
+        MetricItem(name, _reduce(reduction, values), reduction) for name, (reduction, values) in found.items()
     )
 
 
-def _reduced(reduction: Reduction, values: Sequence[float]) -> float:
+def _reduce(reduction: Reduction, values: Sequence[float]) -> float:
     if reduction == "last":
         return values[-1]
-    # Without this, the place of a NaN would decide whether `max` and `min` return it.
+    # Without this, the position of a NaN would decide whether `max` and `min` return it.
     if any(math.isnan(value) for value in values):
         return math.nan
     match reduction:
@@ -72,7 +70,7 @@ def _reduced(reduction: Reduction, values: Sequence[float]) -> float:
         case "min":
             return min(values)
         case "p50" | "p95":
-            # The nearest rank: the value that at least this share of all do not exceed.
+            # The nearest rank: the smallest value that at least this share of all values do not exceed.
             return sorted(values)[math.ceil(PERCENTILES[reduction] * len(values)) - 1]
 
 
@@ -89,13 +87,13 @@ class MetricRow:
     kind: Literal["step", "eval"]
     policy: str
     step: int
-    """Steps that the policy has done: 1 after its first step, 0 where its starting weights are evaluated."""
+    """Number of steps done: 1 after the first step, 0 for an evaluation of the starting weights."""
     version: int
-    """The version that the step made, or that was evaluated."""
+    """The version that the step produced, or that was evaluated."""
     at_s: float
     """Unix time of the commit, or of the end of the evaluation."""
     values: Mapping[str, float | None]
-    """Finite numbers by name; None where there is none, as for a score of an evaluation that failed."""
+    """Finite numbers by name; None if there is none, as for the score of a failed evaluation."""
     eval_set: str = ""
     """The evaluation set; empty for a step."""
     best_by: str = ""
@@ -103,7 +101,7 @@ class MetricRow:
 
     @property
     def flat(self) -> dict[str, Any]:
-        """All columns as one mapping, in the order in which they are written."""
+        """All columns as one mapping, in the order of writing."""
         columns: dict[str, Any] = {"kind": self.kind, "policy": self.policy}
         if self.kind == "eval":
             columns |= {"eval_set": self.eval_set, "best_by": self.best_by}
@@ -111,7 +109,7 @@ class MetricRow:
 
     @property
     def named(self) -> dict[str, float]:
-        """The numbers that there are, under names that hold within the whole run.
+        """The numbers that are not None, under names that are unique in the run.
 
         Example: `actor/loss` of a step, `actor/eval/heldout/score_mean` of an evaluation.
         """
@@ -120,7 +118,7 @@ class MetricRow:
 
     @classmethod
     def from_flat(cls, columns: Mapping[str, Any]) -> "MetricRow":
-        """The row of which `flat` made these columns. Raises: WireError if they are those of no row."""
+        """The inverse of `flat`. Raises: WireError if the columns are not those of a row."""
         rest = dict(columns)
         named = {name: rest.pop(name, "") for name in cls.__dataclass_fields__ if name != "values"}
         try:

@@ -42,40 +42,39 @@ __all__ = [
     "LAUNCHER",
     "MACHINE_LOST",
     "AdamStep",
+    "BatchObserver",
     "Capacity",
-    "Completed",
+    "CompleteGroup",
     "Curator",
     "Engine",
     "EntropyUse",
     "Environment",
-    "HasSampleRules",
+    "EpisodeTracker",
     "ImageRenderer",
     "InteractiveEnvironment",
     "Launcher",
     "Learner",
-    "LearnsFromBatches",
+    "LifeReporter",
     "Limiter",
     "ModelRole",
+    "MultiMachineLauncher",
     "Needs",
     "Objective",
     "Observation",
     "ProcessHandle",
     "ProcessLife",
     "ProcessSpec",
-    "Publishes",
     "ReasoningRenderer",
     "Remover",
     "Renderer",
-    "ReportsSteps",
     "Reward",
     "RunPage",
+    "SampleRulesProvider",
     "Sampler",
     "Score",
-    "ShowsEpisodes",
-    "ShowsLife",
     "SlotName",
-    "SpansMachines",
     "Stateful",
+    "StepMetricsReporter",
     "StepResult",
     "TableSizes",
     "TableView",
@@ -86,6 +85,7 @@ __all__ = [
     "Tracker",
     "TrainedRole",
     "TrainerBackend",
+    "VersionPublisher",
     "Write",
 ]
 
@@ -192,7 +192,7 @@ class TableView:
     """-1 before the first one."""
 
 
-class Completed(Protocol):
+class CompleteGroup(Protocol):
     """What samplers, removers and replay may know of a complete group."""
 
     @property
@@ -233,7 +233,7 @@ class Sampler(Protocol):
     """
 
     def pick(
-        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> Sequence[int] | None:
         """The ids of the next batch's groups, `num_groups` different ones of `ready`; None if the batch has
         to wait.
@@ -259,7 +259,7 @@ class Remover(Protocol):
     Deterministic. It may be asked any number of times; asking must change nothing.
     """
 
-    def remove(self, ready: Mapping[int, Completed], num_groups: int) -> Sequence[int]:
+    def remove(self, ready: Mapping[int, CompleteGroup], num_groups: int) -> Sequence[int]:
         """The ids of the groups of `ready` that go now; at least `num_groups`, a batch, must stay."""
         ...
 
@@ -289,7 +289,7 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
-class LearnsFromBatches(Stateful, Protocol):
+class BatchObserver(Stateful, Protocol):
     """A limiter, sampler or remover with a memory. Only `observe` changes it."""
 
     def observe(self, batch: TakenBatch) -> None: ...
@@ -639,7 +639,7 @@ class TrainerBackend(Protocol):
 
 
 @runtime_checkable
-class ReportsSteps(Protocol):
+class StepMetricsReporter(Protocol):
     """What a `TrainerBackend` may have besides: numbers of its own about each step."""
 
     def step_metrics(self) -> Mapping[str, float]:
@@ -648,7 +648,7 @@ class ReportsSteps(Protocol):
 
 
 @runtime_checkable
-class HasSampleRules(Protocol):
+class SampleRulesProvider(Protocol):
     """Optional interface of a `Learner` or a `TrainerBackend`: what it needs of each trajectory."""
 
     @property
@@ -657,7 +657,7 @@ class HasSampleRules(Protocol):
         ...
 
 
-class Publishes(Protocol):
+class VersionPublisher(Protocol):
     """How a trainer publishes the versions of its policy."""
 
     async def publish(
@@ -774,7 +774,7 @@ class ProcessLife:
 
 
 @runtime_checkable
-class ShowsLife(Protocol):
+class LifeReporter(Protocol):
     """What a `ProcessHandle` may know besides: how its process is now.
 
     It is shown to people; whether a process is restarted is decided by `ProcessHandle.silence`.
@@ -801,7 +801,7 @@ class Launcher(Protocol):
 
 
 @runtime_checkable
-class SpansMachines(Protocol):
+class MultiMachineLauncher(Protocol):
     """What a `Launcher` may be besides: one that starts processes on several machines."""
 
     @property
@@ -847,7 +847,7 @@ class Tracker(Protocol):
 
 
 @runtime_checkable
-class ShowsEpisodes(Protocol):
+class EpisodeTracker(Protocol):
     """What a `Tracker` may have besides: a table of sample episodes for each evaluation."""
 
     def write_episodes(self, row: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> None:

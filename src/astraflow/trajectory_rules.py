@@ -1,16 +1,16 @@
-"""The rules that a trajectory must keep so that it can be trained. They are stated here, and only here.
+"""The rules that a trajectory must satisfy to be trained, and the only place where they are defined.
 
 The dataflow checks them when a result arrives, and the trainer checks them again when it gets a batch, which
-may come from another dataflow. So a result that was accepted never stops a trainer later on. What depends on
-the policy is in `SampleRules`, which the policy's trainer sends when it attaches. Each check raises a
-`WireError` that gives the value and what was expected; the caller adds where it was found.
+may come from another dataflow. So an accepted result never stops a trainer later. Rules that depend on the
+policy are in `SampleRules`, which the policy's trainer sends when it attaches. Each check raises a
+`WireError` with the value and what was expected; the caller adds the location.
 
 Rules that only the dataflow can check (known policies, published versions, rewards, turns) are in
 `dataflow.ingest`.
 
-Short trajectories come many at once, and numpy costs microseconds per call whatever the length. Masks are
-therefore compared as bytes with what the version spans say, and `values_hold` checks ids and logprobs of many
-trajectories in a few passes. Only if it says no are they looked at one by one.
+Short trajectories arrive in large numbers, and numpy costs microseconds per call at any length. So masks are
+compared as bytes with the version spans, and `values_hold` checks the ids and logprobs of many trajectories
+in a few passes. Only if it fails is each trajectory checked separately.
 """
 
 import math
@@ -41,14 +41,14 @@ __all__ = [
 ]
 
 ANY_TRAINER = SampleRules()
-"""What every trainer needs, whatever its policy."""
+"""The rules of every trainer, for any policy."""
 MAX_LOGPROB = 1e-3
 """A logprob is at most 0; float32 sums over a full vocabulary exceed it by a few 1e-6."""
 MIN_LOGPROB = -88.0
 """Logprob of the least likely token that can be trained, in nats. Below it, the ratio of two probabilities
-overflows float32; and no token that unlikely (1 in 10^38) was ever sampled."""
+overflows float32, and no token that unlikely (1 in 10^38) is ever sampled."""
 _NO_VOCAB = 2**31
-"""Bound of ids where the vocabulary is unknown."""
+"""Bound of ids if the vocabulary is unknown."""
 _UINT32 = np.dtype("<u4")
 _FLOAT32 = np.dtype("<f4")
 _HINTS = {
@@ -59,15 +59,15 @@ _ENTRY_BYTES: dict[wire.ColumnType, int] = {"int32": 4, "float32": 4, "uint8": 1
 
 
 def check_trajectory(trajectory: Trajectory, rules: SampleRules) -> None:
-    """All rules at once. Raises: WireError naming the first one that is broken."""
+    """Checks all rules. Raises: WireError, naming the first one that is violated."""
     check_shape(trajectory, rules)
     check_values(trajectory, rules)
 
 
 def check_shape(trajectory: Trajectory, rules: SampleRules | None) -> int:
-    """Everything but the values of ids and logprobs. Returns: the number of sampled tokens.
+    """Checks everything except the values of ids and logprobs. Returns the number of sampled tokens.
 
-    `rules`: None if the trajectory is not to be trained; it then only has to agree with itself.
+    `rules`: None if the trajectory will not be trained, so that it must only be consistent.
     Raises: WireError.
     """
     num_tokens = _check_lengths(trajectory)
@@ -81,7 +81,8 @@ def check_shape(trajectory: Trajectory, rules: SampleRules | None) -> int:
 
 
 def check_values(trajectory: Trajectory, rules: SampleRules | None, *, vocab_size: int = 0) -> None:
-    """Ids and logprobs of a trajectory of sound shape. `vocab_size`: what is known of it without `rules`.
+    """Checks the ids and logprobs of a trajectory that passed `check_shape`. `vocab_size`: used without
+    `rules`.
 
     Raises: WireError.
     """
@@ -93,7 +94,7 @@ def check_values(trajectory: Trajectory, rules: SampleRules | None, *, vocab_siz
 
 
 def values_hold(trajectories: Sequence[Trajectory], vocab_size: int) -> bool:
-    """Whether `check_values` passes all of these, found with a few passes over all their columns.
+    """Whether all trajectories pass `check_values`, computed in a few passes over their joined columns.
 
     False does not mean that one of them is wrong: `check_values` decides.
     """
@@ -104,13 +105,13 @@ def values_hold(trajectories: Sequence[Trajectory], vocab_size: int) -> bool:
     if np.maximum.reduce(ids) >= (vocab_size or _NO_VOCAB):
         return False
     logprobs = np.frombuffer(b"".join([item.behavior_logprobs for item in trajectories]), dtype=_FLOAT32)
-    # The largest is nan if any is; comparisons with nan are false.
+    # The largest is NaN if any is, and comparisons with NaN are false.
     return bool(np.maximum.reduce(logprobs) <= MAX_LOGPROB and np.minimum.reduce(logprobs) >= MIN_LOGPROB)
 
 
 def num_sampled_in(mask: bytes, start: int, end: int) -> int:
-    """Sampled tokens among `[start, end)`."""
-    # Most turns are sampled tokens alone, and to find none of a byte is much faster than to count it.
+    """Number of sampled tokens in `[start, end)`."""
+    # Most turns consist only of sampled tokens, and searching for a byte is much faster than counting it.
     return end - start - (mask.count(0, start, end) if mask.find(0, start, end) >= 0 else 0)
 
 
@@ -120,19 +121,19 @@ def num_sampled_in(mask: bytes, start: int, end: int) -> int:
 def _check_trainable(trajectory: Trajectory, num_tokens: int, rules: SampleRules) -> None:
     if num_tokens < 2:
         raise WireError(
-            "a trajectory of one token cannot be trained: nothing predicts its first token; send the context "
-            "too, with mask 0"
+            "a trajectory of one token cannot be trained, because nothing predicts its first token; include "
+            "the context, with mask 0"
         )
     if trajectory.mask.startswith(b"\1"):
         raise WireError(
-            "token 0 has mask 1, and nothing predicts the first token; send the context too, with mask 0"
+            "token 0 has mask 1, but nothing predicts the first token; include the context, with mask 0"
         )
     if not 0 < trajectory.temperature < math.inf:
         raise WireError(
             f"sampled at temperature {trajectory.temperature}, which is not above 0; greedy data cannot train"
         )
     if rules.max_tokens and num_tokens > rules.max_tokens:
-        raise WireError(f"{num_tokens} tokens; the policy's model has positions for {rules.max_tokens}")
+        raise WireError(f"{num_tokens} tokens; the policy's model has only {rules.max_tokens} positions")
     for rule in rules.streams:
         _check_stream(trajectory, rule)
     for stream in trajectory.streams:
@@ -145,13 +146,14 @@ def _check_trainable(trajectory: Trajectory, num_tokens: int, rules: SampleRules
 
 
 def _check_stream(trajectory: Trajectory, rule: StreamRule) -> None:
-    """A stream that the trainer reads is of the declared type, and its trained entries are within bounds."""
+    """Checks that a stream that the trainer reads has the declared type, and trained entries within
+    bounds."""
     what = f"stream {rule.name!r}"
     stream = next((s for s in trajectory.streams if s.name == rule.name), None)
     if stream is None:
         if rule.is_needed:
             raise WireError(
-                f"{what} is missing, and train.loss reads it; record it in the workflow (Rewards.add_stream) "
+                f"{what} is missing, but train.loss reads it; record it in the workflow (Rewards.add_stream) "
                 "or in the engine (Generation.streams)"
             )
         return
@@ -167,8 +169,7 @@ def _check_stream(trajectory: Trajectory, rule: StreamRule) -> None:
     is_beyond = (sampled < rule.low) | (sampled > rule.high)
     if is_beyond.any():
         raise WireError(
-            f"{what} holds {sampled[is_beyond][0]:g} at a trained token; expected {rule.low:g} to "
-            f"{rule.high:g}"
+            f"{what} has {sampled[is_beyond][0]:g} at a trained token; expected {rule.low:g} to {rule.high:g}"
         )
 
 
@@ -177,8 +178,8 @@ def _check_images(trajectory: Trajectory, images: ImageTokens | None) -> None:
     first = trajectory.media[0]
     if images is None:
         raise WireError(
-            f"media of kind {first.kind!r} at token {first.start}, and the policy's model reads text only; "
-            "leave the media out"
+            f"media of kind {first.kind!r} at token {first.start}, but the policy's model reads only text; "
+            "leave out the media"
         )
     rules = _image_rules(images)
     tokens = wire.array(trajectory.token_ids, "int32").tolist()
@@ -189,12 +190,12 @@ def _check_images(trajectory: Trajectory, images: ImageTokens | None) -> None:
         raise WireError(str(err)) from err
     for media, end in zip(trajectory.media, ends, strict=True):
         if trajectory.mask.find(1, media.start, end) >= 0:
-            raise WireError(f"tokens {media.start} to {end} stand for an image, and some of them have mask 1")
+            raise WireError(f"tokens {media.start} to {end} stand for an image, but some of them have mask 1")
 
 
 @lru_cache(16)
 def _image_rules(images: ImageTokens) -> ImageRules:
-    """What counts tokens; how pixels are scaled is the trainer's affair."""
+    """Rules for counting tokens only; the trainer has the rules for scaling pixels."""
     return ImageRules(
         token_id=images.token_id,
         patch=images.patch,
@@ -207,7 +208,7 @@ def _image_rules(images: ImageTokens) -> ImageRules:
     )
 
 
-# --- a trajectory agrees with itself --------------------------------------------------------------
+# --- consistency of a trajectory ------------------------------------------------------------------
 
 
 def _check_lengths(trajectory: Trajectory) -> int:
@@ -227,7 +228,9 @@ def _check_lengths(trajectory: Trajectory) -> int:
             raise WireError(f"media at {media.start}, beyond {num_tokens} tokens")
     for before, media in pairwise(trajectory.media):
         if media.start <= before.start:
-            raise WireError(f"media at {media.start} behind media at {before.start}; expected them in order")
+            raise WireError(
+                f"media at {media.start} after media at {before.start}; expected ascending positions"
+            )
     return num_tokens
 
 
@@ -245,11 +248,11 @@ def _check_columns(streams: tuple[Stream, ...], num_tokens: int) -> None:
         is_bad = ~np.isfinite(wire.array(stream.data, stream.dtype))
         if is_bad.any():
             token = int(is_bad.argmax()) // stream.width
-            raise WireError(f"{what} holds an entry that is not finite, at token {token}")
+            raise WireError(f"{what} has an entry that is not finite, at token {token}")
 
 
 def _length(data: bytes, kind: wire.ColumnType, name: str) -> int:
-    """Entries of a column."""
+    """The number of entries of a column."""
     size = _ENTRY_BYTES[kind]
     if len(data) % size:
         raise WireError(f"{name}: {kind} column of {len(data)} bytes; expected a multiple of {size}")
@@ -257,7 +260,8 @@ def _length(data: bytes, kind: wire.ColumnType, name: str) -> int:
 
 
 def _num_in_spans(spans: tuple[VersionSpan, ...], mask: bytes) -> int:
-    """The number of sampled tokens if they are those of the spans, which are in order; 0 if not."""
+    """The number of sampled tokens if they are exactly those of the spans and the spans are in order, else
+    0."""
     num_sampled = end = 0
     for span in spans:
         start = span.start
@@ -274,7 +278,7 @@ def _num_in_spans(spans: tuple[VersionSpan, ...], mask: bytes) -> int:
 def _check_mask(mask: bytes) -> int:
     """The number of sampled tokens."""
     if others := mask.translate(None, b"\0\1"):
-        raise WireError(f"mask holds {max(others)}; entries are 0 or 1")
+        raise WireError(f"mask has an entry {max(others)}; entries are 0 or 1")
     num_sampled = len(mask) - mask.count(0)
     if num_sampled == 0:
         raise WireError("no token has mask 1; leave the trajectory out")
@@ -282,7 +286,7 @@ def _check_mask(mask: bytes) -> int:
 
 
 def _check_spans(spans: tuple[VersionSpan, ...], mask: bytes, num_sampled: int) -> None:
-    """Names what `_num_in_spans` found wrong with the spans."""
+    """Raises: WireError, naming the problem that `_num_in_spans` found."""
     covered = end = 0
     for span in spans:
         start = span.start
@@ -298,7 +302,7 @@ def _check_spans(spans: tuple[VersionSpan, ...], mask: bytes, num_sampled: int) 
 
 
 def _is_silent_between(trajectory: Trajectory) -> bool:
-    """Whether all logprobs outside of the version spans, where the mask is 0, are zero bytes."""
+    """Whether all logprobs outside the version spans, where the mask is 0, are zero bytes."""
     logprobs = trajectory.behavior_logprobs
     end = 0
     for span in trajectory.versions:
@@ -330,8 +334,8 @@ def _check_logprobs(logprobs: NDArray[Any], sampled: NDArray[np.bool_], *, lowes
     idx = int(logprobs.argmin())
     if logprobs[idx] < lowest:
         raise WireError(
-            f"logprob of token {idx} is {float(logprobs[idx]):g}; a sampled token has at least {lowest:g}: "
-            "are these logprobs in nats, of the sampled tokens?"
+            f"logprob of token {idx} is {float(logprobs[idx]):g}; a sampled token has at least {lowest:g}. "
+            "Are these the logprobs of the sampled tokens, in nats?"
         )
     is_stray = (logprobs != 0) & ~sampled
     if is_stray.any():

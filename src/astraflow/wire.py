@@ -40,17 +40,17 @@ _DTYPES: dict[ColumnType, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
 }
 _BOUND = re.compile(r"of length [<>]|matching regex|out of range|` [<>]=? ")
-"""Words in msgspec's error for a value that has the right type and breaks a bound."""
+"""Words in msgspec's error for a value that has the right type but is out of bounds."""
 _AT = re.compile(r"at `\$(.*)`$")
-"""The end of msgspec's error, which gives the path of the value, such as `$.tasks[3].id`."""
+"""The end of msgspec's error: the path of the value, such as `$.tasks[3].id`."""
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 """One step of such a path: a field or a position."""
 _MAX_SEARCHED_BYTES = 1024 * 1024
-"""In a larger body, the value that broke a bound is not looked up, because that takes a second decoding."""
+"""In a larger body, the value that is out of bounds is not looked up, since that needs a second decoding."""
 _MAX_SHOWN = 100
-"""Characters of such a value that a message shows."""
+"""Number of characters of such a value that a message shows."""
 _MAX_REPR = 1000
-"""The same of a list or a mapping, whose items may be long."""
+"""The same for a list or a mapping, whose items may be long."""
 _ItemT = TypeVar("_ItemT")
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 _JSON_ENCODER = msgspec.json.Encoder()
@@ -85,7 +85,7 @@ def decode(
     """One item of `item_type` from bytes.
 
     Raises: WireError if the body is larger than `limit`, is not in the media type, or does not fit the type;
-    BoundError if a value is beyond its bound, and the types up to that value fit.
+    BoundError if a value is out of bounds, and the types up to that value fit.
     """
     if len(body) > limit:
         raise WireError(f"{item_type.__name__}: body of {len(body)} bytes is over the limit of {limit}")
@@ -102,12 +102,12 @@ def decode(
 
 
 def checked(item: _StructT) -> _StructT:
-    """Returns the item if each of its values is within its bound.
+    """Returns the item if all its values are within their bounds.
 
-    Items are not checked when they are constructed in Python. Call this for items that are built from what a
-    user's own function returned.
+    Items are not checked when they are constructed in Python. Call this for items built from the results of a
+    user's function.
 
-    Raises: WireError if a value has the wrong type, is beyond its bound, or is not valid Unicode.
+    Raises: WireError if a value has the wrong type, is out of bounds, or is not valid Unicode.
     """
     try:
         encoded = encode(item)
@@ -121,7 +121,7 @@ def checked(item: _StructT) -> _StructT:
 def _shown(body: bytes | memoryview, problem: str, media_type: str) -> str:
     """The text `; got VALUE` for the value at whose path `problem` ends; empty if it cannot be shown."""
     path = _AT.search(problem)
-    # For a value in a mapping, msgspec writes `[...]`, and for a key "`key` in". Neither can be found again.
+    # For a value in a mapping, msgspec writes `[...]`, and for a key "`key` in". Neither can be located.
     if path is None or len(body) > _MAX_SEARCHED_BYTES or "[...]" in path[1] or "`key` in" in problem:
         return ""
     try:
@@ -144,11 +144,11 @@ def column(values: Any, kind: ColumnType) -> bytes:
 
 
 def array(data: bytes, kind: ColumnType) -> NDArray[Any]:
-    """A token column as a read-only array of shape [T], which is a view and no copy.
+    """A token column as a read-only array of shape [T], which is a view, not a copy.
 
     Raises: WireError if the bytes are not a whole number of entries.
     """
     dtype = _DTYPES[kind]
     if len(data) % dtype.itemsize:
-        raise WireError(f"{kind} column of {len(data)} bytes is no multiple of {dtype.itemsize}")
+        raise WireError(f"{kind} column of {len(data)} bytes; expected a multiple of {dtype.itemsize}")
     return np.frombuffer(data, dtype=dtype)

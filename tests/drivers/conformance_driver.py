@@ -17,9 +17,9 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import RolloutError
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.service import RolloutService
-from astraflow.service.client import MemoryTransport, Reply, ServiceClient, Transport
-from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore, synced
-from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.service.client import HttpReply, MemoryTransport, ServiceClient, Transport
+from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore, sync_path
+from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
 from astraflow.types import (
     Fingerprints,
     GenerateRequest,
@@ -54,11 +54,11 @@ class Mutation:
     inner: Transport
     """The way on, for further requests."""
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         """What goes on instead; or the answer, without asking."""
         return path, body
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         """What comes back instead."""
         return reply
 
@@ -72,9 +72,9 @@ class Mutant:
 
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
-    ) -> Reply:
+    ) -> HttpReply:
         changed = await self.mutation.request(method, target, body)
-        if isinstance(changed, Reply):
+        if isinstance(changed, HttpReply):
             return changed
         target, body = changed
         reply = await self.inner.request(method, target, headers=headers, body=body, timeout_s=timeout_s)
@@ -90,7 +90,7 @@ class ChangesBody(Mutation):
     def __init__(self, ending: str, item: type[Item], change: Callable[[Any], Any]) -> None:
         self.ending, self.item, self.change = ending, item, change
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         if method == "POST" and path.endswith(self.ending):
             try:
                 body = wire.encode(self.change(wire.decode(body, self.item)))
@@ -112,10 +112,10 @@ class ChangesAnswer(Mutation):
     ) -> None:
         self.part, self.item, self.change, self.method = part, item, change, method
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path_fits(self.part, path) and reply.status == 200 and method == (self.method or method):
             item = self.change(wire.decode(reply.body, self.item, reply.media_type))
-            return Reply(200, reply.media_type, wire.encode(item, reply.media_type))
+            return HttpReply(200, reply.media_type, wire.encode(item, reply.media_type))
         return reply
 
 
@@ -125,10 +125,10 @@ class Forgives(Mutation):
     def __init__(self, code: str, ending: str, item: Item | None = None) -> None:
         self.code, self.ending, self.item = code, ending, item
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if reply.status < 400 or self.ending not in path or self.code.encode() not in reply.body:
             return reply
-        return Reply(200, wire.MSGPACK, wire.encode(self.item)) if self.item else Reply(204, "", b"")
+        return HttpReply(200, wire.MSGPACK, wire.encode(self.item)) if self.item else HttpReply(204, "", b"")
 
 
 def replaced(**changes: object) -> Callable[[Any], Any]:
@@ -341,7 +341,7 @@ class InProcessTrainer:
 
     can_restart = True
     keep_checkpoints = 2
-    sync = staticmethod(synced)
+    sync = staticmethod(sync_path)
     """Makes a file or folder of a checkpoint durable."""
 
     def __init__(
@@ -367,7 +367,7 @@ class InProcessTrainer:
         transport = Mutant(MemoryTransport(self.rig.run), self.mutation())
         client = ServiceClient("http://memory", token=self.rig.token, transport=transport, patience_s=60.0)
         publishing = ServiceClient("http://publisher", transport=MemoryTransport(self.rig.publisher))
-        plan = TrainerPlan(
+        plan = TrainerSettings(
             policy="actor", trainer_id="ours", checkpoint_every=2, files={"config.json": config}
         )
         trainer = Trainer(

@@ -14,7 +14,7 @@ from astraflow.service.server import HttpServer
 from astraflow.types import Manifest, PublisherHealth, SourceLink
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.config import WeightsConfig
-from astraflow.weights.peers.peer import Spool, served
+from astraflow.weights.peers.peer import Spool, serve_spool
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
@@ -67,7 +67,7 @@ async def swarm(
         for idx in range(num_peers + num_others):
             spool = Spool(folder / f"cache-{idx}" / "chunks") if idx < num_peers else None
             if spool is not None:
-                await stack.enter_async_context(served(spool, "127.0.0.1"))
+                await stack.enter_async_context(serve_spool(spool, "127.0.0.1"))
                 rig.links.append(SourceLink(kind="http", url=spool.url, labels={"peer": f"p{idx}"}))
             receiver = Receiver(
                 folder / f"cache-{idx}", spool=spool, deadline_s=100, peer_patience_s=patience_s

@@ -10,7 +10,7 @@ import numpy as np
 from astraflow.errors import DataError, FencedError, RefusedError
 from astraflow.protocols import Learner, StepResult
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
 from astraflow.types import (
     Batch,
     Commit,
@@ -116,7 +116,7 @@ class MemoryTrainerLink:
 
 
 class MemoryPublisher:
-    """A `Publishes` that keeps everything. `hold(version)` makes a version wait until `let_go`."""
+    """A `VersionPublisher` that keeps everything. `hold(version)` makes a version wait until `let_go`."""
 
     def __init__(self) -> None:
         self.versions: dict[int, bytes] = {}
@@ -196,7 +196,7 @@ async def train_until(
 ) -> MemoryPublisher:
     """A trainer from its latest checkpoint on; with `stop_at`, killed once that version is published."""
     publisher, stop = MemoryPublisher(), asyncio.Event()
-    plan = TrainerPlan(policy="actor", trainer_id="me", checkpoint_every=2, files=files or {})
+    plan = TrainerSettings(policy="actor", trainer_id="me", checkpoint_every=2, files=files or {})
     store = CheckpointStore(folder, policy="actor", keep=2)
     trainer = Trainer(plan, learner=learner, link=dataflow, publisher=publisher, checkpoints=store)
     work = asyncio.create_task(run_trainer(trainer, stop))

@@ -22,7 +22,7 @@ from astraflow.types.host_tensors import HostTensor
 from astraflow.weights import manifest
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import pack
-from astraflow.weights.peers.peer import Spool, served
+from astraflow.weights.peers.peer import Spool, serve_spool
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
@@ -291,7 +291,7 @@ async def receive(stop: asyncio.Event, folder: Path) -> None:
     lines = asyncio.StreamReader(limit=1 << 24)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     spool = Spool(folder / "chunks")
-    async with served(spool, "127.0.0.1"):
+    async with serve_spool(spool, "127.0.0.1"):
         receiver = Receiver(folder, spool=spool, range_bytes=8192)
         say(spool.url)
         while text := await lines.readline():

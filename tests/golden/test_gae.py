@@ -10,9 +10,9 @@ from astraflow.losses.auxiliary import value_loss
 from astraflow.trainer.step import (
     advantages_and_returns,
     explained_frac,
-    rest_sums,
     rewards_at_ends,
-    whitened,
+    sums_to_end,
+    whiten,
 )
 
 
@@ -49,8 +49,8 @@ def test_a_turns_reward_is_given_once_at_its_end() -> None:
 
 def test_whitening_and_the_explained_share() -> None:
     # Mean 1, deviation 2.
-    assert whitened(floats(3, -1), among=floats(3, -1)).tolist() == pytest.approx([1, -1], rel=1e-5)
-    assert whitened(floats(3), among=floats(3, -1)).tolist() == pytest.approx([1], rel=1e-5)
+    assert whiten(floats(3, -1), among=floats(3, -1)).tolist() == pytest.approx([1, -1], rel=1e-5)
+    assert whiten(floats(3), among=floats(3, -1)).tolist() == pytest.approx([1], rel=1e-5)
     # Returns vary by 4 (0 and 4 around 2), what is missed by 1 (0 and 2 around 1).
     assert explained_frac(floats(0, 2), floats(0, 4)) == pytest.approx(1 - 1 / 4)
     assert explained_frac(floats(1, 2), floats(3, 3)) == 0.0
@@ -66,7 +66,7 @@ def test_with_full_trust_in_rewards_the_return_is_their_sum(drawn: list[list[tup
     rewards, values = (floats(*(pair[k] for row in drawn for pair in row)) for k in (0, 1))
     cuts = starts(*(len(row) for row in drawn))
     advantages, returns = advantages_and_returns(rewards, values, cuts, discount=1.0, decay=1.0)
-    np.testing.assert_allclose(returns, rest_sums(rewards, cuts), atol=1e-5)
+    np.testing.assert_allclose(returns, sums_to_end(rewards, cuts), atol=1e-5)
     np.testing.assert_allclose(advantages, returns - values, atol=1e-5)
 
 

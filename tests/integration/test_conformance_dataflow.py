@@ -11,7 +11,7 @@ import pytest
 from astraflow import wire
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import WireError
-from astraflow.service.client import MemoryTransport, Reply, Transport
+from astraflow.service.client import HttpReply, MemoryTransport, Transport
 from astraflow.service.server import TokenAuth
 from astraflow.types import (
     BatchReply,
@@ -70,7 +70,7 @@ class Restartable:
         self.stack = contextlib.AsyncExitStack()
         await self.start()
 
-    async def request(self, *args: Any, **options: Any) -> Reply:
+    async def request(self, *args: Any, **options: Any) -> HttpReply:
         return await self.transport.request(*args, **options)
 
     async def close(self) -> None:
@@ -130,19 +130,19 @@ def each_receipt(status: str, becomes: str) -> Callable[[Any], Any]:
 
 
 class PlainErrors(Mutation):
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
-        return Reply(reply.status, "text/html", b"<h1>No</h1>") if reply.status >= 400 else reply
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
+        return HttpReply(reply.status, "text/html", b"<h1>No</h1>") if reply.status >= 400 else reply
 
 
 class AlwaysMsgpack(Mutation):
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path != "/v1/run" or reply.media_type != wire.JSON:
             return reply
-        return Reply(200, wire.MSGPACK, wire.encode(wire.decode(reply.body, RunInfo, wire.JSON)))
+        return HttpReply(200, wire.MSGPACK, wire.encode(wire.decode(reply.body, RunInfo, wire.JSON)))
 
 
 class TakesUnknownFields(Mutation):
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         return path, body.replace(b',"no_such_field":1', b"")
 
 
@@ -152,12 +152,12 @@ class OtherCode(Mutation):
     def __init__(self, code: bytes, becomes: bytes, status: int) -> None:
         self.code, self.becomes, self.status = code, becomes, status
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if reply.status < 400 or self.code not in reply.body:
             return reply
         fields = msgspec.msgpack.decode(reply.body)
         fields["code"] = self.becomes.decode()
-        return Reply(self.status, reply.media_type, msgspec.msgpack.encode(fields))
+        return HttpReply(self.status, reply.media_type, msgspec.msgpack.encode(fields))
 
 
 class SecondTime(Mutation):
@@ -167,7 +167,7 @@ class SecondTime(Mutation):
         self.part, self.item, self.change, self.without = part, item, change, without
         self.seen: set[str] = set()
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if self.part not in path or reply.status != 200 or (self.without and self.without in path):
             return reply
         item = wire.decode(reply.body, self.item)
@@ -176,11 +176,11 @@ class SecondTime(Mutation):
         if path in self.seen:
             item = self.change(item)
         self.seen.add(path)
-        return Reply(200, reply.media_type, wire.encode(item))
+        return HttpReply(200, reply.media_type, wire.encode(item))
 
 
 class WholeForEachRank(Mutation):
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         return path.replace("rank=1&world=2", "rank=0&world=1").replace("world=2", "world=1"), body
 
 
@@ -188,7 +188,7 @@ class RefusesTheSecondResult(Mutation):
     def __init__(self) -> None:
         self.seen: set[str] = set()
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path != "/v1/episodes" or reply.status != 200:
             return reply
         receipts = wire.decode(reply.body, Receipts).receipts
@@ -196,29 +196,29 @@ class RefusesTheSecondResult(Mutation):
             replace(r, status="invalid", reason="again") if r.lease_id in self.seen else r for r in receipts
         )
         self.seen |= {r.lease_id for r in receipts if r.status == "accepted"}
-        return Reply(200, reply.media_type, wire.encode(Receipts(receipts=changed)))
+        return HttpReply(200, reply.media_type, wire.encode(Receipts(receipts=changed)))
 
 
 class OtherTaskOnRetry(Mutation):
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path != "/v1/leases" or reply.status != 200:
             return reply
         item = wire.decode(reply.body, LeaseReply)
         changed = each_lease(lambda x: replace(x, seed=x.seed + 1) if x.attempt else x)(item)
-        return Reply(200, reply.media_type, wire.encode(changed))
+        return HttpReply(200, reply.media_type, wire.encode(changed))
 
 
 class SlowToDrain(Mutation):
     """Says yes to a drain, and goes on."""
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
-        return Reply(204, "", b"") if path.endswith("/drain") else (path, body)
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
+        return HttpReply(204, "", b"") if path.endswith("/drain") else (path, body)
 
 
 class EvalForAll(Mutation):
     """Gives evaluation to services that do not serve its version."""
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         if path == "/v1/leases":
             asks = wire.decode(body, LeaseRequest)
             served = tuple(replace(s, versions=(0, *s.versions)) for s in asks.served)
@@ -232,7 +232,7 @@ class LeasesToLaggards(Mutation):
     def __init__(self) -> None:
         self.newest = 0
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         if method == "POST" and path.endswith("/versions"):
             self.newest = max(self.newest, wire.decode(body, Publication).manifest.version)
         if path == "/v1/leases":
@@ -249,7 +249,7 @@ class AnswersForAll(Mutation):
         self.holders: dict[str, str] = {}
         self.asked = ""
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         if path == "/v1/leases":
             self.asked = wire.decode(body, LeaseRequest).worker_id
         if path == "/v1/episodes":
@@ -261,7 +261,7 @@ class AnswersForAll(Mutation):
             body = wire.encode(replace(sent, worker_id=holders.pop() if holders else sent.worker_id))
         return path, body
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path == "/v1/leases" and reply.status == 200:
             for lease in wire.decode(reply.body, LeaseReply).leases:
                 self.holders[lease.id] = self.asked

@@ -11,7 +11,7 @@ import pytest
 
 from astraflow import wire
 from astraflow.errors import RolloutError
-from astraflow.service.client import Reply
+from astraflow.service.client import HttpReply
 from astraflow.types import (
     Episode,
     EpisodeReceipt,
@@ -98,7 +98,7 @@ class Babbles(Mutation):
 
     has_babbled = False
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path.endswith("/heartbeat") and not self.has_babbled:
             self.has_babbled = True
             fields = {"lease_ids": [], "load": {}, "mood": "good"}
@@ -113,7 +113,7 @@ class Babbles(Mutation):
 class SendsTwice(Babbles):
     """Sends all results again after their receipts."""
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path == "/v1/episodes" and reply.status == 200:
             await self.ask(path, body)
         return reply
@@ -124,7 +124,7 @@ class ServesUnverified(Mutation):
 
     newest = 0
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         if path.endswith("/heartbeat"):
             beat = wire.decode(body, Heartbeat)
             served = (ServedVersions(policy="actor", versions=(self.newest,)),)
@@ -132,7 +132,7 @@ class ServesUnverified(Mutation):
                 return path, wire.encode(replace(beat, load=replace(beat.load, versions=served)))
         return path, body
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if "/versions" in path and reply.status == 200:
             self.newest = max(self.newest, wire.decode(reply.body, VersionsReply).newest)
         return reply
@@ -233,7 +233,7 @@ class SilentWhileSending(Mutation):
         self.num_sending = 0
         self.sent = asyncio.Event()
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         if path == "/v1/episodes":
             self.num_sending += 1
         while path.endswith("/heartbeat") and self.num_sending:
@@ -241,7 +241,7 @@ class SilentWhileSending(Mutation):
             await self.sent.wait()
         return path, body
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path == "/v1/episodes":
             self.num_sending -= 1
             self.sent.set()
@@ -251,36 +251,36 @@ class SilentWhileSending(Mutation):
 class StaysBehind(Mutation):
     """Hears of no version after the first bad one."""
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         return path, body
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if "/versions" not in path or reply.status != 200:
             return reply
         item = wire.decode(reply.body, VersionsReply)
         known = tuple(manifest for manifest in item.manifests if manifest.version <= 4)
-        return Reply(
+        return HttpReply(
             200, wire.MSGPACK, wire.encode(replace(item, manifests=known, newest=min(item.newest, 4)))
         )
 
 
 class TakesAnythingForAReceipt(Mutation):
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path != "/v1/episodes" or reply.status < 500:
             return reply
         results = wire.decode(body, EpisodeResults).results
         receipts = tuple(EpisodeReceipt(lease_id=x.lease_id, status="accepted") for x in results)
-        return Reply(200, wire.MSGPACK, wire.encode(Receipts(receipts=receipts)))
+        return HttpReply(200, wire.MSGPACK, wire.encode(Receipts(receipts=receipts)))
 
 
 class RegistersOnce(Mutation):
     def __init__(self) -> None:
-        self.first: Reply | None = None
+        self.first: HttpReply | None = None
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         return self.first if path == "/v1/workers" and self.first else (path, body)
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path == "/v1/workers":
             assert wire.decode(reply.body, Registration)
             self.first = reply
@@ -288,11 +288,11 @@ class RegistersOnce(Mutation):
 
 
 class NeverHearsOfTheEnd(Mutation):
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if reply.status == 200:
             fields = msgspec.msgpack.decode(reply.body)
             if fields.get("state") == "finished" and not path.endswith("/run"):
-                return Reply(200, wire.MSGPACK, msgspec.msgpack.encode({**fields, "state": "running"}))
+                return HttpReply(200, wire.MSGPACK, msgspec.msgpack.encode({**fields, "state": "running"}))
         return reply
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from astraflow import wire
 from astraflow.errors import FencedError
-from astraflow.service.client import Reply
+from astraflow.service.client import HttpReply
 from astraflow.types import (
     Batch,
     BatchReply,
@@ -70,7 +70,7 @@ class Babbles(Asks):
 
     has_babbled = False
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if path.endswith("/commit") and not self.has_babbled:
             self.has_babbled = True
             await self.ask("POST", path, msgspec.msgpack.encode({"epoch": 1, "mood": "good"}))
@@ -80,7 +80,7 @@ class Babbles(Asks):
 class RunsAhead(Asks):
     """Asks for a step far beyond the committed ones."""
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if "/batches/0?" in path and b"samples" in reply.body:
             await self.ask(
                 "GET", path.replace("/batches/0?", "/batches/5?").replace("wait_s=25.0", "wait_s=0")
@@ -93,7 +93,7 @@ class CommitsFirst(Asks):
 
     first = -1
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         if method == "POST" and path.endswith("/versions"):
             item = wire.decode(body, Publication)
             self.first = item.manifest.version if self.first < 0 else self.first
@@ -106,7 +106,7 @@ class CommitsFirst(Asks):
 class DoesNotHearOfTheFence(Asks):
     """Goes on asking under a session that is over."""
 
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
         if b"fenced" in reply.body:
             for _ in range(5):
                 await self.ask(method, path, body)
@@ -122,7 +122,7 @@ class SkipsAStep(Asks):
         type(self).num_lives += 1
         self.skips = type(self).num_lives == 2
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         if self.skips and "/batches/" in path:
             self.skips = False
             before, _, rest = path.partition("/batches/")
@@ -137,7 +137,7 @@ class SkipsVersions(Mutation):
 
     first = -1
 
-    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | HttpReply:
         if method == "POST" and path.endswith("/versions"):
             item = wire.decode(body, Publication)
             version = item.manifest.version
@@ -234,8 +234,8 @@ async def test_a_mutant_fails_on_the_rule_that_it_breaks(tmp_path: Path, name: s
 
 
 class TakesAnythingForACommit(Mutation):
-    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
-        return Reply(204, "", b"") if path.endswith("/commit") and reply.status >= 500 else reply
+    async def answer(self, method: str, path: str, body: bytes, reply: HttpReply) -> HttpReply:
+        return HttpReply(204, "", b"") if path.endswith("/commit") and reply.status >= 500 else reply
 
 
 def over(reply: BatchReply) -> BatchReply:

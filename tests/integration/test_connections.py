@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from astraflow.service.connections import ConnectionLimits, most_connections
+from astraflow.service.connections import ConnectionLimits, max_connections
 from astraflow.service.server import HttpServer
 
 QUICK = ConnectionLimits(head_s=0.2, idle_s=0.2, body_s=0.2, stall_s=0.2, tick_s=0.05)
@@ -273,6 +273,6 @@ async def test_refused_connections_leave_few_words_in_the_log(caplog: pytest.Log
 
 
 def test_the_number_of_connections_leaves_files_for_the_service_itself() -> None:
-    assert most_connections(256) == 128
-    assert most_connections(1024) == 768
-    assert most_connections(1_000_000) == 16_384
+    assert max_connections(256) == 128
+    assert max_connections(1024) == 768
+    assert max_connections(1_000_000) == 16_384

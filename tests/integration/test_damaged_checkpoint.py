@@ -6,7 +6,7 @@ from pathlib import Path
 
 from astraflow.dataflow.audit import audit
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor
 from drivers.dataflow_driver import Run, ScriptedWorker, make_plan, make_tensor_manifest, running
@@ -27,7 +27,7 @@ async def trained(run: Run, folder: Path, backend: CountingLearner, *, kill_at: 
     """A trainer from its newest checkpoint to the end of the run, or until it has published a version."""
     publisher = Publishing()
     trainer = Trainer(
-        TrainerPlan(policy="actor", trainer_id="me", checkpoint_every=2, files={}),
+        TrainerSettings(policy="actor", trainer_id="me", checkpoint_every=2, files={}),
         learner=backend,
         link=run.client,
         publisher=publisher,

@@ -12,7 +12,7 @@ from astraflow.protocols import StepResult
 from astraflow.recipe.run_folder import RunFolder, RunRecord
 from astraflow.recipe.run_plan import run_plan
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
 from astraflow.types import Batch, DropRequest, Fingerprints, StepFailure, Wait
 from drivers.dataflow_driver import (
     Run,
@@ -85,7 +85,7 @@ async def supervised(run: Run, folder: Path) -> int:
     (folder / "config.json").write_text("{}")
     num_ended = 0
     while True:
-        plan = TrainerPlan(
+        plan = TrainerSettings(
             policy="actor",
             trainer_id="me",
             checkpoint_every=1,

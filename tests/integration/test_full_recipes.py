@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("entry", SMALLER, ids=lambda entry: entry.name)
 async def test_a_full_recipe_takes_three_steps(
-    entry: gallery.Entry, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entry: gallery.GalleryItem, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)

@@ -165,7 +165,7 @@ async def test_an_earlier_runs_batches_are_mixed_into_another(model: Path, tmp_p
 
 async def test_an_offline_folder_without_batches_stops_the_run_at_once(model: Path, tmp_path: Path) -> None:
     offline = f"policies.actor.train.auxiliary.offline={{folder: {tmp_path / 'nothing'}}}"
-    with pytest.raises(DataError, match="holds no saved batch"):
+    with pytest.raises(DataError, match="has no saved batch"):
         await collect(make_digit_recipe(tmp_path, model, offline), tmp_path / "run")
 
 

@@ -9,7 +9,7 @@ import pytest
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import Error, WireError
-from astraflow.service.client import MemoryTransport, Reply, ServiceClient
+from astraflow.service.client import HttpReply, MemoryTransport, ServiceClient
 from astraflow.types import Manifest, Publication, PublicationReply, VersionsReply
 from astraflow.weights.manifest import table_of
 from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, refused, running
@@ -50,7 +50,7 @@ class CountingTransport:
 
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
-    ) -> Reply:
+    ) -> HttpReply:
         reply = await self._inner.request(method, target, headers=headers, body=body, timeout_s=timeout_s)
         if target.startswith(PATH):
             self.sent.append(len(body))

@@ -12,7 +12,7 @@ from astraflow.dataflow.audit import audit
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
-from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import (
     EpisodeReceipt,
@@ -77,7 +77,7 @@ def with_logprob(value: float) -> Trajectory:
 
 
 POISONED: dict[str, tuple[Callable[[], Trajectory], str]] = {
-    "a trained first token": (whole_sampled, "token 0 has mask 1, and nothing predicts the first token"),
+    "a trained first token": (whole_sampled, "token 0 has mask 1, but nothing predicts the first token"),
     "a trajectory of one token": (one_token, "a trajectory of one token cannot be trained"),
     "a stream of another type": (
         lambda: with_stream("teacher_logprobs", np.zeros(len(GOOD.mask)), "int32"),
@@ -93,7 +93,7 @@ POISONED: dict[str, tuple[Callable[[], Trajectory], str]] = {
     ),
     "an image for a text model": (
         lambda: changed(media=(MediaRef(kind="image", uri=picture(0), start=0),)),
-        "media of kind 'image' at token 0, and the policy's model reads text only",
+        "media of kind 'image' at token 0, but the policy's model reads only text",
     ),
     "an absurd logprob": (lambda: with_logprob(-1e30), "logprob of token 6 is -1e+30; a sampled token has"),
     "an id beyond the vocabulary": (
@@ -106,7 +106,7 @@ POISONED: dict[str, tuple[Callable[[], Trajectory], str]] = {
 async def train(run: Run, folder: Path, model_dir: Path) -> None:
     """A real trainer on a tiny model, from the start to the end of the run."""
     config = TrainConfig.model_validate_json('{"lr": 0.001, "steps": 3}')
-    plan = TrainerPlan(
+    plan = TrainerSettings(
         policy="actor",
         trainer_id="me",
         checkpoint_every=1,

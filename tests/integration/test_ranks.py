@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from astraflow.errors import DataError
 from astraflow.trainer.ranks import Ranks
 from astraflow.weights.delta.encoder import HEADER_BYTES
-from astraflow.weights.ranges import RangeJob, RangeWriter, Written, part_path
+from astraflow.weights.ranges import RangeJob, RangeWriter, WrittenRange, part_path
 from drivers.rank_pool import RankPool
 from drivers.rank_runs import CASES, assert_same_run, make_experts, make_learner, train_on_ranks
 from drivers.trainer_builders import make_tiny_model, save_model
@@ -154,7 +154,7 @@ def save_two_states(folder: Path, model: PreTrainedModel) -> list[Path]:
 
 def publish_two(
     ranks: Ranks, states: list[Path], backend: dict[str, Any], shard: dict[str, int], out: Path
-) -> tuple[list[Written], list[int]]:
+) -> tuple[list[WrittenRange], list[int]]:
     """Writes this rank's range of both states. Returns: what it wrote, and the bytes that it held."""
     writer = RangeWriter(delta=True, rank=ranks.rank, world=ranks.world)
     results = []

@@ -70,14 +70,14 @@ async def ask(url: str, *, ca_file: str = "", patience_s: float = 600.0) -> None
 @pytest.mark.timeout(_SOON_S)
 async def test_http_for_https_is_said_at_once(https: str) -> None:
     url = https.replace("https://", "http://")
-    with pytest.raises(ConfigError, match=f"{url} speaks HTTPS; call it {https}, with --ca-file"):
+    with pytest.raises(ConfigError, match=f"{url} speaks HTTPS; use {https}, with --ca-file"):
         await ask(url)
 
 
 @pytest.mark.timeout(_SOON_S)
 async def test_https_for_http_is_said_at_once(http: str) -> None:
     url = http.replace("http://", "https://")
-    with pytest.raises(ConfigError, match=f"{url} does not speak HTTPS; call it {http}"):
+    with pytest.raises(ConfigError, match=f"{url} does not speak HTTPS; use {http}"):
         await ask(url)
 
 
@@ -95,7 +95,7 @@ async def test_a_certificate_of_another_name_is_said_at_once(tmp_path: Path) -> 
     server = HttpServer(app, host="127.0.0.1", port=0, name="dataflow", tls=(cert, key))
     url = await server.start()
     try:
-        with pytest.raises(ConfigError, match=r"IP address mismatch.*by a name that the certificate is for"):
+        with pytest.raises(ConfigError, match=r"IP address mismatch.*host name that the certificate"):
             await ask(url, ca_file=cert)
     finally:
         await server.stop()

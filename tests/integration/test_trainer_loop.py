@@ -17,7 +17,7 @@ from astraflow.errors import (
 )
 from astraflow.protocols import Learner, StepResult
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import STOP_S, Trainer, TrainerPlan, run_trainer
+from astraflow.trainer.loop import STOP_S, Trainer, TrainerSettings, run_trainer
 from astraflow.types import Batch, Commit, Publication, PublicationReply, Release, StepFailure
 from drivers.trainer_fakes import CountingLearner, MemoryPublisher, MemoryTrainerLink
 
@@ -41,7 +41,7 @@ class Bench:
     def start(self, backend: Learner | None = None, *, stop_s: float = STOP_S) -> "asyncio.Task[None]":
         """A trainer process, so to speak."""
         self.stop = asyncio.Event()
-        plan = TrainerPlan(
+        plan = TrainerSettings(
             policy="actor",
             trainer_id="me",
             checkpoint_every=self.checkpoint_every,
@@ -206,7 +206,7 @@ async def test_a_flipped_bit_in_the_newest_checkpoint_costs_the_steps_after_the_
     await bench.run(second)
     assert damaged.name == "step-00000006"
     assert (bench.folder / "checkpoints" / "damaged-step-00000006" / "weight").is_file(), "kept for a person"
-    assert "is damaged and set aside as damaged-step-00000006: weight differ" in caplog.text
+    assert "is damaged and is set aside as damaged-step-00000006: weight differ" in caplog.text
     assert bench.dataflow.sessions[-1].durable_step == 4
     straight = Bench(tmp_path_of(tmp_path, "straight"), MemoryTrainerLink(num_steps=9))
     await straight.run()
@@ -223,7 +223,7 @@ async def test_when_every_checkpoint_is_damaged_the_trainer_says_what_to_do(tmp_
         (path / "weight").write_text("")
     with pytest.raises(DataError) as refused:
         await bench.run(CountingLearner())
-    for part in ("actor: checkpoints are damaged", "damaged-step-00000006", "none is whole", "from a copy"):
+    for part in ("actor: checkpoints are damaged", "damaged-step-00000006", "none is intact", "from a copy"):
         assert part in str(refused.value)
 
 

@@ -16,7 +16,7 @@ from astraflow.service.server import HttpServer
 from astraflow.service.web_guard import WebRules
 from astraflow.types import StopRequest
 from astraflow.weights.config import WeightsConfig
-from astraflow.weights.peers.peer import Spool, served
+from astraflow.weights.peers.peer import Spool, serve_spool
 from astraflow.weights.publisher import run_publisher
 from astraflow.wire import encode
 from astraflow.workflows.calls import tagged_calls
@@ -120,7 +120,7 @@ async def test_every_service_keeps_pages_out(tmp_path: Path) -> None:
         gateway = Gateway()
         stack.push_async_callback(gateway.close)
         spool = Spool(tmp_path / "spool")
-        await stack.enter_async_context(served(spool, "127.0.0.1"))
+        await stack.enter_async_context(serve_spool(spool, "127.0.0.1"))
         endpoint = await stack.enter_async_context(gateway.endpoint(no_dialogue, tagged_calls))
         urls = [await ready, spool.url, endpoint.base_url.partition("/episodes")[0]]
         for url in urls:

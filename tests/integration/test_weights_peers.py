@@ -20,7 +20,7 @@ from astraflow.service.server import HttpServer
 from astraflow.types import ChunkState, SourceLink
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import build_manifest
-from astraflow.weights.peers.peer import Spool, peer_ticket, served
+from astraflow.weights.peers.peer import Spool, peer_ticket, serve_spool
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.receiver import Receiver
 from drivers.swarm_driver import CHUNK, assert_equal, swarm, weights
@@ -148,7 +148,7 @@ async def test_a_peer_is_shown_a_ticket_and_never_the_token(tmp_path: Path) -> N
         stack.push_async_callback(publishing.stop, grace_s=0.05)
         stack.push_async_callback(server.stop, grace_s=0.05)
         url, spied = await publishing.start(), await server.start()
-        await stack.enter_async_context(served(spool, "127.0.0.1", token="secret"))
+        await stack.enter_async_context(serve_spool(spool, "127.0.0.1", token="secret"))
         receiver = Receiver(tmp_path / "cache", token="secret", peer_patience_s=0.1)
         stack.push_async_callback(receiver.close)
         manifest = msgspec.structs.replace(

@@ -96,7 +96,7 @@ async def test_a_server_that_stalls_is_given_up_and_not_asked_another_way(
 ) -> None:
     async with answering(PART[:-1], b"") as (url, seen):
         sockets = RangeSockets(url, quiet_s=quiet_s)
-        with pytest.raises(UnavailableError, match="gave no byte for"):
+        with pytest.raises(UnavailableError, match="sent no byte for"):
             await sockets.fill("/c", memoryview(bytearray(200)), start=0, timeout_s=timeout_s)
         assert len(seen) == 1
         sockets.close()

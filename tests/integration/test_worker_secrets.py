@@ -12,7 +12,7 @@ from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.service.server import TokenAuth
-from astraflow.service.worker_ids import handle_of, shown_target
+from astraflow.service.worker_ids import handle_of, public_target
 from astraflow.types import EpisodeResult, EpisodeResults, Failure, Heartbeat, LeaseRequest, Load
 from drivers.dataflow_driver import (
     Run,
@@ -150,8 +150,8 @@ async def test_a_service_is_asked_to_leave_by_its_handle_and_by_no_other_service
 
 
 async def test_a_target_shows_no_secret() -> None:
-    assert shown_target("/v1/workers/w.1.abc/heartbeat?a=1") == "/v1/workers/w.1/heartbeat"
-    assert shown_target("/v1/leases?a=w.1.abc") == "/v1/leases"
+    assert public_target("/v1/workers/w.1.abc/heartbeat?a=1") == "/v1/workers/w.1/heartbeat"
+    assert public_target("/v1/leases?a=w.1.abc") == "/v1/leases"
 
 
 async def test_services_that_only_register_make_room(tmp_path: Path) -> None:

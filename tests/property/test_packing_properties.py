@@ -10,7 +10,7 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout
 from astraflow.trainer.step import token_logprobs
-from astraflow.trainer.torch.forward import Forward
+from astraflow.trainer.torch.forward import TrainerForward
 from astraflow.types import Sample
 from astraflow.types.token_columns import Columns
 from drivers.trainer_builders import VOCAB_SIZE, logprobs_alone, make_sample, make_tiny_model
@@ -40,8 +40,8 @@ def model() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def packed_forward() -> Forward:
-    forward = Forward(make_tiny_model(), vocab_size=VOCAB_SIZE, config=TorchBackendConfig())
+def packed_forward() -> TrainerForward:
+    forward = TrainerForward(make_tiny_model(), vocab_size=VOCAB_SIZE, config=TorchBackendConfig())
     assert forward.is_packed
     return forward
 
@@ -50,7 +50,7 @@ def packed_forward() -> Forward:
 @given(groups=st.lists(GROUP, min_size=1, max_size=3), budget=st.integers(10, 120), share=st.booleans())
 def test_packed_logprobs_equal_those_of_each_sample_alone(
     model: torch.nn.Module,
-    packed_forward: Forward,
+    packed_forward: TrainerForward,
     groups: list[tuple[list[int], list[tuple[list[int], bool]]]],
     budget: int,
     share: bool,

@@ -16,7 +16,7 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout
 from astraflow.trainer.step_run import StepRun
-from astraflow.trainer.torch.forward import Forward
+from astraflow.trainer.torch.forward import TrainerForward
 from astraflow.types import AdvantageSpan, Batch, Generation, Sample, Stream
 from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_tiny_model
 
@@ -88,8 +88,8 @@ class Sampler:
 
 
 @pytest.fixture(scope="module")
-def forward() -> Forward:
-    return Forward(make_tiny_model(), vocab_size=VOCAB_SIZE, config=TorchBackendConfig())
+def forward() -> TrainerForward:
+    return TrainerForward(make_tiny_model(), vocab_size=VOCAB_SIZE, config=TorchBackendConfig())
 
 
 @settings(deadline=None, max_examples=60)
@@ -101,7 +101,7 @@ def forward() -> Forward:
     flags=st.tuples(st.booleans(), st.booleans()),
 )
 def test_entries_stay_with_their_tokens_through_forks_ranks_cuts_and_packing(
-    forward: Forward,
+    forward: TrainerForward,
     groups: list[list[list[tuple[int, int, bool]]]],
     world: int,
     num_minibatches: int,

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from astraflow.algorithms.own import own_object
 from astraflow.config import Config, Use
-from astraflow.protocols import Completed, Remover
+from astraflow.protocols import CompleteGroup, Remover
 
 __all__ = ["CapacityRemover", "KeepRemover", "RemoverConfig", "make_remover"]
 
@@ -20,7 +20,7 @@ class KeepRemover(Config):
 
     name: Literal["keep"] = "keep"
 
-    def remove(self, ready: Mapping[int, Completed], num_groups: int) -> tuple[int, ...]:
+    def remove(self, ready: Mapping[int, CompleteGroup], num_groups: int) -> tuple[int, ...]:
         """None."""
         return ()
 
@@ -36,7 +36,7 @@ class CapacityRemover(Config):
     """`oldest`: the group that was drawn first goes first. `stalest`: the group with the oldest token goes
     first."""
 
-    def remove(self, ready: Mapping[int, Completed], num_groups: int) -> tuple[int, ...]:
+    def remove(self, ready: Mapping[int, CompleteGroup], num_groups: int) -> tuple[int, ...]:
         """Those above the capacity: first drawn first, or oldest token first.
 
         An evicted group gives its ticket back, so rollout continues while the trainer is busy; what that

@@ -13,7 +13,7 @@ from pydantic import Field
 from astraflow.algorithms.own import own_object
 from astraflow.algorithms.seeded import chance
 from astraflow.config import Config, Use
-from astraflow.protocols import Completed, Sampler, TableSizes
+from astraflow.protocols import CompleteGroup, Sampler, TableSizes
 
 __all__ = [
     "EdfSampler",
@@ -34,7 +34,7 @@ class FifoSampler(Config):
     name: Literal["fifo"] = "fifo"
 
     def pick(
-        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> tuple[int, ...] | None:
         """The first `num_groups` of `waiting` if all are in `ready`: slow groups are waited for.
 
@@ -63,7 +63,7 @@ class SweepSampler(Config):
     name: Literal["sweep"] = "sweep"
 
     def pick(
-        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> tuple[int, ...] | None:
         """The first `num_groups` of `ready`; slow groups are passed over and may grow stale.
 
@@ -83,7 +83,7 @@ class EdfSampler(Config):
     name: Literal["edf"] = "edf"
 
     def pick(
-        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> tuple[int, ...] | None:
         """The `num_groups` of `ready` with the earliest deadlines, which is when they grow stale: the
         trainer's version `oldest_version + max_staleness`. Equal ones go in draw order.
@@ -108,7 +108,7 @@ class WindowSampler(Config):
     """Number of draws, counted from the oldest waiting group, among which a batch is chosen."""
 
     def pick(
-        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> tuple[int, ...] | None:
         """The first `num_groups` ready ones of the span, in draw order: between `fifo`, where no group
         overtakes another, and `sweep`, where any group may.
@@ -144,7 +144,7 @@ class OnPolicySampler(Config):
     name: Literal["on_policy"] = "on_policy"
 
     def pick(
-        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> tuple[int, ...] | None:
         """The first `num_groups` of `ready`; all of them are equally new.
 
@@ -196,7 +196,7 @@ class ReplayConfig(Config):
     """Number of versions of `max_staleness` that are reserved for replayed groups; fresh groups get
     correspondingly fewer tickets."""
 
-    def pick(self, groups: Mapping[int, Completed], num: int, *, seed: str) -> tuple[int, ...]:
+    def pick(self, groups: Mapping[int, CompleteGroup], num: int, *, seed: str) -> tuple[int, ...]:
         """The ids of at most `num` of the groups; the same for the same arguments.
 
         `latest`: those whose oldest token is newest. `uniform`: each set is equally likely. `priority`: one
@@ -211,7 +211,7 @@ class ReplayConfig(Config):
         return tuple(nlargest(num, groups, key=lambda i: (keys[i], i)))
 
 
-def _weight(group: Completed) -> float:
+def _weight(group: CompleteGroup) -> float:
     """Root mean square of the group's advantages over its trained tokens."""
     return (group.advantage_square_sum / max(1, group.num_trained_tokens)) ** 0.5
 

@@ -10,7 +10,7 @@ import typer
 from astraflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from astraflow.recipe.gallery import Entry
+    from astraflow.recipe.gallery import GalleryItem
 
 __all__ = ["copy", "list_recipes", "recipes", "show"]
 
@@ -91,7 +91,7 @@ def copy(
     _tell_how_to_run(found, to)
 
 
-def _tell_how_to_run(found: "list[Entry]", to: Path) -> None:
+def _tell_how_to_run(found: "list[GalleryItem]", to: Path) -> None:
     """The commands for the copied recipes."""
     from astraflow.recipe.gallery import specs_of
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from astraflow.errors import DataError, WeightsError
 from astraflow.models.adapters import adapted_names, is_adapter, merged_weight, peft_names
 from astraflow.models.images import sees
-from astraflow.service.progress_bars import no_bars_in_logs
+from astraflow.service.progress_bars import progress_bars_off
 from astraflow.types.host_tensors import HostTensor
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def load_causal_lm(
         _check_folder(folder)
     try:
         auto = _auto_class(_config(name))
-        with no_bars_in_logs():
+        with progress_bars_off():
             model: Any = auto.from_pretrained(name, dtype=DTYPES[dtype], use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as err:
         raise DataError(

@@ -1,9 +1,9 @@
-"""Shows images to models of Qwen-VL's shape: what a forward pass needs beside the tokens.
+"""Feeds images to Qwen-VL-like models: the inputs of a forward pass in addition to the tokens.
 
-The model's own code finds the places of images by a token's id. A policy may sample that token, and it is
-then a token like any other; so the places are given to the model in place of what it finds.
+The model's own code locates images by a token id. A policy may sample that token, which is then a token like
+any other, so the positions of images are passed to the model instead.
 
-Legend: B sequences, T tokens of the longest, P patches of all images, D numbers of a patch.
+Legend: B sequences, T tokens of the longest sequence, P patches of all images, D numbers per patch.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -22,7 +22,7 @@ from astraflow.types import Media
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Seen", "Sight", "vocab_size_of"]
+__all__ = ["ImageFeed", "ImageInputs", "vocab_size_of"]
 
 
 def vocab_size_of(model: "PreTrainedModel") -> int:
@@ -31,24 +31,24 @@ def vocab_size_of(model: "PreTrainedModel") -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ImageInputs:
     """The images of some sequences."""
 
     positions: Tensor
-    """[3, B, T] where tokens stand in time, height and width; behind a sequence's end they count on."""
+    """[3, B, T] positions of tokens in time, height and width; padding continues the count."""
     shifts: NDArray[np.int64]
-    """[B] position of the last token less its index."""
+    """[B] position of the last token minus its index."""
     is_image: Tensor
-    """bool [B, T] whether a token stands for a piece of an image."""
+    """bool [B, T] whether a token stands for a part of an image."""
     inputs: Mapping[str, Tensor]
-    """The images: patches [P, D], and rows and columns of each."""
+    """The images: patches [P, D], and the number of rows and columns of each image."""
 
 
-class Sight:
-    """How one model sees. The places of images are replaced in the model for good.
+class ImageFeed:
+    """Feeds images to one model, in which it permanently replaces the method that locates images.
 
-    Example: `seen = sight.seen(media, num_tokens=T)`; then `with sight.showing(seen): model(input_ids=...,
-    position_ids=seen.positions, **seen.inputs)`.
+    Example: `images = feed.inputs(media, num_tokens=T)`; then `with feed.showing(images):
+    model(input_ids=..., position_ids=images.positions, **images.inputs)`.
     """
 
     def __init__(self, model: "PreTrainedModel", rules: ImageRules) -> None:
@@ -58,8 +58,9 @@ class Sight:
         self._is_image: Tensor | None = None
         cast("Any", model).base_model.get_placeholder_mask = self._places
 
-    def seen(self, media: Sequence[Media], *, num_tokens: int) -> Seen:
-        """The images [B] of sequences of up to `num_tokens` tokens. Raises: ImageError for a broken image."""
+    def inputs(self, media: Sequence[Media], *, num_tokens: int) -> ImageInputs:
+        """The images [B] of sequences of up to `num_tokens` tokens. Raises: ImageError for an invalid
+        image."""
         where = np.stack([positions(self.rules, num_tokens, each) for each in media], axis=1)
         is_image = np.zeros((len(media), num_tokens), np.bool_)
         patches: list[NDArray[np.float32]] = []
@@ -70,7 +71,7 @@ class Sight:
                 patches.append(self.rules.patches(image.uri))
                 grids.append((1, *self.rules.grid(image.uri)))
         pixels = torch.from_numpy(np.concatenate(patches)).to(self._device, self._dtype)
-        return Seen(
+        return ImageInputs(
             positions=torch.from_numpy(where).to(self._device),
             shifts=where[0, :, -1] - (num_tokens - 1),
             is_image=torch.from_numpy(is_image).to(self._device),
@@ -81,16 +82,16 @@ class Sight:
         )
 
     @contextmanager
-    def showing(self, seen: Seen) -> Generator[None]:
-        """While this is open, the model's passes are over these sequences."""
-        self._is_image = seen.is_image
+    def showing(self, images: ImageInputs) -> Generator[None]:
+        """Within this context, the model's passes are over these sequences."""
+        self._is_image = images.is_image
         try:
             yield
         finally:
             self._is_image = None
 
     def _places(self, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """In place of the model's `get_placeholder_mask`: where images are, and where videos are."""
+        """Replaces the model's `get_placeholder_mask`: the masks of images and of videos."""
         del args, kwargs
         assert self._is_image is not None, "images outside of `showing`"
         mask = self._is_image[..., None]

@@ -13,7 +13,14 @@ from typing import cast
 from astraflow.config import Config, Use, check_args, load_attr
 from astraflow.errors import ConfigError, Error, ServiceError
 from astraflow.processes.local_launcher import LocalLauncher
-from astraflow.protocols import Launcher, ProcessHandle, ProcessLife, ProcessSpec, ShowsLife, SpansMachines
+from astraflow.protocols import (
+    Launcher,
+    LifeReporter,
+    MultiMachineLauncher,
+    ProcessHandle,
+    ProcessLife,
+    ProcessSpec,
+)
 from astraflow.recipe.cluster_config import (
     LauncherConfig,
     RayLauncherConfig,
@@ -71,7 +78,7 @@ def reachable(recipe: Recipe, launcher: Launcher) -> Recipe:
 
     Raises: ConfigError if the recipe asks for something that works on one machine only.
     """
-    if not isinstance(launcher, SpansMachines):
+    if not isinstance(launcher, MultiMachineLauncher):
         return recipe
     who = type(launcher).__name__
     if recipe.rollout.gpus:
@@ -159,7 +166,7 @@ class CheckedHandle:
 
     def life(self) -> ProcessLife:
         """Nothing is known if the handle does not know it."""
-        if not isinstance(self._handle, ShowsLife):
+        if not isinstance(self._handle, LifeReporter):
             return ProcessLife()
         try:
             life = cast("object", self._handle.life())

@@ -128,7 +128,7 @@ class LocalProcess:
         return f"{what}; the stacks of its threads are in its log"
 
     def life(self) -> ProcessLife:
-        """As in the protocol `ShowsLife`."""
+        """As in the protocol `LifeReporter`."""
         silent_s = self._signs.silent_s()
         if state_of(self.pid) == "stopped":
             return ProcessLife(

@@ -38,7 +38,7 @@ import msgspec
 from astraflow.errors import ConfigError, Error, ServiceError, TrainingError
 from astraflow.processes.process_state import STOPPED, state_of
 from astraflow.processes.rank_process import identity, join_ranks
-from astraflow.protocols import HasSampleRules, Learner, StepResult, Write
+from astraflow.protocols import Learner, SampleRulesProvider, StepResult, Write
 from astraflow.trainer.loop import TrainerLink
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
 from astraflow.types import (
@@ -53,7 +53,7 @@ from astraflow.types import (
     StepFailure,
 )
 from astraflow.types.host_tensors import HostTensor
-from astraflow.weights.ranges import RangeJob, WritesRanges, Written
+from astraflow.weights.ranges import RangeJob, VersionWriter, WrittenRange
 
 __all__ = ["RankGroup", "RankedLearner", "RankedLink", "RankedRanges"]
 
@@ -335,7 +335,7 @@ class RankedLearner:
     @property
     def sample_rules(self) -> SampleRules:
         """The inner one's, if it has any."""
-        return self._inner.sample_rules if isinstance(self._inner, HasSampleRules) else SampleRules()
+        return self._inner.sample_rules if isinstance(self._inner, SampleRulesProvider) else SampleRules()
 
     def train_step(self, batch: Batch) -> StepResult:
         """Each rank trains the slice that it has taken."""
@@ -367,23 +367,25 @@ class RankedLearner:
 
 
 class RankedRanges:
-    """Lets each rank write its range of a version. Implements `WritesRanges`."""
+    """Lets each rank write its range of a version. Implements `VersionWriter`."""
 
-    def __init__(self, own: WritesRanges, group: RankGroup) -> None:
+    def __init__(self, own: VersionWriter, group: RankGroup) -> None:
         self._own = own
         self._group = group
 
-    def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[Written]:
+    def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[WrittenRange]:
         """The blocks of all ranks. Raises: WeightsError, or ServiceError if a rank is lost."""
         answers = self._group.tell("write_delta", job=asdict(job), base=base)
         own = self._own.write_delta(job, tensors, base)
-        return [*own, *(Written(**theirs) for theirs in self._group.wait(answers))]
+        return [*own, *(WrittenRange(**theirs) for theirs in self._group.wait(answers))]
 
-    def write_full(self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool) -> list[Written]:
+    def write_full(
+        self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool
+    ) -> list[WrittenRange]:
         """The bytes of all ranks. Raises: WeightsError, or ServiceError if a rank is lost."""
         answers = self._group.tell("write_full", job=asdict(job), is_copied=is_copied)
         own = self._own.write_full(job, tensors, is_copied=is_copied)
-        return [*own, *(Written(**theirs) for theirs in self._group.wait(answers))]
+        return [*own, *(WrittenRange(**theirs) for theirs in self._group.wait(answers))]
 
     def end(self) -> None:
         """The other ranks drop their parts of the version."""

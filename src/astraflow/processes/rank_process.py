@@ -39,7 +39,7 @@ from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
 from astraflow.types import Batch
 from astraflow.types.host_tensors import HostTensor
-from astraflow.weights.ranges import RangeJob, RangeWriter, Written
+from astraflow.weights.ranges import RangeJob, RangeWriter, WrittenRange
 
 __all__ = ["identity", "join_ranks", "run_rank"]
 
@@ -126,7 +126,7 @@ class _RankProcess:
         world = int(joining["world"])
         ranks = join_ranks(self._rank, world=world, store=joining["store"], timeout_s=joining["timeout_s"])
         config = self._recipe.policies[self._policy]
-        together = config.train.shard.num_places  # so many ranks get the same slice of a batch
+        together = config.train.shard.num_model_ranks  # so many ranks get the same slice of a batch
         learner = make_learner(config.train, model_dir=config.model_dir, seed=self._recipe.seed, ranks=ranks)
         client = ServiceClient(self._url, token=joining["token"], ca_file=own_ca_file(self._recipe))
         link = DataflowClient(client)
@@ -225,7 +225,7 @@ class _Versions:
         if not self._tensors:
             self._tensors = tuple(self.exported.get())  # rank 0 may be ahead: its export ended earlier
         job = RangeJob(**command["job"])
-        written: list[Written]
+        written: list[WrittenRange]
         if command["do"] == "write_delta":
             written = self._writer.write_delta(job, self._tensors, int(command["base"]))
         else:

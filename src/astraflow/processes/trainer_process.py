@@ -21,10 +21,10 @@ from astraflow.service.client import ServiceClient
 from astraflow.service.process import settle_memory
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import Trainer, TrainerLink, TrainerPlan, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerLink, TrainerSettings, run_trainer
 from astraflow.user_input.mistakes import hint
 from astraflow.weights.publisher_client import PublisherClient
-from astraflow.weights.ranges import RangeWriter, WritesRanges
+from astraflow.weights.ranges import RangeWriter, VersionWriter
 from astraflow.weights.snapshot import model_files
 
 __all__ = ["run_policy_trainer"]
@@ -46,7 +46,7 @@ async def run_policy_trainer(
         raise ConfigError(f"policy {policy!r} has no trainer{hint(policy, list(recipe.trained))}")
     token = token or own_token(recipe, folder, "trainer")
     config = recipe.policies[policy]
-    plan = TrainerPlan(
+    plan = TrainerSettings(
         policy=policy,
         trainer_id=f"{socket.gethostname()}/{os.getpid()}",
         checkpoint_every=config.train.checkpoint_every,
@@ -94,7 +94,7 @@ class _Parts:
 
     learner: Learner
     link: TrainerLink
-    ranges: WritesRanges
+    ranges: VersionWriter
 
 
 @asynccontextmanager

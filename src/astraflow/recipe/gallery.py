@@ -19,7 +19,7 @@ from astraflow.user_input.user_files import is_there
 
 __all__ = [
     "PROJECT",
-    "Entry",
+    "GalleryItem",
     "build_models",
     "copy_all",
     "copy_entries",
@@ -43,7 +43,7 @@ _SPECS = "recipes/models"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class GalleryItem:
     """A recipe, a part that recipes extend, or the spec of a model."""
 
     name: str
@@ -95,7 +95,7 @@ def root_of(file: Path) -> Path | None:
     return root if file.resolve().is_relative_to(root) else None
 
 
-def entries() -> list[Entry]:
+def entries() -> list[GalleryItem]:
     """All recipes, then the examples' recipes, then the specs of models; each in the order of names."""
     root = gallery_root()
     found = [_entry(root, path) for folder in _FOLDERS for path in (root / folder).rglob("*.yaml")]
@@ -103,12 +103,12 @@ def entries() -> list[Entry]:
     return sorted(listed, key=lambda entry: (entry.kind == "model", "examples/" in entry.name, entry.name))
 
 
-def _entry(root: Path, path: Path) -> Entry:
+def _entry(root: Path, path: Path) -> GalleryItem:
     place = path.relative_to(root).with_suffix("").as_posix()
-    return Entry(place.removeprefix("recipes/"), path)
+    return GalleryItem(place.removeprefix("recipes/"), path)
 
 
-def find_entry(name: str) -> Entry:
+def find_entry(name: str) -> GalleryItem:
     """The entry of a name, of a place (`recipes/quickstart.yaml`), or of a last part that only one has.
 
     Raises: ConfigError that names the nearest one.
@@ -172,7 +172,7 @@ def missing_models(models: Iterable[str]) -> list[tuple[str, Path]]:
     ]
 
 
-def copy_entries(chosen: Sequence[Entry], to: Path, *, force: bool = False) -> list[Path]:
+def copy_entries(chosen: Sequence[GalleryItem], to: Path, *, force: bool = False) -> list[Path]:
     """Copies entries, with the files that they need, below a folder; returns the copies' paths below it.
 
     A file that is there already with the same content is left as it is.
@@ -192,7 +192,7 @@ def copy_all(to: Path, *, force: bool = False) -> list[Path]:
     return _copy({path.relative_to(root): path for path in found}, to, force=force)
 
 
-def specs_of(entry: Entry) -> list[tuple[str, str]]:
+def specs_of(entry: GalleryItem) -> list[tuple[str, str]]:
     """The models of a recipe that have a spec here: name, and path of the spec below the root."""
     root = gallery_root()
     policies: dict[str, dict[str, str]] = load_mapping(entry.path).get("policies", {})

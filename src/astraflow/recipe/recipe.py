@@ -135,7 +135,7 @@ class PolicyConfig(Config):
                 "processes, so leave it 1"
             )
         if self.train.data_ranks > self.table.batch_groups:
-            together = self.train.shard.num_places
+            together = self.train.shard.num_model_ranks
             each = "each rank" if together == 1 else f"every {together} ranks"
             verb = "needs" if together == 1 else "need"
             raise ValueError(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.errors import ConfigError
-from astraflow.protocols import ShowsEpisodes, Tracker
+from astraflow.protocols import EpisodeTracker, Tracker
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.trackers import TrackedRun, make_tracker, tracker_key
 from astraflow.report.row_feed import RowFeed
@@ -78,7 +78,7 @@ def follow(tracker: Tracker, feed: RowFeed, bell: Bell, journal: Path) -> None:
         while rows := feed.rows():
             tracker.write(rows)
             feed.taken()
-            if isinstance(tracker, ShowsEpisodes):
+            if isinstance(tracker, EpisodeTracker):
                 waiting += [row for row in rows if row.get("kind") == "eval"]
         # The journal's tables follow behind: what is not there yet is asked for at the next ring.
         waiting = [row for row in waiting[-_MOST_WAITING:] if not _show_episodes(tracker, row, journal)]
@@ -88,7 +88,7 @@ def follow(tracker: Tracker, feed: RowFeed, bell: Bell, journal: Path) -> None:
 def _show_episodes(tracker: Tracker, row: dict[str, Any], journal: Path) -> bool:
     """Whether episodes of an evaluation were known, and handed over."""
     episodes = sample_rows(journal, row)
-    if episodes and isinstance(tracker, ShowsEpisodes):
+    if episodes and isinstance(tracker, EpisodeTracker):
         tracker.write_episodes(row, episodes)
     return bool(episodes)
 

@@ -29,8 +29,8 @@ from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.arrival import Arrival
 
 __all__ = [
-    "FetchesWeights",
     "PolicyHost",
+    "WeightFetcher",
     "WeightSlots",
 ]
 
@@ -43,7 +43,7 @@ _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
 
 
-class FetchesWeights(Protocol):
+class WeightFetcher(Protocol):
     """Downloads and verifies a version; `weights.receiver.Receiver` does."""
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
@@ -151,7 +151,7 @@ class PolicyHost:
         info: PolicyInfo,
         *,
         link: WorkerLink,
-        weights: FetchesWeights,
+        weights: WeightFetcher,
         make_engine: Callable[[WeightSnapshot], Engine],
         make_renderer: Callable[[PolicyInfo, Path], Renderer],
         changed: Callable[[], None],

@@ -22,7 +22,7 @@ from astraflow.types import Fingerprints, Manifest, PolicyInfo, RunInfo
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.user_input.mistakes import hint
 from astraflow.weights.arrival import Arrival
-from astraflow.weights.peers.peer import Spool, served
+from astraflow.weights.peers.peer import Spool, serve_spool
 from astraflow.weights.receiver import Receiver
 from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.factory import is_replayable, make_workflow
@@ -105,7 +105,7 @@ async def _receiving(
         if spool is None:
             yield weights, ""
             return
-        async with served(spool, peer, token=token, max_upload_mb_s=max_upload_mb_s):
+        async with serve_spool(spool, peer, token=token, max_upload_mb_s=max_upload_mb_s):
             yield weights, spool.url
     finally:
         await weights.close()

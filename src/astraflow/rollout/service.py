@@ -38,7 +38,7 @@ from astraflow.rollout.evaluation import Evaluation
 from astraflow.rollout.judging import JudgedScoring
 from astraflow.rollout.membership import Membership, WorkerLink
 from astraflow.rollout.outbox import Outbox
-from astraflow.rollout.policy_host import FetchesWeights, PolicyHost
+from astraflow.rollout.policy_host import PolicyHost, WeightFetcher
 from astraflow.rollout.progress_reports import ProgressReports
 from astraflow.rollout.runner import EpisodeRunner, Proposing, failure_of
 from astraflow.rollout.scoring import ScoringPool
@@ -97,7 +97,7 @@ class RolloutService:
         workflow: Workflow,
         scoring: ScoringPool | JudgedScoring,
         environments: Environments | None = None,
-        weights: FetchesWeights,
+        weights: WeightFetcher,
         config: RolloutConfig,
         make_engine: Callable[[WeightSnapshot], Engine],
         make_renderer: Callable[[PolicyInfo, Path], Renderer],

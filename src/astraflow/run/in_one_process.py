@@ -26,7 +26,7 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.service.service import DataflowService
 from astraflow.errors import DataError
-from astraflow.protocols import HasSampleRules, Learner
+from astraflow.protocols import Learner, SampleRulesProvider
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import fingerprints, run_info, run_plan
 from astraflow.report.terminal_text import printable
@@ -230,7 +230,7 @@ async def _start_trainer(flow: _Flow, policy: str) -> _Trainer:
         trainer_id="in-one-process",
         durable_step=0,
         fingerprints=fingerprints(recipe),
-        rules=learner.sample_rules if isinstance(learner, HasSampleRules) else msgspec.UNSET,
+        rules=learner.sample_rules if isinstance(learner, SampleRulesProvider) else msgspec.UNSET,
     )
     trainer = _Trainer(policy, await flow.link.attach(policy, request), learner)
     await _publish(flow, trainer)

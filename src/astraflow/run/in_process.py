@@ -28,7 +28,7 @@ from astraflow.rollout.service import RolloutService
 from astraflow.run.preflight import OpenSources
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.checkpoint import CheckpointStore
-from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
 from astraflow.types import Fingerprints, Manifest, Publication, RunInfo
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.arrival import Arrival
@@ -44,7 +44,7 @@ _CHUNK_BYTES = 64 * 1024 * 1024
 
 
 class MemoryVersions:
-    """Passes weights from trainers to engines in memory. Implements `Publishes` and `FetchesWeights`.
+    """Passes weights from trainers to engines in memory. Implements `VersionPublisher` and `WeightFetcher`.
 
     `model_dirs` maps each policy to the folder with its config and tokenizer.
     """
@@ -167,7 +167,7 @@ def _trainer(  # noqa: PLR0917 - the parts of a trainer, each from elsewhere
     folder: Path,
 ) -> Trainer:
     config = recipe.policies[name].train
-    plan = TrainerPlan(
+    plan = TrainerSettings(
         policy=name,
         trainer_id="in-process",
         checkpoint_every=config.checkpoint_every,

@@ -39,7 +39,7 @@ from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.columns import reward_mean
-from astraflow.trainer.offline import as_of_version_0, load_batch
+from astraflow.trainer.offline import load_batch, with_version_0
 from astraflow.types import Batch, StepRecord
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder
@@ -91,7 +91,7 @@ def _batch_path(folder: Path, step: int) -> Path:
 
 def _as_of_version_0(batch: Batch) -> Batch:
     """The batch with its true versions, as explained at the top of the module."""
-    samples = tuple(map(as_of_version_0, batch.samples))
+    samples = tuple(map(with_version_0, batch.samples))
     return msgspec.structs.replace(
         batch,
         samples=samples,

@@ -1,12 +1,12 @@
-"""How many connections a service holds, and how long a caller may take over a request.
+"""Limits a service's connections, and the time that callers may take for a request.
 
-uvicorn serves the requests. It has no bound for the time in which a head or a body arrives, the wait for a
-caller that never takes its answer, the size of a head, or the number of connections per address, so one idle
-machine could keep all others out. `GuardedConnection` is uvicorn's protocol with a note of when each phase of
-a request began; `Connections` looks at all of them once a second. No request needs a timer of its own, and
-the notes cost 1 to 4 us of the 50 us that uvicorn takes for a small request.
+uvicorn serves the requests. It does not bound the time in which a head or a body arrives, the wait for a
+caller that never reads its response, the size of a head, or the number of connections per address, so one
+idle machine could lock out all others. `GuardedConnection` is uvicorn's protocol, extended to record when
+each phase of a request began; `Connections` checks all of them once per second. So no request needs its own
+timer, and recording costs 1 to 4 us of the 50 us that uvicorn takes for a small request.
 
-A connection that waits for its answer (a long-poll) is never cut, and never closed to make room for another.
+A connection that waits for its response (a long poll) is never cut, nor closed to make room for another.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ from astraflow import wire
 from astraflow.service.vital import vital
 from astraflow.types import ErrorReply
 
-__all__ = ["ConnectionLimits", "Connections", "GuardedConnection", "most_connections", "raise_file_limit"]
+__all__ = ["ConnectionLimits", "Connections", "GuardedConnection", "max_connections", "raise_file_limit"]
 
 _MAX_CONNECTIONS = 16_384
 _SPARED_FILES = 256
-"""Open files that a service needs for itself: its journal, weights and outgoing connections."""
+"""Number of open files that a service needs itself, for its journal, weights and outgoing connections."""
 _NUM_EVICTED = 16
-"""Idle connections that are closed together when there is no room, so that a flood does not cost a search per
-new connection."""
+"""Number of idle connections closed together when there is no room, so that a flood does not cost a search
+per new connection."""
 
 
-def most_connections(max_files: int) -> int:
-    """Connections that leave a process with `max_files` open files room for its own."""
+def max_connections(max_files: int) -> int:
+    """Largest number of connections that leaves a process with `max_files` open files enough for itself."""
     return min(_MAX_CONNECTIONS, max_files - min(_SPARED_FILES, max_files // 2))
 
 
 def raise_file_limit() -> None:
-    """Lets this process open as many files as its user may. A shell may allow only 256, which a few hundred
-    services would use up."""
+    """Raises this process's limit of open files as far as its user may. A shell may allow only 256, which a
+    few hundred services would use up."""
     if sys.platform == "win32":
         return
     import resource
@@ -52,7 +52,7 @@ def raise_file_limit() -> None:
         else min(hard, _MAX_CONNECTIONS + _SPARED_FILES)
     )
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has a lower bound of its own
+        with contextlib.suppress(OSError, ValueError):  # macOS has its own, lower bound
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
@@ -62,7 +62,7 @@ def _own_limit() -> int:
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most_connections(soft) if soft != resource.RLIM_INFINITY else _MAX_CONNECTIONS
+    return max_connections(soft) if soft != resource.RLIM_INFINITY else _MAX_CONNECTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +70,29 @@ class ConnectionLimits:
     """What one service accepts from its callers. Times are in seconds."""
 
     head_s: float = 10.0
-    """From the opening of a connection, or a request's first byte, to the end of the request's head."""
+    """Limit from the opening of a connection, or a request's first byte, to the end of the request's head."""
     max_head_bytes: int = 64 * 1024
     idle_s: float = 75.0
-    """Between two requests."""
+    """Limit between two requests."""
     body_s: float = 20.0
-    """For a body, in addition to the time that its bytes take at the slowest accepted rate."""
+    """Limit for a body, in addition to the time that its bytes take at the slowest accepted rate."""
     slowest_bytes_per_s: float = 100_000.0
-    """A link of 1 Mbit/s can still send a body."""
+    """Slowest accepted rate of a body: a link of 1 Mbit/s is fast enough."""
     stall_s: float = 60.0
-    """An answer is given up when the caller has taken nothing of it for so long."""
+    """A response is abandoned if the caller has read nothing of it for this long."""
     num: int = field(default_factory=_own_limit)
-    """Open connections."""
+    """Largest number of open connections."""
     tick_s: float = 1.0
-    """Time between two looks at all connections."""
+    """Time between two checks of all connections."""
 
     @property
     def num_per_address(self) -> int:
-        """Connections from one other machine: half of all. Loopback may have all."""
+        """Largest number of connections from another machine: half of all. Loopback may use all."""
         return max(1, self.num // 2)
 
 
 class Connections:
-    """All connections of one server. Between `open` and `close` it owns the task that looks at them."""
+    """All connections of one server. From `open` to `close`, it owns the task that checks them."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -106,7 +106,7 @@ class Connections:
         return cast("type[asyncio.Protocol]", partial(GuardedConnection, others=self))
 
     def open(self) -> None:
-        """Starts to watch the connections."""
+        """Starts watching the connections."""
         self._watch = asyncio.create_task(self._look(), name="connections")
         vital(self._watch, "the watch over connections", may_end=lambda: self._watch is None)
 
@@ -119,7 +119,8 @@ class Connections:
             await asyncio.wait({watch})
 
     def admit(self, newcomer: "GuardedConnection") -> bool:
-        """Counts a connection, closing idle ones if there are too many. False if there is no room."""
+        """Counts a connection, and closes idle ones if there are too many. Returns False if there is no
+        room."""
         limits = self.limits
         address = newcomer.address
         own = self._by_address.get(address, {})
@@ -133,7 +134,7 @@ class Connections:
         return True
 
     def forget(self, connection: "GuardedConnection") -> None:
-        """Stops counting a connection that is closed, or is about to be."""
+        """Stops counting a connection that is closed or about to be."""
         own = self._by_address.get(connection.address, {})
         if connection in own:
             del own[connection]
@@ -142,7 +143,8 @@ class Connections:
             self._by_address.pop(connection.address, None)
 
     def _make_room(self) -> bool:
-        """Closes idle connections, of the address that has the most connections if it has idle ones."""
+        """Closes idle connections of the address with the most connections, among those that have idle
+        ones."""
         by_number = sorted(self._by_address.values(), key=len, reverse=True)
         return any(self._evict(connections) for connections in by_number)
 
@@ -164,28 +166,28 @@ class Connections:
 
 
 class GuardedConnection(HttpToolsProtocol):
-    """uvicorn's connection, which notes the phase that it is in: idle, head, body or answering."""
+    """uvicorn's connection, extended to record its current phase: idle, head, body or answering."""
 
     def __init__(self, *args: Any, others: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._others = others
         self._limits = others.limits
         self.address = ""
-        """The caller's."""
+        """The caller's address."""
         self.since_s = self.loop.time()
         """When the current phase began."""
         self._is_in_head = False
         self._is_in_body = False
         self._num_bytes = 0
         """Bytes of the current head or body so far."""
-        self._num_untaken = 0
-        """Bytes of answers that the caller has not taken."""
-        self._untaken_since_s = 0.0
+        self._num_unread = 0
+        """Bytes of responses that the caller has not read."""
+        self._unread_since_s = 0.0
         """When that number last changed."""
 
     @property
     def is_answering(self) -> bool:
-        """Whether the answer to a request is not complete."""
+        """Whether the response to a request is incomplete."""
         # uvicorn declares `cycle` as never None, but it is None until the first request.
         cycle = cast("Any", self.cycle)
         return cycle is not None and not cycle.response_complete
@@ -196,7 +198,7 @@ class GuardedConnection(HttpToolsProtocol):
             self.transport.abort()
             return
         if self.flow.read_paused:
-            # The app does not read at present, so bytes that have not arrived are not late.
+            # The app is not reading at present, so missing bytes are not late.
             self.since_s = now_s
             self._num_bytes = 0
         if now_s - self.since_s <= self._patience_s():
@@ -206,12 +208,14 @@ class GuardedConnection(HttpToolsProtocol):
             self._refuse(b"408 Request Timeout", problem, code="slow_head")
         elif self._is_in_body and not self.cycle.response_started:
             took_s = now_s - self.since_s
-            problem = f"{self._num_bytes} bytes of the body came within {took_s:.0f} s; send it at once"
+            problem = (
+                f"only {self._num_bytes} bytes of the body arrived within {took_s:.0f} s; send it faster"
+            )
             self._refuse(b"408 Request Timeout", problem, code="slow_body")
         self.transport.close()
 
     def _patience_s(self) -> float:
-        """How long the current phase may last."""
+        """Seconds that the current phase may last."""
         limits = self._limits
         if self._is_in_head:
             return limits.head_s
@@ -223,21 +227,21 @@ class GuardedConnection(HttpToolsProtocol):
         return limits.idle_s if has_asked else limits.head_s
 
     def _is_stalled(self, now_s: float) -> bool:
-        num_untaken = self.transport.get_write_buffer_size()
-        if not num_untaken or num_untaken != self._num_untaken:
-            self._num_untaken = num_untaken
-            self._untaken_since_s = now_s
-        return now_s - self._untaken_since_s > self._limits.stall_s
+        num_unread = self.transport.get_write_buffer_size()
+        if not num_unread or num_unread != self._num_unread:
+            self._num_unread = num_unread
+            self._unread_since_s = now_s
+        return now_s - self._unread_since_s > self._limits.stall_s
 
     def _refuse(self, status: bytes, problem: str, *, code: str) -> None:
-        """Answers before the request is complete, and closes the connection."""
+        """Responds before the request is complete, and closes the connection."""
         body = wire.encode(ErrorReply(code=code, message=problem), wire.JSON)
         self.transport.write(b"HTTP/1.1 %b\r\nconnection: close\r\n" % status)
         self.transport.write(b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body))
         self.transport.write(body)
         self.transport.close()
 
-    # --- uvicorn's own methods, each with a note of the phase ---
+    # --- uvicorn's own methods, extended to record the phase ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn has it
         super().connection_made(transport)
@@ -255,7 +259,7 @@ class GuardedConnection(HttpToolsProtocol):
         if self._is_in_head:
             self._num_bytes += len(data)
             if self._num_bytes > self._limits.max_head_bytes and not self.transport.is_closing():
-                problem = f"a head of over {self._limits.max_head_bytes} bytes"
+                problem = f"the head of the request has more than {self._limits.max_head_bytes} bytes"
                 self._refuse(b"431 Request Header Fields Too Large", problem, code="large_head")
 
     def on_message_begin(self) -> None:
@@ -280,7 +284,7 @@ class GuardedConnection(HttpToolsProtocol):
         super().on_response_complete()
 
     def _begin(self, *, is_in_head: bool = False, is_in_body: bool = False) -> None:
-        """A new phase begins now: the head, the body, or neither."""
+        """Records that a new phase begins: the head, the body, or neither."""
         self._is_in_head = is_in_head
         self._is_in_body = is_in_body
         self.since_s = self.loop.time()

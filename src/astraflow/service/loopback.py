@@ -26,6 +26,6 @@ def proxy_exemptions(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _with_loopback(hosts: str) -> str:
     named = [host.strip() for host in hosts.split(",") if host.strip()]
-    if "*" in named:  # all hosts, which clients only understand where it is alone
+    if "*" in named:  # "*" means all hosts, but clients understand it only if it is alone
         return "*"
     return ",".join([*named, *(host for host in _HOSTS if host not in named)])

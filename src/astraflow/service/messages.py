@@ -1,7 +1,7 @@
-"""Items and errors as HTTP messages: how a service reads requests and answers, and how its callers read that.
+"""Items and errors as HTTP messages: how a service reads requests and responds, and how callers read that.
 
-Both directions of an error stand here, so that they agree: `error_response` turns an error of ours into a
-status and an `ErrorReply`, and `error_from_reply` turns these back into the same class of error.
+Both directions of an error are here, so that they agree: `error_response` converts an error of ours into a
+status and an `ErrorReply`, and `error_from_reply` converts these back into the same class of error.
 """
 
 from typing import TypeVar, cast
@@ -42,7 +42,7 @@ _MEDIA_TYPES = (wire.MSGPACK, wire.JSON)
 async def read_item(request: Request, item_type: type[_ItemT], *, limit: int = wire.MAX_BODY_BYTES) -> _ItemT:
     """The item in a request's body, decoded by its Content-Type.
 
-    How long a body may take is the server's matter: `ConnectionLimits.body_s`.
+    The server limits the time that a body may take (`ConnectionLimits.body_s`).
     Raises: WireError if the body is too large or does not fit the type; RefusedError if its Content-Type is
     neither msgpack nor JSON.
     """
@@ -61,12 +61,12 @@ def media_type_of(request: Request) -> str:
 def unsupported_media_type(given: str, *expected: str) -> RefusedError:
     """The error for a body of another media type.
 
-    A body without any media type is refused as well, because a browser lets a web page send such bodies to
-    any address without asking first.
+    A body without a media type is refused as well, because browsers let a web page send such bodies to any
+    address without asking first.
     """
     choices = " or ".join(expected)
     return RefusedError(
-        f"Content-Type {given!r}: {choices} is expected", code="unsupported_media_type", status=415
+        f"Content-Type {given!r}: expected {choices}", code="unsupported_media_type", status=415
     )
 
 
@@ -82,7 +82,7 @@ async def _read_body(request: Request, name: str, limit: int) -> bytes:
 
 
 def _header(request: Request, name: bytes) -> str:
-    """The first value of a header, or an empty text."""
+    """The first value of a header; empty if it is missing."""
     for key, value in cast("list[tuple[bytes, bytes]]", request.scope["headers"]):
         if key == name:
             return value.decode("latin-1")
@@ -93,13 +93,13 @@ def _header(request: Request, name: bytes) -> str:
 
 
 def item_response(item: Item, request: Request, status: int = 200) -> Response:
-    """An item as the answer, in the media type that the caller accepts (JSON unless it names msgpack)."""
+    """The response with an item, in the media type that the caller accepts (JSON unless it names msgpack)."""
     media_type = wire.MSGPACK if wire.MSGPACK in _header(request, b"accept") else wire.JSON
     return Response(wire.encode(item, media_type), status, media_type=media_type)
 
 
 def error_response(error: Error, request: Request) -> Response:
-    """An error of ours as the answer: its status, its code and its message."""
+    """The response for an error of ours: its status, code and message."""
     status, code = _status_and_code(error)
     return item_response(ErrorReply(code=code, message=str(error)), request, status)
 
@@ -122,15 +122,15 @@ def _status_and_code(error: Error) -> tuple[int, str]:
 
 
 def error_from_reply(status: int, body: bytes, media_type: str, *, url: str) -> Error:
-    """The error that an answer with a status of 300 or above stands for. `url`: what was asked."""
+    """The error that a response with a status of at least 300 represents. `url`: of the request."""
     if status < 400:
-        message = f"{url} answered HTTP {status}: it sends callers elsewhere, and redirects are not followed"
-        return RefusedError(f"{message}; give the service's own address", code="redirect", status=status)
+        message = f"{url} answered HTTP {status}, a redirect, which is not followed"
+        return RefusedError(f"{message}; use the service's own address", code="redirect", status=status)
     try:
         error = wire.decode(body, ErrorReply, media_type)
     except WireError:
         text = body[:200].decode("utf-8", "replace")
-        message = f"{url} answered HTTP {status}: {text!r}, which no service of AstraFlow answers"
+        message = f"{url} answered HTTP {status}: {text!r}, which is not a response of an AstraFlow service"
         return RefusedError(f"{message}; is another program at this address?", code="unknown", status=status)
     if error.code == "fenced":
         return FencedError(error.message)

@@ -1,11 +1,11 @@
-"""The process of one service: signals, the launcher's pipes, logging, memory, and its exit code.
+"""The process of one service: signals, the launcher's pipes, logging, memory, and the exit code.
 
-A service ends in order when it gets SIGTERM or SIGINT, when its launcher is gone, or when a `vital` task has
-ended. The launcher knows that the service lives by the bytes that its event loop writes to a pipe.
+A service shuts down gracefully on SIGTERM or SIGINT, when its launcher is gone, or when a `vital` task has
+ended. Its event loop writes bytes to a pipe, which tell the launcher that it is alive.
 
 The environment names both pipes by their descriptor numbers. A scheduler such as srun, or ssh, may forward
 the environment without the pipes; a number then means a closed descriptor or another file. Such a number is
-ignored with a line in the log: the service neither notices the end of its launcher nor shows signs of life.
+ignored with a log line, and the service then neither notices the end of its launcher nor shows signs of life.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 
 from astraflow.errors import Error
 from astraflow.service.connections import raise_file_limit
-from astraflow.service.vital import taking_ends
+from astraflow.service.vital import handle_ends
 
 __all__ = [
     "LIFE_FD_VARIABLE",
@@ -45,20 +45,20 @@ LIFE_SIGN_EVERY_S = 1.0
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
 """Environment variable with folders, joined as in PATH, where the recipe's own modules are found."""
 STACKS_SIGNAL = signal.SIGUSR2
-"""On this signal a service logs the stacks of all its threads, even while its event loop hangs."""
+"""On this signal, a service logs the stacks of all its threads, even while its event loop hangs."""
 
 _LAST_MOMENT_S = 10.0
-"""A service that has lost its launcher, or a vital task, has this long to end in order."""
+"""A service that has lost its launcher or a vital task has this long to shut down gracefully."""
 _GC_THRESHOLD = 50_000
-"""New containers between two collections of the youngest, each of which looks at all that were made since the
-last: 400 episodes that begin and end together make and free some 40,000."""
+"""Number of new containers between two collections of the youngest generation: 400 episodes that begin and
+end together create and free about 40,000."""
 _M_TRIM_THRESHOLD = -1
 """The option's number in glibc's malloc.h."""
 _M_MMAP_THRESHOLD = -3
 _MAX_KEPT_BUFFER_BYTES = 32 * 1024 * 1024
-"""Freed buffers up to this size are used again; glibc allows no higher limit."""
+"""Freed buffers up to this size are reused; glibc allows no higher limit."""
 _MAX_KEPT_BYTES = 128 * 1024 * 1024
-"""Free memory that the process keeps at most."""
+"""Largest amount of free memory that the process keeps."""
 
 
 def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name: str) -> int:
@@ -75,13 +75,13 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
     for client in ("httpx", "httpx2"):
         logging.getLogger(client).setLevel(logging.WARNING)
     raise_file_limit()
-    # The event loop opens pipes of its own, which may get the number of a closed descriptor. So look first.
+    # Check first: the event loop opens pipes of its own, which may get the number of a closed descriptor.
     parent_fd = _checked_pipe(PARENT_FD_VARIABLE)
     life_fd = _checked_pipe(LIFE_FD_VARIABLE)
     try:
         faulthandler.register(STACKS_SIGNAL, all_threads=True)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_guarded(main, name, parent_fd, life_fd))
+            return runner.run(_run_guarded(main, name, parent_fd, life_fd))
     except Error as err:
         _log.error("%s stopped: %s", name, err)
         return 1
@@ -98,12 +98,12 @@ def launcher_pipe(variable: str) -> int | None:
 
 
 def _checked_pipe(variable: str) -> int | None:
-    """The same, with a line in the log if the variable is set and its descriptor is ignored."""
+    """Like `launcher_pipe`, with a log line if the variable is set but ignored."""
     fd = launcher_pipe(variable)
     text = os.environ.get(variable, "")
     if text and fd is None:
         _log.warning(
-            "%s = %r is not an open pipe, so it is ignored: a scheduler may have forwarded the environment "
+            "%s = %r is not an open pipe and is ignored: a scheduler may have forwarded the environment "
             "without the pipe",
             variable,
             text,
@@ -111,7 +111,7 @@ def _checked_pipe(variable: str) -> int | None:
     return fd
 
 
-async def _guarded(
+async def _run_guarded(
     main: Callable[[asyncio.Event], Awaitable[int | None]],
     name: str,
     parent_fd: int | None,
@@ -133,7 +133,7 @@ async def _guarded(
         stop.set()
         loop.call_later(_LAST_MOMENT_S, os._exit, 1)
 
-    with taking_ends(end):
+    with handle_ends(end):
         code = await main(stop) or 0
     if failures:
         raise failures[0]
@@ -153,13 +153,13 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: st
 
 
 def _show_life(loop: asyncio.AbstractEventLoop, fd: int) -> None:
-    """Writes a byte to the launcher's pipe each second. The event loop does this, so that a process that is
-    stopped, or whose loop hangs, falls silent."""
+    """Writes a byte to the launcher's pipe each second. The event loop does this, so that a process falls
+    silent if it is stopped or its loop hangs."""
     os.set_blocking(fd, False)
     os.set_inheritable(fd, False)
 
     def show() -> None:
-        # A full pipe means that the launcher is not reading now; the bytes that it finds later are enough.
+        # If the pipe is full, the launcher is not reading now, and the bytes in the pipe are enough.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(fd, b".")
         loop.call_later(LIFE_SIGN_EVERY_S, show)
@@ -176,14 +176,15 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def settle_memory() -> None:
-    """Tunes garbage collection and malloc for a long life. Call it once, when the process is ready to serve.
+    """Tunes garbage collection and malloc for a long-running process. Call it once, when ready to serve.
 
     - The collector skips all objects that exist now. Those of imported libraries (half a million with
-      transformers) live as long as the process; traversing them again and again took a quarter of a rollout
-      service's event loop.
-    - glibc keeps freed buffers instead of returning them to the kernel. To receive and pad a batch of 13 MB
-      takes 4 ms of CPU time with this, and 25 ms without: the kernel has to map and clear 8,000 pages again.
-      Only `mallopt` reaches a process that is already running; glibc reads its environment variables once.
+      transformers) live as long as the process; traversing them repeatedly took a quarter of the time of a
+      rollout service's event loop.
+    - glibc keeps freed buffers instead of returning them to the kernel. Receiving and padding a batch of 13
+    MB
+      then takes 4 ms of CPU time instead of 25 ms, because the kernel need not map and clear 8,000 pages
+      again. Only `mallopt` affects a running process: glibc reads its environment variables once, at start.
     """
     gc.collect()
     gc.freeze()

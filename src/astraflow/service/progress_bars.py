@@ -5,15 +5,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["no_bars_in_logs"]
+__all__ = ["progress_bars_off"]
 
 
 @contextmanager
-def no_bars_in_logs() -> Generator[None]:
-    """Turns the bars of `datasets` and `transformers` off for a while, unless stderr is a terminal.
+def progress_bars_off() -> Generator[None]:
+    """Turns off the bars of `datasets` and `transformers` within this context, unless stderr is a terminal.
 
     Import the library first. HF_DATASETS_DISABLE_PROGRESS_BARS=0 and HF_HUB_DISABLE_PROGRESS_BARS=0 keep the
-    bars. Downloads from the hub show theirs only in terminals anyway.
+    bars. Downloads from the hub show bars only in terminals anyway.
     """
     switches = [] if sys.stderr.isatty() else _switches()
     for turn_off, _ in switches:
@@ -26,7 +26,8 @@ def no_bars_in_logs() -> Generator[None]:
 
 
 def _switches() -> list[tuple[Callable[[], object], Callable[[], object]]]:
-    """Turns off, and on again, the bars of each imported library that shows them and may be told not to."""
+    """Functions that turn off, and on again, the bars of each imported library whose bars may be turned
+    off."""
     switches: list[tuple[Callable[[], object], Callable[[], object]]] = []
     datasets: Any = sys.modules.get("datasets")
     is_unset = datasets and datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is None

@@ -1,9 +1,9 @@
-"""How many requests a caller may make: a token bucket per caller, and the ASGI middleware that asks it.
+"""Limits the requests of each caller: a token bucket per caller, and the ASGI middleware that uses it.
 
-A caller is a token at an address, so that one machine that runs wild does not slow down others with the same
-token. A caller that exceeds its rate gets 429 with Retry-After before its body is read; `ServiceClient` waits
-that long. A request costs 1.4 us of CPU time here. The known libraries keep their counts in a store of
-several processes and parse rules from text; the bucket itself is six lines.
+A caller is a token at an address, so that a runaway machine does not slow down others with the same token. A
+caller that exceeds its rate gets 429 with Retry-After before its body is read; `ServiceClient` waits that
+long. This costs 1.4 us of CPU time per request. Known libraries keep their counts in a store shared by
+several processes and parse rules from text, whereas the bucket itself is six lines.
 """
 
 import asyncio
@@ -20,25 +20,26 @@ from astraflow.service.messages import error_response
 __all__ = ["RateLimit", "TokenBucket"]
 
 _BURST_S = 2.0
-"""A caller that was idle may make the requests of this many seconds at once."""
+"""A caller that was idle may make this many seconds' worth of requests at once."""
 _MAX_BUCKETS = 4096
-"""Callers remembered. Those idle longest are forgotten first; their buckets are full anyway."""
+"""Number of callers remembered. Those idle longest are forgotten first, since their buckets are full
+anyway."""
 _OPEN_PATH = "/v1/health"
 
 
 @dataclass
 class TokenBucket:
-    """The requests that one caller has left. Times are arguments, in seconds of any one clock.
+    """The requests that one caller may still make. Times are arguments, in seconds of any clock.
 
-    Example: `TokenBucket(10.0, 20.0, now_s).wait_s(now_s)` is 0.0: the first of 20 requests at once.
+    Example: `TokenBucket(10.0, 20.0, now_s).wait_s(now_s)` is 0.0 for each of the first 20 requests.
     """
 
     rate: float
-    """Requests per second in the long run."""
+    """Average requests per second."""
     left: float
-    """Requests left. A full bucket holds those of `_BURST_S` seconds, and at least one."""
+    """Requests left. A full bucket has `_BURST_S` seconds' worth, and at least one."""
     at_s: float
-    """When `left` was counted."""
+    """When `left` was computed."""
 
     def wait_s(self, now_s: float) -> float:
         """Takes a request and returns 0, or returns the seconds until one is left."""
@@ -53,7 +54,7 @@ class TokenBucket:
 
 @dataclass(frozen=True)
 class RateLimit:
-    """ASGI middleware inside `TokenAuth`. Requests for the health are not counted."""
+    """ASGI middleware inside `TokenAuth`. Health requests are not counted."""
 
     app: ASGIApp
     max_per_s: float

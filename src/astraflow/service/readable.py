@@ -1,4 +1,4 @@
-"""Waiting until something can be read from a file descriptor."""
+"""Waits until a file descriptor is readable."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ __all__ = ["until_readable"]
 
 
 async def until_readable(fd: int) -> None:
-    """Returns when there are bytes to read, a connection to accept, or no other end any more."""
+    """Returns when there are bytes to read, a connection to accept, or the other end has closed."""
     loop = asyncio.get_running_loop()
     is_readable = asyncio.Event()
     loop.add_reader(fd, is_readable.set)

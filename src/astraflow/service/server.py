@@ -27,15 +27,15 @@ _BACKLOG = 2048
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
+    """Whether an address is reachable only from this machine."""
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 @dataclass(frozen=True)
 class TokenAuth:
-    """ASGI middleware: a bearer token names its role; without tokens everything is open (loopback only).
+    """ASGI middleware that maps a bearer token to a role. Without tokens, everything is open (loopback only).
 
-    `tokens` maps a token to a role; the role is left in `scope["role"]`. `open_paths` need no token.
+    `tokens` maps tokens to roles; the role is stored in `scope["role"]`. `open_paths` need no token.
     """
 
     app: ASGIApp
@@ -59,10 +59,8 @@ class TokenAuth:
         await self.app(scope, receive, send)
 
     def _role_of(self, given: bytes) -> str | None:
-        """The role of a token.
-
-        Every known token is compared, each in constant time, so that the time of an answer tells nothing.
-        """
+        """The role of a token. All known tokens are compared, each in constant time, so that the response
+        time reveals nothing."""
         found: str | None = None
         for token, role in self.tokens.items():
             if hmac.compare_digest(token.encode(), given):
@@ -88,9 +86,9 @@ class HttpServer:
         rules: WebRules | None = None,
         listener: socket.socket | None = None,
     ) -> None:
-        """`rules`: what web pages, and callers by other host names, may do; None allows neither.
+        """`rules`: which web pages and which other host names are accepted; None accepts none.
 
-        `listener`: a socket that listens already, instead of host and port.
+        `listener`: a socket that is already listening, instead of host and port.
         """
         self._given = listener
         self._host = host
@@ -105,7 +103,7 @@ class HttpServer:
             ssl_certfile=tls[0] if tls else None,
             ssl_keyfile=tls[1] if tls else None,
             http=self._connections.protocol,
-            log_level="error",  # a warning for each malformed request would let anybody fill the disk
+            log_level="error",  # a warning per malformed request would let anyone fill the disk
             access_log=False,
             lifespan="off",
             timeout_keep_alive=_NEVER_S,  # `Connections` closes idle ones
@@ -120,7 +118,7 @@ class HttpServer:
     async def start(self) -> str:
         """Binds and serves; returns the base URL.
 
-        Raises: ConfigError if the port is taken, or certificate and key cannot be used.
+        Raises: ConfigError if the port is taken, or the certificate and key are unusable.
         """
         if self._tls is not None:
             _check_tls(self._name, *self._tls)
@@ -137,8 +135,8 @@ class HttpServer:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit it. asyncio sets it only on sockets whose protocol number is given; without
-        # it, answers on a kept connection wait 40 ms for the caller's acknowledgement.
+        # Accepted sockets inherit this option. asyncio sets it only on sockets with an explicit protocol
+        # number. Without it, responses on a kept connection wait 40 ms for the caller's acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             listener.bind((self._host, self._port))
@@ -153,25 +151,25 @@ class HttpServer:
         return listener
 
     async def stop(self, *, grace_s: float = 1.0) -> None:
-        """Stops accepting, lets running answers finish for `grace_s`, then cuts them."""
+        """Stops accepting, gives running responses `grace_s` to finish, then cuts them."""
         if self._task is None:
             return
         self._server.config.timeout_graceful_shutdown = grace_s  # pyright: ignore[reportAttributeAccessIssue] (seconds)
         self._server.should_exit = True
-        # Not awaited: had the server failed, `vital` would have ended the service already.
+        # Not awaited: if the server had failed, `vital` would already have ended the service.
         await asyncio.wait({self._task})
         await self._connections.close()
         self._task = None
 
 
 def _check_tls(name: str, cert: str, key: str) -> None:
-    """Raises: ConfigError naming a certificate and key that do not belong together or cannot be read."""
+    """Raises: ConfigError if a certificate and key do not belong together or cannot be read."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
     except OSError as err:
         raise ConfigError(
-            f"{name}: certificate {cert} with key {key} cannot be used: {err}; two PEM files that belong "
-            "together are expected, the key without a password"
+            f"{name}: certificate {cert} with key {key} cannot be used: {err}; expected two "
+            "matching PEM files, the key without a password"
         ) from err
 
 

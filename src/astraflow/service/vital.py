@@ -1,7 +1,8 @@
-"""Background tasks that a service cannot do without: if one ends early, the service ends and says why.
+"""Background tasks that a service depends on: if one ends early, the service ends and logs why.
 
-Nobody awaits such a task while the service works, so nobody would notice its end: a service whose HTTP server
-is gone would go on and answer nobody. `run_service` takes such ends; elsewhere, as in tests, they are logged.
+Nobody awaits such a task while the service works, so its end would go unnoticed: without its HTTP server, a
+service would keep running but respond to nobody. `run_service` handles such failures; elsewhere, as in tests,
+they are logged.
 """
 
 import asyncio
@@ -13,15 +14,15 @@ from typing import Any
 
 from astraflow.errors import ServiceError
 
-__all__ = ["taking_ends", "vital"]
+__all__ = ["handle_ends", "vital"]
 
 _log = logging.getLogger(__name__)
 _take: ContextVar[Callable[[ServiceError], None] | None] = ContextVar("astraflow_take_end", default=None)
 
 
 @contextlib.contextmanager
-def taking_ends(take: Callable[[ServiceError], None]) -> Generator[None]:
-    """`take` is called with each early end of a vital task made in the block, in the loop of that task."""
+def handle_ends(take: Callable[[ServiceError], None]) -> Generator[None]:
+    """Calls `take`, in the task's loop, when a vital task that was created in this context ends early."""
     is_over = False
 
     def take_unless_over(error: ServiceError) -> None:
@@ -37,7 +38,7 @@ def taking_ends(take: Callable[[ServiceError], None]) -> Generator[None]:
 
 
 def vital(task: "asyncio.Task[Any]", what: str, *, may_end: Callable[[], bool]) -> None:
-    """Watches a task: if it ends, in whatever way, while `may_end` is false, the service ends.
+    """Watches a task: if it ends for any reason while `may_end()` is false, the service ends.
 
     Example: `vital(task, "the HTTP server of the dataflow", may_end=lambda: self._is_stopping)`.
     """
@@ -53,7 +54,7 @@ def vital(task: "asyncio.Task[Any]", what: str, *, may_end: Callable[[], bool]) 
             how = f"failed: {cause!r}"
         else:
             how = "returned"
-        error = ServiceError(f"{what} {how}, though the service had not ended it; start the service again")
+        error = ServiceError(f"{what} {how}, but the service had not ended it; start the service again")
         error.__cause__ = cause
         if take is not None:
             take(error)

@@ -1,10 +1,10 @@
-"""Keeps web pages away from a service.
+"""Keeps web pages from calling a service.
 
-A browser sends the requests of any page to loopback as readily as those of its user. A page of another site
-names that site in `Origin`, or the browser does so in `Sec-Fetch-Site`. A page whose host name was made to
-resolve to this machine (DNS rebinding) names itself in `Host`. Programs send neither of the first two, and
-call the service by a name that it knows. A page may send bodies without a supported Content-Type unasked;
-these are refused where they are read (`messages.read_item`).
+A browser lets any page send requests to loopback. A page of another site is identified by `Origin` or
+`Sec-Fetch-Site`. A page whose host name was made to resolve to this machine (DNS rebinding) is identified by
+`Host`. Programs send neither of the first two headers, and call the service by a name that it knows. Without
+asking the service first, a page can also send bodies with a simple Content-Type; `messages.read_item` refuses
+these.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ from astraflow.types import ErrorReply
 __all__ = ["WebGuard", "WebRules"]
 
 _MAX_KNOWN = 256
-"""Accepted `Host` values that are remembered, so that each is parsed once."""
+"""Number of accepted `Host` values that are cached, so that each is parsed once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,16 @@ class WebRules:
     """What a service accepts in addition to its own name."""
 
     host_names: tuple[str, ...] = ()
-    """Names by which callers reach it, for example that of a proxy."""
+    """Names by which callers reach the service, for example that of a proxy."""
     origins: tuple[str, ...] = ()
-    """Origins whose pages may call it, for example `https://dashboard.example.org`."""
+    """Origins whose pages may call the service, for example `https://dashboard.example.org`."""
     needs_token: bool = False
-    """Every caller must show a token, which no page has, so any host name is accepted."""
+    """Whether every caller must show a token. Pages have none, so any host name is then accepted."""
 
 
 @dataclass(frozen=True)
 class WebGuard:
-    """ASGI middleware around everything else: answers 403 to requests that a web page sends."""
+    """The outermost ASGI middleware: responds with 403 to requests from web pages."""
 
     app: ASGIApp
     rules: WebRules
@@ -54,7 +54,7 @@ class WebGuard:
         await send({"type": "http.response.body", "body": body})
 
     def _problem(self, scope: Scope) -> ErrorReply | None:
-        """What is wrong with a request's headers; None if nothing is."""
+        """The problem with a request's headers; None if there is none."""
         host = b""
         origin: bytes | None = None
         site = b""
@@ -76,7 +76,7 @@ class WebGuard:
         return _foreign_origin(repr(given) if origin is not None else "another site")
 
     def _accepts_host(self, host: bytes) -> bool:
-        """Whether a `Host` is accepted. An address always is: only a name can be made to lead elsewhere."""
+        """Whether a `Host` is accepted. Addresses always are, because only names can be rebound."""
         if self.rules.needs_token:
             return True
         is_known = _host_name(host) in {"localhost", *_lower(self.rules.host_names)} or _is_address(host)
@@ -96,8 +96,8 @@ def _unknown_host(host: bytes) -> ErrorReply:
 def _foreign_origin(page: str) -> ErrorReply:
     return ErrorReply(
         code="foreign_origin",
-        message=f"a web page of {page} may not call this service; list its origin in dataflow.web.origins to "
-        "let it",
+        message=f"a web page of {page} may not call this service; to allow it, list its origin in "
+        "dataflow.web.origins",
     )
 
 

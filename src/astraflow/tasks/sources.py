@@ -21,7 +21,7 @@ from astraflow.addons.reasoning_gym.gym import GymSource
 from astraflow.config import Config, Use, check_args, load_attr
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.protocols import TaskSource
-from astraflow.service.progress_bars import no_bars_in_logs
+from astraflow.service.progress_bars import progress_bars_off
 from astraflow.tasks.config import (
     EnvironmentConfig,
     EnvironmentSourceConfig,
@@ -273,7 +273,7 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
     if config.is_local and not is_there(path):
         raise _missing(path)
     try:
-        with no_bars_in_logs():
+        with progress_bars_off():
             if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
                 loaded: Any = datasets.load_from_disk(str(path))
                 return cast("Iterable[Mapping[str, Any]]", _split_of(loaded, config))

@@ -1,9 +1,9 @@
-"""Checkpoints of one trainer: folders that appear whole or not at all.
+"""Checkpoints of one trainer: folders that appear complete or not at all.
 
-A checkpoint is written in two moves. `stage` fills a hidden folder; `finish` makes its bytes durable, writes
-the record that names every file with its size and hash, and renames the folder into place. `latest` trusts
-only folders whose files fit their record; anything else is torn: it is set aside under another name, for a
-person to look at, and an older one is taken. One trainer writes at a time.
+A checkpoint is written in two steps. `stage` fills a hidden folder. `finish` makes its bytes durable, writes
+the record with the size and hash of every file, and renames the folder into place. `latest` trusts only
+folders whose files match their record. Any other folder is damaged: it is set aside under another name for a
+person to look at, and an older one is used. One trainer writes at a time.
 
     folder/step-00000010/{model.safetensors, trainer.pt, config.json, ..., checkpoint.json}
     folder/step-00000010/adapter/{adapter_model.safetensors, adapter_config.json}       with LoRA
@@ -25,11 +25,11 @@ from astraflow import wire
 from astraflow.errors import DataError, WireError
 from astraflow.types import Item
 
-__all__ = ["RECORD_FILE", "Checkpoint", "CheckpointRecord", "CheckpointStore", "FileRecord", "synced"]
+__all__ = ["RECORD_FILE", "Checkpoint", "CheckpointRecord", "CheckpointStore", "FileRecord", "sync_path"]
 
 _log = logging.getLogger(__name__)
 RECORD_FILE = "checkpoint.json"
-"""Written last: a folder without it is no checkpoint."""
+"""Written last: a folder without it is not a checkpoint."""
 
 _PREFIX = "step-"
 _STAGED = ".staged-"
@@ -51,24 +51,24 @@ class CheckpointRecord(Item, frozen=True, kw_only=True):
 
     policy: str
     step: int
-    """Steps done."""
+    """Number of steps done."""
     created_s: float
     files: tuple[FileRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint on disk."""
+    """A checkpoint on disk, complete or staged."""
 
     path: Path
     step: int
-    """Steps done."""
+    """Number of steps done."""
     write: Callable[[], None] | None = None
-    """Writes what is still missing of a staged one."""
+    """Writes the missing files of a staged checkpoint."""
 
 
-def synced(path: Path) -> None:
-    """Returns when the bytes of a file, or the names in a folder, survive a loss of power."""
+def sync_path(path: Path) -> None:
+    """Makes the bytes of a file, or the names in a folder, survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -87,9 +87,9 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, folder: Path, *, policy: str, keep: int, sync: Callable[[Path], None] = synced
+        self, folder: Path, *, policy: str, keep: int, sync: Callable[[Path], None] = sync_path
     ) -> None:
-        """`sync` makes a file or folder durable."""
+        """`sync` makes a file or a folder durable."""
         self.folder = folder
         self._policy = policy
         self._keep = keep
@@ -98,7 +98,7 @@ class CheckpointStore:
     def stage(self, step: int, fill: Callable[[Path], Callable[[], None] | None]) -> Checkpoint:
         """Calls `fill` with an empty hidden folder. Nothing is durable or visible before `finish`.
 
-        `fill` may return a function that writes more files into the folder; `finish` calls it.
+        `fill` may return a function that writes more files into the folder, which `finish` then calls.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{_STAGED}{step:08d}"
@@ -135,28 +135,28 @@ class CheckpointStore:
         return Checkpoint(final, staged.step)
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint, or None. Damaged ones on the way are set aside with a warning.
+        """The newest intact checkpoint, or None. Damaged newer ones are set aside with a warning.
 
         Raises: DataError if a checkpoint belongs to another policy.
         """
-        for path in reversed(self._finished()):
+        for path in reversed(self._finished_folders()):
             problem = self._problem(path)
             if not problem:
                 return Checkpoint(path, _step_of(path))
             aside = self._set_aside(path)
-            _log.warning("checkpoint %s is damaged and set aside as %s: %s", path, aside.name, problem)
+            _log.warning("checkpoint %s is damaged and is set aside as %s: %s", path, aside.name, problem)
         return None
 
     @property
     def needed_step(self) -> int:
-        """Steps that every checkpoint holds which may still be asked for: what came before is never repeated.
-        0 until as many are there as are kept."""
-        finished = self._finished()
+        """Number of steps in the oldest checkpoint that may still be used: no step before it is ever
+        repeated. 0 until there are `keep` checkpoints."""
+        finished = self._finished_folders()
         return _step_of(finished[-self._keep]) if len(finished) >= self._keep else 0
 
     @property
     def damaged(self) -> tuple[Path, ...]:
-        """Folders that were set aside."""
+        """Folders of damaged checkpoints that were set aside."""
         return tuple(sorted(self.folder.glob(f"{_DAMAGED}*"))) if self.folder.is_dir() else ()
 
     def _set_aside(self, path: Path) -> Path:
@@ -166,15 +166,15 @@ class CheckpointStore:
             aside = path.with_name(f"{_DAMAGED}{path.name}.{next(numbers)}")
         return path.rename(aside)
 
-    def _finished(self) -> list[Path]:
-        """Folders by rising step."""
+    def _finished_folders(self) -> list[Path]:
+        """Folders of finished checkpoints, in the order of their steps."""
         if not self.folder.is_dir():
             return []
         names = (p for p in self.folder.iterdir() if p.name.removeprefix(_PREFIX).isdigit())
         return sorted(p for p in names if p.name.startswith(_PREFIX))
 
     def _problem(self, path: Path) -> str:
-        """Why a folder is no whole checkpoint, or nothing."""
+        """Why a folder is not an intact checkpoint; empty if it is."""
         try:
             record = wire.decode((path / RECORD_FILE).read_bytes(), CheckpointRecord, wire.JSON)
             wrong = [f.name for f in record.files if _file_differs(path / f.name, f)]
@@ -188,7 +188,7 @@ class CheckpointStore:
         return f"{', '.join(wrong)} differ from {RECORD_FILE}" if wrong else ""
 
     def _prune(self) -> None:
-        for path in self._finished()[: -self._keep]:
+        for path in self._finished_folders()[: -self._keep]:
             shutil.rmtree(path)
         for path in self.folder.glob(f"{_REPLACED}*"):
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""The samples of a batch as flat numpy columns, checked by the rules of `trajectory_rules`. Pure.
+"""Converts the samples of a batch into flat numpy columns, checked by the rules of `trajectory_rules`. Pure.
 
 Legend: B samples, N tokens of all samples, P trained tokens of all samples.
 """
@@ -20,14 +20,14 @@ from astraflow.types.token_columns import Columns
 __all__ = ["TEACHER_STREAM", "columns_from_samples", "reward_mean", "sample_name"]
 
 TEACHER_STREAM = "teacher_logprobs"
-"""Name of the trajectories' stream of a teacher's logprobs, float32 [T], at the sampling temperature."""
+"""Name of the stream with a teacher's logprobs at the sampling temperature, float32 [T]."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
 def sample_name(columns: Columns, sample: int) -> str:
-    """How messages name a sample."""
+    """The name of a sample in messages."""
     return f"group {columns.group_ids[sample]}/episode {columns.episode_idx[sample]}"
 
 
@@ -38,15 +38,15 @@ def columns_from_samples(
     rules: SampleRules = ANY_TRAINER,
     is_slice: bool = False,
 ) -> Columns:
-    """Checks and joins samples. `is_slice`: other ranks have more, so there may be none here.
+    """Checks and joins samples. `is_slice`: other ranks have further samples, so there may be none here.
 
-    `rules`: what the policy's trainer needs in addition to the vocabulary. A stream that it does not name
-    is kept if all trajectories have it in the same type, and counted in `num_left_out` if not.
-    Raises: WireError naming the group and episode if a trajectory breaks a rule of `trajectory_rules`, or if
+    `rules`: what the policy's trainer needs in addition to the vocabulary. A stream that it does not name is
+    kept if all trajectories have it with the same type; otherwise it is counted in `num_left_out`. Raises:
+    WireError, naming the group and episode, if a trajectory breaks a rule of `trajectory_rules`, or if
     trained tokens lack a finite advantage.
     """
     if not samples and not is_slice:
-        raise WireError("the batch holds no samples; a step needs at least one")
+        raise WireError("the batch has no samples; a step needs at least one")
     _check_trajectories(samples, msgspec.structs.replace(rules, vocab_size=vocab_size))
     trajectories = [s.trajectory for s in samples]
     token_ids = wire.array(b"".join(t.token_ids for t in trajectories), "int32")
@@ -89,8 +89,8 @@ def reward_mean(samples: Sequence[Sample]) -> float:
 
 
 def _episode_tokens(samples: Sequence[Sample], num_trained: Ints) -> Ints:
-    """[B]: the trained tokens of each sample's episode and role; all of its samples must be at hand, as they
-    are in a slice of a batch."""
+    """[B]: number of trained tokens of each sample's episode and role. All samples of an episode must be
+    given, as is the case in a slice of a batch."""
     numbers: dict[tuple[int, int, str], int] = {}
     keys = ((s.group_id, s.episode_idx, s.trajectory.role) for s in samples)
     episodes = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
@@ -115,8 +115,8 @@ def _check_trajectories(samples: Sequence[Sample], rules: SampleRules) -> None:
 
 
 def _streams(trajectories: Sequence[Trajectory]) -> tuple[dict[str, NDArray[Any]], int]:
-    """Name -> [N], or [N, W] with W values per token, of every stream that all trajectories have in the same
-    type; and how many streams are left out, since some have them and others do not."""
+    """Name -> [N], or [N, W] with W values per token, of every stream that all trajectories have with the
+    same type; and the number of other streams, which are left out."""
     forms: dict[str, set[tuple[wire.ColumnType, int]]] = {}
     parts: dict[str, list[bytes]] = {}
     for trajectory in trajectories:
@@ -134,7 +134,7 @@ def _streams(trajectories: Sequence[Trajectory]) -> tuple[dict[str, NDArray[Any]
 
 
 def _trajectory_name(samples: Sequence[Sample], idx: int) -> str:
-    """Policy, group, episode, and which of the policy's trajectories of that episode it is."""
+    """Policy, group, episode, and the index of the trajectory among the policy's in that episode."""
     own = samples[idx]
     trajectory = own.trajectory
     before = [(s.group_id, s.episode_idx) for s in samples[:idx]].count((own.group_id, own.episode_idx))
@@ -145,7 +145,7 @@ def _trajectory_name(samples: Sequence[Sample], idx: int) -> str:
 
 
 def _advantages(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> tuple[Floats, Ints]:
-    """[N], NaN where no span covers the token; and [N], the span's number."""
+    """[N] advantages, NaN where no span covers the token; and [N] the number of the span, or -1."""
     column = np.full(num_tokens, np.nan, dtype=np.float32)
     numbers = np.full(num_tokens, -1, dtype=np.int64)
     number = 0
@@ -160,7 +160,7 @@ def _advantages(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> tup
 
 
 def _versions(trajectories: Sequence[Trajectory], starts: Ints, num_tokens: int) -> Ints:
-    """[N], -1 where no span covers the token."""
+    """[N] versions, -1 where no span covers the token."""
     column = np.full(num_tokens, -1, dtype=np.int64)
     for trajectory, offset in zip(trajectories, starts.tolist(), strict=True):
         for span in trajectory.versions:
@@ -182,7 +182,7 @@ def _check_advantages(columns: Columns) -> None:
 
 
 def _refuse(columns: Columns, tokens: NDArray[Any], what: str) -> None:
-    """Raises if any token is at fault, naming the first one's sample."""
+    """Raises: WireError if there are any faulty tokens, naming the sample of the first."""
     if not tokens.size:
         return
     first = int(tokens[0])

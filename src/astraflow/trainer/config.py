@@ -34,31 +34,31 @@ class OptimizerConfig(Config):
     """Learning rate after the warm-up: `constant`, or down to 0 (`linear`) or to a tenth (`cosine`) at the
     end of the run."""
     split_groups: bool = False
-    """Draw minibatches from all samples of the batch instead of from its groups. Each minibatch then holds
-    samples of every group, so that their gradients differ less, but a prefix that a group shares is computed
-    in each minibatch."""
+    """Draw minibatches from all samples of the batch instead of from its groups. Each minibatch then contains
+    samples of many groups, so the gradients vary less, but a group's shared prefix is computed in each
+    minibatch."""
 
 
 class ShardConfig(Config):
-    """How the ranks of a trainer share the work, beside FSDP2, which uses those that are left:
-    `ranks = replicate * tensor * context * (rows are cut into so many)`."""
+    """How the ranks of a trainer share the work. FSDP2 shards over the remaining ranks:
+    `ranks = replicate * FSDP2 shards * tensor * context`."""
 
     tensor: int = Field(default=1, ge=1, le=4096)
-    """Number of ranks that compute the same samples together: each has a part of the heads and of the MLP of
-    every layer. It divides the model's query and key heads."""
+    """Number of ranks that compute the same samples together, each with a part of the heads and of the MLP of
+    every layer. Must divide the numbers of the model's query and key heads."""
     expert: int = Field(default=1, ge=1, le=4096)
-    """1, or as `tensor`: each of these ranks then has whole experts of its own instead of all of them. It
-    divides the number of experts."""
+    """1, or the value of `tensor`: each of these ranks then has a subset of the experts instead of all of
+    them. Must divide the number of experts."""
     replicate: int = Field(default=1, ge=1, le=4096)
-    """Number of copies of the weights and of the optimizer, each cut over the ranks of its copy alone (HSDP).
-    More memory, and less to exchange between the copies."""
+    """Number of copies of the weights and of the optimizer state, each sharded only over its own ranks
+    (HSDP). More copies need more memory, and less communication between them."""
     context: int = Field(default=1, ge=1, le=4096)
-    """Number of ranks that compute the same samples together, each with a part of their tokens; for attention
-    they exchange tokens for heads (Ulysses). It divides the model's query and key heads. Not together with
-    `tensor`."""
+    """Number of ranks that compute the same samples together, each with a part of their tokens; for
+    attention, they exchange tokens for heads (Ulysses). Must divide the numbers of the model's query and key
+    heads. Not available with `tensor`."""
 
     @property
-    def num_places(self) -> int:
+    def num_model_ranks(self) -> int:
         """Number of ranks that compute the same samples: `tensor * context`."""
         return self.tensor * self.context
 
@@ -76,42 +76,42 @@ class TrainConfig(Config):
     """How one policy is trained."""
 
     steps: int = Field(default=100, ge=0, le=10**9)
-    """Number of batches after which the policy's training ends."""
+    """Number of batches to train on; the policy's training then ends."""
     lr: float = Field(default=1e-6, ge=0)
     """Peak learning rate."""
     loss: LossConfig = GrpoLossConfig()
     """The policy loss to minimize."""
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()
-    """Corrections, penalties and bonuses beside the loss, a critic, and frozen models."""
+    """Corrections, penalties and bonuses added to the loss, a critic, and frozen models."""
     denominator: Denominator = "tokens"
-    """What the summed loss of a minibatch is divided by. `sequence_means` divides each sequence's loss by its
-    tokens, then the sum by the number of sequences; `episode_means` does the same with episodes."""
+    """Divisor of the summed loss of a minibatch. `sequence_means` divides each sequence's loss by its tokens,
+    then the sum by the number of sequences; `episode_means` does the same for episodes."""
     fixed_denominator: float = Field(default=1.0, gt=0)
     """The divisor with `denominator: fixed`."""
     minibatches: int = Field(default=1, ge=1)
     """Number of optimizer steps per batch."""
     token_budget: int = Field(default=16_384, ge=1, le=2**31 - 1)
-    """Largest number of tokens per microbatch. Padding counts for models that are computed in padded rows."""
+    """Largest number of tokens per microbatch, including padding for models computed in padded rows."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW with a warm-up and a schedule over the optimizer steps of the run."""
     backend: BackendConfig = TorchBackendConfig()
-    """Computes the training steps."""
+    """Code that computes the training steps."""
     ranks: int = Field(default=1, ge=1, le=64)
     """Number of processes of this machine that train the policy together, each with a share of every batch
-    and of the model (FSDP2). With a GPU as device, each takes one, from the named one on. `num_threads` is
-    per rank."""
+    and of the model (FSDP2). On GPUs, each uses its own, counted from the configured device. `num_threads`
+    is per rank."""
     shard: ShardConfig = ShardConfig()
-    """How the ranks share the work, beside FSDP2."""
+    """How the ranks share the work, in addition to FSDP2."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Number of steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Number of newest checkpoints that stay on disk. With 2 or more, damage to the newest one costs only the
-    steps since the one before it; the batches of these steps are kept that long."""
+    """Number of newest checkpoints to keep on disk. With 2 or more, damage to the newest one costs only the
+    steps since the previous one, whose batches are kept that long."""
 
     @property
     def data_ranks(self) -> int:
-        """Number of slices that a batch is cut into: `ranks / (shard.tensor * shard.context)`."""
-        return self.ranks // self.shard.num_places
+        """Number of slices of a batch: `ranks / (shard.tensor * shard.context)`."""
+        return self.ranks // self.shard.num_model_ranks
 
     @model_validator(mode="after")
     def _ranks_can_be_cut(self) -> "TrainConfig":
@@ -119,12 +119,12 @@ class TrainConfig(Config):
         if shard.context > 1 and shard.tensor > 1:
             raise ValueError(
                 f"shard.context = {shard.context} with shard.tensor = {shard.tensor}: ranks that compute the "
-                "same samples share tokens or layers, not both; set one of them to 1"
+                "same samples can share tokens or layers, not both; set one of them to 1"
             )
-        cut = shard.num_places * shard.replicate
+        cut = shard.num_model_ranks * shard.replicate
         if self.ranks % cut:
             raise ValueError(
-                f"ranks = {self.ranks} cannot be cut into shard.tensor {shard.tensor} x shard.context "
+                f"ranks = {self.ranks} cannot be divided into shard.tensor {shard.tensor} x shard.context "
                 f"{shard.context} x shard.replicate {shard.replicate}; set ranks to a multiple of {cut}"
             )
         if shard.expert not in (1, shard.tensor):
@@ -142,10 +142,10 @@ class TrainConfig(Config):
         if backend.lora.rank:
             raise ValueError(
                 f"shard.tensor = {shard.tensor} with backend.lora.rank = {backend.lora.rank}: adapters "
-                "on cut projections are not built; set shard.tensor: 1, which leaves FSDP2"
+                "on cut projections are not supported; set shard.tensor: 1, which leaves FSDP2"
             )
         if backend.compile_layers:
             raise ValueError(
                 f"shard.tensor = {shard.tensor} with backend.compile_layers = true: compiling cut layers is "
-                "not built; set one of them to its default"
+                "not supported; set one of them to its default"
             )

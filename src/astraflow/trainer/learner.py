@@ -1,12 +1,18 @@
-"""Makes the steps of a policy by the loss of its recipe, out of the verbs of a backend.
+"""Performs the training steps of a policy with the loss of its recipe, using a backend's operations.
 
-A step is: check the samples; score them with the frozen models; with a critic, its values and the advantages
-from them; for more than one minibatch, and a loss that reads them, the proximal logprobs of all but the first
-(whose own are proximal); for each minibatch a pass forward and backward, then one optimizer step of the
-policy, then of the critic. Samples whose advantages are all 0 count in every denominator, but are not
-computed where their gradient is known to be 0; metrics of tokens are then over those computed.
+A step does the following, in order:
 
-What is computed is decided here, and how is decided by the backend: a further backend copies nothing of this.
+1. Check the samples, and score them with the frozen models.
+2. With a critic, compute its values, and the advantages from them.
+3. With several minibatches and a loss that reads proximal logprobs, compute these for all minibatches but the
+   first, whose current logprobs are the proximal ones.
+4. For each minibatch, run a forward and a backward pass, one optimizer step of the policy, then one of the
+   critic.
+
+Samples whose advantages are all 0 count in every denominator. They are not computed if their gradient is
+known to be 0; metrics of tokens then cover only the computed ones.
+
+This module decides what is computed, and the backend decides how, so another backend repeats none of this.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +29,9 @@ from astraflow.losses.factory import make_loss
 from astraflow.protocols import (
     AdamStep,
     EntropyUse,
-    HasSampleRules,
     ModelRole,
-    ReportsSteps,
+    SampleRulesProvider,
+    StepMetricsReporter,
     StepResult,
     TrainerBackend,
     Write,
@@ -33,10 +39,10 @@ from astraflow.protocols import (
 from astraflow.trainer.columns import TEACHER_STREAM, columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.objective import PolicyObjective, ValueObjective, sample_names
-from astraflow.trainer.packing import cut_minibatches, with_advantage
+from astraflow.trainer.packing import cut_minibatches, samples_with_advantage
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import denominator, learning_rate, shuffle_seed
-from astraflow.trainer.step_run import Minibatch, StepRun, for_statistics, with_bounded_ratios
+from astraflow.trainer.step_run import Minibatch, StepRun, statistics_inputs, with_bounded_ratios
 from astraflow.types import Batch, SampleRules, StreamRule
 from astraflow.types.host_tensors import HostTensor
 from astraflow.types.token_columns import Columns
@@ -44,7 +50,7 @@ from astraflow.types.token_columns import Columns
 __all__ = ["LossLearner", "frozen_roles"]
 
 _MIN_TEACHER_LOGPROB = -1e6
-"""As of every logprob on the wire: a teacher may find a token impossible."""
+"""The bound of every logprob on the wire: a teacher may consider a token impossible."""
 
 
 def frozen_roles(config: TrainConfig) -> tuple[ModelRole, ...]:
@@ -71,23 +77,23 @@ class LossLearner:
         self.num_steps_done = 0
         self._config = config
         self.backend = backend
-        """Whose verbs it uses."""
+        """The backend that computes."""
         self._seed = seed
         self._loss = make_loss(config.loss, config.auxiliary)
         critic = config.auxiliary.critic
         self._critic = critic if isinstance(critic, ValueModelConfig) else None
         self._frozen = frozen_roles(config)
-        # Images are checked where a pass is laid out.
+        # Images are checked when a pass is laid out.
         self._column_rules = msgspec.structs.replace(self.sample_rules, images=msgspec.UNSET)
         self._may_skip = self._loss.needs_advantage and not self._frozen and self._critic is None
 
     @property
     def sample_rules(self) -> SampleRules:
-        """What backend and loss need of each trajectory."""
+        """What the backend and the loss need of each trajectory."""
         backend = self.backend
         known = (
             backend.sample_rules
-            if isinstance(backend, HasSampleRules)
+            if isinstance(backend, SampleRulesProvider)
             else SampleRules(vocab_size=backend.vocab_size)
         )
         needs_teacher = self._loss.needs_teacher and "teacher" not in self._frozen
@@ -96,14 +102,14 @@ class LossLearner:
         return msgspec.structs.replace(known, streams=tuple(streams.values()))
 
     def train_step(self, batch: Batch) -> StepResult:
-        """All optimizer steps of one batch.
+        """Performs all optimizer steps of one batch.
 
-        Raises: WireError if the samples are malformed; TrainingError naming the groups if a number is not
-        finite, or if the batch is not of the step that is due. The model must then not be used any more.
+        Raises: WireError if the samples are malformed; TrainingError, naming the groups, if a number is not
+        finite, or if the batch is not that of the next step. The model must then not be used any more.
         """
         if batch.step != self.num_steps_done:
             raise TrainingError(
-                f"batch of step {batch.step + 1} given, step {self.num_steps_done + 1} is due"
+                f"got the batch of step {batch.step + 1}, expected step {self.num_steps_done + 1}"
             )
         columns = columns_from_samples(
             batch.samples,
@@ -130,16 +136,17 @@ class LossLearner:
                 self._optim_step(run, minibatch, batch.step * self._config.minibatches + idx)
         self.num_steps_done += 1
         further: Mapping[str, float] = {}
-        if isinstance(self.backend, ReportsSteps):
+        if isinstance(self.backend, StepMetricsReporter):
             further = self.backend.step_metrics()
         return StepResult(metrics=run.metrics(len(minibatches), further))
 
     def export(self) -> Iterable[HostTensor]:
-        """The backend's."""
+        """The backend's weights."""
         return self.backend.export()
 
     def save(self, folder: Path) -> Write:
-        """Copies what the backend keeps, and the number of steps done. Returns: what writes the copy."""
+        """Copies the backend's state and the number of steps done. Returns the function that writes the
+        copy."""
         return self.backend.save(folder, num_steps_done=self.num_steps_done)
 
     def load(self, folder: Path) -> None:
@@ -150,16 +157,16 @@ class LossLearner:
 
     def _minibatches(self, columns: Columns) -> list[Minibatch]:
         cut = self._own_minibatches(columns)
-        computed = [with_advantage(columns, samples) for samples in cut] if self._may_skip else cut
-        num_computed = _sums(self._ranks.each([[len(samples)] for samples in computed]))
-        # A minibatch in which no sample has an advantage is computed whole.
+        computed = [samples_with_advantage(columns, samples) for samples in cut] if self._may_skip else cut
+        num_computed = _sums(self._ranks.gather_values([[len(samples)] for samples in computed]))
+        # A minibatch in which no sample has an advantage is computed completely: its step must still happen.
         chosen = [some if num else own for (num,), some, own in zip(num_computed, computed, cut, strict=True)]
         parts = [self.backend.cut(columns, samples) for samples in chosen]
         own_counts = [
             (len(own), columns.num_trained(samples), len(samples), columns.num_episodes(samples))
             for samples, own in zip(cut, parts, strict=True)
         ]
-        counts = _sums(self._ranks.each(own_counts))
+        counts = _sums(self._ranks.gather_values(own_counts))
         minibatches = [Minibatch(*one) for one in zip(cut, parts, counts, strict=True)]
         found = [minibatch for minibatch in minibatches if minibatch.num_parts]
         if not found:
@@ -167,10 +174,10 @@ class LossLearner:
         return found
 
     def _own_minibatches(self, columns: Columns) -> list[np.ndarray]:
-        """The samples of this rank in each minibatch; which those are does not depend on the ranks."""
-        whole = self._ranks.whole
+        """This rank's samples of each minibatch. The minibatches do not depend on the number of ranks."""
+        whole = self._ranks.gather_column
         groups = whole(columns.group_ids)
-        # By group and episode: an order that is the same for any cut of the batch into ranks.
+        # The order by group and episode is the same however the batch is sliced for the ranks.
         order = np.lexsort((whole(columns.episode_idx), groups))
         cut = cut_minibatches(
             groups[order],
@@ -178,13 +185,14 @@ class LossLearner:
             seed=shuffle_seed(self._seed, self.num_steps_done),
             split_groups=self._config.optimizer.split_groups,
         )
-        sizes = self._ranks.each(len(columns.lengths))
+        sizes = self._ranks.gather_values(len(columns.lengths))
         first = sum(sizes[: self._ranks.rank])
         own = [order[part] - first for part in cut]
         return [part[(part >= 0) & (part < len(columns.lengths))] for part in own]
 
     def _score_frozen(self, run: StepRun) -> None:
-        """Logprobs of the reference and the teacher, and the KL penalty in the reward."""
+        """Computes the logprobs of the reference and the teacher, and applies the KL penalty to the
+        reward."""
         columns = run.columns
         run.teacher = columns.streams.get(TEACHER_STREAM)
         for role in self._frozen:
@@ -197,7 +205,7 @@ class LossLearner:
                 run.teacher = logprobs
         is_penalised = run.reference is not None and self._config.auxiliary.kl.place == "reward"
         if is_penalised and self._critic is None:
-            run.penalise(self._config.auxiliary.kl)
+            run.apply_penalty(self._config.auxiliary.kl)
 
     def _fill_proximal(self, run: StepRun, minibatches: Sequence[Minibatch]) -> None:
         for minibatch in minibatches:
@@ -232,9 +240,9 @@ class LossLearner:
     def _statistics(
         self, run: StepRun, minibatch: Minibatch, *, is_first: bool
     ) -> Mapping[str, Tensor] | None:
-        """Numbers of the current logprobs over the whole minibatch, from a pass without gradients.
+        """Statistics of the current logprobs over the whole minibatch, from a pass without gradients.
 
-        None if the loss needs them and the minibatch is one microbatch: its own pass gives them for nothing.
+        None if the minibatch is a single microbatch, whose training pass computes them at no extra cost.
         """
         if self._loss.statistics is None:
             return {}
@@ -246,7 +254,7 @@ class LossLearner:
                 self._note_proximal(run, logprobs)
             trained = np.flatnonzero(~np.isnan(logprobs))
             inputs, _ = with_bounded_ratios(run.inputs(trained, torch.from_numpy(logprobs[trained])))
-            return self._loss.statistics(for_statistics(inputs, self._ranks))
+            return self._loss.statistics(statistics_inputs(inputs, self._ranks))
 
     def _optim_step(self, run: StepRun, minibatch: Minibatch, update: int) -> None:
         optimizer = self._config.optimizer
@@ -273,7 +281,7 @@ class LossLearner:
         parts = self.backend.cut(run.columns, minibatch.samples, model="critic")
         objective = ValueObjective(run.values, run.returns, critic.clip, minibatch.num_tokens)
         self.backend.forward_backward(run.columns, parts, objective, model="critic")
-        loss = sum(self._ranks.each(objective.finish()))
+        loss = sum(self._ranks.gather_values(objective.finish()))
         norm = self.backend.optim_step(self._adam(critic.lr * lr_frac), model="critic")
         if not np.isfinite(norm):
             raise TrainingError(
@@ -295,10 +303,10 @@ class LossLearner:
 
 
 def _sums(counts: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """What all ranks have together, by minibatch and kind."""
+    """The totals over all ranks, by minibatch and kind."""
     return [[sum(kind) for kind in zip(*ranks, strict=True)] for ranks in zip(*counts, strict=True)]
 
 
 def _all_by_group(columns: Columns) -> np.ndarray:
-    """All samples, those of a group together, so that they can share their prefix."""
+    """All samples, ordered by group, so that the samples of a group can share their prefix."""
     return np.argsort(columns.group_ids, kind="stable")

@@ -1,4 +1,4 @@
-"""A trainer's life: attach, publish, then take, train and publish step after step, until the run is over.
+"""A trainer's session: attach, publish, then take, train and publish step by step until the run is over.
 
     loop        consumes            produces                         waits for              woken by
     _work       batches             trained weights (host copies)    the batch of a step    link.batch,
@@ -11,12 +11,12 @@
 
 While the publication of step s runs, `_work` takes and trains step s + 1. At most one publication is in
 flight, so versions and commits keep their order. A checkpoint is copied between two steps, in the train
-thread; it is written, and becomes visible, only after its step is committed: a trainer never attaches with
-steps that the dataflow has not seen. Released is what no kept checkpoint needs: were the newest one damaged,
-the steps after the one before it are done again.
+thread. It is written and becomes visible only after its step is committed, so a trainer never attaches with
+steps that the dataflow has not seen. Batches are released once no kept checkpoint needs them: if the newest
+checkpoint turns out to be damaged, the steps after the previous one are repeated.
 
-Refuses to train for an epoch that is fenced: FencedError ends the process. A stop lets the running step and
-its publication end within `STOP_S`, saves, and leaves; what does not make it is repeated after the resume.
+A fenced epoch ends the process with FencedError. A stop lets the current step and its publication finish
+within `STOP_S`, saves, and leaves. A step that does not finish in time is repeated after the resume.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from astraflow.errors import ConfigError, DataError, Error, RefusedError, ServiceError, UnavailableError
-from astraflow.protocols import HasSampleRules, Learner, Publishes, StepResult, Write
+from astraflow.protocols import Learner, SampleRulesProvider, StepResult, VersionPublisher, Write
 from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore
 from astraflow.types import (
     Batch,
@@ -50,13 +50,13 @@ from astraflow.types import (
 from astraflow.types.bounds import MAX_REASON
 from astraflow.types.host_tensors import HostTensor
 
-__all__ = ["STOP_S", "Trainer", "TrainerLink", "TrainerPlan", "run_trainer"]
+__all__ = ["STOP_S", "Trainer", "TrainerLink", "TrainerSettings", "run_trainer"]
 
 _log = logging.getLogger(__name__)
 _ResultT = TypeVar("_ResultT")
 
 STOP_S = 2.5
-"""How long a stopped trainer may still work on its last step, its publication and its checkpoint."""
+"""How long a stopped trainer may take to finish its last step, its publication and its checkpoint."""
 
 
 class TrainerLink(Protocol):
@@ -80,24 +80,24 @@ class TrainerLink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerPlan:
-    """What a trainer must know besides its learner and its counterparts."""
+class TrainerSettings:
+    """Settings of a trainer's session."""
 
     policy: str
     trainer_id: str
     checkpoint_every: int
-    """Steps."""
+    """Number of steps between checkpoints."""
     files: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    """Small files of the model folder (config, tokenizer, chat template) by name; they go with the first
-    version of a session and into each checkpoint, which is thereby a Hugging Face folder."""
+    """Small files of the model folder (config, tokenizer, chat template) by name. They are published with the
+    first version of a session, and copied into each checkpoint, which makes it a Hugging Face folder."""
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
 
 
 async def run_trainer(trainer: "Trainer", stop: asyncio.Event, *, stop_s: float = STOP_S) -> None:
     """Trains until the run is over, all steps are done, or `stop` is set; then ends within `stop_s`.
 
-    Raises: FencedError if a newer session took over; UnavailableError if dataflow or publisher do not
-    answer; DataError, WireError or TrainingError as the learner finds them.
+    Raises: FencedError if a newer session took over; UnavailableError if the dataflow or the publisher does
+    not answer; DataError, WireError or TrainingError from the learner.
     """
     work = asyncio.create_task(trainer.run(), name=f"trainer:{trainer.policy}")
     stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -113,14 +113,15 @@ async def run_trainer(trainer: "Trainer", stop: asyncio.Event, *, stop_s: float 
     except UnavailableError:
         if not stop.is_set():
             raise
-        _log.warning("%s: stopped; dataflow or publisher are gone already", trainer.policy)
+        _log.warning("%s: stopped; the dataflow or the publisher is already gone", trainer.policy)
     finally:
         await _discard(work, stopping)
         trainer.close()
 
 
 class Trainer:
-    """One session of one policy's trainer. `run` once, `stop` from the same loop at any time, then `close`.
+    """One session of one policy's trainer. Call `run` once, `stop` from the same loop at any time, then
+    `close`.
 
     Example::
 
@@ -131,11 +132,11 @@ class Trainer:
 
     def __init__(
         self,
-        plan: TrainerPlan,
+        plan: TrainerSettings,
         *,
         learner: Learner,
         link: TrainerLink,
-        publisher: Publishes,
+        publisher: VersionPublisher,
         checkpoints: CheckpointStore,
     ) -> None:
         self._plan = plan
@@ -154,19 +155,19 @@ class Trainer:
 
     @property
     def policy(self) -> str:
-        """The policy that it trains."""
+        """The policy that is trained."""
         return self._plan.policy
 
     def stop(self) -> None:
-        """Lets the running step end and takes no further one."""
+        """Lets the current step finish, and begins no further one."""
         self._stopping.set()
 
     def close(self) -> None:
-        """Gives the train thread up; a step that still runs in it ends unused."""
+        """Abandons the train thread. If a step is still running in it, its result is not used."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def run(self) -> None:
-        """Trains from the latest checkpoint to the end of the run. Raises: as `run_trainer`."""
+        """Trains from the latest checkpoint to the end of the run. Raises: like `run_trainer`."""
         try:
             await self._work()
         finally:
@@ -213,18 +214,19 @@ class Trainer:
             trainer_id=self._plan.trainer_id,
             durable_step=durable_step,
             fingerprints=self._plan.fingerprints,
-            rules=learner.sample_rules if isinstance(learner, HasSampleRules) else msgspec.UNSET,
+            rules=learner.sample_rules if isinstance(learner, SampleRulesProvider) else msgspec.UNSET,
         )
         try:
             session = await self._link.attach(self.policy, request)
         except RefusedError as err:
             if err.code == "batches_released" and (damaged := self._checkpoints.damaged):
-                raise DataError(_nothing_to_go_on_with(self.policy, durable_step, damaged, err)) from err
+                raise DataError(_no_usable_checkpoint(self.policy, durable_step, damaged, err)) from err
             raise
         if session.step != durable_step:
             raise ServiceError(
                 f"{self.policy}: the dataflow begins session {session.epoch} after {session.step} steps, but "
-                f"the checkpoint holds {durable_step} steps; do run folder and checkpoints belong together?"
+                f"the checkpoint has {durable_step} steps; do the run folder and the checkpoints belong "
+                "together?"
             )
         self._committed = self._durable = durable_step
         return session
@@ -232,9 +234,9 @@ class Trainer:
     # --- one step ---
 
     async def _take(self, session: Session, step: int) -> Batch | None:
-        """The batch of a step; None if the run ended or this trainer stops.
+        """The batch of a step; None if the run has ended or this trainer is stopping.
 
-        Raises: what the publication in flight failed with, if it fails while this waits.
+        Raises: the error of the publication in flight, if it fails during the wait.
         """
         began_s = time.time()
         waiting = asyncio.create_task(self._link.batch(self.policy, step, epoch=session.epoch))
@@ -251,7 +253,7 @@ class Trainer:
             return None
         finally:
             self._batch_wait_s = time.time() - began_s
-            self._note("wait:dataflow", began_s)
+            self._record_span("wait:dataflow", began_s)
             await _discard(waiting, stopping)
 
     async def _train(self, session: Session, batch: Batch) -> None:
@@ -260,19 +262,19 @@ class Trainer:
         try:
             result = await self._in_thread(lambda: self._learner.train_step(batch))
         except (ConfigError, ServiceError):
-            raise  # the recipe is wrong, or a rank was lost: the batch is not to blame
+            raise  # the recipe is wrong or a rank was lost: this is not the batch's fault
         except Exception as err:
             await self._report(session, batch, err)
             raise
         trained_s = time.time()
-        self._note("train", began_s)
+        self._record_span("train", began_s)
         weights = await self._in_thread(self._learner.export)
         exported_s = time.time()
         step = batch.step + 1
         staged = await self._stage(step) if step % self._plan.checkpoint_every == 0 else None
         waited_s = time.time()
         await self._settle()
-        self._note("wait:publisher", waited_s)
+        self._record_span("wait:publisher", waited_s)
         timings = {
             "batch_wait_s": self._batch_wait_s,
             "train_s": trained_s - began_s,
@@ -284,11 +286,12 @@ class Trainer:
         self._publication = asyncio.create_task(self._publish_step(session, done), name=f"publish:{step}")
 
     async def _publish_step(self, session: Session, done: "_TrainedStep") -> None:
-        """Publication, commit, and the checkpoint if there is one. Nothing after the run's end."""
+        """Publishes and commits a step, and finishes its checkpoint if it has one. Stops if the run is
+        over."""
         try:
             began_s = time.time()
             version, needed = await self._publish(session, done.step, done.weights)
-            self._note("publish", began_s)
+            self._record_span("publish", began_s)
             commit = Commit(
                 epoch=session.epoch,
                 step=done.step - 1,
@@ -297,7 +300,7 @@ class Trainer:
                 spans=done.spans,
             )
             await self._link.commit(self.policy, commit)
-            await self._publisher.forget(self.policy, needed)  # not before: rollouts wait for the commit
+            await self._publisher.forget(self.policy, needed)  # after the commit, for which rollouts wait
         except RefusedError as err:
             self._end_if_run_is_over(err)
             return
@@ -309,24 +312,25 @@ class Trainer:
     async def _publish(
         self, session: Session, step: int, weights: Iterable[HostTensor]
     ) -> tuple[int, tuple[int, ...]]:
-        """Makes weights that did `step` steps the next version. Returns it, and the old ones still needed."""
+        """Publishes the weights after `step` steps as the next version. Returns its number, and the old
+        versions that are still needed."""
         version = session.next_version + step - session.step
         files: Mapping[str, Path] = self._plan.files if step == session.step else {}
-        tensors = await asyncio.to_thread(tuple, weights)  # host copies may be under way still
+        tensors = await asyncio.to_thread(tuple, weights)  # copies to the host may still be in progress
         manifest = await self._publisher.publish(self.policy, version, tensors, files)
         publication = Publication(epoch=session.epoch, step=step, manifest=manifest)
         reply = await self._link.publish(self.policy, publication)
         return version, reply.needed
 
     async def _settle(self) -> None:
-        """Waits for the publication in flight. Raises what it failed with."""
+        """Waits for the publication in flight. Raises: its error."""
         publication = self._publication
         self._publication = None
         if publication is not None:
             await publication
 
     async def _report(self, session: Session, batch: Batch, err: Exception) -> None:
-        """Tells the dataflow that a batch could not be trained, so that it does not come again for ever."""
+        """Tells the dataflow that a batch could not be trained, so that it is not served again forever."""
         reason = f"{type(err).__name__}: {err}"[:MAX_REASON]
         failure = StepFailure(step=batch.step, epoch=session.epoch, reason=reason)
         try:
@@ -345,12 +349,13 @@ class Trainer:
         return await self._in_thread(lambda: self._checkpoints.stage(step, fill))
 
     async def _finish(self, session: Session, staged: Checkpoint) -> None:
-        """Makes a checkpoint of committed steps durable, then releases the batches that none needs."""
+        """Makes a checkpoint of committed steps durable, then releases the batches that no checkpoint
+        needs."""
         await asyncio.to_thread(self._checkpoints.finish, staged)
         self._durable = staged.step
         step = await asyncio.to_thread(lambda: self._checkpoints.needed_step)
         if step < max(session.step, 1):
-            return  # Released by an earlier session, or nothing to release yet.
+            return  # an earlier session released it, or there is nothing to release yet
         version = session.next_version + step - session.step
         await self._link.release(self.policy, Release(epoch=session.epoch, step=step, version=version))
 
@@ -359,11 +364,11 @@ class Trainer:
     async def _in_thread(self, function: Callable[[], _ResultT]) -> _ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-    def _note(self, kind: str, began_s: float) -> None:
+    def _record_span(self, kind: str, began_s: float) -> None:
         self._spans.append(BusySpan(kind, began_s, time.time()))
 
     def _end_if_run_is_over(self, err: RefusedError) -> None:
-        """A refusal because the run is over is an end, any other is an error."""
+        """Notes the end if the call was refused because the run is over. Raises: any other refusal."""
         if err.code != "finished":
             raise err
         _log.info("%s: %s", self.policy, err)
@@ -372,27 +377,27 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True)
 class _TrainedStep:
-    """What a publication needs of a step."""
+    """The results of a step that its publication needs."""
 
     step: int
-    """Steps done."""
+    """Number of steps done."""
     weights: Iterable[HostTensor]
     metrics: tuple[MetricItem, ...]
     spans: tuple[BusySpan, ...]
     staged: Checkpoint | None
 
 
-def _nothing_to_go_on_with(policy: str, step: int, damaged: Sequence[Path], err: RefusedError) -> str:
-    has = f"the newest whole one holds {step} steps" if step else "none is whole"
+def _no_usable_checkpoint(policy: str, step: int, damaged: Sequence[Path], err: RefusedError) -> str:
+    has = f"the newest intact one has {step} steps" if step else "none is intact"
     return (
-        f"{policy}: checkpoints are damaged ({', '.join(map(str, damaged))}); {has}, and the dataflow has no "
-        f"earlier batches any more ({err}). Restore one of them from a copy, without 'damaged-' in its name, "
-        "and run again; or start a new run with another --run-dir"
+        f"{policy}: checkpoints are damaged ({', '.join(map(str, damaged))}); {has}, and the dataflow no "
+        f"longer has the batches after it ({err}). Restore a checkpoint from a copy, without 'damaged-' in "
+        "its name, and run again; or start a new run with another --run-dir"
     )
 
 
 async def _discard(*tasks: "asyncio.Task[Any]") -> None:
-    """Ends tasks whose results nobody wants any more."""
+    """Cancels tasks whose results are no longer needed, and waits for them to end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,9 @@
-"""What a pass minimizes: the recipe's loss over a minibatch, the critic's, or a loss summed over data.
+"""Objectives that a pass minimizes: the recipe's loss over a minibatch, the critic's, or a loss summed over
+data.
 
 A backend calls an objective once per microbatch. Nothing here waits for the device until `finish`, which
-brings all per-token numbers to the host at once, and checks them before an optimizer step uses the gradient.
+transfers all per-token numbers to the host at once and checks them before an optimizer step uses the
+gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ from astraflow.protocols import EntropyUse
 from astraflow.trainer.columns import sample_name
 from astraflow.trainer.config import Denominator
 from astraflow.trainer.ranks import ALONE
-from astraflow.trainer.step_run import StepRun, for_statistics, with_bounded_ratios
+from astraflow.trainer.step_run import StepRun, statistics_inputs, with_bounded_ratios
 from astraflow.types.token_columns import Columns
 
 __all__ = [
@@ -37,20 +39,20 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _MAX_LOG_RATIO = 88.0
-"""Nats; beyond 88.7 the ratio overflows float32."""
+"""Nats; above 88.7, the ratio overflows float32."""
 _MAX_NAMED = 5
-"""Samples that an error message names."""
+"""Largest number of samples that an error message names."""
 
 
 @dataclass(slots=True)
 class TokenParts:
-    """Per-token numbers of several microbatches, which stay on the device until they are read."""
+    """Per-token numbers of several microbatches, kept on the device until they are read."""
 
     trained: list[Ints] = field(default_factory=list[Ints])
     rows: list[Tensor] = field(default_factory=list[Tensor])
 
     def add(self, trained: Ints, *columns: Tensor) -> None:
-        """Keeps the columns [T] of one microbatch."""
+        """Adds the columns [T] of one microbatch."""
         self.trained.append(trained)
         self.rows.append(torch.stack([column.detach().float() for column in columns]))
 
@@ -76,9 +78,9 @@ class PolicyObjective:
     """Whether the weights are still those of the step's start."""
     entropy: EntropyUse = "value"
     statistics: Mapping[str, Tensor] | None = None
-    """Numbers over the whole minibatch; None if its only microbatch gives them."""
+    """Statistics over the whole minibatch; None if they are computed from its only microbatch."""
     needs_advantage: bool = False
-    """Whether the gradient of a token of advantage 0 is known to be 0."""
+    """Whether the gradient of a token with advantage 0 is known to be 0."""
     _parts: TokenParts = field(default_factory=TokenParts)
 
     def __call__(self, trained: Ints, predicted: Tensor, entropies: Tensor | None) -> Tensor:
@@ -91,20 +93,20 @@ class PolicyObjective:
         if statistics is None:
             with torch.no_grad():
                 assert self.loss.statistics is not None
-                statistics = self.loss.statistics(for_statistics(inputs, ALONE))
+                statistics = self.loss.statistics(statistics_inputs(inputs, ALONE))
         on_device = {name: value.to(predicted.device) for name, value in statistics.items()}
         inputs = replace(inputs, entropies=entropies, statistics=on_device)
         output = self.loss.function(inputs)
         loss = self.run.total(trained, output.per_token, self.denominator) / self.divisor
         self._parts.add(trained, predicted, output.per_token)
         self.run.add(inputs, output, loss, is_beyond)
-        # A minibatch in which nothing has an advantage is computed all the same; its gradient is 0.
+        # A minibatch without any advantage is computed nevertheless; its tokens have no gradient.
         if not self.needs_advantage or self.run.advantages[trained].any():
             self.run.num_gradient_tokens += len(trained)
         return loss
 
     def finish(self) -> None:
-        """Notes the logprobs. Raises: TrainingError naming the samples whose numbers cannot be used."""
+        """Records the logprobs. Raises: TrainingError, naming the samples whose numbers are unusable."""
         if not self._parts.rows:
             return  # other ranks have all samples of this minibatch
         trained, (logprobs, per_token) = self._parts.read()
@@ -120,20 +122,20 @@ class PolicyObjective:
 
 @dataclass(slots=True)
 class ValueObjective:
-    """The critic's loss: its mean over the minibatch's trained tokens, whatever the microbatches."""
+    """The critic's loss: the mean over the minibatch's trained tokens, independent of the microbatches."""
 
     stale: Floats
     """[P] values at the step's start."""
     returns: Floats
-    """[P] what the critic learns."""
+    """[P] the returns that the critic learns."""
     clip: float
     num_tokens: int
-    """Trained tokens of the minibatch."""
+    """Number of trained tokens of the minibatch."""
     entropy: EntropyUse = "none"
     _total: list[Tensor] = field(default_factory=list[Tensor])
 
     def __call__(self, trained: Ints, predicted: Tensor, entropies: Tensor | None) -> Tensor:
-        """Its share of one microbatch."""
+        """The share of one microbatch."""
         del entropies
         near, goal = (
             torch.from_numpy(column[trained]).to(predicted.device) for column in (self.stale, self.returns)
@@ -149,7 +151,7 @@ class ValueObjective:
 
 @dataclass(slots=True)
 class SummedLoss:
-    """A loss summed over all trained tokens, against the logprobs and weights that the columns bring."""
+    """A loss summed over all trained tokens, with the logprobs and weights of the columns."""
 
     columns: Columns
     function: LossFunction
@@ -168,8 +170,8 @@ class SummedLoss:
         return output.per_token.sum()
 
     def finish(self) -> tuple[float, Floats]:
-        """The sum, and the logprobs [P]. Raises: TrainingError naming the data whose numbers cannot be
-        used."""
+        """The sum, and the logprobs [P]. Raises: TrainingError, naming the data whose numbers are
+        unusable."""
         trained, (logprobs, per_token) = self._parts.read()
         check_ratios(self.columns, trained, logprobs - self.columns.behavior_logprobs[trained])
         check_finite(self.columns, trained, per_token)
@@ -182,31 +184,31 @@ class SummedLoss:
 
 
 def check_ratios(columns: Columns, trained: Ints, log_ratios: Floats) -> None:
-    """Raises: TrainingError naming the sample if a ratio of current over recorded probability overflows."""
+    """Raises: TrainingError, naming the sample, if a ratio of current to recorded probability overflows."""
     worst = int(log_ratios.argmax())
     if np.isnan(log_ratios[worst]) or log_ratios[worst] <= _MAX_LOG_RATIO:
-        return  # what is no number is named with the loss
+        return  # `check_finite` reports NaNs
     sample = columns.sample_of(trained[[worst]])[0]
     raise TrainingError(
         f"{sample_name(columns, int(sample))}: the log ratio of a token is {float(log_ratios[worst]):.1f}; "
-        f"at most {_MAX_LOG_RATIO:.0f} is expected, since its ratio overflows float32. Are the recorded "
-        "logprobs those of this model, in nats?"
+        f"above {_MAX_LOG_RATIO:.0f}, the ratio overflows float32. Are the recorded logprobs those of this "
+        "model, in nats?"
     )
 
 
 def check_finite(columns: Columns, trained: Ints, per_token: Floats) -> None:
-    """Raises: TrainingError naming the samples whose loss is not finite."""
+    """Raises: TrainingError, naming the samples whose loss is not finite."""
     bad = trained[~np.isfinite(per_token)]
     if not bad.size:
         return
     named = sample_names(columns, np.unique(columns.sample_of(bad)))
     raise TrainingError(
-        f"the loss of {len(bad)} tokens is not finite, in {named}; are its logprobs or the weights broken?"
+        f"the loss of {len(bad)} tokens is not finite, in {named}; are their logprobs or the weights corrupt?"
     )
 
 
 def sample_names(columns: Columns, samples: Sequence[int] | Ints) -> str:
-    """How messages name several samples."""
+    """The names of several samples in messages."""
     named = [sample_name(columns, int(sample)) for sample in samples[:_MAX_NAMED]]
     rest = len(samples) - len(named)
     return ", ".join(named) + (f" and {rest} more" if rest > 0 else "")

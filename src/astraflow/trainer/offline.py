@@ -1,14 +1,15 @@
-"""Offline data: groups of an earlier run, or an expert's, beside the fresh ones of each batch.
+"""Offline data: adds groups from an earlier run or an expert to the fresh groups of each batch.
 
     train: {auxiliary: {offline: {folder: earlier/batches/actor, ratio: 0.25}}}
 
-The folder holds batches as `astraflow run --only rollout` saves them: whole groups with their advantages. A
-batch of n fresh groups is trained with `ratio * n` of them besides. They come in a shuffled order, every
-group once before any comes again, which follows from seed and step alone: a resumed trainer takes the same.
+The folder contains batches as saved by `astraflow run --only rollout`: whole groups with their advantages. A
+batch of n fresh groups is trained together with `ratio * n` of them. Their order is shuffled, and every group
+is used once before any is reused. It depends only on the seed and the step, so a resumed trainer uses the
+same groups.
 
-Their tokens count as sampled by version 0, so that losses treat them as off-policy as can be; no bound on
-staleness holds for them. They are in no table and no audit: the trainer's metrics `offline_groups` and
-`offline_tokens` count them.
+Their tokens count as sampled by version 0, so losses treat them as far off-policy, and no staleness bound
+applies. They appear in no table and no audit; the trainer's metrics `offline_groups` and `offline_tokens`
+count them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,11 +24,11 @@ import numpy as np
 from astraflow import wire
 from astraflow.errors import DataError, WireError
 from astraflow.losses.config import OfflineConfig
-from astraflow.protocols import HasSampleRules, Learner, StepResult, Write
+from astraflow.protocols import Learner, SampleRulesProvider, StepResult, Write
 from astraflow.types import Batch, BatchTotals, MetricItem, Sample, SampleRules, VersionSpan
 from astraflow.types.host_tensors import HostTensor
 
-__all__ = ["MixedLearner", "OfflineGroups", "as_of_version_0", "load_batch", "offline_files"]
+__all__ = ["MixedLearner", "OfflineGroups", "load_batch", "offline_files", "with_version_0"]
 
 _Group = tuple[Sample, ...]
 
@@ -37,8 +38,8 @@ def offline_files(folder: Path) -> tuple[Path, ...]:
     paths = tuple(sorted(folder.glob("*.msgpack")))
     if not paths:
         raise DataError(
-            f"train.auxiliary.offline.folder: {folder} holds no saved batch; collect some with `astraflow "
-            "run RECIPE --only rollout --run-dir DIR`, and name DIR/batches/POLICY"
+            f"train.auxiliary.offline.folder: {folder} has no saved batch; collect some with `astraflow run "
+            "RECIPE --only rollout --run-dir DIR`, and set it to DIR/batches/POLICY"
         )
     return paths
 
@@ -47,34 +48,34 @@ class OfflineGroups:
     """The groups of a folder, in memory: about 13 bytes per token."""
 
     def __init__(self, folder: Path, *, seed: int) -> None:
-        """Raises: DataError if a file is no saved batch of one rank, or there is none."""
+        """Raises: DataError if there is no file, or one is not a saved batch of a single rank."""
         self._seed = seed
         self._groups = [group for path in offline_files(folder) for group in _groups_of(path)]
-        self._order = lru_cache(maxsize=2)(self._shuffled)
+        self._order = lru_cache(maxsize=2)(self._shuffle)
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def take(self, first: int, num: int) -> list[_Group]:
-        """Groups `first` to `first + num` of the order without end."""
+        """Groups `first` to `first + num` of the infinite sequence of groups."""
         size = len(self._groups)
         return [self._groups[self._order(at // size)[at % size]] for at in range(first, first + num)]
 
-    def _shuffled(self, turn: int) -> Sequence[int]:
+    def _shuffle(self, turn: int) -> Sequence[int]:
         return np.random.default_rng((self._seed, turn)).permutation(len(self._groups)).tolist()
 
 
 def load_batch(path: Path) -> Batch:
-    """A saved batch. Raises: DataError if the file is none."""
+    """A saved batch. Raises: DataError if the file does not contain one."""
     body = path.read_bytes()
     try:
         return wire.decode(body, Batch, limit=len(body))
     except WireError as err:
-        raise DataError(f"{path} is no saved batch: {err}") from err
+        raise DataError(f"{path} is not a saved batch: {err}") from err
 
 
-def as_of_version_0(sample: Sample) -> Sample:
-    """The sample with all of its tokens sampled by version 0."""
+def with_version_0(sample: Sample) -> Sample:
+    """The sample, with version 0 for all sampled tokens."""
     trajectory = sample.trajectory
     spans = tuple(VersionSpan(span.start, span.length, 0) for span in trajectory.versions)
     return msgspec.structs.replace(sample, trajectory=msgspec.structs.replace(trajectory, versions=spans))
@@ -83,13 +84,13 @@ def as_of_version_0(sample: Sample) -> Sample:
 def _groups_of(path: Path) -> list[_Group]:
     batch = load_batch(path)
     if batch.world != 1:
-        raise DataError(f"{path} is of rank {batch.rank} of {batch.world}; whole batches are needed")
+        raise DataError(f"{path} is the slice of rank {batch.rank} of {batch.world}; use whole batches")
     samples = sorted(batch.samples, key=lambda sample: sample.group_id)
     return [tuple(group) for _, group in groupby(samples, key=lambda sample: sample.group_id)]
 
 
 class MixedLearner:
-    """A learner whose batches get offline groups. Implements `Learner`.
+    """A learner that adds offline groups to its batches. Implements `Learner`.
 
     Example: `MixedLearner(inner, OfflineConfig(folder="earlier/batches/actor", ratio=0.25), seed=0)`.
     """
@@ -101,19 +102,19 @@ class MixedLearner:
 
     @property
     def sample_rules(self) -> SampleRules:
-        """The inner one's, if it has any."""
-        return self._inner.sample_rules if isinstance(self._inner, HasSampleRules) else SampleRules()
+        """The inner learner's rules, if it has any."""
+        return self._inner.sample_rules if isinstance(self._inner, SampleRulesProvider) else SampleRules()
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Trains the batch with its share of offline groups."""
+        """Trains the batch together with its share of offline groups."""
         wanted = self._ratio * batch.totals.num_groups
         first = int(batch.step * wanted)
         last = int((batch.step + 1) * wanted)
-        chosen = [_relabelled(g, -1 - idx) for idx, g in enumerate(self._groups.take(first, last - first))]
+        chosen = [_relabel(g, -1 - idx) for idx, g in enumerate(self._groups.take(first, last - first))]
         mine = [sample for group in chosen[batch.rank :: batch.world] for sample in group]
         samples = [sample for group in chosen for sample in group]
         mixed = msgspec.structs.replace(
-            batch, samples=(*batch.samples, *mine), totals=_with(batch.totals, len(chosen), samples)
+            batch, samples=(*batch.samples, *mine), totals=_add_to_totals(batch.totals, len(chosen), samples)
         )
         result = self._inner.train_step(mixed)
         num_tokens = sum(sample.trajectory.mask.count(1) for sample in samples)
@@ -121,25 +122,25 @@ class MixedLearner:
         return replace(result, metrics=(*result.metrics, *counts))
 
     def export(self) -> Iterable[HostTensor]:
-        """The inner one's."""
+        """The inner learner's weights."""
         return self._inner.export()
 
     def save(self, folder: Path) -> Write | None:
-        """The inner one's: which groups come follows from the step."""
+        """Like the inner learner: the next groups follow from the step, so there is nothing to add."""
         return self._inner.save(folder)
 
     def load(self, folder: Path) -> None:
-        """The inner one's."""
+        """Like the inner learner."""
         self._inner.load(folder)
 
 
-def _relabelled(group: _Group, group_id: int) -> _Group:
-    """With a number that no group of the run has, and all of version 0."""
-    return tuple(msgspec.structs.replace(as_of_version_0(s), group_id=group_id) for s in group)
+def _relabel(group: _Group, group_id: int) -> _Group:
+    """The group with version 0 for all tokens, and an id that no group of the run has."""
+    return tuple(msgspec.structs.replace(with_version_0(s), group_id=group_id) for s in group)
 
 
-def _with(totals: BatchTotals, num_groups: int, samples: Sequence[Sample]) -> BatchTotals:
-    """The sums with these samples in them."""
+def _add_to_totals(totals: BatchTotals, num_groups: int, samples: Sequence[Sample]) -> BatchTotals:
+    """The totals including these samples."""
     weighted = [
         (sample.trajectory.mask.count(1, span.start, span.end), span.value)
         for sample in samples

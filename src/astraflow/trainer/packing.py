@@ -1,11 +1,11 @@
-"""Splits a batch into minibatches and microbatches, and lays a microbatch out for one forward pass.
+"""Splits a batch into minibatches and microbatches, and lays out a microbatch for one forward pass.
 
-`Columns` are a batch's samples, checked, as flat arrays. A `Layout` lists the tokens of a microbatch so that
-each is computed once. Samples of one group that begin with the same tokens (the prompt, at least) share this
+`Columns` hold a batch's checked samples as flat arrays. A `Layout` lists the tokens of a microbatch so that
+each is computed once. Samples of a group that begin with the same tokens (at least the prompt) share this
 prefix: it is computed in one row, and each sample adds only its own tail, which attends to the shared prefix.
 
-Attention is computed within a row, or from a tail to its own prefix. So nothing leaks between sequences, and
-a sample's logprobs equal those of the sample alone. Everything here is pure numpy.
+Attention is limited to a row, or to a tail and its prefix. So nothing leaks between sequences, and a sample's
+logprobs equal those of the sample computed alone. Everything here is pure numpy.
 
 Legend: N tokens computed, P trained tokens, R causal rows, Q tail rows. `Tc`, `Tp` and `Tq` are the lengths
 of the longest causal row, prefix and tail.
@@ -18,28 +18,28 @@ from numpy.typing import NDArray
 
 from astraflow.types.token_columns import Columns
 
-__all__ = ["Layout", "cut_microbatches", "cut_minibatches", "make_layout", "with_advantage"]
+__all__ = ["Layout", "cut_microbatches", "cut_minibatches", "make_layout", "samples_with_advantage"]
 
 Ints = NDArray[np.int64]
 
 _MIN_SAVED_FRAC = 0.25
 """A group shares its prefix if that saves at least this share of its tokens. Tails need a mask, which makes
-them slower than causal rows, so a smaller saving would cost time."""
+them slower than causal rows, so a smaller saving would cost time overall."""
 
 _MAX_MASK_ENTRIES = 2**25
-"""Most entries of the tails' mask (128 MB as float32). If it would have more, nothing is shared: each sample
-is then a causal row, which needs no mask."""
+"""Largest number of entries in the tails' mask (128 MB as float32). If it would have more, nothing is shared:
+each sample is then a causal row, which needs no mask."""
 
 
 def cut_minibatches(
     group_ids: Ints, num_minibatches: int, *, seed: int, split_groups: bool = False
 ) -> list[Ints]:
-    """Cuts a batch, given by its samples' groups [B], into minibatches of whole groups, and returns the
+    """Cuts a batch, given by the groups [B] of its samples, into minibatches of whole groups, and returns the
     sample positions of each.
 
-    Groups come in random order, and the minibatches have as equal numbers of samples as groups allow. With
+    The order of groups is random, and the minibatches are as equal in size as whole groups allow. With
     `split_groups`, or with fewer groups than minibatches, samples are shuffled instead. With fewer samples
-    than minibatches, each sample is a minibatch. Within a minibatch the samples of a group stand together, so
+    than minibatches, each sample is a minibatch. Within a minibatch, the samples of a group are adjacent, so
     that they can share their prefix.
     """
     num_samples = len(group_ids)
@@ -55,29 +55,29 @@ def cut_minibatches(
     place_of_group = rng.permutation(len(groups))
     place = place_of_group[group_of]
     order = np.argsort(place, kind="stable")
-    # ends[i] samples are in the first i + 1 groups. A cut follows the first group that reaches an equal share
-    # or misses it by at most half a sample: equal shares need not be whole numbers.
+    # The first i + 1 groups have ends[i] samples. A cut follows the first group that reaches an equal share,
+    # or misses it by at most half a sample, since equal shares need not be whole numbers.
     ends = np.cumsum(np.bincount(place))
     equal_shares = num_samples * np.arange(1, num) / num
     num_groups_before = np.searchsorted(ends, equal_shares - 0.5, side="left") + 1
-    num_groups_before = _distinct(num_groups_before, len(groups))
+    num_groups_before = _spread_cuts(num_groups_before, len(groups))
     return np.split(order, ends[num_groups_before - 1])
 
 
-def _distinct(cuts: Ints, num_groups: int) -> Ints:
-    """Moves cuts apart so that each part holds a group. A cut is the number of groups before it.
+def _spread_cuts(cuts: Ints, num_groups: int) -> Ints:
+    """Moves cuts apart so that each part has a group. A cut is the number of groups before it.
 
     A large group can attract several cuts. Example: cuts `1 1 4` of 4 groups become `1 2 3`.
     """
     idx = np.arange(len(cuts))
-    # Less their index, cuts that are at least one apart never fall; so a running maximum moves the rest up.
+    # Cuts are distinct if `cuts - idx` never decreases, so a running maximum moves the others up.
     spread = np.maximum.accumulate(cuts - idx) + idx
-    # Behind the last cut one group must be left, behind the last but one two, and so on.
+    # One group must remain after the last cut, two after the cut before it, and so on.
     return np.minimum(spread, num_groups - len(cuts) + idx)
 
 
-def with_advantage(columns: Columns, samples: Ints) -> Ints:
-    """Keeps the samples that have a trained token whose advantage is not 0."""
+def samples_with_advantage(columns: Columns, samples: Ints) -> Ints:
+    """The samples that have a trained token with an advantage other than 0."""
     has_advantage = np.zeros(len(columns.lengths), dtype=np.bool_)
     has_advantage[columns.sample_of(np.flatnonzero(columns.advantages))] = True
     return samples[has_advantage[samples]]
@@ -86,12 +86,12 @@ def with_advantage(columns: Columns, samples: Ints) -> Ints:
 def cut_microbatches(
     columns: Columns, samples: Ints, token_budget: int, *, max_padded: int | None = None
 ) -> list[Ints]:
-    """Cuts a minibatch into parts of at most `token_budget` tokens each, the longest samples first; without
-    samples there is no part.
+    """Cuts a minibatch into parts of at most `token_budget` tokens each, the longest samples first. There are
+    no parts without samples.
 
-    With `max_padded`, the number of a part's samples times its longest sample is bounded too. What shared
-    prefixes save is not counted. A sample longer than the budget is a part of its own. The samples of a group
-    stand together where the budget allows.
+    `max_padded` also bounds the number of a part's samples times the length of its longest sample. Savings
+    from shared prefixes are ignored. A sample longer than the budget forms its own part. The samples of a
+    group are adjacent where the budget allows.
     """
     if not samples.size:
         return []
@@ -100,8 +100,8 @@ def cut_microbatches(
     unique, group_of = np.unique(groups, return_inverse=True)
     longest = np.zeros(len(unique), dtype=np.int64)
     np.maximum.at(longest, group_of, lengths)
-    # Groups are sorted by their longest sample, so that a part's samples have similar lengths; the last key
-    # counts first.
+    # Groups are sorted by their longest sample, so that a part's samples have similar lengths. The last key
+    # of `lexsort` has priority.
     order = np.lexsort((samples, groups, -longest[group_of]))
     parts: list[Ints] = []
     start = 0
@@ -124,9 +124,8 @@ def cut_microbatches(
 class Layout:
     """Index arrays of one forward pass over all samples of a microbatch; each token is computed once.
 
-    Tokens are packed: first the causal rows one after the other, then the tails, all without padding. A
-    causal row is a shared prefix or a whole sample. The other arrays say where packed tokens stand in padded
-    rows.
+    Tokens are packed: first all causal rows, then all tails, without padding. A causal row is a shared prefix
+    or a whole sample. The other arrays map packed tokens to padded rows.
     Example: two samples `p p a` and `p p b b` of one group give one causal row `p p` and the tail rows `a .`
     and `b b`. The packed tokens are `p p a b b`, and their positions are 0 1 2 2 3.
     """
@@ -142,9 +141,9 @@ class Layout:
     key_idx: Ints
     """[Q, Tp + Tq] packed positions that a tail may attend to: those of its prefix, then its own."""
     key_mask: NDArray[np.bool_]
-    """[Q, Tq, Tp + Tq] which of these positions each entry of a tail sees."""
+    """[Q, Tq, Tp + Tq] which of these positions each entry of a tail attends to."""
     row_idx: Ints
-    """[N] where each packed token is in the causal rows and the tails, both flattened and joined."""
+    """[N] position of each packed token in the flattened causal rows followed by the flattened tails."""
     predict_idx: Ints
     """[P] packed position whose output predicts the trained token."""
     target_ids: Ints
@@ -157,13 +156,13 @@ class Layout:
 
 # size: the arrays of one layout, each of which needs the ones before
 def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layout:
-    """Lays out some samples of a batch. The samples of one group share a prefix if they stand together.
+    """Lays out some samples of a batch. The samples of a group share a prefix if they are adjacent.
 
-    With `share=False` each sample is a causal row of its own.
+    With `share=False`, each sample is its own causal row.
     """
     lengths = columns.lengths[samples]
     starts = columns.starts[samples]
-    prefix, owner = _shared_prefixes(columns, samples) if share else _unshared(len(samples))
+    prefix, owner = _shared_prefixes(columns, samples) if share else _share_nothing(len(samples))
     is_tail = prefix > 0
     # The first sample of a family owns the row of the prefix, and has a tail like the others.
     is_row = owner == np.arange(len(samples))
@@ -175,20 +174,20 @@ def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layou
     num_row_tokens = int(row_lengths.sum())
     tail_starts = num_row_tokens + _starts(tail_lengths)
 
-    # Positions in the sequences: a tail goes on where its prefix ends.
+    # Positions in the sequences: a tail continues where its prefix ends.
     row, row_position = _ragged(row_lengths)
     tail, place_in_tail = _ragged(tail_lengths)
     tail_position = place_in_tail + tail_prefix[tail]
     row_source = starts[is_row][row] + row_position
     tail_source = starts[is_tail][tail] + tail_position
-    causal_idx = _padded(row_starts, row_lengths)
-    tail_idx = _padded(tail_starts, tail_lengths)
-    prefix_idx = _padded(row_starts[row_of[is_tail]], tail_prefix)
+    causal_idx = _padded_idx(row_starts, row_lengths)
+    tail_idx = _padded_idx(tail_starts, tail_lengths)
+    prefix_idx = _padded_idx(row_starts[row_of[is_tail]], tail_prefix)
     key_idx = np.concatenate([prefix_idx, tail_idx], axis=1)
     place_in_rows = row * causal_idx.shape[1] + row_position
     place_in_tails = causal_idx.size + tail * tail_idx.shape[1] + place_in_tail
 
-    trained, trained_sample = _trained_of(columns, samples)
+    trained, trained_sample = _trained_positions(columns, samples)
     # The output at a token predicts the next one.
     before = columns.trained_idx[trained] - starts[trained_sample] - 1
     first_in_tail = np.zeros(len(samples), dtype=np.int64)
@@ -213,8 +212,8 @@ def _packed_positions(
 ) -> Ints:
     """The packed positions of tokens, which are given by their `position` in their `sample`.
 
-    A token of a shared prefix, or of a sample that shares nothing, is in a causal row. A token behind a
-    shared prefix is in its sample's tail.
+    A token of a shared prefix, or of a sample that shares nothing, is in a causal row. A token after a shared
+    prefix is in its sample's tail.
     """
     is_in_tail = (prefix[sample] > 0) & (position >= prefix[sample])
     in_tail = first_in_tail[sample] + position - prefix[sample]
@@ -222,16 +221,17 @@ def _packed_positions(
     return np.where(is_in_tail, in_tail, in_row)
 
 
-def _unshared(num_samples: int) -> tuple[Ints, Ints]:
-    """What `_shared_prefixes` returns if nothing is shared: each sample is the row of itself."""
+def _share_nothing(num_samples: int) -> tuple[Ints, Ints]:
+    """The result of `_shared_prefixes` if nothing is shared: each sample is its own row."""
     return np.zeros(num_samples, dtype=np.int64), np.arange(num_samples)
 
 
 def _shared_prefixes(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
-    """The length of the prefix that each sample shares (0 if none), and the sample whose row holds it.
+    """The length of the prefix that each sample shares (0 if none), and the sample whose row holds the
+    prefix.
 
-    A family is a run of neighbours of one group; its first sample's row holds the prefix. A prefix leaves
-    every sample at least one token of its own, since a tail must not be empty.
+    A family is a run of adjacent samples of one group; the row of its first sample holds the prefix. A prefix
+    leaves every sample at least one token, since a tail must not be empty.
     """
     lengths = columns.lengths[samples]
     groups = columns.group_ids[samples]
@@ -240,7 +240,7 @@ def _shared_prefixes(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
     first_of_family = np.flatnonzero(is_first)
     family = np.cumsum(is_first) - 1
     first = first_of_family[family]
-    # What all samples of a family have in common is the least of what each has in common with the first.
+    # The prefix common to a family is the shortest of those that each sample has in common with the first.
     common = np.minimum(_common_with_first(columns, samples, first), lengths - 1)
     prefix_of_family = np.minimum.reduceat(common, first_of_family)
     tokens_of_family = np.add.reduceat(lengths, first_of_family)
@@ -249,15 +249,15 @@ def _shared_prefixes(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
     prefix = np.where(is_shared, prefix_of_family, 0)[family]
     tails = (lengths - prefix)[prefix > 0]
     if tails.size:
-        # The longest sample is taken for the longest prefix and the longest tail together.
+        # An upper bound: the longest sample stands for the longest prefix plus the longest tail.
         num_mask_entries = tails.size * int(tails.max()) * int(lengths.max())
         if num_mask_entries > _MAX_MASK_ENTRIES:
-            return _unshared(num)
+            return _share_nothing(num)
     return prefix, np.where(prefix > 0, first, np.arange(num))
 
 
 def _common_with_first(columns: Columns, samples: Ints, first: Ints) -> Ints:
-    """Length of the prefix that each sample has in common with another one, `first`, of the same samples."""
+    """[B]: length of the prefix that each sample has in common with sample `first` [B]."""
     lengths = columns.lengths[samples]
     starts = columns.starts[samples]
     common = np.minimum(lengths, lengths[first])
@@ -269,7 +269,7 @@ def _common_with_first(columns: Columns, samples: Ints, first: Ints) -> Ints:
     return common
 
 
-def _trained_of(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
+def _trained_positions(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
     """All trained tokens of `samples`: their positions in the trained columns, and the sample of each."""
     first = columns.trained_starts[samples]
     counts = columns.trained_starts[samples + 1] - first
@@ -278,9 +278,9 @@ def _trained_of(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
 
 
 def _key_mask(prefix: Ints, width: int, num_keys: int) -> NDArray[np.bool_]:
-    """Each entry of a tail sees the whole prefix, without its padding, and its tail up to itself.
+    """Each entry of a tail attends to the whole prefix, without padding, and to the tail up to itself.
 
-    The tail's padding needs no mask: it is on the right, where no real entry sees it.
+    The tail's padding needs no mask: it is on the right, so no real entry attends to it.
     """
     num_prefix = num_keys - width
     mask = np.zeros((len(prefix), width, num_keys), dtype=np.bool_)
@@ -290,21 +290,19 @@ def _key_mask(prefix: Ints, width: int, num_keys: int) -> NDArray[np.bool_]:
 
 
 def _starts(lengths: Ints) -> Ints:
-    """Where each of several rows begins if they stand one after the other."""
+    """The start of each row if the rows are concatenated."""
     # The last slice matters only without rows, where a single 0 would remain.
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)[:-1]])[: len(lengths)]
 
 
 def _ragged(lengths: Ints) -> tuple[Ints, Ints]:
-    """The row of each entry and its position in that row, for rows of these lengths one after the other."""
+    """The row of each entry, and its position in that row, for concatenated rows of these lengths."""
     row = np.repeat(np.arange(len(lengths)), lengths)
     return row, np.arange(len(row)) - _starts(lengths)[row]
 
 
-def _padded(starts: Ints, lengths: Ints) -> Ints:
-    """[len(starts), max(lengths)] start + position; behind a row's end its last entry is repeated.
-
-    An entry that is repeated is a valid index, which a special value for padding would not be.
-    """
+def _padded_idx(starts: Ints, lengths: Ints) -> Ints:
+    """[len(starts), max(lengths)]: start + position. Padding repeats a row's last entry, because that is a
+    valid index."""
     width = int(lengths.max()) if lengths.size else 0
     return starts[:, None] + np.minimum(np.arange(width), lengths[:, None] - 1)

@@ -1,7 +1,5 @@
-"""The arithmetic of a training step. Pure.
-
-Learning rate, denominators, logprobs; advantages from a critic's values (generalised advantage estimation);
-and sums for the metrics.
+"""The arithmetic of a training step: learning rate, denominators, logprobs, advantages from a critic's values
+(generalized advantage estimation), and sums for the metrics. Pure.
 
 Legend: P trained tokens of the batch, B sequences, V vocabulary.
 """
@@ -23,23 +21,23 @@ from astraflow.trainer.config import OptimizerConfig, TrainConfig
 __all__ = [
     "TokenSums",
     "advantages_and_returns",
-    "combined",
+    "combine_sums",
     "denominator",
     "effective_frac",
     "entropies",
     "explained_frac",
     "learning_rate",
-    "rest_sums",
     "rewards_at_ends",
     "shuffle_seed",
+    "sums_to_end",
     "token_logprobs",
-    "whitened",
+    "whiten",
 ]
 
 Floats = NDArray[np.float32]
 
 _COSINE_FLOOR = 0.1
-"""Share of the learning rate that the cosine schedule ends at."""
+"""Share of the peak learning rate at which the cosine schedule ends."""
 
 
 def learning_rate(config: OptimizerConfig, lr: float, *, update: int, num_updates: int) -> float:
@@ -60,11 +58,11 @@ def learning_rate(config: OptimizerConfig, lr: float, *, update: int, num_update
 def denominator(
     config: TrainConfig, *, num_tokens: int, num_samples: int, num_episodes: float | None = None
 ) -> float:
-    """What the loss summed over a minibatch is divided by: its trained tokens, samples or episodes, or a
+    """The divisor of the loss summed over a minibatch: its trained tokens, samples or episodes, or a
     constant.
 
-    With `sequence_means` and `episode_means` the caller divides each token's loss by its sequence's, or its
-    episode's, trained tokens besides. `num_episodes`: by default, each sample is an episode.
+    With `sequence_means` and `episode_means`, the caller also divides each token's loss by the trained tokens
+    of its sequence or episode. `num_episodes`: by default, each sample is an episode.
     """
     if config.denominator == "tokens":
         return float(num_tokens)
@@ -75,8 +73,9 @@ def denominator(
     return float(num_samples)
 
 
-def rest_sums(values: NDArray[np.float32], starts: NDArray[np.int64]) -> NDArray[np.float32]:
-    """[P]: the sum of `values` [P] from each entry to the end of its sequence; `starts` [B + 1]."""
+def sums_to_end(values: NDArray[np.float32], starts: NDArray[np.int64]) -> NDArray[np.float32]:
+    """[P]: sum of `values` [P] from each entry to the end of its sequence. `starts` [B + 1]: first entry of
+    each sequence, then P."""
     until = np.concatenate([np.zeros(1), np.cumsum(values, dtype=np.float64)])
     ends = np.repeat(starts[1:], np.diff(starts))
     return (until[ends] - until[:-1]).astype(np.float32)
@@ -92,7 +91,7 @@ def effective_frac(log_weights: NDArray[np.float32]) -> float:
 
 
 def shuffle_seed(seed: int, step: int) -> int:
-    """Seed of a step's minibatches: the same for a repeated step, another for every other."""
+    """Seed of a step's minibatches: the same if a step is repeated, and different for each step."""
     return (seed * 1_000_003 + step) % 2**63
 
 
@@ -111,23 +110,21 @@ def entropies(logits: Tensor) -> Tensor:
 
 
 def rewards_at_ends(turn_rewards: Floats, is_turn_end: NDArray[np.bool_]) -> Floats:
-    """[P]: each turn's reward at its last trained token, 0 elsewhere.
-
-    `turn_rewards` [P] holds a turn's reward at each of its tokens.
-    """
+    """[P]: each turn's reward at its last trained token, 0 elsewhere. `turn_rewards` [P] has it at each token
+    of the turn."""
     return np.where(is_turn_end, turn_rewards, np.float32(0))
 
 
 def advantages_and_returns(
     rewards: Floats, values: Floats, starts: NDArray[np.int64], *, discount: float, decay: float
 ) -> tuple[Floats, Floats]:
-    """Advantages [P] and the returns [P] that a critic learns, over trained tokens.
+    """Advantages [P], and the returns [P] that a critic learns, over trained tokens.
 
     delta_t = r_t + discount * V_(t+1) - V_t
     A_t = delta_t + discount * decay * A_(t+1);  return_t = A_t + V_t
 
-    V_t is the value before token t; tokens that the policy did not sample are no steps, and nothing follows a
-    sequence's last token, truncated or not. `starts` [B + 1]: first trained token of each sequence.
+    V_t is the value before token t. Only tokens that the policy sampled are steps, and nothing follows a
+    sequence's last token, truncated or not. `starts` [B + 1]: first trained token of each sequence, then P.
     Source: Schulman et al. 2015 (arXiv:1506.02438), eq. 11, 12 and 16.
     """
     follows = np.ones(len(values), dtype=np.float64)
@@ -143,8 +140,8 @@ def advantages_and_returns(
     return found.astype(np.float32), (found + values).astype(np.float32)
 
 
-def whitened(advantages: Floats, *, among: Floats) -> Floats:
-    """(A - mean) / (deviation + 1e-6), by the mean and deviation `among` all trained tokens of the batch."""
+def whiten(advantages: Floats, *, among: Floats) -> Floats:
+    """(A - mean) / (standard deviation + 1e-6), both taken `among` all trained tokens of the batch."""
     every = among.astype(np.float64)
     wide = advantages.astype(np.float64)
     return ((wide - every.mean()) / (every.std() + 1e-6)).astype(np.float32)
@@ -163,23 +160,23 @@ def explained_frac(values: Floats, returns: Floats) -> float:
 
 @dataclass(slots=True)
 class TokenSums:
-    """Sums of per-token numbers over a step, from which the means of its metrics come."""
+    """Sums of per-token numbers over a step, for the means that its metrics report."""
 
     num_tokens: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """float64 scalars on the device that computed them, so that adding never waits for it."""
+    """float64 scalars on the device that computed them, so that adding never waits for the device."""
     largest: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def add(self, columns: Mapping[str, Tensor]) -> None:
-        """Adds columns [P]; all tokens of the step must pass exactly once.
+        """Adds columns [P]. All tokens of the step must be added exactly once.
 
         Raises: ConfigError if a loss reports a metric of another shape.
         """
         sizes = {name: column.shape for name, column in columns.items()}
         if any(len(shape) != 1 for shape in sizes.values()) or len(set(sizes.values())) != 1:
             raise ConfigError(
-                f"metrics of a loss are columns [T], one entry per token; got {dict(sizes)}: return "
-                "per-token columns, whose means are reported"
+                f"metrics of a loss must be columns [T] with one entry per token, whose means are reported; "
+                f"got {dict(sizes)}"
             )
         self.num_tokens += next(iter(sizes.values()))[0]
         for name, column in columns.items():
@@ -187,12 +184,12 @@ class TokenSums:
             self.sums[name] = self.sums[name] + added if name in self.sums else added
 
     def add_max(self, name: str, column: Tensor) -> None:
-        """Keeps the largest entry seen."""
+        """Keeps the largest entry so far."""
         largest = column.detach().max()
         self.largest[name] = torch.maximum(self.largest[name], largest) if name in self.largest else largest
 
     def plain(self) -> dict[str, Any]:
-        """The same as numbers, for `combined`."""
+        """The sums as plain numbers, for `combine_sums`."""
         return {
             "num_tokens": self.num_tokens,
             "sums": {name: float(value) for name, value in self.sums.items()},
@@ -200,8 +197,8 @@ class TokenSums:
         }
 
 
-def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means and largest entries over all tokens that several `TokenSums` counted."""
+def combine_sums(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means and largest entries over all tokens of several `TokenSums`."""
     num_tokens = max(1, sum(part["num_tokens"] for part in parts))
     found: dict[str, float] = {}
     for part in parts:

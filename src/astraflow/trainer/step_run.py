@@ -1,4 +1,4 @@
-"""What accumulates over one training step: per-token columns, sums, times; and the numbers that are reported.
+"""Accumulates per-token columns, sums and times over one training step, and computes its metrics.
 
 Legend: P trained tokens of the batch.
 """
@@ -25,18 +25,18 @@ from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import (
     TokenSums,
     advantages_and_returns,
-    combined,
+    combine_sums,
     effective_frac,
     explained_frac,
-    rest_sums,
     rewards_at_ends,
-    whitened,
+    sums_to_end,
+    whiten,
 )
 from astraflow.types import MetricItem, Reduction
 from astraflow.types.bounds import MAX_METRIC
 from astraflow.types.token_columns import EXPERTS_STREAM, Columns
 
-__all__ = ["Minibatch", "StepRun", "for_statistics", "metric_items", "with_bounded_ratios"]
+__all__ = ["Minibatch", "StepRun", "metric_items", "statistics_inputs", "with_bounded_ratios"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,31 +45,31 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """The samples of one optimizer step that this rank has, and the microbatches that it computes for it."""
+    """This rank's samples of one optimizer step, and the microbatches that it computes for them."""
 
     samples: NDArray[np.int64]
     parts: Sequence[NDArray[np.int64]]
     counts: Sequence[float]
-    """Microbatches, trained tokens, samples and episodes of all ranks."""
+    """Numbers of microbatches, trained tokens, samples and episodes, summed over all ranks."""
 
     @property
     def num_parts(self) -> int:
-        """Microbatches of all ranks."""
+        """Number of microbatches of all ranks."""
         return round(self.counts[0])
 
     @property
     def num_tokens(self) -> int:
-        """Trained tokens of all ranks."""
+        """Number of trained tokens of all ranks."""
         return round(self.counts[1])
 
     @property
     def num_samples(self) -> int:
-        """Samples of all ranks."""
+        """Number of samples of all ranks."""
         return round(self.counts[2])
 
     @property
     def num_episodes(self) -> float:
-        """Episodes of all ranks, counted once per role."""
+        """Number of episodes of all ranks, counted once per role."""
         return self.counts[3]
 
 
@@ -80,19 +80,19 @@ class StepRun:
     columns: Columns
     trainer_version: int
     ranks: Ranks = ALONE
-    """Who has the rest of the batch."""
+    """The ranks that have the rest of the batch."""
     proximal: Floats = field(init=False)
-    """[P] filled before use: logprobs at the step's start, or the current ones if the loss needs none."""
+    """[P] logprobs at the step's start, or the current ones if the loss needs none; filled before use."""
     is_at_start: NDArray[np.bool_] = field(init=False)
-    """[P] where `proximal` is of the step's start, and so what the newest version's engine should say."""
+    """[P] whether `proximal` is from the step's start, so that the engine's newest version should agree."""
     staleness: Floats = field(init=False)
     advantages: Floats = field(init=False)
     reference: Floats | None = None
     teacher: Floats | None = None
     values: Floats | None = None
-    """[P] of the critic at the step's start."""
+    """[P] the critic's values at the step's start."""
     returns: Floats | None = None
-    """[P] that the critic learns."""
+    """[P] the returns that the critic learns."""
     critic_losses: list[float] = field(default_factory=list[float])
     critic_norms: list[float] = field(default_factory=list[float])
     sums: TokenSums = field(default_factory=TokenSums)
@@ -126,14 +126,15 @@ class StepRun:
         estimate = KL_ESTIMATORS[kl.estimator](torch.from_numpy(behavior), torch.from_numpy(self.reference))
         return (kl.coef * estimate).numpy()
 
-    def penalise(self, kl: KlConfig) -> None:
-        """Takes the penalty off the advantages, from each token to its sequence's end: its undiscounted
-        return."""
-        rest = rest_sums(self.penalty(kl), self.columns.trained_starts)
+    def apply_penalty(self, kl: KlConfig) -> None:
+        """Subtracts from each advantage the penalties from its token to the sequence's end: their
+        undiscounted return."""
+        rest = sums_to_end(self.penalty(kl), self.columns.trained_starts)
         self.advantages = (self.advantages - rest).astype(np.float32)
 
     def estimate(self, values: Floats, critic: ValueModelConfig, kl: KlConfig) -> None:
-        """Advantages and returns by a critic's values; the batch's advantages are rewards of turns then."""
+        """Computes advantages and returns from a critic's values; the batch's advantages are then rewards of
+        turns."""
         rewards = rewards_at_ends(self.columns.advantages, self.columns.is_turn_end)
         if self.reference is not None and kl.place == "reward":
             rewards = rewards - self.penalty(kl)
@@ -143,10 +144,10 @@ class StepRun:
             rewards, values, starts, discount=critic.discount, decay=critic.decay
         )
         if critic.whiten:
-            self.advantages = whitened(self.advantages, among=self.ranks.whole(self.advantages))
+            self.advantages = whiten(self.advantages, among=self.ranks.gather_column(self.advantages))
 
     def inputs(self, trained: NDArray[np.int64], logprobs: Tensor) -> LossInputs:
-        """The loss's columns of one microbatch; entropies and statistics are left to the caller."""
+        """The loss's columns of one microbatch. The caller adds entropies and statistics."""
 
         def column(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(values).to(logprobs.device)
@@ -164,13 +165,13 @@ class StepRun:
             streams={
                 name: column(entries[trained])
                 for name, entries in self.columns.streams.items()
-                if name != EXPERTS_STREAM  # the backend's, and large
+                if name != EXPERTS_STREAM  # large, and only for the backend
             },
         )
 
     def total(self, trained: NDArray[np.int64], per_token: Tensor, denominator: Denominator) -> Tensor:
-        """The loss summed over a microbatch; with `sequence_means` or `episode_means`, each token's over the
-        trained tokens of its sequence or episode."""
+        """The loss summed over a microbatch. With `sequence_means` or `episode_means`, each token's loss is
+        divided by the trained tokens of its sequence or episode."""
         if denominator == "sequence_means":
             counts = np.diff(self.columns.trained_starts)
         elif denominator == "episode_means":
@@ -181,7 +182,7 @@ class StepRun:
         return (per_token / divisors.to(per_token.device)).sum()
 
     def add(self, inputs: LossInputs, output: LossOutput, loss: Tensor, is_beyond: Tensor) -> None:
-        """Counts one microbatch. `is_beyond`: as from `with_bounded_ratios`."""
+        """Adds one microbatch to the metrics. `is_beyond`: see `with_bounded_ratios`."""
         with torch.no_grad():
             ratio = torch.exp(inputs.logprobs - inputs.proximal_logprobs)
             found = {"ratio_mean": ratio, "ratio_bounded_frac": is_beyond, **output.metrics}
@@ -193,18 +194,18 @@ class StepRun:
 
     # size: one line per number
     def metrics(self, num_minibatches: int, further: Mapping[str, float]) -> tuple[MetricItem, ...]:
-        """All numbers of the step, over the batches of all ranks; those of a phase end in `_s`.
+        """All metrics of the step, over the batches of all ranks. Names of durations end in `_s`.
 
-        `further`: the backend's own.
+        `further`: the backend's own metrics.
         """
         columns = self.columns
-        whole = self.ranks.whole
+        whole = self.ranks.gather_column
         is_at_start = whole(self.is_at_start)
         proximal = whole(self.proximal)
         gap = (proximal - whole(columns.behavior_logprobs))[is_at_start]
         staleness = whole(self.staleness)
         is_fresh = staleness == 0
-        counts = self.ranks.each(
+        counts = self.ranks.gather_values(
             [len(columns.token_ids), self.num_gradient_tokens, self.num_computed, float(self.losses)]
         )
         num_tokens, num_gradient_tokens, num_computed, losses = (
@@ -213,7 +214,7 @@ class StepRun:
         values = {
             "loss": losses / num_minibatches,
             "grad_norm": float(np.mean(self.grad_norms)),
-            **combined(self.ranks.each(self.sums.plain())),
+            **combine_sums(self.ranks.gather_values(self.sums.plain())),
             "behavior_gap": float(np.abs(gap).mean()),
             "behavior_gap_max": float(np.abs(gap).max()),
             "behavior_kl": _mean_k3(gap),
@@ -227,7 +228,7 @@ class StepRun:
             **self.seconds,
             **further,
         }
-        if left_out := max(self.ranks.each(columns.num_left_out)):
+        if left_out := max(self.ranks.gather_values(columns.num_left_out)):
             values["streams_left_out"] = float(left_out)
         if self.values is not None and self.returns is not None:
             critic_values = whole(self.values)
@@ -245,10 +246,10 @@ class StepRun:
 
 
 def with_bounded_ratios(inputs: LossInputs) -> tuple[LossInputs, Tensor]:
-    """The inputs with no ratio above `exp(MAX_LOG_RATIO)`, and bool [T]: for which tokens that took a change.
+    """The inputs with no ratio above `exp(MAX_LOG_RATIO)`, and bool [T]: which tokens had to be changed.
 
-    Such a token gets no gradient. The lower of its two logprobs is raised, so that whatever a loss computes
-    from it is finite. All other tokens keep every bit.
+    A changed token gets no gradient. The lower of its two logprobs is raised, so that everything that a loss
+    computes from it is finite. All other tokens stay identical to the bit.
     """
     now = inputs.logprobs.detach()
     lowest = now - MAX_LOG_RATIO
@@ -269,25 +270,24 @@ def with_bounded_ratios(inputs: LossInputs) -> tuple[LossInputs, Tensor]:
 
 
 def metric_items(values: Mapping[str, float]) -> tuple[MetricItem, ...]:
-    """Numbers as they are committed: within the bounds of metrics, and without those that are not numbers,
-    which are counted."""
+    """Metrics as committed: clamped to the bounds of metrics, and without NaNs, which are only counted."""
     found = {
         name: max(-MAX_METRIC, min(MAX_METRIC, value))
         for name, value in values.items()
         if not math.isnan(value)
     }
     if lost := sorted(values.keys() - found.keys()):
-        _log.warning("not a number, so not reported: %s", ", ".join(lost))
+        _log.warning("metrics that are NaN are not reported: %s", ", ".join(lost))
         found["nan_metrics"] = float(len(lost))
     return tuple(MetricItem(name, value, _reduction(name)) for name, value in found.items())
 
 
-def for_statistics(inputs: LossInputs, ranks: Ranks) -> LossInputs:
-    """The columns of a minibatch, of all ranks, without sequences and frozen models."""
+def statistics_inputs(inputs: LossInputs, ranks: Ranks) -> LossInputs:
+    """The columns of a minibatch from all ranks, without sequences and frozen models."""
 
     def whole(column: Tensor) -> Tensor:
         column = column.detach()
-        return column if ranks.world == 1 else torch.from_numpy(ranks.whole(column.cpu().numpy()))
+        return column if ranks.world == 1 else torch.from_numpy(ranks.gather_column(column.cpu().numpy()))
 
     return LossInputs(
         logprobs=whole(inputs.logprobs),
@@ -299,12 +299,12 @@ def for_statistics(inputs: LossInputs, ranks: Ranks) -> LossInputs:
 
 
 def _mean_k3(log_ratios: Floats) -> float:
-    """Mean of r - 1 - log r, an estimate of a KL divergence; r is bounded as in the losses."""
+    """Mean of r - 1 - log r, an estimator of a KL divergence, with r bounded as in the losses."""
     return float((np.expm1(np.minimum(log_ratios, MAX_LOG_RATIO)) - log_ratios).mean(dtype=np.float64))
 
 
 def _reduction(name: str) -> Reduction:
-    """How values of several trainers would become one."""
+    """How values of several trainers are combined."""
     if name in {"num_tokens", "num_gradient_tokens"}:
         return "sum"
     return "max" if name.endswith("_max") else "mean"

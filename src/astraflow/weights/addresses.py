@@ -1,9 +1,9 @@
-"""The addresses that a run tells others to call: those of publishers, and those that rollout services name.
+"""The addresses that a run tells others to call: those of publishers and of serving rollout services.
 
-A rollout service says where it serves weights, and all others then call that address. To prevent a service
-from directing the others to a machine of its choice, it may only name the address that it calls from, or one
-in the networks that the recipe lists, and never an address where clouds and network links keep their own
-services. Passive: connects to nothing.
+A rollout service announces where it serves weights, and all others then call that address. So that a service
+cannot direct the others to a machine of its choice, it may only announce the address that it calls from, or
+one in the networks that the recipe lists, and never an address of cloud metadata or link-local services.
+Passive: connects to nothing.
 """
 
 import ipaddress
@@ -27,7 +27,8 @@ _METADATA = frozenset(
 
 
 def listens_everywhere(host: str) -> bool:
-    """Whether a host means all addresses of the machine. One can listen at such a host, but not call it."""
+    """Whether a host means all addresses of the machine. A server can bind such a host, but nobody can call
+    it."""
     text = host.strip("[]")
     if text in {"", "0"}:
         return True
@@ -38,10 +39,7 @@ def listens_everywhere(host: str) -> bool:
 
 
 def announced_host(host: str, advertise: str) -> str:
-    """The host that others are told to call.
-
-    Raises: ConfigError if there is none.
-    """
+    """The host that others are told to call. Raises: ConfigError if there is none."""
     found = advertise or host
     if listens_everywhere(found):
         raise ConfigError(
@@ -52,7 +50,7 @@ def announced_host(host: str, advertise: str) -> str:
 
 
 def url_host(host: str) -> str:
-    """A host as URLs spell it."""
+    """A host as written in URLs."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
@@ -65,7 +63,7 @@ class PeerRules:
 
     is_on: bool = False
     networks: tuple[str, ...] = ()
-    """Networks such as `10.0.0.0/8`; empty: each service names the address that it calls from."""
+    """Networks such as `10.0.0.0/8`; empty: each service must announce the address that it calls from."""
 
     def check(self, url: str, came_from: str, who: str) -> None:
         """Raises: RefusedError, code `peer_address`, unless a service that calls from `came_from` may serve
@@ -75,33 +73,33 @@ class PeerRules:
             raise RefusedError(f"{who}: peer_url {url[:100]!r} {problem}", code="peer_address")
 
     def is_for(self, url: str, asker: str) -> bool:
-        """Whether a service that calls from `asker` is told the URL. A URL on loopback is told only to those
-        who call over loopback."""
+        """Whether a service that calls from `asker` is told the URL. A loopback URL is told only to services
+        that call over loopback."""
         address = _address(urlsplit(url).hostname or "")
         return address is not None and (not address.is_loopback or _is_loopback(asker))
 
     def _problem(self, url: str, came_from: str) -> str:
         address = _address(urlsplit(url).hostname or "")
         if address is None:
-            return "has no numeric address; http://ADDRESS:PORT is expected"
+            return "has no numeric address; expected http://ADDRESS:PORT"
         if address in _METADATA or address.is_link_local or address.is_multicast or address.is_unspecified:
-            return "is an address for services of clouds and network links; nobody may be sent there"
+            return "is an address of cloud metadata or link-local services, which is never allowed"
         if address.is_loopback:
             is_here = _is_loopback(came_from)
-            return "" if is_here else f"is on loopback, and the service calls from {came_from}"
+            return "" if is_here else f"is on loopback, but the service calls from {came_from}"
         if self.networks:
             is_listed = any(address in ipaddress.ip_network(network) for network in self.networks)
-            return "" if is_listed else f"is in none of weights.peer_networks {list(self.networks)}"
-        if address == _address(came_from) or (_is_here(came_from) and _is_here(str(address))):
+            return "" if is_listed else f"is not in any of weights.peer_networks {list(self.networks)}"
+        if address == _address(came_from) or (_is_local(came_from) and _is_local(str(address))):
             return ""
         return (
-            f"is not the address that the service calls from, {came_from}; name that one, or list the "
-            "network in weights.peer_networks"
+            f"is not the address that the service calls from, {came_from}; announce that one, or add the "
+            "network to weights.peer_networks"
         )
 
 
 def _address(text: str) -> _Address | None:
-    """The numeric address; None if it is none. An IPv4 address in IPv6 notation counts as IPv4."""
+    """The address; None if the text is not numeric. An IPv4 address in IPv6 notation counts as IPv4."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -115,8 +113,8 @@ def _is_loopback(caller: str) -> bool:
     return caller == _MEMORY or (address is not None and address.is_loopback)
 
 
-def _is_here(text: str) -> bool:
-    """Whether this is an address of this machine. Only such an address can be bound."""
+def _is_local(text: str) -> bool:
+    """Whether this is an address of this machine: only such an address can be bound."""
     if _is_loopback(text):
         return True
     address = _address(text)

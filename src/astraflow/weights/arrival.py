@@ -1,4 +1,4 @@
-"""How far the transfer of a version is."""
+"""Progress of the transfer of a version."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ __all__ = ["Arrival"]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How far the transfer of a policy's version is, as its receiver sees it."""
+    """Progress of the transfer of a policy's version, as its receiver sees it."""
 
     num_bytes: int = 0
-    """Of all its parts; 0 if nothing is on its way."""
+    """Bytes of all parts; 0 if nothing is being transferred."""
     arrived_bytes: int = 0
-    """Of those ranges that are whole."""
+    """Bytes of the ranges that are complete."""
     received_bytes: int = 0
-    """Of all transfers of the receiver since its start, to the last byte that came over HTTP."""
+    """Bytes that the receiver has read over HTTP since its start, for all transfers, complete or not."""

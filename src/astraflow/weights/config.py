@@ -25,20 +25,20 @@ class WeightsConfig(Config):
     keep: int = Field(default=4, ge=1)
     """Number of newest versions that stay downloadable; versions that evaluation needs stay as well."""
     delta: bool = False
-    """Publish only what changed since the previous version, without loss; this pays where few elements change
+    """Publish only what changed since the previous version, losslessly; worthwhile if few elements change
     (bf16)."""
     full_every: int = Field(default=16, ge=1)
-    """With `delta`: number of versions from one that is published in full to the next, for services that join
-    or have lost their copy. At least as many versions are kept, for services that are behind."""
+    """With `delta`: publish every Nth version in full, for services that join or have lost their copy. At
+    least this many versions are kept, for services that lag behind."""
     max_upload_mb_s: float = Field(default=0.0, ge=0)
     """Largest upload rate in megabytes per second, for the publisher and for each peer; 0: no limit."""
     store: str = ""
     """Also put versions into `file:///shared/folder` or `s3://bucket/prefix`; empty: no store."""
     is_store_only: bool = False
-    """Let manifests name only the store, for a publisher that others cannot reach, for example behind NAT."""
+    """Name only the store in manifests, for a publisher that others cannot reach, for example behind NAT."""
     peers: bool = False
-    """Let rollout services serve their chunks to other services. The services that `astraflow run` starts do
-    so, and a service that joins does so with `--peer HOST`. If false, services are not told of each other."""
+    """Let rollout services serve their chunks to each other. Services that `astraflow run` starts do so; a
+    service that joins does so with `--peer HOST`. If false, services do not learn each other's addresses."""
     peer_networks: tuple[str, ...] = ()
     """Networks, such as `10.0.0.0/8`, in which a peer's address must lie; empty: the address must be the one
     from which the service calls the dataflow."""
@@ -53,7 +53,7 @@ class WeightsConfig(Config):
     @model_validator(mode="after")
     def _store_is_named(self) -> "WeightsConfig":
         if self.store and not self.store.startswith(("file:///", "s3://")):
-            raise ValueError(f"store {self.store!r}: file:///folder or s3://bucket/prefix is expected")
+            raise ValueError(f"store {self.store!r}: expected file:///folder or s3://bucket/prefix")
         if self.is_store_only and not self.store:
             raise ValueError("is_store_only needs a store")
         return self

@@ -1,9 +1,10 @@
-"""How the publisher takes over a version from a trainer: files in `incoming/` become chunks and a manifest.
+"""Takes over a version from a trainer: files in `incoming/` become chunks and a manifest.
 
-A few threads map, cut, hash and store a full version, whose digest must be the one that the trainer named. A
-delta is parsed, which checks every block, and it must name the digests of its base and of the version.
-Whether it leads from one to the other is checked by the receivers, which apply it. Nothing of a version stays
-in the store if the version is refused, or if a crash interrupts the work.
+Several threads map, cut, hash and store a full version, whose digest must be the one that the trainer named.
+A delta is parsed, which checks every block, and must name the digests of its base and of the version. That it
+really leads from one to the other is left to the receivers, which verify the result when they apply it: the
+publisher would need both versions in memory. If a version is refused or a crash interrupts the work, the
+store keeps nothing of it.
 """
 
 import contextlib
@@ -39,11 +40,11 @@ __all__ = ["is_same", "take_over"]
 
 _log = logging.getLogger(__name__)
 _NUM_WRITERS = 4
-"""Chunks that are written and synced in parallel, since disks need a few requests in flight."""
+"""Number of chunks written and synced in parallel, since disks need several requests in flight."""
 
 
 def is_same(manifest: Manifest, hand_over: HandOver) -> bool:
-    """True if the known version has the content that is handed over."""
+    """Whether the known version has the content that is handed over."""
     return (
         manifest.digest == hand_over.digest
         and manifest.tensors == hand_over.tensors
@@ -52,13 +53,13 @@ def is_same(manifest: Manifest, hand_over: HandOver) -> bool:
 
 
 def take_over(store: ChunkStore, hand_over: HandOver, config: WeightsConfig) -> Manifest:
-    """Makes a version that was handed over durable, and returns its manifest without sources. Blocks.
+    """Makes a handed-over version durable, and returns its manifest without sources. Blocks.
 
-    With `config.delta`, the version becomes a delta if one was handed over that fits and is smaller than the
-    version. From time to time a version is stored in full as well.
+    With `config.delta`, the version is stored as a delta if one was handed over that fits and is smaller than
+    the version. From time to time, it is stored in full as well (see `_is_full_due`).
 
-    Raises: WireError or WeightsError if files, table and digest disagree or a path lies outside `incoming`;
-    RefusedError with code `full_needed` if a delta alone is not enough; UnavailableError if the disk refuses.
+    Raises: WireError or WeightsError if files, table and digest disagree, or a path lies outside `incoming`;
+    RefusedError with code `full_needed` if a delta alone is not enough; UnavailableError if the disk fails.
     The store is then unchanged.
     """
     counted: list[Chunk] = []
@@ -88,11 +89,12 @@ def take_over(store: ChunkStore, hand_over: HandOver, config: WeightsConfig) -> 
 def _store_version(
     store: ChunkStore, hand_over: HandOver, config: WeightsConfig, counted: list[Chunk]
 ) -> Manifest:
-    """Stores chunks and makes the manifest.
+    """Stores the chunks and makes the manifest.
 
     `counted` collects the chunks that the store counts for this version, so that the caller can release them
     after a failure.
     """
+    # The delta comes first: whether the full version is needed depends on the chain that it would extend.
     shortcut = _store_delta(store, hand_over, config, counted)
     manifest = Manifest(
         policy=hand_over.policy,
@@ -108,14 +110,14 @@ def _store_version(
     delta = delta_of(manifest)
     if delta is not None and not _is_full_due(store, config, delta):
         manifest = delta
-        files = _reused_files(store, hand_over.policy, counted)
+        files = _reuse_files(store, hand_over.policy, counted)
     elif not hand_over.path and hand_over.delta is not None:
         raise RefusedError(
-            f"{_name(hand_over)} is needed in full: hand it over with the delta and the file of all tensors",
+            f"{_name(hand_over)} is needed in full; hand over the delta and the file of all tensors",
             code="full_needed",
         )
     else:
-        with _opened(store.incoming, hand_over) as fd:
+        with _open_full(store.incoming, hand_over) as fd:
             files = _store_files(store, hand_over, fd, counted)
             chunks = _store_chunks(store, hand_over, fd, config.chunk_bytes, counted)
         manifest = msgspec.structs.replace(manifest, chunks=chunks)
@@ -126,18 +128,18 @@ def _store_version(
 def _store_files(
     store: ChunkStore, hand_over: HandOver, fd: int, counted: list[Chunk]
 ) -> tuple[FileInfo, ...]:
-    """Stores the model files, whose bytes follow those of the tensors. Without any, those of the policy's
-    newest version are used again."""
+    """Stores the model files, whose bytes follow those of the tensors. If there are none, those of the
+    policy's newest version are reused."""
     end = span_bytes(hand_over.tensors)
     for info in hand_over.files:
         counted.append(store.put(os.pread(fd, info.chunk.num_bytes, end)))
         end += info.chunk.num_bytes
         if counted[-1] != info.chunk:
             raise WireError(f"{_name(hand_over)}: file {info.name!r} does not hash to {info.chunk.hash}")
-    return hand_over.files or _reused_files(store, hand_over.policy, counted)
+    return hand_over.files or _reuse_files(store, hand_over.policy, counted)
 
 
-def _reused_files(store: ChunkStore, policy: str, counted: list[Chunk]) -> tuple[FileInfo, ...]:
+def _reuse_files(store: ChunkStore, policy: str, counted: list[Chunk]) -> tuple[FileInfo, ...]:
     files = store.reuse_files(policy)
     counted.extend(f.chunk for f in files)
     return files
@@ -146,7 +148,7 @@ def _reused_files(store: ChunkStore, policy: str, counted: list[Chunk]) -> tuple
 def _store_delta(
     store: ChunkStore, hand_over: HandOver, config: WeightsConfig, counted: list[Chunk]
 ) -> Shortcut | None:
-    """The chunks of the delta, if one was handed over whose base is stored here and that is smaller than the
+    """Stores the delta that was handed over; None unless its base is stored here and it is smaller than the
     version."""
     given = hand_over.delta
     if given is None or not config.delta or hand_over.is_first or hand_over.files:
@@ -154,7 +156,7 @@ def _store_delta(
     base = store.manifest(hand_over.policy, given.base)
     if base is None or base.tensors != hand_over.tensors or base.version >= hand_over.version:
         return None
-    with _mapped(store.incoming, hand_over, given.path) as data:
+    with _map_file(store.incoming, hand_over, given.path) as data:
         if data.nbytes >= span_bytes(hand_over.tensors):
             return None
         delta = parse_delta(data.data, hand_over.tensors)
@@ -171,10 +173,10 @@ def _store_delta(
 
 
 def _is_full_due(store: ChunkStore, config: WeightsConfig, delta: Manifest) -> bool:
-    """True if the version must be stored in full as well as a delta.
+    """Whether the version must be stored in full in addition to the delta.
 
-    That is so if a receiver that holds nothing would otherwise need a chain that is longer than allowed, that
-    does not begin with a full version, or that has more bytes than the version itself.
+    This is the case if a receiver that holds nothing would otherwise need a chain that is longer than
+    allowed, does not begin with a full version, or has more bytes than the version itself.
     """
     length = 1
     num_bytes = sum(c.num_bytes for c in delta.chunks)
@@ -203,14 +205,14 @@ def _store_chunks(
         try:
             chunks = tuple(future.result() for future in writing)
         finally:
-            # Chunks that were written before a failure are counted too, and must be released.
+            # Chunks that were written before a failure are counted as well, and must be released.
             for future in writing:
                 future.cancel()
             wait(writing)
             counted.extend(f.result() for f in writing if not f.cancelled() and not f.exception())
     if (found := digest.hexdigest()) != hand_over.digest:
         raise WireError(
-            f"{_name(hand_over)}: the tensors in {hand_over.path} hash to {found}, but the trainer named "
+            f"{_name(hand_over)}: the tensors in {hand_over.path} hash to {found}, expected "
             f"{hand_over.digest}; hand it over again"
         )
     return chunks
@@ -224,19 +226,19 @@ def _name(hand_over: HandOver) -> str:
 
 
 @contextlib.contextmanager
-def _opened(incoming: Path, hand_over: HandOver) -> Generator[int]:
-    """The file of a full version, which must have exactly the size that its table says."""
+def _open_full(incoming: Path, hand_over: HandOver) -> Generator[int]:
+    """The file of a full version, which must have exactly the size that its table requires."""
     with _open_inside(incoming, hand_over, hand_over.path) as (fd, num_bytes):
         expected = span_bytes(hand_over.tensors) + sum(f.chunk.num_bytes for f in hand_over.files)
         if num_bytes != expected:
             raise WireError(
-                f"{_name(hand_over)}: {hand_over.path!r} has {num_bytes} bytes, its table needs {expected}"
+                f"{_name(hand_over)}: {hand_over.path!r} has {num_bytes} bytes; its table needs {expected}"
             )
         yield fd
 
 
 @contextlib.contextmanager
-def _mapped(incoming: Path, hand_over: HandOver, path: str) -> Generator[NDArray[np.uint8]]:
+def _map_file(incoming: Path, hand_over: HandOver, path: str) -> Generator[NDArray[np.uint8]]:
     with _open_inside(incoming, hand_over, path) as (fd, num_bytes):
         yield _map(fd, num_bytes)
 
@@ -249,10 +251,10 @@ def _open_inside(incoming: Path, hand_over: HandOver, name: str) -> Generator[tu
     try:
         path = (root / name).resolve()
         is_inside = path.is_relative_to(root) and path.is_file()
-    except (OSError, ValueError, RuntimeError):  # the name is too long, has a zero byte, or a loop of links
+    except (OSError, ValueError, RuntimeError):  # the name is too long, has a zero byte, or is a link loop
         is_inside = False
     if not is_inside:
-        raise WireError(f"{_name(hand_over)}: {name[:200]!r} is no file inside the incoming folder")
+        raise WireError(f"{_name(hand_over)}: {name[:200]!r} is not a file inside the incoming folder")
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         yield fd, os.fstat(fd).st_size

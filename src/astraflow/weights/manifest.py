@@ -1,10 +1,8 @@
-"""Manifests: where tensors lie in the bytes of a version, how these bytes are cut and hashed, and how all of
-it is checked.
+"""Manifests: where tensors lie in the bytes of a version, and how these bytes are cut, hashed and checked.
 
 The bytes of a version are its tensors in manifest order, each at the next multiple of `ALIGNMENT`, with zeros
-between them. Chunks of fixed size are cut from these bytes. For the digest, each half MiB is hashed, and then
-these hashes are hashed together, so that threads can share the work. Everything here is pure: no files, no
-sockets.
+in between. They are cut into chunks of fixed size. The digest is a hash over the hashes of each half MiB, so
+that several threads can compute it. Everything here is pure: no files, no sockets.
 """
 
 import math
@@ -62,13 +60,13 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one element, by dtype."""
 
 SEGMENT_BYTES = 1 << 19
-"""Bytes per hash of the digest. So few stay in a core's own cache from their use until they are hashed."""
+"""Bytes per hash of the digest: few enough to remain in the core's own cache between use and hashing."""
 
 _THREADS_FROM = 16 * SEGMENT_BYTES
-"""A smaller version is hashed by the calling thread, a larger one in parts of this size by several."""
+"""The calling thread hashes a smaller version; several threads hash a larger one in parts of this size."""
 
 MAX_CHUNK_BYTES = 1 << 30
-"""A process that serves or checks a chunk holds it in memory."""
+"""Largest chunk, because a process that serves or checks one holds it in memory."""
 
 _MAX_CHUNKS = 1 << 20
 _MAX_DIMENSIONS = 16
@@ -76,12 +74,12 @@ _MAX_FILES = 256
 _MAX_FILE_BYTES = 1 << 29
 """Config and tokenizer together; a large tokenizer has 40 MB."""
 _MAX_DELTA_EXTRA = 1 << 20
-"""A delta may have this many bytes more than twice its version, for the headers of many small tensors."""
+"""A delta may exceed twice its version by this many bytes, for the headers of many small tensors."""
 
 _HASH = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _FILE_SUFFIXES = (".json", ".txt", ".jinja", ".model", ".tiktoken", ".md")
-"""Formats that are read, never run: no Python and no pickle travels with a model."""
+"""Formats that are read and never executed: no Python or pickle travels with a model."""
 
 
 # --- names and hashes -----------------------------------------------------------------------------
@@ -93,16 +91,18 @@ def hash_bytes(data: bytes | memoryview) -> str:
 
 
 def check_policy_name(name: str) -> str:
-    """Returns the name if it can be that of a folder. Raises: WeightsError."""
+    """Returns the name if a folder can have it. Raises: WeightsError."""
     if not _NAME.fullmatch(name):
-        raise WeightsError(f"policy name {name!r}: only letters, digits, '_', '-' and '.', not '.' first")
+        raise WeightsError(
+            f"policy name {name!r}: use letters, digits, '_', '-' and '.'; the first cannot be '-' or '.'"
+        )
     return name
 
 
 def is_model_file(name: str) -> bool:
-    """True if a file of this name may be published with a version: it is read, never run, and holds no
+    """Whether a file of this name may be published with a version: it is never executed and holds no
     weights."""
-    # A name like `model.safetensors.index.json` says which file holds which tensor, and would be wrong here.
+    # A file like `model.safetensors.index.json` maps tensors to files, which would be wrong here.
     return bool(_NAME.fullmatch(name)) and name.endswith(_FILE_SUFFIXES) and not name.endswith(".index.json")
 
 
@@ -110,7 +110,7 @@ def check_file_name(name: str) -> str:
     """Returns the name if such a file may be published with a version. Raises: WeightsError."""
     if not is_model_file(name):
         raise WeightsError(
-            f"file {name!r} may not be published with a version; a plain name is expected that ends in "
+            f"file {name!r} cannot be published with a version; expected a plain name that ends in "
             f"{', '.join(_FILE_SUFFIXES)}"
         )
     return name
@@ -120,9 +120,9 @@ def check_file_name(name: str) -> str:
 
 
 def table_of(tensors: Iterable[tuple[str, Sequence[int], str]]) -> tuple[TensorInfo, ...]:
-    """Where tensors of these names, shapes and dtypes lie in the bytes of a version.
+    """The table of a version with tensors of these names, shapes and dtypes.
 
-    Raises: WeightsError if a dtype is unknown, or a name comes twice.
+    Raises: WeightsError if a dtype is unknown or a name is repeated.
     """
     infos: list[TensorInfo] = []
     end = 0
@@ -147,14 +147,14 @@ def table_of(tensors: Iterable[tuple[str, Sequence[int], str]]) -> tuple[TensorI
 
 
 def table_digest(tensors: Sequence[TensorInfo]) -> str:
-    """A name of a table: xxh3-128 of its encoding, as 32 hexadecimal digits."""
+    """Identifies a table: xxh3-128 of its encoding, as 32 hexadecimal digits."""
     return hash_bytes(msgspec.msgpack.encode(tensors))
 
 
 def lay_out(tensors: Sequence[HostTensor]) -> tuple[TensorInfo, ...]:
-    """Where each tensor, which must be whole, lies in the bytes of a version.
+    """The table of a version with these tensors, all of which must be complete.
 
-    Raises: WeightsError if a tensor's bytes, shape and dtype disagree, or a name comes twice.
+    Raises: WeightsError if a tensor's bytes, shape and dtype disagree, or a name is repeated.
     """
     infos = table_of((tensor.name, tensor.shape, tensor.dtype) for tensor in tensors)
     for info, tensor in zip(infos, tensors, strict=True):
@@ -206,7 +206,9 @@ def check_tensors(tensors: Sequence[TensorInfo]) -> None:
         if tensor.name in names:
             raise WeightsError(f"tensor {tensor.name!r} comes twice")
         if tensor.offset < end:
-            raise WeightsError(f"tensor {tensor.name!r} at {tensor.offset} overlaps the one before ({end})")
+            raise WeightsError(
+                f"tensor {tensor.name!r} at {tensor.offset} overlaps the previous one, which ends at {end}"
+            )
         if tensor.offset - end >= ALIGNMENT:
             raise WeightsError(
                 f"tensor {tensor.name!r} at {tensor.offset} leaves a gap after {end}; "
@@ -217,7 +219,7 @@ def check_tensors(tensors: Sequence[TensorInfo]) -> None:
 
 
 class VersionBytes(Protocol):
-    """The bytes of a version: `[start:end]` gives a range in one piece, as a view where that is possible."""
+    """The bytes of a version. `[start:end]` gives a contiguous range, as a view where possible."""
 
     @property
     def nbytes(self) -> int: ...
@@ -226,11 +228,11 @@ class VersionBytes(Protocol):
 
 
 class TensorBytes:
-    """The bytes of a version whose tensors lie apart, or of a part of it. A range that touches several
-    tensors is copied, with the zeros between them.
+    """The bytes of a version, or of a part of it, whose tensors are separate in memory. A range that touches
+    several tensors is copied, with the zeros between them.
 
-    `span`: the `[start, end)` of the version that the tensors have; all of it if there is none.
-    Raises: WeightsError if a tensor has other elements than those.
+    `span`: the `[start, end)` of the version that the tensors cover; by default, all of it.
+    Raises: WeightsError if a tensor has other elements than those of the span.
     """
 
     def __init__(
@@ -249,8 +251,8 @@ class TensorBytes:
             width = ITEM_BYTES[info.dtype]
             if (tensor.first_idx, tensor.data.nbytes) != (first, (last - first) * width):
                 raise WeightsError(
-                    f"tensor {info.name!r} of shape {info.shape}: {tensor.data.nbytes} bytes from element "
-                    f"{tensor.first_idx} on; {(last - first) * width} from {first} on are needed"
+                    f"tensor {info.name!r} of shape {info.shape}: {tensor.data.nbytes} bytes starting at "
+                    f"element {tensor.first_idx}; expected {(last - first) * width} starting at {first}"
                 )
             if last > first:
                 self._starts.append(info.offset + first * width)
@@ -260,7 +262,7 @@ class TensorBytes:
         start, end, _ = index.indices(self.nbytes)
         if start >= end:
             return np.zeros(0, np.uint8)
-        assert self._low <= start <= end <= self._high, "bytes that are not here"
+        assert self._low <= start <= end <= self._high, "a range outside the span"
         first = max(bisect_right(self._starts, start) - 1, 0)
         low = start - self._starts[first]
         array = self._arrays[first]
@@ -277,8 +279,8 @@ class TensorBytes:
 
 
 class VersionDigest:
-    """Digest of the bytes of a version, from the hashes of its segments. Threads may share the work in any
-    order.
+    """Digest of the bytes of a version, computed from the hashes of its segments. Several threads may share
+    the work in any order.
 
     Example: `d = VersionDigest(buffer); d.take(0, 8 << 20); d.hexdigest()`.
     """
@@ -288,7 +290,7 @@ class VersionDigest:
         self._hashes = [b""] * -(-data.nbytes // SEGMENT_BYTES)  # empty until the segment is hashed
 
     def take(self, start: int, end: int) -> None:
-        """Hashes the segments that are wholly within `[start, end)` of the version, each once."""
+        """Hashes the segments that lie entirely within `[start, end)` of the version, each at most once."""
         last = len(self._hashes) if end >= self._data.nbytes else end // SEGMENT_BYTES
         for idx in range(-(-start // SEGMENT_BYTES), last):
             self._hashes[idx] = self._hashes[idx] or self._hash(idx)
@@ -307,12 +309,12 @@ class VersionDigest:
 
 
 def digest_of_hashes(hashes: bytes) -> str:
-    """The digest of a version by the joined hashes of all of its segments."""
+    """The digest of a version, from the joined hashes of all its segments."""
     return xxhash.xxh3_128_hexdigest(hashes)
 
 
 def digest_of(data: VersionBytes) -> str:
-    """The digest of the bytes of a version; several threads share a large one."""
+    """The digest of the bytes of a version. Several threads share the work for a large one."""
     digest = VersionDigest(data)
     if data.nbytes >= _THREADS_FROM:
         pool = shared_threads()
@@ -361,7 +363,7 @@ def build_manifest(
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Raises: WeightsError, naming policy and version, unless the manifest agrees with itself."""
+    """Raises: WeightsError, naming policy and version, unless the manifest is consistent."""
     try:
         check_policy_name(manifest.policy)
         check_tensors(manifest.tensors)
@@ -370,7 +372,10 @@ def check_manifest(manifest: Manifest) -> None:
         chunks = (*manifest.chunks, *(f.chunk for f in manifest.files))
         for chunk in (*chunks, *(manifest.shortcut.chunks if manifest.shortcut else ())):
             if not _HASH.fullmatch(chunk.hash) or not 0 <= chunk.num_bytes <= MAX_CHUNK_BYTES:
-                raise WeightsError(f"chunk {chunk.hash!r} of {chunk.num_bytes} bytes is not possible")
+                raise WeightsError(
+                    f"chunk {chunk.hash!r} of {chunk.num_bytes} bytes: expected 32 hexadecimal digits and at "
+                    f"most {MAX_CHUNK_BYTES} bytes"
+                )
         _check_counts(manifest)
         if (total := sum(c.num_bytes for c in chunks)) != manifest.num_bytes:
             raise WeightsError(f"chunks hold {total} bytes, num_bytes says {manifest.num_bytes}")
@@ -380,18 +385,18 @@ def check_manifest(manifest: Manifest) -> None:
             raise WeightsError(f"chunks hold {held} bytes, the tensors need {needed}")
         delta = delta_of(manifest)
         if delta is not None and not 0 <= delta.base < delta.version:
-            raise WeightsError(f"a delta on {delta.base}, which is not an older version")
+            raise WeightsError(f"its base is version {delta.base}; expected an older version, at least 0")
         size = sum(c.num_bytes for c in delta.chunks) if delta is not None else 0
         if size > (most := 2 * needed + _MAX_DELTA_EXTRA):
             raise WeightsError(
-                f"a delta of {size} bytes; between versions of {needed} bytes it has at most {most}"
+                f"its delta has {size} bytes; between versions of {needed} bytes, at most {most} are allowed"
             )
     except WeightsError as err:
         raise WeightsError(f"manifest of {manifest.policy!r} version {manifest.version}: {err}") from err
 
 
 def _check_counts(manifest: Manifest) -> None:
-    """Raises: WeightsError if there are more chunks or files than a version can need."""
+    """Raises: WeightsError if there are more chunks or files than a version can have."""
     shortcut = manifest.shortcut.chunks if manifest.shortcut else ()
     for chunks in (manifest.chunks, shortcut):
         if len(chunks) > _MAX_CHUNKS or not all(chunk.num_bytes for chunk in chunks):
@@ -413,7 +418,7 @@ def check_digest(manifest: Manifest, data: VersionBytes) -> None:
 
 
 def name_of(manifest: Manifest) -> str:
-    """How messages name a version."""
+    """The name of a version in messages."""
     return f"policy {manifest.policy!r} version {manifest.version}"
 
 
@@ -452,19 +457,19 @@ def delta_of(manifest: Manifest) -> Manifest | None:
 
 
 def plan_path(manifests: Sequence[Manifest], held: Collection[int]) -> tuple[Manifest, ...]:
-    """The path to the newest version that costs the fewest bytes: a full version, deltas from a held version,
-    or a full version and deltas.
+    """The path to the newest version with the fewest bytes to fetch: a full version, deltas from a held
+    version, or a full version and deltas.
 
-    `manifests` belong to one policy, and `held` are the versions that are here. Returns what to fetch, in
-    order. The shortcut of a full version appears as a delta. The path is empty if the newest version is held.
-    Model files do not count, since they are fetched once.
+    `manifests` belong to one policy, and `held` are the versions that the receiver has. Returns what to
+    fetch, in order; nothing if the newest version is held. The shortcut of a full version appears as a delta.
+    Model files do not count, since they are fetched only once.
 
     Raises: WeightsError if there is no path.
     """
     if not manifests:
         raise WeightsError("no manifests to plan with")
-    # The cheapest way to each version, as cost and path. A base is older than its delta, so that one pass in
-    # the order of versions finds them all.
+    # The cheapest cost and path to each version. A base is older than its delta, so one pass in the order of
+    # versions finds them all.
     best: dict[int, tuple[int, tuple[Manifest, ...]]] = dict.fromkeys(held, (0, ()))
     for manifest in sorted(manifests, key=lambda m: m.version):
         delta = delta_of(manifest)
@@ -481,8 +486,8 @@ def plan_path(manifests: Sequence[Manifest], held: Collection[int]) -> tuple[Man
     newest = max(manifests, key=lambda m: m.version)
     if newest.version not in best:
         raise WeightsError(
-            f"{newest.policy!r} version {newest.version}: a delta on {newest.base}, and no path leads there "
-            f"from {sorted(held) or 'nothing'}; ask for a full version"
+            f"{newest.policy!r} version {newest.version} is a delta on {newest.base}, which no path reaches "
+            f"from the held versions {sorted(held)}; ask for a full version"
         )
     return best[newest.version][1]
 

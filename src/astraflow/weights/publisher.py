@@ -39,7 +39,13 @@ from astraflow.weights.addresses import announced_host, url_host
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.intake import is_same, take_over
 from astraflow.weights.manifest import check_policy_name
-from astraflow.weights.serving import UploadLimit, answers, chunk_response, parse_version, require_role
+from astraflow.weights.serving import (
+    UploadLimit,
+    chunk_response,
+    parse_version,
+    require_role,
+    with_error_responses,
+)
 from astraflow.weights.stores.chunk_store import ChunkStore
 
 __all__ = ["Publisher", "run_publisher"]
@@ -79,11 +85,11 @@ class Publisher:
         self._turns: dict[str, asyncio.Lock] = {}
         """One lock per policy: its versions are published and forgotten one at a time."""
         routes = [
-            Route("/v1/health", answers(self._health), methods=["GET"]),
-            Route("/v1/chunks/{hash}", answers(self._chunk), methods=["GET"]),
-            Route("/v1/manifests/{policy}/{version}", answers(self._manifest), methods=["GET"]),
-            Route("/v1/publish", answers(self._publish), methods=["POST"]),
-            Route("/v1/forget", answers(self._forget), methods=["POST"]),
+            Route("/v1/health", with_error_responses(self._health), methods=["GET"]),
+            Route("/v1/chunks/{hash}", with_error_responses(self._chunk), methods=["GET"]),
+            Route("/v1/manifests/{policy}/{version}", with_error_responses(self._manifest), methods=["GET"]),
+            Route("/v1/publish", with_error_responses(self._publish), methods=["POST"]),
+            Route("/v1/forget", with_error_responses(self._forget), methods=["POST"]),
         ]
         self._app = Starlette(routes=routes, middleware=[Middleware(TokenAuth, tokens=dict(tokens or {}))])
 

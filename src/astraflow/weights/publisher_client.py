@@ -1,12 +1,12 @@
-"""How a trainer hands versions to its publisher: the bytes as files, everything else over HTTP.
+"""Hands a trainer's versions to its publisher: the bytes as files, everything else over HTTP.
 
-    publish(tensors) -> compared with a copy of the version before -> a delta
-                     -> in full: the first version, one that is due, one whose delta would not be smaller
+    publish(tensors) -> a delta, by comparison with a copy of the previous version
+                     -> or in full: the first version, one that is due, one whose delta would not be smaller
 
-The trainer and its publisher run on one machine (`ProcessSpec.near`), so that the bytes cross no network. A
-file is written under a temporary name and renamed, so that the publisher never reads half of it, and is
-deleted once the publisher has answered. Bytes are compared, copied, hashed and written by `ranges`, where
-several ranks may share the work; what they found is joined here.
+The trainer and its publisher run on the same machine (`ProcessSpec.near`), so the bytes cross no network. A
+file is written under a temporary name and renamed, so the publisher never reads an incomplete one. It is
+deleted once the publisher has answered. `ranges` compares, copies, hashes and writes the bytes, shared among
+several ranks if there are any; this module joins their results.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from astraflow.weights.manifest import (
     span_bytes,
     table_of,
 )
-from astraflow.weights.ranges import RangeJob, RangeWriter, WritesRanges, Written, part_path, write_at
+from astraflow.weights.ranges import RangeJob, RangeWriter, VersionWriter, WrittenRange, part_path, write_at
 
 __all__ = ["PublisherClient"]
 
 _SLOWEST_BYTES_PER_S = 20e6
-"""Slowest disk that is expected. On a slower one, a publisher that is still writing would be taken for one
-that hangs."""
+"""Slowest expected disk. On a slower one, a publisher that is still writing would be mistaken for one that
+hangs."""
 _READ_BYTES = 1 << 23
 """Bytes of a delta that are copied at a time."""
 
@@ -53,11 +53,11 @@ class _Base:
 
 
 class PublisherClient:
-    """Implements `protocols.Publishes`. A policy is published by one client at a time, which does not own
-    `client`.
+    """Implements `protocols.VersionPublisher`. A policy is published by one client at a time, which does not
+    own `client`.
 
-    With `delta` it hands over what changed since the newest version, if the publisher can use it
-    (`weights.delta`). `ranges` writes the bytes of versions: this process alone, if it is not given.
+    With `delta`, it hands over what changed since the newest version, if the publisher can use that
+    (`weights.delta`). `ranges` writes the bytes of versions; by default, this process alone does.
 
     Example: `manifest = await PublisherClient(client, run / "weights/incoming").publish("actor", 0, tensors,
     {"config.json": model_dir / "config.json"})`.
@@ -69,15 +69,15 @@ class PublisherClient:
         incoming: Path,
         *,
         delta: bool = False,
-        ranges: WritesRanges | None = None,
+        ranges: VersionWriter | None = None,
     ) -> None:
         self._client = client
         self._incoming = incoming
         self._delta = delta
-        self._ranges: WritesRanges = ranges or RangeWriter(delta=delta)
+        self._ranges: VersionWriter = ranges or RangeWriter(delta=delta)
         self._bases: dict[str, _Base] = {}
         self._begun: set[str] = set()
-        """Policies of which this client has published a version. A client lives for one session of the
+        """Policies of which this client has published a version. A client lasts for one session of the
         trainer."""
 
     async def publish(
@@ -87,7 +87,7 @@ class PublisherClient:
         manifest.
 
         Raises: WeightsError or DataError for tensors or files that cannot be published; RefusedError if the
-        version exists with other content; UnavailableError. After an error the next version is sent in full.
+        version exists with other content; UnavailableError. After an error, the next version is sent in full.
         """
         hand_over = HandOver(
             policy=check_policy_name(policy),
@@ -96,7 +96,8 @@ class PublisherClient:
             digest="",
             is_first=policy not in self._begun,
         )
-        # From here on the threads change the copy. If this task is cancelled, nobody may use it any more.
+        # Threads now change the copy of the base. If this task is cancelled, that copy must not be used
+        # again.
         base = self._bases.pop(policy, None)
         manifest: Manifest | None = None
         if base is not None and not (base.tensors == hand_over.tensors and base.version < version):
@@ -150,8 +151,8 @@ class PublisherClient:
     # --- files; these block ---
 
     def _write_delta(self, hand_over: HandOver, base: _Base, tensors: Sequence[HostTensor]) -> HandOver:
-        """Writes a file with the difference to the base. Returns: the hand-over, with digest; without a delta
-        if that would be as large as the version."""
+        """Writes a file with the difference from the base. Returns the hand-over with its digest, and without
+        a delta if that would be as large as the version."""
         table = hand_over.tensors
         with self._fresh_file(hand_over) as (path, aside, fd):
             job = RangeJob(hand_over.policy, hand_over.version, str(aside))
@@ -201,10 +202,10 @@ class PublisherClient:
 
     @contextlib.contextmanager
     def _fresh_file(self, hand_over: HandOver) -> Generator[tuple[Path, Path, int]]:
-        """A new file in the policy's folder: its final name, which it gets when the context ends without
-        error, its name until then, and a descriptor.
+        """A new file in the policy's folder: its final path, its temporary path, and a descriptor.
 
-        Files that a killed trainer left in the folder are deleted.
+        The file is renamed when the context ends without error. Files that a killed trainer left in the
+        folder are deleted.
         """
         folder = self._incoming / hand_over.policy
         folder.mkdir(parents=True, exist_ok=True)
@@ -225,12 +226,12 @@ class PublisherClient:
         os.replace(aside, path)
 
 
-def _digest(parts: Sequence[Written]) -> str:
+def _digest(parts: Sequence[WrittenRange]) -> str:
     return digest_of_hashes(b"".join(bytes.fromhex(part.hashes) for part in parts))
 
 
-def _join(fd: int, path: str, parts: Sequence[Written]) -> None:
-    """Copies the blocks of the other ranks behind those of rank 0."""
+def _join(fd: int, path: str, parts: Sequence[WrittenRange]) -> None:
+    """Copies the blocks of the other ranks after those of rank 0."""
     end = HEADER_BYTES + parts[0].num_bytes
     for rank in range(1, len(parts)):
         with Path(part_path(path, rank)).open("rb") as file:

@@ -1,12 +1,13 @@
-"""Who writes which bytes of a version: the ranks of a trainer share them, each a range.
+"""Divides the bytes of a version into ranges, so that each rank of a trainer writes one of them.
 
-    rank k    its range of the new version, and a copy of its range of the one before
-              -> the blocks of a delta and the bytes of a full version, in files; the hashes of its segments
-    rank 0    joins: the blocks in the order of ranks make the delta, the hashes the digest
+    rank k    takes its range of the new version, and a copy of its range of the previous one
+              -> files with blocks of a delta and bytes of a full version; hashes of its segments
+    rank 0    joins the blocks in rank order into the delta, and the hashes into the digest
 
-Ranges begin and end where blocks of a delta do. So what is joined has the same bytes for any number of ranks,
-and no rank needs more than its range of both versions; of the new one up to the end of the segment in which
-the range ends, because it hashes that segment. A trainer of one process has one range, the whole version.
+Ranges begin and end at block boundaries of a delta, so the joined bytes are the same for any number of ranks.
+A rank needs only its own range of both versions. Of the new version it also needs the bytes up to the end of
+the segment in which its range ends, because it hashes that segment. A single process has one range, the whole
+version.
 """
 
 import os
@@ -31,14 +32,14 @@ from astraflow.weights.manifest import (
     span_bytes,
     table_of,
 )
-from astraflow.weights.threads import give_up, shared_threads
+from astraflow.weights.threads import cancel_and_wait, shared_threads
 
 __all__ = [
     "ByteRange",
     "RangeJob",
     "RangeWriter",
-    "WritesRanges",
-    "Written",
+    "VersionWriter",
+    "WrittenRange",
     "elements_of_rank",
     "part_path",
     "range_of",
@@ -50,7 +51,7 @@ _PART_BYTES = 16 * SEGMENT_BYTES
 
 
 class ByteRange(NamedTuple):
-    """The bytes `[start, end)` of a version that a rank writes; it holds those up to `held_end`."""
+    """The bytes `[start, end)` of a version that a rank writes. The rank holds those up to `held_end`."""
 
     start: int
     end: int
@@ -58,13 +59,13 @@ class ByteRange(NamedTuple):
 
 
 def range_of(table: Sequence[TensorInfo], rank: int, world: int) -> ByteRange:
-    """The range of a rank: about its share of the version. Some are empty if there are few blocks."""
+    """The range of a rank: about one `world`-th of the version. Some ranges are empty if blocks are few."""
     num_bytes = span_bytes(table)
     starts = [block.start for block in blocks_of(table)]
     bounds = [*starts[1:], num_bytes]
 
     def bound(number: int) -> int:
-        """Where the range of a rank other than 0 begins."""
+        """Start of the range of rank `number`, at least 1: the block boundary nearest to an equal share."""
         return min(bounds, key=lambda place: abs(place * world - number * num_bytes))
 
     start = bound(rank) if rank else 0
@@ -81,55 +82,63 @@ def elements_of_rank(table: Sequence[TensorInfo], rank: int, world: int) -> dict
 
 @dataclass(frozen=True, slots=True)
 class RangeJob:
-    """A version that is to be written."""
+    """A version to write."""
 
     policy: str
     version: int
     path: str
-    """An existing file, which gets the bytes of a full version at their places. Of a delta it gets rank 0's
-    blocks, behind the header; those of the other ranks are in files of their own beside it (`part_path`)."""
+    """An existing file. It receives all bytes of a full version, each at its offset. For a delta, it receives
+    only rank 0's blocks, after the header; each other rank writes a file of its own (`part_path`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenRange:
     """What a rank has written."""
 
     num_bytes: int
-    """Bytes of its range, or of its blocks."""
+    """Bytes of the range, or of its blocks."""
     num_blocks: int
-    """Blocks of a delta; 0 for a full version."""
+    """Number of blocks of a delta; 0 for a full version."""
     hashes: str
-    """Hexadecimal hashes of the segments that begin in its range, joined."""
+    """Concatenated hexadecimal hashes of the segments that begin in the range."""
 
 
-class WritesRanges(Protocol):
-    """Writes all ranges of a version. Methods block; one caller at a time. `tensors` are those of rank 0."""
+class VersionWriter(Protocol):
+    """Writes all ranges of a version. Methods block, and serve one caller at a time. `tensors` are rank
+    0's."""
 
-    def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[Written]:
-        """Writes the difference to version `base`, of which this has a copy, by rank. The copy becomes one of
-        the new version. Blocks beyond the size of a full version are not written.
+    def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[WrittenRange]:
+        """Writes the difference from version `base`, which the writer keeps a copy of. Returns one entry per
+        rank.
 
-        Raises: WeightsError if the tensors are not those of the range, or there is no copy of the base.
+        The copy is updated to the new version. Once a delta is as large as the full version, further blocks
+        are not written, because the caller then discards the delta.
+
+        Raises: WeightsError if the tensors do not match the range, or there is no copy of the base.
         """
         ...
 
-    def write_full(self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool) -> list[Written]:
-        """Writes all bytes, by rank, and copies them if deltas are wanted. `is_copied`: `write_delta` has
-        just copied them. Raises: as `write_delta`."""
+    def write_full(
+        self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool
+    ) -> list[WrittenRange]:
+        """Writes all bytes, and copies them if deltas are wanted. Returns one entry per rank.
+
+        `is_copied`: `write_delta` has just copied them. Raises: like `write_delta`.
+        """
         ...
 
     def end(self) -> None:
-        """The version is published: its tensors are not needed any more."""
+        """Called when the version is published, so its tensors are no longer needed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
-    """A copy of a range of the version that was written last, as bytes of that version."""
+class _RangeCopy:
+    """A copy of a range of the version that was written last. Indices are positions in that version."""
 
     version: int
     nbytes: int
-    """Of the whole version."""
+    """Bytes of the whole version."""
     start: int
     data: NDArray[np.uint8]
 
@@ -140,9 +149,9 @@ class _Copy:
 
 
 class RangeWriter:
-    """Writes the range of one rank. Implements `WritesRanges` for a trainer of one process.
+    """Writes the range of one rank. In a single-process trainer it implements `VersionWriter`.
 
-    With `delta` it keeps a copy of its range of each policy's newest version.
+    With `delta`, it keeps a copy of its range of each policy's newest version.
 
     Example: `RangeWriter(delta=True).write_full(RangeJob("actor", 0, "0.tmp"), tensors, is_copied=False)`.
     """
@@ -151,12 +160,12 @@ class RangeWriter:
         self._delta = delta
         self._rank = rank
         self._world = world
-        self._copies: dict[str, _Copy] = {}
+        self._copies: dict[str, _RangeCopy] = {}
 
-    def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[Written]:
-        """This rank's range alone, as `WritesRanges.write_delta`."""
-        table, own, new = self._looked_at(tensors)
-        copy = self._copies.pop(job.policy, None)  # neither version, if anything fails from here on
+    def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[WrittenRange]:
+        """Like `VersionWriter.write_delta`, for this rank's range only."""
+        table, own, new = self._table_and_range(tensors)
+        copy = self._copies.pop(job.policy, None)  # after a failure below, it would hold neither version
         if copy is None or copy.version != base or copy.nbytes != new.nbytes:
             raise WeightsError(f"{job.policy!r} version {base}, the base of a delta, is not here")
         hashed = VersionDigest(new)
@@ -167,25 +176,27 @@ class RangeWriter:
         try:
             within = (own.start, own.end)
             for block in encode_blocks(copy, new, table, hashed=hashed, is_advancing=True, within=within):
-                # The comparison goes on in any case, since it updates the copy.
+                # The comparison must run to the end, because it updates the copy.
                 if num_bytes < new.nbytes:
                     write_at(fd, first + num_bytes, block)
                 num_bytes += len(block)
                 num_blocks += 1
         finally:
             os.close(fd)
-        self._copies[job.policy] = _Copy(job.version, copy.nbytes, copy.start, copy.data)
-        return [Written(num_bytes, num_blocks, _hashes(hashed, own))]
+        self._copies[job.policy] = _RangeCopy(job.version, copy.nbytes, copy.start, copy.data)
+        return [WrittenRange(num_bytes, num_blocks, _hashes(hashed, own))]
 
-    def write_full(self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool) -> list[Written]:
-        """This rank's range alone, as `WritesRanges.write_full`."""
-        _, own, source = self._looked_at(tensors)
+    def write_full(
+        self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool
+    ) -> list[WrittenRange]:
+        """Like `VersionWriter.write_full`, for this rank's range only."""
+        _, own, source = self._table_and_range(tensors)
         copy = self._copies.pop(job.policy, None)
         target: NDArray[np.uint8] | None = None
         if self._delta and not is_copied:
             is_fit = copy is not None and copy.data.nbytes == own.end - own.start
             target = copy.data if copy is not None and is_fit else np.zeros(own.end - own.start, np.uint8)
-            copy = _Copy(job.version, source.nbytes, own.start, target)
+            copy = _RangeCopy(job.version, source.nbytes, own.start, target)
         fd = os.open(job.path, os.O_WRONLY)
         try:
             hashes = _write_range(fd, source, own, target)
@@ -193,15 +204,15 @@ class RangeWriter:
             os.close(fd)
         if copy is not None:
             self._copies[job.policy] = copy
-        return [Written(own.end - own.start, 0, hashes)]
+        return [WrittenRange(own.end - own.start, 0, hashes)]
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """Does nothing."""
 
-    def _looked_at(
+    def _table_and_range(
         self, tensors: Sequence[HostTensor]
     ) -> tuple[tuple[TensorInfo, ...], ByteRange, TensorBytes]:
-        """The table of a version, the range of this rank, and the bytes of it."""
+        """The table of a version, the range of this rank, and the bytes of that range."""
         table = table_of((tensor.name, tensor.shape, tensor.dtype) for tensor in tensors)
         own = range_of(table, self._rank, self._world)
         return table, own, TensorBytes(table, tensors, span=(own.start, own.held_end))
@@ -213,7 +224,7 @@ def part_path(path: str, rank: int) -> str:
 
 
 def write_at(fd: int, offset: int, data: bytes | memoryview) -> None:
-    """Writes all of the data at a place in a file."""
+    """Writes all of the data at an offset of a file."""
     view = memoryview(data)
     while view.nbytes:
         num_bytes = os.pwrite(fd, view, offset)
@@ -222,8 +233,7 @@ def write_at(fd: int, offset: int, data: bytes | memoryview) -> None:
 
 
 def _write_range(fd: int, source: TensorBytes, own: ByteRange, target: NDArray[np.uint8] | None) -> str:
-    """Writes a range at its place with a few threads, also into `target` if there is one. Returns: the
-    hashes."""
+    """Writes a range at its offset with several threads, and into `target` if given. Returns the hashes."""
     hashed = VersionDigest(source)
 
     def write_part(start: int, end: int) -> None:
@@ -233,7 +243,7 @@ def _write_range(fd: int, source: TensorBytes, own: ByteRange, target: NDArray[n
             if target is not None:
                 target[start + low - own.start : start + high - own.start] = segment
             hashed.take(start + low, start + high)
-        hashed.take(start, end)  # segments that lie in two of these pieces, where a range begins within one
+        hashed.take(start, end)  # segments that straddle two pieces, if the range begins within a segment
 
     parts = cut(own.end - own.start, _PART_BYTES)
     writing = [shared_threads().submit(write_part, own.start + low, own.start + high) for low, high in parts]
@@ -241,10 +251,10 @@ def _write_range(fd: int, source: TensorBytes, own: ByteRange, target: NDArray[n
         for future in writing:
             future.result()
     finally:
-        give_up(writing)
+        cancel_and_wait(writing)
     return _hashes(hashed, own)
 
 
 def _hashes(hashed: VersionDigest, own: ByteRange) -> str:
-    """Of the segments that begin in a range."""
+    """Hashes of the segments that begin in a range."""
     return hashed.hashes(-(-own.start // SEGMENT_BYTES), -(-own.end // SEGMENT_BYTES)).hex()

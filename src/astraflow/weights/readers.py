@@ -1,6 +1,6 @@
-"""Ways to read a chunk, one class per kind of source.
+"""Reads chunks, with one class per kind of source.
 
-Each class implements `ChunkReader`, and `FindsManifests` for the manifests that are stored beside the chunks.
+Each class implements `ChunkReader`, and `ManifestReader` for the manifests that are stored with the chunks.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from astraflow.types import Chunk, ChunkState, Manifest
 from astraflow.weights.peers.peer import State
 from astraflow.weights.range_sockets import RangeSockets
 
-__all__ = ["ChunkReader", "FileReader", "FillsBuffer", "FindsManifests", "HttpReader"]
+__all__ = ["BufferReader", "ChunkReader", "FileReader", "HttpReader", "ManifestReader"]
 
 _ANSWER_S = 2.0
 """Longest time from the end of a peer's wait to its answer."""
@@ -35,7 +35,7 @@ class ChunkReader(Protocol):
 
 
 @runtime_checkable
-class FillsBuffer(Protocol):
+class BufferReader(Protocol):
     """A chunk reader that writes straight into the caller's memory."""
 
     async def read_into(self, url: str, chunk_hash: str, view: memoryview, *, start: int) -> None:
@@ -46,7 +46,7 @@ class FillsBuffer(Protocol):
         ...
 
 
-class FindsManifests(Protocol):
+class ManifestReader(Protocol):
     """Looks up versions at a source of their chunks."""
 
     async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:
@@ -61,8 +61,8 @@ class HttpReader:
     """Reads from publishers and peers over HTTP, with one client per URL; `close` it.
 
     `connect` makes the client of a URL. The client's patience is how long a source is tried before the next
-    one. `read_into` first reads straight into the caller's memory, over connections of its own that show the
-    `token`. It gives up a source that sends no byte for `quiet_s`.
+    one. `read_into` first reads straight into the caller's memory, over separate connections that show the
+    `token`. It abandons a source that sends no byte for `quiet_s`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class HttpReader:
         self._clients: dict[str, ServiceClient] = {}
         self._sockets: dict[str, RangeSockets] = {}
         self.received_bytes = 0
-        """Bytes of chunks that have arrived since the start, whole or not, right or wrong."""
+        """Bytes of chunks that have arrived since the start, complete or not, right or wrong."""
 
     async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
         """Bytes `[start, end)` of a chunk. Raises: UnavailableError; WeightsError if the source refuses."""
@@ -97,7 +97,7 @@ class HttpReader:
         """Like `read`, but directly into `view`."""
         if url not in self._sockets:
             self._sockets[url] = RangeSockets(
-                url, token=self._token, quiet_s=self._quiet_s, received=self._note_received
+                url, token=self._token, quiet_s=self._quiet_s, on_bytes=self._note_received
             )
         path = f"/v1/chunks/{chunk_hash}"
         timeout_s = self._range_timeout_s
@@ -105,7 +105,7 @@ class HttpReader:
             view[:] = await self.read(url, chunk_hash, start=start, end=start + view.nbytes)
 
     async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:
-        """The manifest of a version; None if the publisher does not have it, or no longer."""
+        """The manifest of a version; None if the publisher does not, or no longer, have it."""
         try:
             return await self._client(url).call("GET", f"/v1/manifests/{policy}/{version}", Manifest)
         except RefusedError as err:

@@ -25,7 +25,7 @@ from astraflow.service.client import HttpTransport, ServiceClient, Transport
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import WeightChanges, WeightSnapshot
 from astraflow.weights.arrival import Arrival
-from astraflow.weights.downloads import Downloads, Part
+from astraflow.weights.downloads import ChunkDownload, Downloads
 from astraflow.weights.manifest import (
     check_digest,
     check_manifest,
@@ -41,9 +41,9 @@ from astraflow.weights.peers.admission import available_bytes, check_encoding, c
 from astraflow.weights.peers.peer import Spool, peer_ticket
 from astraflow.weights.peers.reputation import Reputation
 from astraflow.weights.peers.swarm import Swarm
-from astraflow.weights.readers import ChunkReader, FileReader, FindsManifests, HttpReader
+from astraflow.weights.readers import ChunkReader, FileReader, HttpReader, ManifestReader
 from astraflow.weights.threads import off_loop
-from astraflow.weights.transfers import Held, HostCopy, Transfer, build, content_of
+from astraflow.weights.transfers import HeldVersion, HostCopy, Transfer, build, content_of
 
 __all__ = ["Receiver"]
 
@@ -83,7 +83,7 @@ class Receiver:
         *,
         token: str = "",
         readers: Mapping[str, ChunkReader] | None = None,
-        finders: Mapping[str, FindsManifests] | None = None,
+        finders: Mapping[str, ManifestReader] | None = None,
         spool: Spool | None = None,
         transport: Callable[[str], Transport] = HttpTransport,
         num_parallel: int = 4,
@@ -115,13 +115,13 @@ class Receiver:
             num_parallel=num_parallel,
             range_bytes=range_bytes,
             clock=clock,
-            arrived=self._arrived,
+            on_arrival=self._arrived,
         )
         self._deadline_s = deadline_s
         self._memory_bytes = memory_bytes
         self._turns: dict[str, asyncio.Lock] = {}
         self._transfers: dict[str, Transfer] = {}  # those that have not ended, which the next call resumes
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldVersion] = {}
         self._remembered: dict[str, dict[int, Manifest]] = {}  # by policy and version
         self.num_fallbacks = 0
         """Number of versions that were fetched in another way because a delta on the copy here failed."""
@@ -195,7 +195,7 @@ class Receiver:
 
     # --- the path to a version ---
 
-    async def _plan(self, manifest: Manifest, held: Held | None) -> tuple[Manifest, ...]:
+    async def _plan(self, manifest: Manifest, held: HeldVersion | None) -> tuple[Manifest, ...]:
         """The cheapest path to a version from the one held; empty if they are the same.
 
         A full version without a shortcut is fetched as it is. Unknown manifests of earlier versions are asked
@@ -231,12 +231,12 @@ class Receiver:
         Raises: UnavailableError if none of them answers.
         """
         failure: UnavailableError | WeightsError | None = None
-        for source in self._downloads.ranked(manifest.sources):
+        for source in self._downloads.rank_origins(manifest.sources):
             finder = self._finders.get(source.kind)
             if finder is None:
                 continue
             try:
-                found = await self._downloads.in_turn(
+                found = await self._downloads.ask(
                     source, manifest, finder.manifest(source.url, manifest.policy, version)
                 )
             except (UnavailableError, WeightsError) as err:
@@ -268,7 +268,7 @@ class Receiver:
             ) from err
         base = self._held.get(policy) if transfer.copy is None else None
         if base is not None and not base.copy.is_free:
-            base = Held(base.manifest, await asyncio.to_thread(base.copy.duplicate))
+            base = HeldVersion(base.manifest, await asyncio.to_thread(base.copy.duplicate))
         del self._transfers[policy]
         self.fetched_bytes += sum(part.chunk.num_bytes for part in transfer.all_parts)
         # From here on a thread changes the copy. If this task is cancelled, nobody may use it any more.
@@ -276,7 +276,7 @@ class Receiver:
             del self._held[policy]
         copy, changes = await off_loop(span_bytes(target.tensors), build, transfer, base)
         model_dir = await self._installed_files(transfer)
-        return self._keep(Held(target, copy), model_dir, changes)
+        return self._keep(HeldVersion(target, copy), model_dir, changes)
 
     def _begin(self, path: tuple[Manifest, ...]) -> Transfer:
         """A transfer with memory for the versions of the path.
@@ -303,7 +303,7 @@ class Receiver:
         finally:
             self._spool.give_up(chunks)
 
-    async def _arrived(self, part: Part) -> None:
+    async def _arrived(self, part: ChunkDownload) -> None:
         if self._spool is not None:
             await self._spool.put(part.chunk, part.view)
 
@@ -321,9 +321,11 @@ class Receiver:
         await self._download(transfer)
         model_dir = await self._installed_files(transfer)
         copy = held.copy if held.copy.is_free else await asyncio.to_thread(held.copy.duplicate)
-        return self._keep(Held(manifest, copy), model_dir)
+        return self._keep(HeldVersion(manifest, copy), model_dir)
 
-    def _keep(self, fetched: Held, model_dir: Path, changes: WeightChanges | None = None) -> WeightSnapshot:
+    def _keep(
+        self, fetched: HeldVersion, model_dir: Path, changes: WeightChanges | None = None
+    ) -> WeightSnapshot:
         """Returns a verified version, and keeps it as a base unless a newer one is held."""
         manifest = fetched.manifest
         held = self._held.get(manifest.policy)

@@ -1,4 +1,4 @@
-"""Chunk files over HTTP: what publishers and peers have in common.
+"""Serves chunk files over HTTP: the code that publishers and peers share.
 
 GET /v1/chunks/HASH (Range) -> bytes straight from the system's page cache, within the upload limit
 """
@@ -17,20 +17,27 @@ from starlette.types import Receive, Scope, Send
 from astraflow.errors import Error, RefusedError, WeightsError
 from astraflow.service.messages import error_response
 
-__all__ = ["Handler", "UploadLimit", "answers", "chunk_response", "parse_version", "require_role"]
+__all__ = [
+    "Handler",
+    "UploadLimit",
+    "chunk_response",
+    "parse_version",
+    "require_role",
+    "with_error_responses",
+]
 
 Handler = Callable[[Request], Awaitable[Response]]
 """A function that answers the requests of a route."""
 
 _BLOCK_BYTES = 1024 * 1024
-"""Bytes per send: enough to hide the cost of a send, few enough for many receivers to take turns."""
+"""Bytes per send: enough to hide the cost of a send, few enough that many receivers take turns."""
 _LIMITED_BLOCK_BYTES = 64 * 1024
 """The same under an upload limit: small, so that the rate is smooth and receivers share it evenly."""
 _SMOOTH_S = 0.02
-"""A send that is due within this time is done at once, because timers are no finer."""
+"""A send that is due within this time is done immediately, because timers are not more precise."""
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 _VERSION = re.compile(r"[0-9]{1,15}")
-"""ASCII digits only: `int` accepts the digits of every script, and raises for thousands of them."""
+"""ASCII digits only: `int` accepts the digits of all scripts, and raises for thousands of digits."""
 _MAX_SHOWN = 80
 """Characters of a request that a message repeats."""
 
@@ -59,8 +66,8 @@ class UploadLimit:
         return begins_s - now_s if begins_s - now_s > _SMOOTH_S else 0.0
 
 
-def answers(handler: Handler) -> Handler:
-    """The handler, with our errors turned into responses."""
+def with_error_responses(handler: Handler) -> Handler:
+    """The handler, with our errors converted to responses."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -75,12 +82,12 @@ def require_role(request: Request, *roles: str) -> None:
     """Raises: RefusedError unless the caller has one of the roles, or is admin."""
     role = str(request.scope["role"])
     if role not in {*roles, "admin"}:
-        message = f"{request.url.path}: role {role!r} is not allowed; {' or '.join(roles)} is expected"
+        message = f"{request.url.path}: role {role!r} is not allowed; expected {' or '.join(roles)}"
         raise RefusedError(message, code="forbidden", status=403)
 
 
 def parse_version(text: str) -> int | None:
-    """The version that a request names; None if the text is not the number of a version."""
+    """The version that a request names; None if the text is not a version number."""
     return int(text) if _VERSION.fullmatch(text) else None
 
 
@@ -147,7 +154,8 @@ class _ChunkResponse(Response):
 
 
 def _is_cached(fd: int, start: int, end: int) -> bool:
-    """True if both ends of a block are in memory, or if the file system (such as tmpfs) cannot tell."""
+    """Whether both ends of a block are in memory. Also True if the file system (such as tmpfs) cannot
+    tell."""
     if not hasattr(os, "RWF_NOWAIT"):  # not Linux
         return False
     try:
@@ -176,7 +184,7 @@ def _parse_range(header: str, size: int) -> tuple[int, int]:
         end = size
     if start >= end:
         message = (
-            f"range {header[:_MAX_SHOWN]!r} of {size} bytes cannot be served; one range bytes=A-B is expected"
+            f"range {header[:_MAX_SHOWN]!r} of {size} bytes cannot be served; expected one range bytes=A-B"
         )
         raise RefusedError(message, code="bad_range", status=416)
     return start, end

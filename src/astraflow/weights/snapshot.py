@@ -1,7 +1,7 @@
-"""Snapshots as model folders: safetensors files written and read without torch.
+"""Writes snapshots as model folders, and writes and reads safetensors files without torch.
 
-A safetensors file is the length of its header (uint64), a JSON header `{name: {dtype, shape, data_offsets}}`,
-and the tensors' bytes without gaps, all little-endian.
+A safetensors file consists of the length of its header (uint64), a JSON header `{name: {dtype, shape,
+data_offsets}}`, and the tensors' bytes without gaps, all little-endian.
 """
 
 import json
@@ -54,9 +54,9 @@ class _Entry(msgspec.Struct, frozen=True):
 def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = "") -> None:
     """Writes a complete Hugging Face folder: the tensors of a version with its config and tokenizer files.
 
-    Adapters are merged into the weights, so that the folder opens like any other. They are in `adapter/` as
-    well, in PEFT's format, for those who have the base model, which is called `base` there. The folder is
-    written under another name and renamed.
+    Adapters are merged into the weights, so that the folder opens like any other. They are also in
+    `adapter/`, in PEFT's format, for users who have the base model, which is called `base` there. The folder
+    is written under another name and renamed.
 
     Raises: DataError if `folder` exists.
     """
@@ -79,7 +79,8 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = ""
 def write_adapter(
     folder: Path, adapters: Sequence[HostTensor], *, base: str, alpha: float | None = None
 ) -> None:
-    """Writes a new folder that `PeftModel.from_pretrained` opens. `base` and `alpha`: as `adapter_config`."""
+    """Writes a new folder that `PeftModel.from_pretrained` opens. `base` and `alpha`: see
+    `adapter_config`."""
     folder.mkdir()
     write_safetensors(folder / ADAPTER_FILE, adapters)
     config = json.dumps(adapter_config(adapters, base=base, alpha=alpha), indent=2)
@@ -87,7 +88,7 @@ def write_adapter(
 
 
 def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
-    """Writes a safetensors file that `transformers` can open. Wide dtypes come first, so that all tensors are
+    """Writes a safetensors file that `transformers` can open. Wide dtypes come first, so all tensors are
     aligned."""
     ordered = sorted(tensors, key=lambda t: -ITEM_BYTES[t.dtype])
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -110,16 +111,16 @@ def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
 
 
 def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
-    """The tensors of a file as views of its memory map, in the order of their bytes.
+    """The tensors of a file as views of its memory map, in file order.
 
-    Raises: DataError if it is not a safetensors file, is cut short, or holds another dtype.
+    Raises: DataError if it is not a safetensors file, is truncated, or contains another dtype.
     """
     try:
         size = path.stat().st_size
         data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r") if size else np.zeros(0, np.uint8)
     except OSError as err:
         raise DataError(f"{path} cannot be read: {err}") from err
-    # A file without room for the length is refused below, like one whose header is too long.
+    # A file too short to hold the length is refused below, like one whose header is too long.
     length = struct.unpack("<Q", data[:8].tobytes())[0] if size >= 8 else _MAX_HEADER_BYTES
     if length + 8 > min(size, _MAX_HEADER_BYTES):
         raise DataError(
@@ -142,13 +143,13 @@ def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
 
 
 def read_model(folder: Path) -> tuple[HostTensor, ...]:
-    """All tensors of a Hugging Face folder with one or several safetensors files, ordered by name.
+    """All tensors of a Hugging Face folder with one or more safetensors files, ordered by name.
 
     Raises: DataError if there is none.
     """
     paths = weight_paths(folder)
     if not paths:
-        raise DataError(f"{folder} holds no *.safetensors file; is it a Hugging Face model folder?")
+        raise DataError(f"{folder} has no *.safetensors file; is it a Hugging Face model folder?")
     return tuple(sorted((t for path in paths for t in read_safetensors(path)), key=lambda t: t.name))
 
 

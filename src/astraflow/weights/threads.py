@@ -1,6 +1,6 @@
 """The threads that copy, hash and encode versions.
 
-They are kept, because touching the first memory of a new thread costs as much as its share of the work.
+They are reused, because the first memory accesses of a new thread cost as much as its share of the work.
 """
 
 import asyncio
@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["NUM_THREADS", "give_up", "off_loop", "shared_threads"]
+__all__ = ["NUM_THREADS", "cancel_and_wait", "off_loop", "shared_threads"]
 
 NUM_THREADS = min(os.cpu_count() or 1, 4)
 """More threads would wait for the memory bus."""
 
 _FEW_BYTES = 1024 * 1024
-"""Copying or hashing this much takes less time than handing it to another thread, above all while other
+"""Copying or hashing this much takes less time than handing it to another thread, especially while other
 threads keep the interpreter busy."""
 
 _ArgsT = ParamSpec("_ArgsT")
@@ -38,8 +38,8 @@ def shared_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="weights")
 
 
-def give_up(waiting: Collection[Future[Any]]) -> None:
-    """Cancels work that has not begun and waits for the rest."""
+def cancel_and_wait(waiting: Collection[Future[Any]]) -> None:
+    """Cancels the work that has not begun, and waits for the rest."""
     for future in waiting:
         future.cancel()
     wait(waiting)

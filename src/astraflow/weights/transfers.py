@@ -1,4 +1,4 @@
-"""Turns the chunks of a version that arrived into a verified copy in host memory. Blocks; opens nothing."""
+"""Turns the fetched chunks of a version into a verified copy in host memory. Blocks; opens no files."""
 
 import weakref
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,19 @@ from astraflow.errors import WeightsError
 from astraflow.types import FileInfo, Manifest
 from astraflow.types.host_tensors import WeightChanges
 from astraflow.weights.delta.delta import Delta, apply_delta, parse_delta
-from astraflow.weights.downloads import Part
+from astraflow.weights.downloads import ChunkDownload
 from astraflow.weights.manifest import ITEM_BYTES, check_digest, name_of
 
-__all__ = ["Held", "HostCopy", "Transfer", "build", "content_of"]
+__all__ = ["HeldVersion", "HostCopy", "Transfer", "build", "content_of"]
 
 _FEW = 16
-"""Positions of changed elements are collected if at most one in this many changed. Beyond that, writing a
-whole tensor is as fast as looking up where it changed."""
+"""Positions of changed elements are collected if at most one in this many changed. If more changed, writing
+whole tensors is as fast as looking up the positions."""
 
 
 class HostCopy:
-    """The bytes of a version in host memory. They are lent to those who use the tensors, and patched in place
-    once nobody does.
+    """The bytes of a version in host memory, lent to the users of its tensors and patched in place when
+    nobody uses them.
 
     `lend` gives an array. Every view of it, and every torch tensor on its memory, keeps the loan alive. The
     owner writes only while `is_free` is true.
@@ -45,11 +45,11 @@ class HostCopy:
 
     @property
     def is_free(self) -> bool:
-        """Whether no view of what was lent is alive."""
+        """Whether no view of the loan is alive."""
         return self._loan is None or self._loan() is None
 
     def lend(self) -> NDArray[np.uint8]:
-        """The bytes, to read."""
+        """The bytes, for reading only."""
         assert self.is_free, "a host copy is lent once at a time"
         # The loan must stay alive as long as any view of it. If the loan were a view of `data`, numpy would
         # make `data` the base of the loan's views, and the loan could die before them. An array made from a
@@ -59,15 +59,15 @@ class HostCopy:
         return loan
 
     def duplicate(self) -> "HostCopy":
-        """The same bytes in memory of their own."""
+        """A copy of the bytes in new memory."""
         other = HostCopy(self.data.nbytes)
         other.data[:] = self.data
         return other
 
 
 @dataclass(slots=True)
-class Held:
-    """The newest version of a policy that is here whole."""
+class HeldVersion:
+    """The newest version of a policy that has been fetched completely."""
 
     manifest: Manifest
     copy: HostCopy
@@ -75,29 +75,29 @@ class Held:
 
 @dataclass(slots=True)
 class Transfer:
-    """What has arrived of the versions of a path."""
+    """Progress of fetching the versions of a path."""
 
     path: tuple[Manifest, ...]
-    """Versions to fetch in this order: a full one or none, then deltas."""
+    """Versions to fetch, in this order: at most one full version, then deltas."""
     target: Manifest
     copy: HostCopy | None
     """Memory for the full version at the beginning of the path."""
     deltas: list[bytearray]
-    parts: list[Part]
-    files: list[tuple[FileInfo, Part]] = field(default_factory=list[tuple[FileInfo, Part]])
+    parts: list[ChunkDownload]
+    files: list[tuple[FileInfo, ChunkDownload]] = field(default_factory=list[tuple[FileInfo, ChunkDownload]])
 
     @property
-    def all_parts(self) -> list[Part]:
-        """Parts of versions and of model files."""
+    def all_parts(self) -> list[ChunkDownload]:
+        """Parts of the versions and of the model files."""
         return [*self.parts, *(part for _, part in self.files)]
 
 
-def build(transfer: Transfer, held: Held | None) -> tuple[HostCopy, WeightChanges | None]:
-    """The target version in a host copy, and where it differs from the held one. Blocks.
+def build(transfer: Transfer, held: HeldVersion | None) -> tuple[HostCopy, WeightChanges | None]:
+    """Returns the target version in a host copy, and where it differs from the held version. Blocks.
 
-    A path without a full version patches the held copy in place, so nobody else may be reading that copy.
+    If the path has no full version, the held copy is patched in place, so nobody else may be reading it.
 
-    Raises: WeightsError if the bytes are wrong; a copy that was being patched is then lost.
+    Raises: WeightsError if the bytes are wrong. A copy that was being patched is then unusable.
     """
     deltas = [manifest for manifest in transfer.path if manifest.kind == "delta"]
     if transfer.copy is not None:
@@ -122,7 +122,8 @@ def build(transfer: Transfer, held: Held | None) -> tuple[HostCopy, WeightChange
 
 
 def _apply(manifest: Manifest, data: bytearray, base: Manifest, copy: HostCopy, *, is_last: bool) -> Delta:
-    """Patches the copy from `base` to `manifest`. Only the last version of a chain is hashed."""
+    """Patches the copy from `base` to `manifest`, and verifies the result only for the last of a chain: its
+    digest can match only if all steps before it were right."""
     if manifest.tensors != base.tensors:
         raise WeightsError("its tensor table differs from its base's")
     delta = parse_delta(data, manifest.tensors)
@@ -136,7 +137,7 @@ def _apply(manifest: Manifest, data: bytearray, base: Manifest, copy: HostCopy, 
 
 
 def _changes(base: Manifest, deltas: Sequence[Delta]) -> WeightChanges | None:
-    """The elements that a chain of deltas changes; None if there are many."""
+    """The elements that a chain of deltas changes; None if they are many."""
     num_elements = sum(t.num_bytes // ITEM_BYTES[t.dtype] for t in base.tensors)
     if sum(delta.num_changed for delta in deltas) * _FEW > num_elements:
         return None
@@ -153,5 +154,5 @@ def _positions(deltas: Sequence[Delta]) -> Mapping[str, NDArray[np.int64]]:
 
 
 def content_of(manifest: Manifest) -> Manifest:
-    """The manifest without what may differ between two announcements of the same version."""
+    """The manifest without the fields that may differ between two announcements of the same version."""
     return msgspec.structs.replace(manifest, sources=(), created_s=0.0)

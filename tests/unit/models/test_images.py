@@ -26,7 +26,7 @@ from astraflow.models.images import (
     positions,
 )
 from astraflow.models.loading import load_causal_lm
-from astraflow.models.vision import Sight
+from astraflow.models.vision import ImageFeed
 from astraflow.types import MediaRef
 from drivers.vision_models import picture, save_seeing_model
 
@@ -157,10 +157,12 @@ def test_an_older_family_is_seen_by_the_same_rules() -> None:
             input_ids=ids, pixel_values=pixels, image_grid_thw=grids,
             mm_token_type_ids=(ids == RULES.token_id).int(), use_cache=False,
         ).logits  # fmt: skip
-        sight = Sight(model, RULES)
-        seen = sight.seen([placed(RULES, tokens, uris)], num_tokens=len(tokens))
-        with sight.showing(seen):
-            found = model(input_ids=ids, position_ids=seen.positions, use_cache=False, **seen.inputs).logits
+        feed = ImageFeed(model, RULES)
+        images = feed.inputs([placed(RULES, tokens, uris)], num_tokens=len(tokens))
+        with feed.showing(images):
+            found = model(
+                input_ids=ids, position_ids=images.positions, use_cache=False, **images.inputs
+            ).logits
     torch.testing.assert_close(found, expected)
 
 

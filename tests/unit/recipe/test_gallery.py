@@ -25,13 +25,13 @@ def test_every_recipe_and_spec_of_the_repository_is_listed_once() -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_every_entry_says_what_it_is(entry: gallery.Entry) -> None:
+def test_every_entry_says_what_it_is(entry: gallery.GalleryItem) -> None:
     assert len(entry.about) > 20
 
 
 @pytest.mark.parametrize("entry", RECIPES, ids=lambda entry: entry.name)
 def test_a_copied_recipe_has_all_that_it_needs(
-    entry: gallery.Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entry: gallery.GalleryItem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it extends, the modules of its own parts, and the specs of its models are in the new folder."""
     copied = gallery.copy_entries([entry], tmp_path)

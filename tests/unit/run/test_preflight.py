@@ -392,7 +392,7 @@ def test_layers_with_adapters_and_compiled_layers_are_not_cut(
     folder: Path, settings: dict[str, Any], said: str
 ) -> None:
     train = {"ranks": 2, "shard": {"tensor": 2}, "backend": {"name": "torch", **settings}}
-    with pytest.raises(ValidationError, match=rf"{said}.* not built"):
+    with pytest.raises(ValidationError, match=rf"{said}.* not supported"):
         make_recipe(folder, policies={"actor": make_policy(folder, train=train)})
 
 

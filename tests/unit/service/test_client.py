@@ -8,7 +8,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from astraflow.errors import Error, FencedError, RefusedError, UnavailableError, WireError
-from astraflow.service.client import HttpTransport, MemoryTransport, Reply, ServiceClient
+from astraflow.service.client import HttpReply, HttpTransport, MemoryTransport, ServiceClient
 from astraflow.service.messages import error_response, item_response, read_item
 from astraflow.service.server import HttpServer
 from astraflow.types import ErrorReply, Message, Task
@@ -90,25 +90,25 @@ async def test_fetch_reads_a_range_and_checks_its_length(client: ServiceClient) 
 class Flaky:
     """Fails in a given way before it answers."""
 
-    def __init__(self, failures: list[Reply | Exception]) -> None:
+    def __init__(self, failures: list[HttpReply | Exception]) -> None:
         self.failures = failures
         self.num_requests = 0
 
-    async def request(self, method: str, target: str, **_: object) -> Reply:
+    async def request(self, method: str, target: str, **_: object) -> HttpReply:
         self.num_requests += 1
         if self.failures:
             failure = self.failures.pop(0)
             if isinstance(failure, Exception):
                 raise failure
             return failure
-        return Reply(200, "application/msgpack", encode(Message(role="user", content="late")))
+        return HttpReply(200, "application/msgpack", encode(Message(role="user", content="late")))
 
     async def close(self) -> None:
         return None
 
 
 async def test_connection_failures_and_503_are_tried_again() -> None:
-    busy = Reply(503, "application/msgpack", encode(ErrorReply(code="journal", message="disk full")))
+    busy = HttpReply(503, "application/msgpack", encode(ErrorReply(code="journal", message="disk full")))
     flaky = Flaky([ConnectionError("refused"), busy, TimeoutError()])
     client = ServiceClient("x", transport=flaky, patience_s=10.0)
     assert (await client.call("GET", "/", Message)).content == "late"
@@ -125,14 +125,14 @@ async def test_when_patience_ends_the_error_counts_the_tries_and_keeps_the_last_
 
 
 async def test_a_refusal_is_not_tried_again() -> None:
-    flaky = Flaky([Reply(409, "application/msgpack", encode(ErrorReply(code="refused", message="no")))])
+    flaky = Flaky([HttpReply(409, "application/msgpack", encode(ErrorReply(code="refused", message="no")))])
     with pytest.raises(RefusedError, match="no"):
         await ServiceClient("x", transport=flaky).call("GET", "/", Message)
     assert flaky.num_requests == 1
 
 
 async def test_an_answer_of_another_program_names_the_address() -> None:
-    flaky = Flaky([Reply(404, "text/plain", b"Not Found")])
+    flaky = Flaky([HttpReply(404, "text/plain", b"Not Found")])
     client = ServiceClient("http://there:80", transport=flaky)
     with pytest.raises(
         RefusedError, match=r"http://there:80/v1/x answered HTTP 404: 'Not Found'.* another program"

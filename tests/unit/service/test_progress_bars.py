@@ -10,7 +10,7 @@ import pytest
 from transformers.utils import logging as transformers_logging
 
 from astraflow.models.loading import load_causal_lm
-from astraflow.service.progress_bars import no_bars_in_logs
+from astraflow.service.progress_bars import progress_bars_off
 from astraflow.tasks.config import HubSourceConfig
 from astraflow.tasks.sources import make_source
 from drivers.engine_models import make_random_model
@@ -64,23 +64,23 @@ def test_loading_a_model_writes_no_bars_into_a_log(tmp_path: Path, capfd: pytest
 
 
 def test_bars_are_off_for_a_while_and_then_as_before() -> None:
-    with no_bars_in_logs():
+    with progress_bars_off():
         assert bars() == (False, False)
     assert bars() == (True, True)
     datasets.disable_progress_bars()
-    with no_bars_in_logs():
+    with progress_bars_off():
         assert bars() == (False, False)
     assert bars() == (False, True)
 
 
 def test_a_terminal_keeps_its_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with no_bars_in_logs():
+    with progress_bars_off():
         assert bars() == (True, True)
 
 
 def test_bars_that_the_user_asks_for_by_a_variable_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", False)
-    with no_bars_in_logs():
+    with progress_bars_off():
         assert bars() == (True, True)

@@ -5,7 +5,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import RefusedError
-from astraflow.service.client import MemoryTransport, Reply, ServiceClient
+from astraflow.service.client import HttpReply, MemoryTransport, ServiceClient
 from astraflow.service.rate_limit import RateLimit, TokenBucket
 from astraflow.service.server import TokenAuth
 from astraflow.types import StatusReply
@@ -106,13 +106,13 @@ class Busy:
         self.num_left, self.retry_after_s = num_busy, retry_after_s
         self.at_s: list[float] = []
 
-    async def request(self, *_: object, **__: object) -> Reply:
+    async def request(self, *_: object, **__: object) -> HttpReply:
         self.at_s.append(asyncio.get_running_loop().time())
         self.num_left -= 1
         if self.num_left >= 0:
             body = b'{"code": "too_many_requests", "message": "later"}'
-            return Reply(429, "application/json", body, self.retry_after_s)
-        return Reply(204, "", b"")
+            return HttpReply(429, "application/json", body, self.retry_after_s)
+        return HttpReply(204, "", b"")
 
     async def close(self) -> None:
         return None

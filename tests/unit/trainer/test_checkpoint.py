@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from astraflow.errors import DataError
-from astraflow.trainer.checkpoint import RECORD_FILE, Checkpoint, CheckpointStore, synced
+from astraflow.trainer.checkpoint import RECORD_FILE, Checkpoint, CheckpointStore, sync_path
 
 
 def make_store(folder: Path, *, keep: int = 2, policy: str = "actor") -> CheckpointStore:
@@ -75,7 +75,7 @@ def test_every_file_is_durable_before_a_checkpoint_is_visible_and_its_name_after
 def test_files_and_folders_reach_the_disk(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file", tmp_path):
-        calls = system_calls(lambda path=path: synced(path))
+        calls = system_calls(lambda path=path: sync_path(path))
         assert calls == [path], calls
 
 

@@ -132,7 +132,7 @@ def test_a_stream_that_only_some_trajectories_have_is_left_out_and_counted(odd: 
 @pytest.mark.parametrize(
     ("odd", "has"),
     [
-        (make_sample(), "is missing, and train.loss reads it"),
+        (make_sample(), "is missing, but train.loss reads it"),
         (with_stream(make_sample(), 0, 0, 0, 1, 2, dtype="int32"), "has 1 int32 values per token"),
         (with_stream(make_sample(), 0, 0, 0, 1), "has 4 entries for 5 tokens"),
         (with_stream(make_sample(), 0, 0, 0, 1, 1e16), "holds 1e+16 at a trained token"),

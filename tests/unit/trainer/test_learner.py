@@ -116,7 +116,9 @@ def test_a_device_without_memory_says_what_needs_how_much_and_what_helps(model_d
     backend = TorchBackend(TrainConfig(), model_dir=model_dir)
     columns = columns_from_samples(make_samples(), vocab_size=VOCAB_SIZE)
     parts = backend.cut(columns, np.arange(len(columns.lengths)))
-    message = r"cpu is out of memory, in microbatches of up to \d+ tokens; .*activations of 16384.*helps most"
+    message = (
+        r"cpu is out of memory with microbatches of up to \d+ tokens; .*activations of 16384.*to save most"
+    )
     with pytest.raises(TrainingError, match=message):
         backend.forward_backward(columns, parts, Hungry())
 

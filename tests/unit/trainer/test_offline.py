@@ -127,10 +127,10 @@ def test_ranks_share_the_offline_groups(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_batches_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no saved batch; collect some with"):
+    with pytest.raises(DataError, match="has no saved batch; collect some with"):
         OfflineGroups(tmp_path, seed=0)
     (tmp_path / "000000.msgpack").write_bytes(b"\x93no")
-    with pytest.raises(DataError, match=r"000000\.msgpack is no saved batch"):
+    with pytest.raises(DataError, match=r"000000\.msgpack is not a saved batch"):
         OfflineGroups(tmp_path, seed=0)
 
 

@@ -9,7 +9,7 @@ from astraflow.errors import ConfigError
 from astraflow.trainer.config import OptimizerConfig, TrainConfig
 from astraflow.trainer.step import (
     TokenSums,
-    combined,
+    combine_sums,
     denominator,
     entropies,
     learning_rate,
@@ -68,7 +68,7 @@ def test_means_are_over_all_tokens_whatever_the_parts() -> None:
     sums.add({"clip_frac": torch.tensor([False])})
     sums.add_max("largest", torch.tensor([1.0, 3.0]))
     sums.add_max("largest", torch.tensor([2.0]))
-    assert combined([sums.plain()]) == {"clip_frac": 0.5, "largest": 3.0}
+    assert combine_sums([sums.plain()]) == {"clip_frac": 0.5, "largest": 3.0}
 
 
 def test_means_are_over_the_tokens_of_all_ranks_even_of_one_without_any() -> None:
@@ -77,7 +77,7 @@ def test_means_are_over_the_tokens_of_all_ranks_even_of_one_without_any() -> Non
     ranks[0].add_max("largest", torch.tensor([-1.0]))
     ranks[2].add({"clip_frac": torch.tensor([False])})
     ranks[2].add_max("largest", torch.tensor([-2.0]))
-    assert combined([sums.plain() for sums in ranks]) == {"clip_frac": 0.5, "largest": -1.0}
+    assert combine_sums([sums.plain() for sums in ranks]) == {"clip_frac": 0.5, "largest": -1.0}
 
 
 def test_a_metric_that_is_no_column_is_refused() -> None:

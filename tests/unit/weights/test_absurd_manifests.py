@@ -108,5 +108,5 @@ async def test_a_version_that_memory_has_no_room_for_is_refused(tmp_path: Path) 
         small = await rig.client.publish("actor", 0, make_weights(2), rig.model_files())
         await rig.receiver.fetch(small)
         large = await rig.client.publish("actor", 1, make_weights(20, seed=1), {})
-        with pytest.raises(WeightsError, match=r"version 1: \d+ bytes are to be fetched into memory, and"):
+        with pytest.raises(WeightsError, match=r"version 1: \d+ bytes must be fetched into memory"):
             await rig.receiver.fetch(large)

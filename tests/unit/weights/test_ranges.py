@@ -15,7 +15,7 @@ from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.ranges import (
     RangeJob,
     RangeWriter,
-    Written,
+    WrittenRange,
     elements_of_rank,
     range_of,
 )
@@ -47,18 +47,20 @@ def parts_of(tensors: Sequence[HostTensor], rank: int, world: int) -> list[HostT
 
 
 class RanksInTurn:
-    """All ranks of a trainer in this process. Implements `WritesRanges`."""
+    """All ranks of a trainer in this process. Implements `VersionWriter`."""
 
     def __init__(self, world: int) -> None:
         self.whole: Sequence[HostTensor] = ()
         self.num_ended = 0
         self._writers = [RangeWriter(delta=True, rank=rank, world=world) for rank in range(world)]
 
-    def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[Written]:
+    def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[WrittenRange]:
         del tensors
         return [w for writer, own in self._each() for w in writer.write_delta(job, own, base)]
 
-    def write_full(self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool) -> list[Written]:
+    def write_full(
+        self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool
+    ) -> list[WrittenRange]:
         del tensors
         return [w for writer, own in self._each() for w in writer.write_full(job, own, is_copied=is_copied)]
 
@@ -121,7 +123,7 @@ def test_tensors_of_another_range_are_refused(tmp_path: Path) -> None:
     writer = RangeWriter(delta=True, rank=1, world=2)
     version = make_version()
     with pytest.raises(
-        WeightsError, match=r"tensor 'a' of shape \(4300000,\): 8600000 bytes from element 0 on"
+        WeightsError, match=r"tensor 'a' of shape \(4300000,\): 8600000 bytes starting at element 0"
     ):
         writer.write_full(RangeJob("actor", 0, str(path)), version, is_copied=False)
     assert path.stat().st_size == 0

@@ -66,7 +66,7 @@ def test_a_broken_file_is_a_data_error(tmp_path: Path, content: bytes) -> None:
 def test_a_missing_file_or_model_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         read_safetensors(tmp_path / "absent.safetensors")
-    with pytest.raises(DataError, match=r"holds no \*\.safetensors"):
+    with pytest.raises(DataError, match=r"has no \*\.safetensors"):
         read_model(tmp_path)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from astraflow import wire
 from astraflow.errors import Error, WireError
-from astraflow.service.client import Reply, Transport
+from astraflow.service.client import HttpReply, Transport
 from astraflow.types import ErrorReply, Item
 from astraflow_conformance.report import AbandonedError, Checks
 
@@ -91,7 +91,7 @@ class ProbeClient:
 
     async def send(
         self, method: str, target: str, body: bytes, *, sends: str = wire.MSGPACK, accepts: str = wire.MSGPACK
-    ) -> Reply:
+    ) -> HttpReply:
         """Sends bytes; returns the answer as it came. Raises: AbandonedError if none comes."""
         headers = {"Content-Type": sends}
         if accepts:
@@ -105,7 +105,7 @@ class ProbeClient:
         except (OSError, TimeoutError) as err:
             raise AbandonedError(f"{method} {target}: no answer: {err!r}") from err
 
-    def refusal(self, where: str, reply: Reply) -> RefusalError:
+    def refusal(self, where: str, reply: HttpReply) -> RefusalError:
         """Decodes a refusal, and checks that it has the form that rule D3 asks for."""
         try:
             error = wire.decode(reply.body, ErrorReply, reply.media_type)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from astraflow.protocols import Publishes
+from astraflow.protocols import VersionPublisher
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor
 
@@ -65,7 +65,7 @@ class PublishedVersions:
 
     def __init__(
         self,
-        publisher: Publishes,
+        publisher: VersionPublisher,
         damage: DamagedChunks,
         *,
         policy: str,

@@ -71,7 +71,7 @@ async def _started(link: HostLink, machine: str, spec: ProcessSpec, files: Mappi
 
 
 class PipedProcess(RemoteProcess):
-    """Implements `ProcessHandle` and `ShowsLife`.
+    """Implements `ProcessHandle` and `LifeReporter`.
 
     `machine` is its name in messages. `on_end` is called once when the process has ended, or is lost.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 import astraflow
 from astraflow.errors import ConfigError, ServiceError
 from astraflow.processes.local_launcher import LocalLauncher
-from astraflow.protocols import ProcessHandle, ProcessLife, ProcessSpec, ShowsLife
+from astraflow.protocols import LifeReporter, ProcessHandle, ProcessLife, ProcessSpec
 from astraflow.service.process import MODULE_PATH_VARIABLE
 
 __all__ = ["News", "ProcessHost", "relocated"]
@@ -77,7 +77,7 @@ class ProcessHost:
             log = file.read(_MAX_LOG_BYTES)
         if is_over:
             return News(log, ProcessLife(), None if log else ended.result())
-        return News(log, handle.life() if isinstance(handle, ShowsLife) else ProcessLife())
+        return News(log, handle.life() if isinstance(handle, LifeReporter) else ProcessLife())
 
     async def silence(self, longest_s: float) -> str:
         """As `ProcessHandle.silence`."""

@@ -45,7 +45,7 @@ class _StartLostError(Exception):
 
 
 class RayLauncher:
-    """Implements `Launcher` and `SpansMachines`. Connects to the cluster when it is made, and blocks
+    """Implements `Launcher` and `MultiMachineLauncher`. Connects to the cluster when it is made, and blocks
     for that.
 
     Example: `RayLauncher(RayLauncherConfig(address="10.0.0.5:6379"))`.

@@ -37,7 +37,7 @@ class NodeOf:
 
 
 class RayProcess(RemoteProcess):
-    """Implements `ProcessHandle` and `ShowsLife`."""
+    """Implements `ProcessHandle` and `LifeReporter`."""
 
     # size: what a handle is made of
     def __init__(self, ray: Any, actor: Any, node: NodeOf, *, pid: int, log_path: Path) -> None:

@@ -31,8 +31,8 @@ _KILL_GRACE_S = 2.0
 
 
 class RemoteProcess(ABC):
-    """Implements `ShowsLife`, and `ProcessHandle` but for `silence`. Follows its process from the moment it
-    is made, so a subclass sets its own attributes before it waits for anything.
+    """Implements `LifeReporter`, and `ProcessHandle` but for `silence`. Follows its process from the moment
+    it is made, so a subclass sets its own attributes before it waits for anything.
 
     `place` is where the process runs, in messages: `machine gpu-1`.
     """

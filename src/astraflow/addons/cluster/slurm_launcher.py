@@ -46,7 +46,8 @@ _REMEDIES = {
 
 
 class SlurmLauncher:
-    """Implements `Launcher` and `SpansMachines`. It must run where `srun` does, and the nodes must reach it.
+    """Implements `Launcher` and `MultiMachineLauncher`. It must run where `srun` does, and the nodes must
+    reach it.
 
     Example: `SlurmLauncher(SlurmLauncherConfig(partition="gpu"))`.
     """

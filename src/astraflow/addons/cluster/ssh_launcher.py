@@ -104,8 +104,8 @@ class HostBook:
 
 
 class SshLauncher:
-    """Implements `Launcher` and `SpansMachines`. Asks every host what it has when it is made, and blocks
-    for that.
+    """Implements `Launcher` and `MultiMachineLauncher`. Asks every host what it has when it is made, and
+    blocks for that.
 
     Example: `SshLauncher(SshLauncherConfig(hosts=("gpu-1", "gpu-2")))`.
     """

@@ -25,7 +25,7 @@ from astraflow.addons.tiny_models.spec import WarmStartConfig
 from astraflow.addons.tiny_models.tokenizer import IMAGE_TOKEN, shown_tools
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.images import ImageRules, placed
-from astraflow.models.vision import Sight
+from astraflow.models.vision import ImageFeed
 from astraflow.types import Media, Message
 
 __all__ = ["Progress", "TinyModel", "warm_start"]
@@ -62,14 +62,14 @@ def warm_start(
     if config.steps == 0:
         return
     encoded = _encode(tokenizer, demonstrations, images)
-    sight = None if images is None else Sight(model, images)
+    feed = None if images is None else ImageFeed(model, images)
     optimizers = _optimizers(model, config.lr)
     model.train()
     for step in range(config.steps):
         start = step * config.batch_size
         batch = encoded[start : start + config.batch_size]
         ids, targets = _padded(batch, pad_id=cast("int", tokenizer.pad_token_id))
-        loss = _loss(model, ids, targets, sight, [media for _, _, media in batch])
+        loss = _loss(model, ids, targets, feed, [media for _, _, media in batch])
         for optimizer in optimizers:
             optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -158,19 +158,19 @@ def _padded(rows: list[_Row], *, pad_id: int) -> tuple[Tensor, Tensor]:
 
 
 def _loss(
-    model: TinyModel, ids: Tensor, targets: Tensor, sight: Sight | None, media: Sequence[Media]
+    model: TinyModel, ids: Tensor, targets: Tensor, feed: ImageFeed | None, media: Sequence[Media]
 ) -> Tensor:
     # The output at a token predicts the next one.
-    logits = _logits(model, ids, sight, media)[:, :-1]
+    logits = _logits(model, ids, feed, media)[:, :-1]
     return cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=_IGNORED)
 
 
-def _logits(model: Any, ids: Tensor, sight: Sight | None, media: Sequence[Media]) -> Tensor:
-    if sight is None or not any(media):
+def _logits(model: Any, ids: Tensor, feed: ImageFeed | None, media: Sequence[Media]) -> Tensor:
+    if feed is None or not any(media):
         return model(input_ids=ids, use_cache=False).logits
-    seen = sight.seen(media, num_tokens=ids.shape[1])
-    with sight.showing(seen):
-        return model(input_ids=ids, position_ids=seen.positions, use_cache=False, **seen.inputs).logits
+    images = feed.inputs(media, num_tokens=ids.shape[1])
+    with feed.showing(images):
+        return model(input_ids=ids, position_ids=images.positions, use_cache=False, **images.inputs).logits
 
 
 def _optimizers(model: TinyModel, lr: float) -> tuple[torch.optim.Optimizer, ...]:

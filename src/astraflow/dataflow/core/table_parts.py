@@ -17,7 +17,7 @@ from astraflow.algorithms.samplers import make_sampler
 from astraflow.config import Config, Use
 from astraflow.dataflow.config import TableConfig
 from astraflow.errors import ComponentError, ConfigError
-from astraflow.protocols import Completed, LearnsFromBatches, TableView, TakenBatch
+from astraflow.protocols import BatchObserver, CompleteGroup, TableView, TakenBatch
 
 __all__ = ["TableParts", "component_name"]
 
@@ -94,7 +94,7 @@ class TableParts:
             )
         return given
 
-    def pick(self, waiting: Collection[int], ready: Mapping[int, Completed]) -> tuple[int, ...] | None:
+    def pick(self, waiting: Collection[int], ready: Mapping[int, CompleteGroup]) -> tuple[int, ...] | None:
         """The groups of the next batch, or None if it has to wait. Raises: ComponentError."""
         num_groups = self._sizes.groups_per_batch
         what = f"{self._names['sampler']}.pick()"
@@ -106,7 +106,7 @@ class TableParts:
             raise ComponentError(f"{what} gave {len(picked)} groups; a batch holds {num_groups}")
         return picked
 
-    def remove(self, ready: Mapping[int, Completed]) -> tuple[int, ...]:
+    def remove(self, ready: Mapping[int, CompleteGroup]) -> tuple[int, ...]:
         """The complete groups that are evicted now; a batch of them always stays. Raises: ComponentError."""
         num_groups = self._sizes.groups_per_batch
         if len(ready) <= num_groups:
@@ -128,16 +128,16 @@ class TableParts:
             called(f"{self._names[kind]}.observe()", part.observe, batch)
 
     @property
-    def with_memory(self) -> Mapping[str, tuple[str, LearnsFromBatches]]:
+    def with_memory(self) -> Mapping[str, tuple[str, BatchObserver]]:
         """Kind -> (its name in messages, the part), for the parts whose state a snapshot has to keep."""
         return {kind: (self._names[kind], part) for kind, part in self._learners.items()}
 
 
-def _learner(part: object, config: Config, where: str) -> LearnsFromBatches | None:
+def _learner(part: object, config: Config, where: str) -> BatchObserver | None:
     """The part, if it has a memory, else None. Raises: ConfigError if it has only some of the methods."""
     if isinstance(config, Use) and any(hasattr(part, method) for method in _MEMORY):
         check_methods(part, _MEMORY, config, where=where)
-    return part if isinstance(part, LearnsFromBatches) else None
+    return part if isinstance(part, BatchObserver) else None
 
 
 def _is_count(value: object) -> bool:
@@ -145,7 +145,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _checked_ids(what: str, given: object, ready: Mapping[int, Completed]) -> tuple[int, ...]:
+def _checked_ids(what: str, given: object, ready: Mapping[int, CompleteGroup]) -> tuple[int, ...]:
     """The ids of ready groups, each once. Raises: ComponentError that names the first that is not."""
     ids = called(f"the answer {given!r} of {what}", _as_ints, cast("Any", given))
     seen: set[int] = set()

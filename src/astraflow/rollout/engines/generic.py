@@ -16,7 +16,7 @@ from torch import Tensor
 
 from astraflow.errors import DataError
 from astraflow.models.images import ImageRules
-from astraflow.models.vision import Sight
+from astraflow.models.vision import ImageFeed
 from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, Stretch, causal_attention
 from astraflow.rollout.engines.sampling import token_logprobs
 from astraflow.types import Media
@@ -63,7 +63,7 @@ class GenericForward:
         AttentionInterface.register(_ATTENTION, cast("Any", _attend))
         self._model = cast("Any", model)
         # What sees has layers of its own, which attend to a whole image.
-        self._sight = None if images is None else Sight(model, images)
+        self._image_feed = None if images is None else ImageFeed(model, images)
         self._model.set_attn_implementation(_ATTENTION if images is None else {"text_config": _ATTENTION})
         config = self._model.config.get_text_config()
         kinds = cast("list[str]", getattr(config, "layer_types", None) or [])  # not every config lists them
@@ -102,11 +102,11 @@ class GenericForward:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
             self._run(tokens, positions, self._call(cache, rows), num_logits=1)
             return
-        assert self._sight is not None, "images for a model that reads text alone"
-        seen = self._sight.seen(media, num_tokens=tokens.shape[1])
-        cache.shifts[rows.cpu().numpy()] = seen.shifts
-        with self._sight.showing(seen):
-            self._run(tokens, seen.positions, self._call(cache, rows), num_logits=1, inputs=seen.inputs)
+        assert self._image_feed is not None, "images for a model that reads text alone"
+        images = self._image_feed.inputs(media, num_tokens=tokens.shape[1])
+        cache.shifts[rows.cpu().numpy()] = images.shifts
+        with self._image_feed.showing(images):
+            self._run(tokens, images.positions, self._call(cache, rows), num_logits=1, inputs=images.inputs)
 
     def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
         """Stores keys and values of tokens [B, T] that follow prefixes in the cache."""
@@ -116,7 +116,7 @@ class GenericForward:
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
         """One step: logits [B, V]."""
         at = cache.begin_step(positions)
-        if self._sight is not None:
+        if self._image_feed is not None:
             at = at + torch.from_numpy(cache.shifts[: len(positions)]).to(at.device)
         return self._run(tokens[:, None], at[:, None], self._call(cache, is_step=True), num_logits=1)[:, 0]
 

@@ -1,7 +1,7 @@
-"""Compiles the layers of a model (`torch.compile`): one kernel for many small operations beside the products.
+"""Compiles the layers of a model (`torch.compile`), which fuses the small operations between matrix products.
 
-All layers of a model share the compiled code, and lengths are not part of it, so it is made in the first
-passes and then stays. Attention is left out: it has kernels of its own, and its branches depend on the batch.
+All layers of a model share the compiled code, which does not depend on lengths, so it is compiled only in the
+first passes. Attention is excluded: it has its own kernels, and its branches depend on the batch.
 """
 
 import logging
@@ -14,15 +14,15 @@ from torch import nn
 from astraflow.errors import ConfigError
 from astraflow.trainer.torch.parallel.recompute import layers_of
 
-__all__ = ["compile_layers", "left_out"]
+__all__ = ["compile_layers", "exclude_from_compile"]
 
 _log = logging.getLogger(__name__)
 
 
 def compile_layers(model: nn.Module, *, device: str) -> int:
-    """Lets every layer of a model be compiled when it is first called. Returns the number of layers.
+    """Makes every layer of a model compile at its first call. Returns the number of layers.
 
-    Raises: ConfigError if the model's family has no layers, or if nothing can be compiled on this machine.
+    Raises: ConfigError if the model's family has no layers, or if this machine cannot compile.
     """
     layers = layers_of(model)
     if not layers:
@@ -37,8 +37,8 @@ def compile_layers(model: nn.Module, *, device: str) -> int:
     return len(layers)
 
 
-def left_out(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that compiled code calls as it is."""
+def exclude_from_compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, excluded from compilation."""
     return cast("Callable[..., Any]", torch.compiler.disable(function))
 
 
@@ -50,9 +50,9 @@ def _check_compiler(device: str) -> None:
 
     try:
         torch.compile(doubled)(torch.ones(2, device=device))
-    except (RuntimeError, OSError, ImportError) as err:  # what compilers raise derives from these
+    except (RuntimeError, OSError, ImportError) as err:  # the errors of compilers derive from these
         raise ConfigError(
-            f"train.backend.compile_layers = true: nothing can be compiled for {device} here: "
+            f"train.backend.compile_layers = true: this machine cannot compile for {device}: "
             f"{str(err).strip().splitlines()[0]}; install a C++ compiler (and Triton, for a GPU), or set it "
             "to false"
         ) from err

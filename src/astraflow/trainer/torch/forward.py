@@ -1,10 +1,9 @@
-"""One forward pass of any Hugging Face causal language model over a packed layout.
+"""One forward pass of any Hugging Face causal language model over a packed or padded layout.
 
-Packed: the model sees a single row of all packed tokens; embedding, norms, projections and MLPs run on each
-token once, and an attention function of our own, which reads the layout, keeps the sequences apart. Padded:
-one right-padded row per sample, with the model's own attention; for models whose attention cannot be
-replaced, or mixes tokens in another way. Which of the two is exact for a model is found by trying, once, at
-load.
+Packed: the model gets a single row with all packed tokens. Embedding, norms, projections and MLPs process
+each token once, and our own attention function, which reads the layout, keeps the sequences apart. Padded:
+one right-padded row per sample, with the model's own attention, for models whose attention cannot be replaced
+or which mix tokens in another way. A trial pass at load finds out whether the packed layout is exact.
 
 Legend: H heads, D dimension of a head; others as in `trainer.packing`.
 """
@@ -26,15 +25,15 @@ from astraflow import wire
 from astraflow.errors import ConfigError, ImageError, WireError
 from astraflow.models.images import ImageRules, check_media
 from astraflow.models.loading import DTYPES
-from astraflow.models.vision import Seen, Sight
+from astraflow.models.vision import ImageFeed, ImageInputs
 from astraflow.protocols import EntropyUse
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.columns import columns_from_samples, sample_name
 from astraflow.trainer.packing import Layout, cut_microbatches, make_layout
 from astraflow.trainer.step import entropies, token_logprobs
-from astraflow.trainer.torch.compiled import compile_layers, left_out
+from astraflow.trainer.torch.compiled import compile_layers, exclude_from_compile
 from astraflow.trainer.torch.head import chunked_logprobs, num_chunk_tokens
-from astraflow.trainer.torch.invariant import InvariantLogprobs, with_value
+from astraflow.trainer.torch.invariant import InvariantLogprobs, replace_value
 from astraflow.trainer.torch.norms import replace_norms
 from astraflow.trainer.torch.parallel.context_parallel import TokenPart
 from astraflow.trainer.torch.parallel.grid import RankGrid
@@ -43,13 +42,13 @@ from astraflow.trainer.torch.varlen import VarlenRows, find_varlen
 from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
 from astraflow.types.token_columns import EXPERTS_STREAM, Columns
 
-__all__ = ["Entry", "Forward", "LayoutTensors"]
+__all__ = ["ForwardEntryPoint", "LayoutTensors", "TrainerForward"]
 
 _log = logging.getLogger(__name__)
 _ATTENTION_NAME = "astraflow_packed"
 _LOGIT_TOLERANCE = 1e-3
-"""As a share of the largest logit. Packed and padded agree to about 1e-6 in float32; a leak changes far
-more."""
+"""As a share of the largest logit. Packed and padded logits agree to about 1e-6 in float32; a leak between
+sequences changes far more."""
 
 _HARMLESS = frozenset(
     {
@@ -57,12 +56,12 @@ _HARMLESS = frozenset(
         "output_router_logits",  # mixtures of experts pass it through their attention
     }
 )
-"""Arguments that models pass to their attention and that change nothing here, in eval mode."""
+"""Arguments that models pass to their attention and that have no effect here, in eval mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutTensors:
-    """A layout on the model's device; index arrays flattened as `index_select` wants them."""
+    """A layout on the model's device, with index arrays flattened for `index_select`."""
 
     token_ids: Tensor
     position_ids: Tensor
@@ -72,7 +71,7 @@ class LayoutTensors:
     tail_shape: tuple[int, int]
     key_idx: Tensor
     key_bias: Tensor
-    """float32 [Q, 1, Tq, Tp + Tq]: 0 where seen, -inf where not."""
+    """float32 [Q, 1, Tq, Tp + Tq]: 0 where a tail may attend, -inf elsewhere."""
     row_idx: Tensor
     predict_idx: Tensor
     target_ids: Tensor
@@ -81,31 +80,32 @@ class LayoutTensors:
     """Tokens that the model computes, padding included."""
     num_sample_tokens: int
     varlen: VarlenRows | None
-    """Where set, attention in a dtype that its kernel takes is computed by it."""
-    seen: Seen | None = None
+    """If set, its kernel computes attention in the dtypes that it supports."""
+    images: ImageInputs | None = None
     """The images of the causal rows, if there are any."""
     part: TokenPart | None = None
-    """Where set, this rank computes a part of the tokens; `token_ids` and `position_ids` are its own, and
-    `predict_idx` and `target_ids` those within it."""
+    """If set, this rank computes only this part of the tokens, and `token_ids`, `position_ids`, `predict_idx`
+    and `target_ids` refer to the part."""
 
 
-class Entry(nn.Module):
-    """Where a model is entered: if its weights are split over ranks, they are whole inside a call alone."""
+class ForwardEntryPoint(nn.Module):
+    """The module through which a model is called. Weights that are split over ranks are complete only during
+    such a call."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, compute: Callable[[], Any]) -> Any:
-        """What `compute` returns."""
+        """Returns the result of `compute`."""
         return compute()
 
 
-class Forward:
+class TrainerForward:
     """Computes logits at the positions that predict trained tokens. Gradients flow if they are enabled.
 
-    Owns nothing but the choice of layout, and whether layers are compiled or their norms computed in one
-    pass; the model stays the caller's.
+    Owns only the choice of layout, and whether layers are compiled or norms are computed in one pass. The
+    caller owns the model.
     """
 
     def __init__(
@@ -116,29 +116,29 @@ class Forward:
         config: TorchBackendConfig,
         images: ImageRules | None = None,
     ) -> None:
-        """`images`: how the model sees images; None if it reads text alone."""
+        """`images`: how the model reads images; None for a text-only model."""
         self._model = cast("Any", model)
-        self.entry = Entry(model)
+        self.entry = ForwardEntryPoint(model)
         self._device = config.device
         self._dtype = config.dtype
         self.replay: RouterReplay | None = None
         """Sends tokens to the experts that the engine chose, if set."""
         self.invariant: InvariantLogprobs | None = None
-        """Makes the logprobs of the trained tokens the engine's to the last bit, if set."""
+        """If set, makes the logprobs of the trained tokens bit-identical to the engine's."""
         self._grid: RankGrid | None = None
-        """Where tokens are cut over ranks."""
+        """Set if tokens are cut over ranks."""
         self._is_idle = False
-        """Whether the next pass is for nothing."""
+        """Whether the result of the next pass is discarded."""
         if config.compile_layers:
-            compile_layers(model, device=config.device)  # its norms too
+            compile_layers(model, device=config.device)  # includes the norms
         else:
             replace_norms(model)
         self.is_packed = False
         self._varlen = find_varlen(config.device) if config.dtype != "float32" else None
         self._shares = config.share_prefixes
-        # What sees has attention of its own, over whole images; the model's own code keeps the two apart.
-        self._sight = None if images is None else Sight(cast("Any", model), images)
-        if self._sight is None and _can_replace_attention(self._model):
+        # Vision models use their own attention over whole images, which ours must not replace.
+        self._image_feed = None if images is None else ImageFeed(cast("Any", model), images)
+        if self._image_feed is None and _can_replace_attention(self._model):
             _offer_attention(is_compiled=config.compile_layers)
             self.is_packed = self._packed_is_exact(vocab_size)
         self._vocab_size = vocab_size
@@ -151,33 +151,35 @@ class Forward:
         )
 
     def layout(self, columns: Columns, samples: NDArray[np.int64]) -> LayoutTensors:
-        """Some samples, laid out for one pass."""
-        # A kernel for sequences that stand one after the other has no place for a prefix of several tails;
-        # and samples of a group may have been sent to different experts at the end of their prompt.
+        """Lays out some samples for one pass."""
+        # The variable-length kernel cannot attend from several tails to one prefix. With recorded experts,
+        # samples of a group may have used different experts at the end of their common prompt.
         share = self.is_packed and self._shares and self._varlen is None
         share = share and not (self.replay is not None and EXPERTS_STREAM in columns.streams)
-        share = share and self.invariant is None  # it computes whole sequences
+        share = share and self.invariant is None  # it computes complete sequences
         packed = self.tensors(make_layout(columns, samples, share=share))
         media = [columns.media[sample] for sample in map(int, samples)] if columns.media else []
         if not any(media):
             return packed
         for sample in map(int, samples):
             self._check_media(columns, sample)
-        assert self._sight is not None
-        return replace(packed, seen=self._sight.seen(media, num_tokens=packed.causal_shape[1]))
+        assert self._image_feed is not None
+        return replace(packed, images=self._image_feed.inputs(media, num_tokens=packed.causal_shape[1]))
 
     def _check_media(self, columns: Columns, sample: int) -> None:
         start = int(columns.starts[sample])
         tokens = columns.token_ids[start : start + int(columns.lengths[sample])].tolist()
         try:
-            check_media(None if self._sight is None else self._sight.rules, tokens, columns.media[sample])
+            check_media(
+                None if self._image_feed is None else self._image_feed.rules, tokens, columns.media[sample]
+            )
         except ImageError as err:
             raise WireError(f"{sample_name(columns, sample)}: {err}") from err
 
     def cut(self, columns: Columns, samples: NDArray[np.int64], token_budget: int) -> list[NDArray[np.int64]]:
         """Microbatches of at most `token_budget` tokens each.
 
-        Padding counts where the model computes it. Where only attention does, it may double them.
+        Padding counts if the model computes it. If only attention computes it, padding may double the tokens.
         """
         if not self.is_packed:
             return cut_microbatches(columns, samples, token_budget, max_padded=token_budget)
@@ -212,62 +214,62 @@ class Forward:
         )
 
     def logits(self, packed: LayoutTensors) -> Tensor:
-        """[P, V], of the output that predicts each trained token. The layout must share nothing unless
-        `is_packed`."""
+        """[P, V]: the logits that predict each trained token. Unless `is_packed`, the layout must not share
+        prefixes."""
         return self._packed_logits(packed) if self.is_packed else self._padded_logits(packed)
 
     def outputs(self, packed: LayoutTensors) -> Tensor:
-        """`logits`, computed in the dtype of the recipe, as float32."""
+        """`logits` computed in the dtype of the recipe and converted to float32."""
         own, chosen = self._own_part(packed)
-        return _whole(self.entry(partial(self._outputs, own)), own, chosen, len(packed.target_ids))
+        return _all_values(self.entry(partial(self._outputs, own)), own, chosen, len(packed.target_ids))
 
     def cut_tokens(self, grid: RankGrid) -> None:
-        """From now on, cuts the tokens of every pass over the ranks of a place.
+        """Makes every further pass cut its tokens over the ranks of `train.shard.context`.
 
-        Raises: ConfigError if the model cannot be computed so.
+        Raises: ConfigError if the model cannot be computed this way.
         """
-        said = f"train.shard.context = {grid.context}: {type(self._model).__name__}"
+        where = f"train.shard.context = {grid.context}: {type(self._model).__name__}"
         if not self.is_packed:
             raise ConfigError(
-                f"{said} is computed in padded rows, of which tokens are not cut; set train.shard.context: 1"
+                f"{where} is computed in padded rows, whose tokens cannot be cut; set train.shard.context: 1"
             )
         if self.replay is not None or self.invariant is not None:
             what = "routers" if self.replay is not None else "exact logprobs"
             raise ConfigError(
-                f"{said}: {what} of a part of the tokens are not built; set train.shard.context: 1"
+                f"{where}: {what} are not supported for a part of the tokens; set train.shard.context: 1"
             )
         self._grid = grid
 
     def idle(self) -> tuple[Columns, LayoutTensors]:
-        """A sample of a few tokens and its layout, for a pass whose result nobody wants."""
+        """A sample of a few tokens and its layout, for a pass whose result is discarded."""
         columns = columns_from_samples(_probe_samples(self._vocab_size)[-1:], vocab_size=self._vocab_size)
         self._is_idle = True
         return columns, self.layout(columns, np.arange(1))
 
     @torch.no_grad()
     def probe(self) -> Tensor:
-        """What the model predicts for made-up samples, in float32."""
+        """The model's logits for synthetic samples, in float32."""
         columns = columns_from_samples(_probe_samples(self._vocab_size), vocab_size=self._vocab_size)
         layout = make_layout(columns, np.arange(len(columns.lengths)), share=self.is_packed)
         packed = self.tensors(layout)
         own, chosen = self._own_part(packed)
-        return _whole(self.entry(partial(self.logits, own)), own, chosen, len(packed.target_ids))
+        return _all_values(self.entry(partial(self.logits, own)), own, chosen, len(packed.target_ids))
 
     def check_probe(self, before: Tensor) -> None:
-        """Raises: ConfigError if the model predicts something else than at an earlier `probe`."""
+        """Raises: ConfigError if the model's logits differ from those of an earlier `probe`."""
         difference = float((self.probe() - before).abs().max())
         if difference > _LOGIT_TOLERANCE * float(before.abs().max()):
             raise ConfigError(
-                f"train.shard: cut over ranks, {type(self._model).__name__} predicts something else (by "
-                f"{difference:.3g}): it does not compute as its family's plan or the packed layout wants it; "
-                "set train.shard.tensor and context to 1"
+                f"train.shard: when cut over ranks, {type(self._model).__name__} predicts other logits (by "
+                f"{difference:.3g}), since it does not follow its family's plan or the packed layout; set "
+                "train.shard.tensor and context to 1"
             )
 
     def logprobs(
         self, columns: Columns, packed: LayoutTensors, *, entropy: EntropyUse = "none"
     ) -> tuple[Tensor, Tensor | None]:
-        """[P] each: logprobs of the trained tokens at their sampling temperature; the entropies of the
-        distributions that predict them, or None."""
+        """[P] each: the logprobs of the trained tokens at their sampling temperature, and the entropies of
+        the distributions that predict them, or None."""
         temperatures = columns.temperatures[columns.sample_of(packed.trained)]
         if self.replay is not None:
             positions = packed.predict_idx if self.is_packed else _padded_rows(packed)
@@ -280,20 +282,21 @@ class Forward:
                 temperatures = temperatures[chosen.cpu().numpy()]
             value, found = self.entry(partial(self._logprobs, own, temperatures, entropy))
             num_trained = len(packed.target_ids)
-            found = None if found is None else _whole(found, own, chosen, num_trained)
-            return _whole(value, own, chosen, num_trained), found
-        value = self.invariant.of(packed, temperatures)
+            found = None if found is None else _all_values(found, own, chosen, num_trained)
+            return _all_values(value, own, chosen, num_trained), found
+        value = self.invariant.compute(packed, temperatures)
         if entropy == "none" and not torch.is_grad_enabled():
             return value, None
         usual, found = self.entry(partial(self._logprobs, packed, temperatures, entropy))
-        return with_value(usual, value), found
+        return replace_value(usual, value), found
 
     def _own_part(self, packed: LayoutTensors) -> tuple[LayoutTensors, Tensor | None]:
-        """The tokens that this rank computes, and which of the trained ones they predict; None for all."""
+        """The tokens that this rank computes, and the indices of the trained tokens that they predict; None
+        for all."""
         grid = self._grid
         if grid is None:
             return packed, None
-        part = TokenPart(grid.place, grid.context, grid.place_group, len(packed.token_ids))
+        part = TokenPart(grid.model_rank, grid.context, grid.model_group, len(packed.token_ids))
         chosen = part.chosen(packed.predict_idx)
         own = replace(
             packed,
@@ -332,12 +335,12 @@ class Forward:
         return torch.autocast(torch.device(self._device).type, dtype=torch.bfloat16, enabled=is_low)
 
     def _hidden(self, packed: LayoutTensors) -> Tensor:
-        """[P, D]: what the output head gets for each trained token."""
+        """[P, D]: the input of the output head for each trained token."""
         body = self._model.base_model
         if self.is_packed:
             output = body(**_packed_inputs(packed))
             return output.last_hidden_state.squeeze(0).index_select(0, packed.predict_idx)
-        with self._showing(packed):
+        with self._images_shown(packed):
             hidden = body(**self._padded_inputs(packed)).last_hidden_state
         return hidden.flatten(0, 1).index_select(0, _padded_rows(packed))
 
@@ -346,7 +349,7 @@ class Forward:
         return output.logits.squeeze(0)
 
     def _padded_logits(self, packed: LayoutTensors) -> Tensor:
-        with self._showing(packed):
+        with self._images_shown(packed):
             logits = self._model(**self._padded_inputs(packed)).logits
         return logits.flatten(0, 1).index_select(0, _padded_rows(packed))
 
@@ -355,18 +358,19 @@ class Forward:
         is_token = torch.zeros(ids.numel(), dtype=torch.long, device=self._device)
         is_token[packed.row_idx] = 1
         inputs = {"input_ids": ids, "attention_mask": is_token.view_as(ids), "use_cache": False}
-        if packed.seen is not None:
-            inputs |= {"position_ids": packed.seen.positions, **packed.seen.inputs}
+        if packed.images is not None:
+            inputs |= {"position_ids": packed.images.positions, **packed.images.inputs}
         return inputs
 
-    def _showing(self, packed: LayoutTensors) -> AbstractContextManager[None]:
-        if packed.seen is None or self._sight is None:
+    def _images_shown(self, packed: LayoutTensors) -> AbstractContextManager[None]:
+        if packed.images is None or self._image_feed is None:
             return nullcontext()
-        return self._sight.showing(packed.seen)
+        return self._image_feed.showing(packed.images)
 
     @torch.no_grad()
     def _packed_is_exact(self, vocab_size: int) -> bool:
-        """Compares both layouts on made-up samples; leaves the model on the attention that it needs."""
+        """Compares both layouts on synthetic samples, and leaves the model with the attention that it
+        needs."""
         columns = columns_from_samples(_probe_samples(vocab_size), vocab_size=vocab_size)
         everything = np.arange(len(columns.lengths))
         before = str(self._model.config._attn_implementation)
@@ -384,10 +388,10 @@ class Forward:
 
     @torch.no_grad()
     def _is_head_plain(self) -> bool:
-        """Whether logits are the products of the head's weight with the hidden states and nothing else.
+        """Whether the logits are just the product of the head's weight and the hidden states.
 
-        If not, the logits are computed by the model itself, all at once: where it scales or caps them, and
-        where the head has a bias or adapters.
+        If not, because the model scales or caps them or the head has a bias or adapters, the model itself
+        computes the logits, all at once.
         """
         head = self._model.get_output_embeddings()
         parameters = dict(cast("nn.Module", head).named_parameters()) if head is not None else {}
@@ -412,11 +416,11 @@ def _packed_inputs(packed: LayoutTensors) -> dict[str, Any]:
     }
 
 
-def _whole(values: Tensor, own: LayoutTensors, chosen: Tensor | None, num_values: int) -> Tensor:
-    """The values of all trained tokens, of which this rank may have computed a part."""
+def _all_values(values: Tensor, own: LayoutTensors, chosen: Tensor | None, num_values: int) -> Tensor:
+    """The values of all trained tokens, only some of which this rank may have computed."""
     if own.part is None or chosen is None:
         return values
-    return own.part.whole(values, chosen, num_values)
+    return own.part.all_values(values, chosen, num_values)
 
 
 def _padded_rows(packed: LayoutTensors) -> Tensor:
@@ -424,23 +428,23 @@ def _padded_rows(packed: LayoutTensors) -> Tensor:
 
 
 class _UnknownAttentionError(Exception):
-    """The model asks for a kind of attention that the packed one would compute wrongly."""
+    """The model needs a kind of attention that the packed attention would compute wrongly."""
 
 
 def _can_replace_attention(model: Any) -> bool:
-    """Whether the model takes its attention from transformers' table of functions, and every layer attends to
-    the whole past."""
-    # Optional attributes of foreign classes; where they are absent, so is the feature.
+    """Whether the model looks up its attention in transformers' registry, and every layer attends to all
+    earlier tokens."""
+    # Optional attributes of third-party classes: if one is absent, so is the feature.
     layer_types = cast("list[str]", getattr(model.config, "layer_types", None) or [])
     return getattr(model, "_supports_attention_backend", False) and not set(layer_types) - {"full_attention"}
 
 
 def _offer_attention(*, is_compiled: bool) -> None:
-    """Puts our attention into transformers' table of functions."""
+    """Adds our attention to transformers' registry."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(
-        _ATTENTION_NAME, left_out(_packed_attention) if is_compiled else _packed_attention
+        _ATTENTION_NAME, exclude_from_compile(_packed_attention) if is_compiled else _packed_attention
     )
 
 
@@ -458,18 +462,18 @@ def _packed_attention(
     """Attention within causal rows, and of tails to their prefix and themselves; [1, H, N, D] in,
     [1, N, H, D] out. The signature is transformers'."""
     if packed_layout is None:
-        raise _UnknownAttentionError("the model does not pass the layout on to its attention")
+        raise _UnknownAttentionError("the model does not pass the layout to its attention")
     unknown = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
     if unknown:
-        raise _UnknownAttentionError(f"the model's attention takes {', '.join(unknown)}")
+        raise _UnknownAttentionError(f"the model's attention needs {', '.join(unknown)}")
     packed = packed_layout
     if packed.part is not None:
         query, key, value = (packed.part.heads(states) for states in (query, key, value))
-    outputs = _attended(packed, query, key, value, scaling)
+    outputs = _attention(packed, query, key, value, scaling)
     return outputs if packed.part is None else packed.part.tokens(outputs), None
 
 
-def _attended(
+def _attention(
     packed: LayoutTensors, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
 ) -> Tensor:
     if packed.varlen is not None and packed.varlen.takes(query):
@@ -504,7 +508,7 @@ def _rows(heads: Tensor, idx: Tensor, num_rows: int) -> Tensor:
 
 
 def _probe_samples(vocab_size: int) -> list[Sample]:
-    """A group of three that shares a prefix, and one sample alone."""
+    """A group of three samples that share a prefix, and a single sample."""
     rng = np.random.default_rng(0)
     shared = rng.integers(0, vocab_size, 6)
     sizes = ((0, 6, 1), (0, 6, 3), (0, 6, 5), (1, 2, 6))

@@ -1,9 +1,9 @@
 """The output head in chunks: logprobs and entropies without the logits of all tokens at once.
 
-The logits of P tokens are P x V numbers, and a plain backward pass holds several copies of them: with a
-vocabulary of 150 thousand entries they need more memory than the rest of a model of a few billion parameters.
-Here the logits of a chunk of tokens live only while the chunk is computed, and are computed again in the
-backward pass. That costs one more multiplication by the head's weight, of three.
+The logits of P tokens are P x V numbers, and a plain backward pass holds several copies of them. With a
+vocabulary of 150 thousand entries, they need more memory than the rest of a model of a few billion
+parameters. Here, the logits of a chunk of tokens exist only while the chunk is computed, and are computed
+again in the backward pass. This adds a fourth multiplication by the head's weight to the usual three.
 
 Legend: P tokens, D width of the hidden states, V vocabulary.
 """
@@ -19,13 +19,15 @@ from astraflow.protocols import EntropyUse
 __all__ = ["chunked_logprobs", "num_chunk_tokens"]
 
 _CHUNK_TOKENS = 512
-"""Fewest tokens of a chunk: with fewer, a GPU waits for the head's weight and its gradient to be read."""
+"""Smallest number of tokens per chunk. With fewer, reading the head's weight and gradient dominates on a
+GPU."""
 _FREE_LOGITS = 2**22
-"""Logits (16 MB) that a chunk may hold in any case: below this, keeping all is cheaper than two passes."""
+"""Number of logits (16 MB) that a chunk may always hold: up to this, keeping all is cheaper than two
+passes."""
 
 
 def num_chunk_tokens(vocab_size: int) -> int:
-    """Tokens whose logits are computed at once."""
+    """Number of tokens whose logits are computed at once."""
     return max(_CHUNK_TOKENS, _FREE_LOGITS // vocab_size)
 
 
@@ -37,12 +39,12 @@ def chunked_logprobs(
     *,
     entropy: EntropyUse = "none",
 ) -> tuple[Tensor, Tensor | None]:
-    """Logprobs of `target_ids` under softmax(hidden @ weight.T / temperature), and these distributions'
-    entropies.
+    """Logprobs of `target_ids` under softmax(hidden @ weight.T / temperature), and the entropies of these
+    distributions.
 
     Shapes: hidden [P, D], weight [V, D], target_ids and temperatures [P]; results [P], float32, in nats.
-    Logits are computed in the dtype of `hidden`, all else in float32. Gradient: through `hidden` and
-    `weight`, from the logprobs, and with `entropy="gradient"` from the entropies.
+    Logits are computed in the dtype of `hidden`, everything else in float32. Gradient: through `hidden` and
+    `weight`, from the logprobs and, with `entropy="gradient"`, from the entropies.
     """
     logprobs, entropies = cast(
         "tuple[Tensor, Tensor]", _ChunkedHead.apply(hidden, weight, target_ids, temperatures, entropy)
@@ -66,10 +68,11 @@ class _ChunkedHead(torch.autograd.Function):
         norms = torch.empty_like(logprobs)
         for rows in _chunks(len(hidden), len(weight)):
             logits = _logits(hidden[rows], low, temperatures[rows])
+            # One number per token is kept: the backward pass rebuilds the softmax from it.
             norms[rows] = logits.logsumexp(-1)
             logprobs[rows] = logits.gather(1, target_ids[rows, None])[:, 0] - norms[rows]
             if entropy != "none":
-                each = logits.sub_(norms[rows, None])
+                each = logits.sub_(norms[rows, None])  # in place: a second [rows, V] would double the peak
                 entropies[rows] = -(each.exp() * each).sum(-1)
         ctx.entropy = entropy
         if entropy != "gradient":
@@ -93,7 +96,7 @@ class _ChunkedHead(torch.autograd.Function):
         for rows in _chunks(len(hidden), len(weight)):
             grad = _logits(hidden[rows], low, temperatures[rows]).sub_(norms[rows, None])
             if ctx.entropy == "gradient":
-                # -g_H * p * (log p + H) - g_L * p, with log p in `grad`
+                # -g_H * p * (log p + H) - g_L * p, where `grad` still holds log p
                 slope = (grad + entropies[rows, None]).mul_(grad_entropies[rows, None])
                 slope.add_(grad_logprobs[rows, None])
                 grad = grad.exp_().mul_(slope).neg_()
@@ -118,6 +121,6 @@ def _chunks(num_tokens: int, vocab_size: int) -> Iterator[slice]:
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperatures: Tensor) -> Tensor:
-    """[rows, V], float32, divided by the temperature; a fresh tensor."""
+    """[rows, V] float32, divided by the temperature: a new tensor, which the caller may overwrite."""
     with torch.autocast(hidden.device.type, enabled=False):
         return (hidden @ weight.t()).float().div_(temperatures[:, None])

@@ -1,7 +1,7 @@
-"""The logprobs of a trainer that are those of its engine, bit for bit (`models.invariant`).
+"""Computes a trainer's logprobs bit-identical to its engine's (`models.invariant`).
 
-They take the place of the usual pass's logprobs, from which they differ by rounding. The gradient is that of
-the usual pass: its kernels may sum as they like.
+They replace the logprobs of the usual pass, from which they differ by rounding. The gradient comes from the
+usual pass, whose kernels may sum in any order.
 """
 
 from typing import TYPE_CHECKING, Any, cast
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
     from astraflow.trainer.torch.forward import LayoutTensors
 
-__all__ = ["InvariantLogprobs", "with_value"]
+__all__ = ["InvariantLogprobs", "replace_value"]
 
 
 class InvariantLogprobs:
-    """Raises: DataError if it is not promised for the model, or on this machine."""
+    """Raises: DataError if exactness is not guaranteed for the model or on this machine."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self._model = InvariantModel(model)
 
     @torch.no_grad()
-    def of(self, packed: "LayoutTensors", temperatures: NDArray[np.float32]) -> Tensor:
-        """Logprobs [P] of the trained tokens, at the temperatures [P]. The layout must share nothing."""
+    def compute(self, packed: "LayoutTensors", temperatures: NDArray[np.float32]) -> Tensor:
+        """Logprobs [P] of the trained tokens at the temperatures [P]. The layout must not share prefixes."""
         starts = np.flatnonzero(packed.position_ids.numpy() == 0)
         lengths = [int(length) for length in np.diff(starts, append=len(packed.token_ids))]
         hidden = self._model.sequences(packed.token_ids, lengths).index_select(0, packed.predict_idx)
-        # The engine divides in float32 as well, and then multiplies.
+        # Like the engine: the reciprocal in float32, then a multiplication.
         inverse = torch.from_numpy(np.float32(1) / temperatures)
         return self._model.logprobs(hidden, packed.target_ids, inverse)
 
@@ -42,7 +42,7 @@ class _WithValue(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, usual: Tensor, value: Tensor) -> Tensor:
         del ctx, usual
-        return value.clone()  # autograd takes what is returned as its own
+        return value.clone()  # autograd takes ownership of the returned tensor
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -53,6 +53,6 @@ class _WithValue(torch.autograd.Function):
         return grad_outputs[0], None
 
 
-def with_value(usual: Tensor, value: Tensor) -> Tensor:
-    """`value`, which is `usual` but for rounding, with the gradient of `usual`."""
+def replace_value(usual: Tensor, value: Tensor) -> Tensor:
+    """`value`, which equals `usual` up to rounding, with the gradient of `usual`."""
     return cast("Tensor", _WithValue.apply(usual, value))

@@ -1,11 +1,11 @@
-"""AdamW whose moving averages take less memory: in bfloat16, in host memory, or both.
+"""AdamW with moving averages that take less device memory: in bfloat16, in host memory, or both.
 
-Torch's own AdamW keeps them in the dtype and on the device of the weights, 8 bytes per parameter in float32.
-Here each tensor's averages are widened to float32, brought to the device, updated, and put back, one tensor
-after the other. The arithmetic of a step is in float32 in any case.
+Torch's AdamW keeps them in the dtype and on the device of the weights, 8 bytes per parameter in float32.
+Here, each tensor's averages are converted to float32 on the device, updated, and make_average back, one
+tensor after the other. The arithmetic of a step is always in float32.
 
-The average of squares in bfloat16 is rounded to 3 digits, which is harmless while a step changes it by more
-than that: with a decay rate up to 0.99. At 0.999 it would stand still; take float32 there.
+In bfloat16, the average of squares is rounded to 3 digits. That is harmless as long as a step changes it by
+more, which holds for decay rates up to 0.99. At 0.999 it would never change; use float32 then.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ class LeanAdamW(torch.optim.Optimizer):
         if not state:
             state["step"] = torch.zeros(())
             for name in _AVERAGES:
-                state[name] = self.stored(parameter)
+                state[name] = self.make_average(parameter)
         state["step"] += 1
         num_steps = float(state["step"])
         decay, decay_of_squares = cast("tuple[float, float]", group["betas"])
@@ -58,8 +58,8 @@ class LeanAdamW(torch.optim.Optimizer):
         spread = (square.sqrt_() / (1 - decay_of_squares**num_steps) ** 0.5).add_(group["eps"])
         parameter.addcdiv_(mean, spread, value=-group["lr"] / (1 - decay**num_steps))
 
-    def stored(self, parameter: nn.Parameter) -> Tensor:
-        """Zeros where the averages of a weight are kept."""
+    def make_average(self, parameter: nn.Parameter) -> Tensor:
+        """An average of a weight, filled with zeros, with the dtype and device of the state."""
         is_pinned = self._offload and parameter.is_cuda
         device = torch.device("cpu") if self._offload else parameter.device
         return torch.zeros(parameter.shape, dtype=self._dtype, device=device, pin_memory=is_pinned)

@@ -1,8 +1,8 @@
-"""LoRA on linear projections: `W x + scale * B A x`, of which only A and B are trained; and on experts
+"""LoRA on linear projections, `W x + scale * B A x` with only A and B trained, and on experts
 (`lora_experts`).
 
-The factors are parameters of the projection's own module, so that every other weight keeps its name. Source:
-Hu et al. 2021 (arXiv:2106.09685): A random, B zero, scale alpha / r.
+The factors are parameters of the projection's module, so all other weights keep their names. Source: Hu et
+al. 2021 (arXiv:2106.09685): A random, B zero, scale alpha / r.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,19 +52,19 @@ class Lora:
     base: Path
     """Folder of the model."""
     published: dict[str, str] = field(default_factory=dict[str, str])
-    """Name of each projection's weight in the model -> in its folder."""
+    """Name of each projection's weight in the model -> its name in the folder."""
     experts: dict[str, FusedWeight] = field(default_factory=dict[str, FusedWeight])
-    """Name of the factors of each adapted parameter with experts, as published names begin -> its weights."""
+    """Prefix of the published names of the factors of each adapted expert parameter -> its weights."""
     _base: list[Sequence[HostTensor]] = field(default_factory=list[Sequence[HostTensor]])
-    """This rank's part of the frozen weights as they are published; empty before the first export."""
+    """This rank's part of the frozen weights in published form; empty before the first export."""
     _digest: list[str] = field(default_factory=list[str])
-    """Of the frozen weights; empty before it is first asked for."""
+    """Digest of the frozen weights; empty before its first use."""
 
     @classmethod
     def add_to(cls, model: nn.Module, config: LoraConfig, *, base: Path, seed: int) -> "Lora":
-        """Freezes the model and gives its target projections factors.
+        """Freezes the model, and adds factors to its target projections.
 
-        Raises: ConfigError if the model has none of a target's name, or no linear layers at all.
+        Raises: ConfigError if the model has no projection with a target's name, or no linear layers at all.
         """
         random = torch.Generator().manual_seed(seed)
         model.requires_grad_(False)
@@ -85,7 +85,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """By which the contribution of the factors is multiplied."""
+        """Multiplier of the contribution of the factors."""
         return self.config.alpha / self.config.rank
 
     def export(
@@ -96,23 +96,23 @@ class Lora:
         dtype: DtypeName,
         elements: Mapping[str, tuple[int, int]],
     ) -> Iterable[HostTensor]:
-        """The weights as they are published: `merged` in `dtype`, or base in `dtype` and `adapters`, in
-        float32, under PEFT's names. The factors are copied now, the rest is done by whoever iterates.
+        """The weights in published form: `merged` in `dtype`, or the base in `dtype` and the `adapters` in
+        float32 under PEFT's names. The factors are copied now; all other work happens during iteration.
 
-        `weights`: of the model. `elements`: of each published tensor, the `[first, last)` that are wanted.
+        `elements`: the `[first, last)` elements to export of each published tensor.
         """
         if not self._base:  # frozen, so copied once
-            base = weights.gathered(lambda name: not name.endswith(_FACTORS), dtype=DTYPES[dtype])
+            base = weights.gather(lambda name: not name.endswith(_FACTORS), dtype=DTYPES[dtype])
             self._base.append(tuple(begin_export(base, dtype, elements=elements)))
         factors = tuple(self._factors(weights))
         if publish == "merged":
-            return _merged((*self._base[0], *factors))
+            return _merge((*self._base[0], *factors))
         return (*self._base[0], *(part_of(factor, *elements[factor.name]) for factor in factors))
 
     def published_table(
         self, weights: ModelWeights, *, publish: str, dtype: DtypeName
     ) -> list[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and dtype of each tensor that `export` gives, in its order."""
+        """Name, shape and dtype of each tensor that `export` yields, in the same order."""
         base = [(name, shape, dtype) for name, shape in weights.shapes if not name.endswith(_FACTORS)]
         if publish == "merged":
             return [*base]
@@ -123,26 +123,26 @@ class Lora:
         ]
 
     def base_digest(self, weights: ModelWeights) -> str:
-        """xxh3-128 over the frozen weights, which a checkpoint does not hold. Every rank must call it."""
+        """xxh3-128 of the frozen weights, which a checkpoint does not contain. Every rank must call it."""
         if not self._digest:
             digest = xxhash.xxh3_128()
-            for name, weight in weights.gathered(lambda name: not name.endswith(_FACTORS)):
+            for name, weight in weights.gather(lambda name: not name.endswith(_FACTORS)):
                 digest.update(host_view(name, weight.cpu().contiguous()).data.data)
             self._digest.append(digest.hexdigest())
         return self._digest[0]
 
     def save(self, folder: Path, tensors: dict[str, Tensor]) -> None:
-        """Writes the factors as they are trained to `folder/adapter`, as PEFT has them, and merges them into
-        the weights that they change.
+        """Writes the unscaled factors to `folder/adapter` in PEFT's format, and merges them into the weights
+        that they change.
 
-        `tensors`: all weights of the model, whole, in host memory; afterwards those of a plain model.
+        `tensors`: all complete weights of the model, in host memory; afterwards, those of a plain model.
         """
         factors: list[HostTensor] = []
         scaled: dict[str, HostTensor] = {}
         for name in [name for name in tensors if name.endswith(_FACTORS)]:
             for each, part in self._parts(name, tensors.pop(name)):
                 factors.append(host_tensor(each, part))
-                scaled[each] = host_tensor(each, self._scaled(name, part))
+                scaled[each] = host_tensor(each, self._scale(name, part))
         for name in adapted_names(scaled):
             tensors[name] = torch_tensor(merged_weight(host_view(name, tensors[name]), scaled))
         write_adapter(folder / ADAPTER_FOLDER, factors, base=str(self.base), alpha=self.config.alpha)
@@ -152,8 +152,8 @@ class Lora:
         path = folder / ADAPTER_FOLDER / ADAPTER_FILE
         if not path.is_file():
             raise DataError(
-                f"{path} does not exist, so it is not a checkpoint of LoRA training, or one of an older "
-                "version of AstraFlow; set train.backend.lora.rank: 0, or begin a new run"
+                f"{path} does not exist, so this is not a checkpoint of LoRA training; set "
+                "train.backend.lora.rank: 0, or begin a new run"
             )
         saved = {tensor.name: torch_tensor(tensor) for tensor in read_safetensors(path)}
         own: dict[str, Tensor] = {}
@@ -165,38 +165,38 @@ class Lora:
                 parts = [saved.pop(each) for each in names]
                 own[name] = parts[0] if len(shape) == 2 else torch.stack(parts)
         if saved:
-            raise WeightsError(f"{path} holds {listed(list(saved))}, which are not trained now")
+            raise WeightsError(f"{path} has {listed(list(saved))}, which this recipe does not train")
         weights.install(own, keep=lambda name: name.endswith(_FACTORS))
 
     def _factors(self, weights: ModelWeights) -> Iterator[HostTensor]:
-        """All factors, whole: they are small, and merging needs them."""
-        for name, factor in weights.gathered(lambda name: name.endswith(_FACTORS)):
+        """All factors, complete: they are small, and merging needs them."""
+        for name, factor in weights.gather(lambda name: name.endswith(_FACTORS)):
             for each, part in self._parts(name, factor):
-                yield host_tensor(each, self._scaled(name, part))
+                yield host_tensor(each, self._scale(name, part))
 
     def _parts(self, name: str, factor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The factors that one parameter holds, under PEFT's names."""
+        """The factors in one parameter, under PEFT's names."""
         parts = factor.reshape(-1, *factor.shape[-2:])
         return zip(self._peft_names(name), parts, strict=True)
 
-    def _scaled(self, name: str, factor: Tensor) -> Tensor:
+    def _scale(self, name: str, factor: Tensor) -> Tensor:
         return (1.0 if name.endswith(".lora_A") else self.scale) * factor
 
     def _peft_names(self, name: str) -> list[str]:
-        """PEFT's name of a factor; of experts, those of all factors that are one parameter."""
+        """PEFT's name of a factor. For experts, the names of all factors in the parameter."""
         projection, _, kind = name.rpartition(".")
         if projection in self.experts:
             weights = self.experts[projection].parts
         else:
-            weight = f"{projection}.weight"  # in some families already under the folder's name
+            weight = f"{projection}.weight"  # some families already use the folder's name
             weights = (self.published.get(weight, weight),)
         return [peft_names(weight)[kind == "lora_B"] for weight in weights]
 
     def _adapt_experts(
         self, fused: Mapping[str, FusedWeight], config: LoraConfig, random: torch.Generator
     ) -> dict[str, FusedWeight]:
-        """Gives experts factors where a target names their projections. Returns: own name of the factors of
-        each parameter -> its weights."""
+        """Adds factors to experts whose projections are targets. Returns the name of the factors of each
+        parameter -> its weights."""
         modules: dict[str, list[FusedWeight]] = {}
         for name, weight in fused.items():
             named = weight.projections & set(config.targets)
@@ -204,8 +204,8 @@ class Lora:
                 continue
             if missing := weight.projections - named:
                 raise ConfigError(
-                    f"train.backend.lora.targets: {name} holds {' and '.join(sorted(weight.projections))} of "
-                    f"all experts, so all of these get factors or none; add {', '.join(sorted(missing))}"
+                    f"train.backend.lora.targets: {name} contains {' and '.join(sorted(weight.projections))} "
+                    f"of all experts, which get factors together; add {', '.join(sorted(missing))}"
                 )
             modules.setdefault(name.rpartition(".")[0], []).append(weight)
         found: dict[str, FusedWeight] = {}
@@ -229,8 +229,8 @@ class Lora:
         return output + self.scale * functional.linear(low, _factor(linear, "lora_B"))
 
 
-def _merged(tensors: Sequence[HostTensor]) -> Iterator[HostTensor]:
-    yield from merged(tensors, is_rounded=True)  # computed by whoever iterates
+def _merge(tensors: Sequence[HostTensor]) -> Iterator[HostTensor]:
+    yield from merged(tensors, is_rounded=True)  # computed during iteration
 
 
 def _targets(
@@ -245,8 +245,8 @@ def _targets(
     inner = sorted(name for name, linears in by_name.items() if head not in linears)
     if not inner:
         raise ConfigError(
-            f"train.backend.lora: {family} has no linear layers but its output head, so there is nothing "
-            "that LoRA could adapt; set rank to 0, which trains all parameters"
+            f"train.backend.lora: {family} has no linear layers except its output head, so LoRA has nothing "
+            "to adapt; set rank to 0, which trains all parameters"
         )
     if config.targets == "all-linear":
         return inner
@@ -255,7 +255,7 @@ def _targets(
         if target not in known:
             raise ConfigError(
                 f'train.backend.lora.targets: {family} has no projection "{target}" (choices: '
-                f"{', '.join(sorted(known))}); name those that it has, or write `targets: all-linear`"
+                f"{', '.join(sorted(known))}); use one of these, or set `targets: all-linear`"
             )
     return config.targets
 

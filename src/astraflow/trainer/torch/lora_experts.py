@@ -1,9 +1,8 @@
-"""LoRA on the experts of a mixture, all of which are one parameter of their layer.
+"""LoRA on the experts of a mixture, which are fused into single parameters of their layer.
 
-A model folder has the experts one by one, as weights [out, in], and so has a version. Each gets factors of
-its own; those of a parameter's P weights are kept together, A [P, r, in] and B [P, out, r]. While the experts
-are computed, `W + scale * B A` stands in for the parameter: for as long as that takes, their weights are
-there twice.
+In a model folder and in a version, the experts are separate weights [out, in]. Each gets its own factors;
+those of a parameter's P weights are stored together, A [P, r, in] and B [P, out, r]. During the computation
+of the experts, `W + scale * B A` replaces the parameter, so their weights then exist twice.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -22,7 +21,7 @@ __all__ = ["FusedWeight", "adapt_experts", "fused_weights"]
 
 @dataclass(frozen=True, slots=True)
 class FusedWeight:
-    """A parameter that holds several weights of a model folder, one behind the other in its memory."""
+    """A parameter that contains several weights of a model folder, consecutively in memory."""
 
     module: nn.Module
     own: str
@@ -30,7 +29,7 @@ class FusedWeight:
     parts: tuple[str, ...]
     """Names of the weights in the folder."""
     shape: tuple[int, int]
-    """Of each weight, [out, in]."""
+    """Shape of each weight, [out, in]."""
 
     @property
     def projections(self) -> set[str]:
@@ -39,8 +38,8 @@ class FusedWeight:
 
 
 def fused_weights(model: nn.Module) -> dict[str, FusedWeight]:
-    """The model's own name of each such parameter -> its weights. A parameter whose weights are turned or
-    interleaved in its memory is none."""
+    """The name of each fused parameter in the model -> its weights. Parameters whose weights are transposed
+    or interleaved in memory are excluded."""
     views: dict[str, list[FileView]] = {}
     for view in file_views(model):
         views.setdefault(view.weight, []).append(view)
@@ -61,7 +60,8 @@ def fused_weights(model: nn.Module) -> dict[str, FusedWeight]:
 def adapt_experts(
     module: nn.Module, weights: Sequence[FusedWeight], rank: int, scale: float, random: torch.Generator
 ) -> Mapping[str, FusedWeight]:
-    """Gives a module's fused weights factors. Returns: name of the factors in the module -> the weight."""
+    """Adds factors to a module's fused weights. Returns the name of the factors in the module -> the
+    weight."""
     adapted: dict[str, FusedWeight] = {}
     for idx, weight in enumerate(weights):
         num = len(weight.parts)
@@ -74,11 +74,11 @@ def adapt_experts(
         module.add_module(f"factors_{idx}", factors)
         adapted[f"factors_{idx}"] = weight
     foreign = cast("Any", module)
-    foreign.forward = partial(_adapted, module, foreign.forward, adapted, scale)
+    foreign.forward = partial(_forward_adapted, module, foreign.forward, adapted, scale)
     return adapted
 
 
-def _adapted(
+def _forward_adapted(
     module: nn.Module,
     forward: Any,
     adapted: Mapping[str, FusedWeight],
@@ -92,13 +92,14 @@ def _adapted(
         plain = module.get_parameter(weight.own)
         change = factors.get_parameter("lora_B") @ factors.get_parameter("lora_A")
         changed[weight.own] = plain + scale * change.view(plain.shape)
-    with _standing_in(module, changed):
+    with _replaced_parameters(module, changed):
         return forward(*args, **kwargs)
 
 
 @contextmanager
-def _standing_in(module: nn.Module, tensors: Mapping[str, Tensor]) -> Generator[None]:
-    """`torch.func.functional_call` does this too, but it would call the module, whose forward asks for it."""
+def _replaced_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> Generator[None]:
+    """Replaces parameters of a module within this context. (`torch.func.functional_call` would call the
+    module, whose forward uses this, and recurse.)"""
     parameters = cast("dict[str, Any]", module._parameters)  # pyright: ignore[reportPrivateUsage]
     kept = {name: parameters[name] for name in tensors}
     parameters.update(tensors)

@@ -1,8 +1,9 @@
-"""How much memory a trainer needs, before its first step: what needs how much, and which settings help.
+"""Computes a trainer's memory need before its first step, by part, and which settings reduce it.
 
-The parts that hold for the whole run (weights, gradients, optimizer) are exact; if they alone do not fit, the
-trainer does not start. What a pass needs is an estimate for a microbatch as large as `train.token_budget`, by
-formulas that fit decoders of the Llama kind to about a quarter; if only that does not fit, a warning says so.
+The parts that last for the whole run (weights, gradients, optimizer) are exact. If they alone do not fit, the
+trainer does not start. The need of a pass is an estimate for a microbatch of `train.token_budget` tokens, by
+formulas that are accurate to about a quarter for Llama-like decoders. If only the pass does not fit, a
+warning is logged.
 
 Legend: L layers, D width of the hidden states, I width of the MLP, V vocabulary.
 """
@@ -27,14 +28,14 @@ __all__ = ["MemoryNeed", "check_memory", "free_bytes", "memory_need"]
 
 _log = logging.getLogger(__name__)
 _EXPERTS_NDIM = 3
-"""Dimensions of a weight that holds all experts of a layer."""
+"""Number of dimensions of a weight that holds all experts of a layer."""
 _HEAD_COPIES = 3
 """Copies of a chunk's logits at the peak, in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes on the trainer's device, by what needs them.
+    """Bytes needed on the trainer's device, by purpose.
 
     Example: `memory_need(model, config).lasting` -> `{"weights": 6.9e9, "gradients": 6.9e9, ...}`.
     """
@@ -44,26 +45,26 @@ class MemoryNeed:
     passing: Mapping[str, float]
     """During a pass, or while a version is exported."""
     savings: Mapping[str, float]
-    """What a change of a setting would save."""
+    """Bytes that a change of a setting would save."""
 
     @property
     def total(self) -> float:
-        """All of it at once."""
+        """The sum of all parts."""
         return sum(self.lasting.values()) + sum(self.passing.values())
 
     def text(self) -> str:
-        """The parts, the largest first, and the two settings that help most."""
+        """The parts, largest first, and the two settings that save most."""
         parts = sorted({**self.lasting, **self.passing}.items(), key=lambda part: -part[1])
         named = ", ".join(f"{name} {_gb(size)}" for name, size in parts if size >= 0.01 * self.total)
         best = sorted(self.savings.items(), key=lambda saving: -saving[1])[:2]
         advice = " or ".join(f"{setting} (saves {_gb(size)})" for setting, size in best)
-        return f"{named}; what helps most is {advice}"
+        return f"{named}; to save most, set {advice}"
 
 
 def memory_need(model: nn.Module, config: TrainConfig, *, grid: RankGrid | None = None) -> MemoryNeed:
-    """What training a model takes by these settings; frozen models and a critic come on top.
+    """The memory need of training a model with these settings, without frozen models and a critic.
 
-    On GPUs each of several ranks has a device and a share of the weights; on a CPU all share its memory.
+    On GPUs, each rank has its own device and a share of the weights; on a CPU, all ranks share its memory.
     """
     backend = config.backend
     assert isinstance(backend, TorchBackendConfig)
@@ -106,7 +107,7 @@ def check_memory(need: MemoryNeed, free: float) -> None:
     lasting = sum(need.lasting.values())
     if lasting > free:
         raise ConfigError(
-            f"train: the model does not fit: weights, gradients and optimizer need {_gb(lasting)}, and "
+            f"train: the model does not fit: weights, gradients and optimizer need {_gb(lasting)}, but only "
             f"{_gb(free)} are free: {need.text()}"
         )
     if need.total > free:
@@ -117,7 +118,7 @@ def check_memory(need: MemoryNeed, free: float) -> None:
 
 
 def free_bytes(device: str) -> float:
-    """Free memory of a device; infinity where that is not known."""
+    """Free memory of a device; infinity if unknown."""
     if torch.device(device).type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     meminfo = Path("/proc/meminfo")
@@ -128,8 +129,7 @@ def free_bytes(device: str) -> float:
 
 
 def _num_held(parameters: list[nn.Parameter], model: nn.Module, grid: RankGrid | None) -> float:
-    """Elements of some parameters that a rank has: of layers its part, if they are cut, and of all that its
-    share of the rows."""
+    """Number of elements of some parameters on one rank: its share of the rows, of its part of cut layers."""
     if grid is None:
         return float(sum(parameter.numel() for parameter in parameters))
     in_layers = {id(parameter) for layer in layers_of(model) for parameter in layer.parameters()}
@@ -137,13 +137,13 @@ def _num_held(parameters: list[nn.Parameter], model: nn.Module, grid: RankGrid |
     for parameter in parameters:
         is_expert = parameter.ndim == _EXPERTS_NDIM
         is_cut = id(parameter) in in_layers and (grid.cuts_experts or not is_expert)
-        found += parameter.numel() / grid.num_parts / (grid.tensor if is_cut else 1)
+        found += parameter.numel() / grid.num_shards / (grid.tensor if is_cut else 1)
     return found
 
 
 def _activations(model: nn.Module, config: TrainConfig) -> tuple[float, float]:
     """Bytes that a full microbatch keeps: of all layers, and if the layers are recomputed."""
-    sizes = _sizes(model)  # another family may name its sizes otherwise; it is then taken for a small one
+    sizes = _sizes(model)  # a family with other attribute names counts as small
     width = int(getattr(sizes, "hidden_size", 0))
     num_layers = int(getattr(sizes, "num_hidden_layers", 0))
     mlp = int(getattr(sizes, "intermediate_size", 0) or 4 * width)
@@ -158,7 +158,8 @@ def _activations(model: nn.Module, config: TrainConfig) -> tuple[float, float]:
 
 
 def _head_dim(sizes: Any) -> int:
-    """0 if the config has none, or, as Gemma 4's, one per layer: transformers raises a RuntimeError then."""
+    """0 if the config has none, or one per layer as in Gemma 4, for which transformers raises
+    RuntimeError."""
     try:
         return int(getattr(sizes, "head_dim", 0) or 0)
     except RuntimeError:
@@ -170,7 +171,7 @@ def _vocab_size(model: nn.Module) -> int:
 
 
 def _sizes(model: nn.Module) -> Any:
-    """The config of the text model, which models of several modalities keep within theirs."""
+    """The config of the text model, which multimodal models nest in theirs."""
     config: Any = model.config
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 

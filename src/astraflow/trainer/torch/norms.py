@@ -1,10 +1,10 @@
-"""RMS norms with a backward pass of their own.
+"""RMS norms with a handwritten backward pass.
 
-As models write it, the norm is six operations and its derivative a dozen more, each a pass over memory; in a
-small model on a CPU that is a fifth of a training step. Which norms compute what ours does is found by trying
-them; all others stay as they are.
+As models implement it, the norm takes six operations and its derivative a dozen more, each a pass over
+memory. In a small model on a CPU, that is a fifth of a training step. A trial shows which norms compute the
+same as ours; all others stay unchanged.
 
-Legend: D dimension of what is normed.
+Legend: D dimension of the normalized vector.
 """
 
 import logging
@@ -45,7 +45,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """hidden / sqrt(mean(hidden^2) + eps) * weight, the mean over the last dimension.
+    """hidden / sqrt(mean(hidden^2) + eps) * weight, with the mean over the last dimension.
 
     Shapes: hidden [..., D], weight [D]; float32. Gradient: through both, once.
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467), eq. 4.
@@ -79,7 +79,7 @@ def _eps_of(module: nn.Module) -> float | None:
         return None
     if weight.ndim != 1 or weight.dtype != torch.float32:
         return None
-    # A foreign class: those that name the number otherwise stay as they are.
+    # A third-party class: norms that use another attribute name stay unchanged.
     eps = getattr(module, "variance_epsilon", None)
     return eps if isinstance(eps, float) else None
 

@@ -1,14 +1,14 @@
-"""The state of AdamW in a checkpoint: one file per rank, which any number of ranks can read.
+"""The state of AdamW in a checkpoint: one file per rank, readable by any number of ranks.
 
     optimizer-00001-of-00004.safetensors    `NAME.exp_avg` and `NAME.exp_avg_sq`, this rank's part
-        metadata: rows    {NAME: first row of the rank's}
-                  columns {NAME: first column}, where that is not 0
+        metadata: rows    {NAME: first row of the part}
+                  columns {NAME: first column of the part}, if not 0
                   steps   {NAME: steps done}
 
-A part has some rows and columns of a weight, which are those of its first and its second dimension. A rank
-that loads reads what it needs from the files that have it. Of ranks with the same part one writes it. Each
-rank writes alone, without a word to the others, so that writing goes on beside the next steps.
-(torch.distributed.checkpoint keeps its index as a pickle, and reading one may execute code.)
+A part consists of some rows and columns of a weight (its first and second dimension). A loading rank reads
+what it needs from the files that have it. If several ranks have the same part, only one writes it. Ranks
+write without communicating, so that writing overlaps with the next steps. (torch.distributed.checkpoint
+stores its index as a pickle, and reading that may execute code.)
 """
 
 import json
@@ -29,7 +29,7 @@ __all__ = ["OptimizerPart", "read_optimizer"]
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
 Parts = Mapping[str, TrainedPart]
-"""By the parameter's name."""
+"""Parts by parameter name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class OptimizerPart:
     def of(
         cls, optimizer: torch.optim.Optimizer, parts: Parts, ranks: Ranks, *, prefix: str
     ) -> "OptimizerPart":
-        """Copies what an optimizer over a rank's own parts keeps. `prefix`: of the file's name."""
+        """Copies the state of an optimizer over a rank's parts. `prefix`: start of the file's name."""
         tensors: dict[str, Tensor] = {}
         rows: dict[str, int] = {}
         columns: dict[str, int] = {}
@@ -86,19 +86,19 @@ def read_optimizer(
     prefix: str,
     zeros: Callable[[nn.Parameter], Tensor],
 ) -> None:
-    """Gives an optimizer the parts of this rank. `zeros`: makes an empty average of a rank's part.
+    """Loads this rank's parts into an optimizer. `zeros` makes an empty average for a part.
 
-    Raises: DataError if files are missing, or their state is not of these parameters.
+    Raises: DataError if files are missing, or their state does not belong to these parameters.
     """
     with ExitStack() as opened:
-        files = _opened(folder, prefix, opened)
+        files = _open_files(folder, prefix, opened)
         steps: dict[str, float] = {}
         for file in files:
             steps.update(json.loads(file.metadata()["steps"]))
         if unknown := sorted(steps.keys() - parts.keys()):
             raise DataError(
                 f"checkpoint {folder}: the optimizer state does not fit the model: it has {unknown[0]}, "
-                "which is not trained now"
+                "which this recipe does not train"
             )
         optimizer.state.clear()
         for name, part in parts.items():
@@ -112,20 +112,18 @@ def read_optimizer(
                 if num_read != own.numel():
                     raise DataError(
                         f"checkpoint {folder}: the optimizer state does not fit the model: {num_read} of "
-                        f"{own.numel()} values of {name} are there in the shape that they have now"
+                        f"{own.numel()} values of {name} have the expected shape"
                     )
             optimizer.state[own] = state
 
 
-def _opened(folder: Path, prefix: str, opened: ExitStack) -> list[Any]:
+def _open_files(folder: Path, prefix: str, opened: ExitStack) -> list[Any]:
     from safetensors import SafetensorError, safe_open
 
     paths = sorted(folder.glob(f"{prefix}-*-of-*.safetensors"))
     wanted = int(paths[0].stem.rpartition("-")[2]) if paths else 1
     if len(paths) != wanted:
-        raise DataError(
-            f"checkpoint {folder}: {len(paths)} of {wanted} files {prefix}-*.safetensors are there"
-        )
+        raise DataError(f"checkpoint {folder}: found {len(paths)} of {wanted} files {prefix}-*.safetensors")
     try:
         return [opened.enter_context(cast("Any", safe_open)(path, framework="pt")) for path in paths]
     except SafetensorError as err:
@@ -139,13 +137,13 @@ def _pieces(files: Sequence[Any], name: str, average: str) -> list[tuple[int, in
         about = file.metadata()
         rows = json.loads(about["rows"])
         if name in rows:
-            column = json.loads(about.get("columns", "{}")).get(name, 0)
+            column = json.loads(about["columns"]).get(name, 0)
             found.append((rows[name], column, file.get_slice(f"{name}.{average}")))
     return found
 
 
 def _read(into: Tensor, part: TrainedPart, pieces: list[tuple[int, int, Any]]) -> int:
-    """Fills a part from pieces. Returns: how many values were found."""
+    """Fills a part from pieces. Returns the number of values found."""
     num_read = 0
     for row, column, piece in pieces:
         shape = piece.get_shape()

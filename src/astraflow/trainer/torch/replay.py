@@ -1,10 +1,10 @@
-"""Router replay: sends tokens to the experts that the engine chose; and what routers do, as metrics.
+"""Router replay: sends tokens to the experts that the engine chose, and reports metrics of the routers.
 
-Engine and trainer compute a token with other kernels, or in another precision. A rounding error is then
-enough to send it to another expert, after which its logprob differs by far more than rounding. If the engine
-has recorded its experts (the stream `experts`), the position that predicts a sampled token gets exactly
-these; their weights are those of the trainer's own router, through which the gradient flows. All other
-positions, those of prompts, choose their own experts.
+The engine and the trainer compute a token with different kernels, or in different precision. A rounding error
+can then send it to another expert, after which its logprob differs by far more than rounding. If the engine
+has recorded its experts (the stream `experts`), the position that predicts a sampled token uses exactly
+these. Their weights come from the trainer's own router, through which the gradient flows. All other
+positions, those of prompts, use the router's own choice.
 
 Source: Ma et al. 2025, "Stabilizing MoE reinforcement learning by aligning training and inference routers"
 (arXiv:2510.11370).
@@ -30,22 +30,22 @@ __all__ = ["RouterReplay"]
 
 _log = logging.getLogger(__name__)
 _MOST_IN_A_BYTE = 256
-"""Experts of a router up to which an engine records them in one byte each."""
+"""Largest number of experts that an engine records in one byte each."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What a router did over a step, on its device; float64."""
+    """Statistics of one router over a step, on its device, in float64."""
 
     counts: Tensor
-    """[E]: how many tokens each expert got."""
+    """[E]: number of tokens of each expert."""
     scores: Tensor
-    """[E]: sum over tokens of its share of their scores."""
+    """[E]: sum over tokens of each expert's share of the scores."""
     entropy: Tensor
     """Sum over tokens of the entropy of these shares, in nats."""
     num_replayed: Tensor
     num_agreed: Tensor
-    """Of the replayed choices, those that the router would have made as well."""
+    """Number of replayed choices that the router would also have made."""
 
     @classmethod
     def zeros(cls, num_experts: int, device: torch.device) -> "_Sums":
@@ -54,13 +54,13 @@ class _Sums:
         return cls(each[0], each[1], one[0], one[1], one[2])
 
     def plain(self) -> list[float]:
-        """All of it, in this order."""
+        """All numbers: `counts`, `scores`, then the single ones."""
         single = torch.stack((self.entropy, self.num_replayed, self.num_agreed))
         return cast("list[float]", torch.cat((self.counts, self.scores, single)).tolist())
 
 
 class RouterReplay:
-    """Listens to the routers of a policy's model, and overrules them.
+    """Observes the routers of a policy's model, and overrides their choices.
 
     Example: `replay.begin(columns, trained, positions)`, a pass of the model, and at the end of the step
     `replay.metrics(ranks)`.
@@ -68,11 +68,11 @@ class RouterReplay:
 
     @classmethod
     def of(cls, model: nn.Module) -> "RouterReplay | None":
-        """None if the model is no mixture of experts, or one whose routers are not understood."""
+        """None if the model is not a mixture of experts, or its routers are not supported."""
         try:
             routers = routers_of(model)
         except DataError as err:
-            _log.info("no metrics of routers: %s", err)
+            _log.info("no router metrics: %s", err)
             return None
         return cls(routers) if routers else None
 
@@ -82,7 +82,7 @@ class RouterReplay:
         self._width = sum(widths)
         self._starts = np.cumsum([0, *widths]).tolist()
         self._positions: Tensor | None = None
-        """Positions of the present pass whose experts are given; None if none are."""
+        """Positions of the current pass whose experts are given; None if none are."""
         self._chosen: Tensor | None = None
         """[positions, width]."""
         self._counts = False
@@ -94,7 +94,7 @@ class RouterReplay:
 
     @property
     def stream_rule(self) -> StreamRule:
-        """What the stream of the chosen experts must be like."""
+        """The rule for the stream of chosen experts."""
         return StreamRule(
             name=EXPERTS_STREAM,
             dtype="uint8" if max(r.num_experts for r in self._routers) <= _MOST_IN_A_BYTE else "int32",
@@ -105,10 +105,10 @@ class RouterReplay:
         )
 
     def begin(self, columns: Columns, trained: NDArray[np.int64], positions: Tensor, *, counts: bool) -> None:
-        """Before a pass: `positions` [P] are those that predict the tokens `trained` [P].
+        """Prepares a pass in which `positions` [P] predict the tokens `trained` [P].
 
-        `counts`: whether the pass is one of the metrics'.
-        Raises: WireError if the experts that were recorded are not those of this model.
+        `counts`: whether the pass counts for the metrics.
+        Raises: WireError if the recorded experts do not fit this model.
         """
         chosen = columns.streams.get(EXPERTS_STREAM)
         self._counts = counts
@@ -125,12 +125,12 @@ class RouterReplay:
         self._chosen = torch.from_numpy(chosen[trained].astype(np.int64)).to(positions.device)
 
     def metrics(self, ranks: Ranks) -> Mapping[str, float]:
-        """What routers did since the last call, over all ranks; empty if nothing was counted."""
+        """Metrics of the routers since the last call, over all ranks; empty if nothing was counted."""
         layers = [
             [0.0] * (2 * router.num_experts + 3) if one is None else one.plain()
             for router, one in zip(self._routers, self._sums, strict=True)
         ]
-        everyone = ranks.each([layers, [self._num_given, self._num_trained]])
+        everyone = ranks.gather_values([layers, [self._num_given, self._num_trained]])
         self._sums = [None] * len(self._routers)
         self._num_given = 0
         self._num_trained = 0
@@ -191,7 +191,7 @@ class RouterReplay:
 def _metrics(
     routers: Sequence[Router], layers: Sequence[NDArray[np.float64]], *, replayed_frac: float
 ) -> dict[str, float]:
-    """Means over layers of what each did."""
+    """Means over layers of the statistics of each router."""
     balance: list[float] = []
     loads: list[float] = []
     entropies: list[float] = []

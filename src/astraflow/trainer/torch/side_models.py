@@ -1,11 +1,11 @@
-"""The models beside the policy that a loss needs: reference and teacher, which only score, and a critic.
+"""The further models that a loss needs: reference and teacher, which only score, and a critic.
 
-They live in the trainer of their policy, in float32 (4 bytes per parameter, as the policy's own weights), and
-are never published. Reference and teacher are loaded from their folders at every start and are never trained;
-a checkpoint holds the digest of their weights, so that a resume with other weights is refused.
+They live in the trainer of their policy, in float32 (4 bytes per parameter, like the policy's own weights),
+and are never published. Reference and teacher are loaded from their folders at every start and never trained.
+A checkpoint has the digest of their weights, so that a resume with other weights is refused.
 
-A critic has one number per token instead of logits, and an optimizer of its own; it is saved beside the
-policy. Its head starts at 0, so that the first advantages come from the rewards alone.
+A critic outputs one number per token instead of logits, has its own optimizer, and is saved with the policy.
+Its head starts at 0, so that the first advantages come only from the rewards.
 """
 
 import logging
@@ -26,7 +26,7 @@ from astraflow.protocols import ModelRole
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE
-from astraflow.trainer.torch.forward import Forward
+from astraflow.trainer.torch.forward import TrainerForward
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.parallel.recompute import recompute_layers
 from astraflow.trainer.torch.parallel.sharding import ModelWeights
@@ -36,14 +36,14 @@ __all__ = ["Critic", "FrozenModel", "load_critic", "load_frozen", "num_positions
 
 _log = logging.getLogger(__name__)
 _PADDING_POSITIONS = 2
-"""Rows that some families (OPT) add to their table of positions."""
+"""Number of rows that some families (OPT) add to their position table."""
 
 
 class FrozenModel(ScoringModel):
     """Scores batches. Example: `FrozenModel(folder, config).predictions(columns, parts)`."""
 
     def __init__(self, folder: str | Path, config: TrainConfig, grid: RankGrid | None = None) -> None:
-        """Loads the model. Raises: DataError if the folder does not hold one."""
+        """Loads the model. Raises: DataError if the folder has none."""
         assert isinstance(config.backend, TorchBackendConfig)
         self.folder = model_path(str(folder))
         model = load_causal_lm(self.folder, dtype="float32", device=config.backend.device)
@@ -55,7 +55,7 @@ class FrozenModel(ScoringModel):
             digest.update(tensor.data.data)
         self.digest = digest.hexdigest()
         weights = ModelWeights(model, RankGrid(ALONE, ALONE) if grid is None else grid)
-        forward = Forward(
+        forward = TrainerForward(
             model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(self.folder)
         )
         super().__init__(forward, weights=weights, config=config)
@@ -66,7 +66,7 @@ def load_frozen(
 ) -> dict[ModelRole, FrozenModel]:
     """The frozen models that a recipe needs, by role.
 
-    Raises: DataError if a folder holds no model; ConfigError if its vocabulary is another.
+    Raises: DataError if a folder has no model; ConfigError if its vocabulary differs from the policy's.
     """
     auxiliary = config.auxiliary
     folders: dict[ModelRole, str | Path] = {}
@@ -81,7 +81,7 @@ def load_frozen(
         if model.vocab_size != vocab_size or _tokenizer(model.folder) != _tokenizer(Path(model_dir)):
             raise ConfigError(
                 f"train.auxiliary.{role} = {str(model.folder)!r} has another tokenizer or vocabulary than "
-                f"the policy ({model.vocab_size} and {vocab_size} entries); take one with the same tokenizer"
+                f"the policy ({model.vocab_size} and {vocab_size} entries); use one with the same tokenizer"
             )
         _log.info("%s %s: %.1f MB more in memory", role, model.folder, model.num_bytes / 1e6)
     return models
@@ -96,7 +96,7 @@ def vocab_size_of(model: torch.nn.Module) -> int:
 
 
 def num_positions(model: torch.nn.Module) -> int:
-    """Length of the longest sequence that a model can be given, if it learned its positions; 0: any."""
+    """Length of the longest sequence that a model with learned positions accepts; 0 for other models."""
     longest = int(getattr(cast("Any", model).config.get_text_config(), "max_position_embeddings", 0) or 0)
     modules = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
     is_learned = any(
@@ -113,7 +113,7 @@ def _tokenizer(folder: Path) -> bytes:
 
 
 class Critic(TrainedModel):
-    """Predicts returns: the sum of rewards that is expected from each trained token on."""
+    """Predicts returns: the expected sum of rewards from each trained token onward."""
 
     def __init__(self, config: TrainConfig, folder: str | Path, grid: RankGrid) -> None:
         """Loads the model. Raises: DataError if the folder does not hold one."""
@@ -121,8 +121,8 @@ class Critic(TrainedModel):
         device = config.backend.device
         model = load_causal_lm(folder, dtype="float32", device=device)
         self.vocab_size = vocab_size_of(model)
-        # Before the head is replaced: the logits show which layout is exact for the model.
-        forward = Forward(
+        # Created before the head is replaced, because the logits show which layout is exact for the model.
+        forward = TrainerForward(
             model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(Path(folder))
         )
         if config.backend.activations == "recompute":
@@ -138,8 +138,8 @@ class Critic(TrainedModel):
 def load_critic(
     config: TrainConfig, *, model_dir: str | Path, vocab_size: int, grid: RankGrid
 ) -> Critic | None:
-    """The critic of a recipe, or None. Raises: DataError if its folder holds no model; ConfigError if its
-    vocabulary is another."""
+    """The critic of a recipe, or None. Raises: DataError if its folder has no model; ConfigError if its
+    vocabulary differs from the policy's."""
     chosen = config.auxiliary.critic
     if not isinstance(chosen, ValueModelConfig):
         return None
@@ -147,8 +147,8 @@ def load_critic(
     critic = Critic(config, folder, grid)
     if critic.vocab_size != vocab_size:
         raise ConfigError(
-            f"train.auxiliary.critic.model = {str(folder)!r} has {critic.vocab_size} tokens, the policy "
-            f"{vocab_size}; take one with the same tokenizer"
+            f"train.auxiliary.critic.model = {str(folder)!r} has {critic.vocab_size} tokens, but the policy "
+            f"has {vocab_size}; use one with the same tokenizer"
         )
     _log.info("critic from %s", folder)
     return critic

@@ -1,8 +1,8 @@
-"""Computes with PyTorch, on one device or on that of each rank: the verbs of a trainer backend.
+"""The trainer backend that computes with PyTorch, on one device or on one per rank.
 
-Owns the policy and its optimizer, and what is never exported: the frozen models that the loss needs
-(reference, teacher), and the critic. The models stay in eval mode, so there is no dropout: behavior logprobs
-come from an engine without any. Not thread-safe: one caller at a time.
+Owns the policy with its optimizer, and the models that are never exported: the frozen ones that the loss
+needs (reference, teacher), and the critic. All models stay in eval mode, without dropout, as in the engine
+that produces the behavior logprobs. Not thread-safe: one caller at a time.
 """
 
 import logging
@@ -24,7 +24,7 @@ from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Wri
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE, Ranks
-from astraflow.trainer.torch.forward import Forward
+from astraflow.trainer.torch.forward import TrainerForward
 from astraflow.trainer.torch.invariant import InvariantLogprobs
 from astraflow.trainer.torch.lora import Lora
 from astraflow.trainer.torch.memory import check_memory, free_bytes, memory_need
@@ -73,12 +73,11 @@ class TorchBackend:
         model: "PreTrainedModel | None" = None,
         exact: bool = False,
     ) -> None:
-        """Loads the models. Raises: DataError if a folder does not hold one, ConfigError for a bad device.
+        """Loads the models. Raises: DataError if a folder has none, ConfigError for an unusable device.
 
-        `ranks`: all ranks of the trainer, which together have every batch and every weight. All of them make
-        the same calls.
-        `model`: the policy's, in float32, if it is on the device already. `exact`: the policy's logprobs are
-        those of an exact engine, to the last bit.
+        `ranks`: all ranks of the trainer, which share every batch and every weight and make the same calls.
+        `model`: the policy's model in float32, if it is already on the device. `exact`: the policy's logprobs
+        are bit-identical to those of an exact engine.
         """
         backend = _torch_config(config.backend)
         torch.set_num_threads(backend.num_threads)
@@ -86,7 +85,7 @@ class TorchBackend:
         backend = backend.model_copy(update={"device": rank_device(backend.device, ranks.rank)})
         config = config.model_copy(update={"backend": backend})
         self._backend = backend
-        self._device = _checked_device(backend.device)
+        self._device = _check_device(backend.device)
         grid = self._grid = make_grid(ranks, config.shard, device=backend.device)
         free = free_bytes(self._device)
         self._model = model or load_causal_lm(model_dir, dtype="float32", device=self._device)
@@ -100,10 +99,10 @@ class TorchBackend:
         images = self._images = image_rules(Path(model_dir))
         if images is not None and ranks.world > 1:
             raise ConfigError(
-                f"{type(self._model).__name__} sees images, and is trained by one rank only: ranks that "
-                "share its weights would each need an image in every pass; give its trainer one rank"
+                f"{type(self._model).__name__} reads images and can be trained by one rank only: ranks that "
+                "share its weights would each need an image in every pass; set train.ranks: 1"
             )
-        forward = Forward(self._model, vocab_size=self._vocab_size, config=backend, images=images)
+        forward = TrainerForward(self._model, vocab_size=self._vocab_size, config=backend, images=images)
         if backend.activations == "recompute":
             recompute_layers(self._model)
         if exact:
@@ -115,24 +114,24 @@ class TorchBackend:
 
     @property
     def data_ranks(self) -> Ranks:
-        """Who has the rest of every batch: a `LossLearner` gathers from them."""
+        """The ranks with the other slices of every batch, from which a `LossLearner` gathers."""
         return self._grid.data
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding table."""
+        """Number of rows of the embedding table."""
         return self._vocab_size
 
     @property
     def sample_rules(self) -> SampleRules:
-        """What the policy's model can be given."""
-        sight = self._images
-        images = sight and ImageTokens(
-            token_id=sight.token_id,
-            patch=sight.patch,
-            merge=sight.merge,
-            min_pixels=sight.min_pixels,
-            max_pixels=sight.max_pixels,
+        """The rules for trajectories that the policy's model accepts."""
+        rules = self._images
+        images = rules and ImageTokens(
+            token_id=rules.token_id,
+            patch=rules.patch,
+            merge=rules.merge,
+            min_pixels=rules.min_pixels,
+            max_pixels=rules.max_pixels,
         )
         return SampleRules(
             vocab_size=self._vocab_size,
@@ -144,17 +143,17 @@ class TorchBackend:
 
     @property
     def is_packed(self) -> bool:
-        """Whether all sequences are computed in one row; else each has a row of its own, with padding."""
+        """Whether all sequences are computed in one row, instead of one padded row each."""
         return self._policy.forward.is_packed
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the policy's weights and optimizer that this rank holds between two steps."""
+        """Bytes of the policy's weights and optimizer state that this rank holds between steps."""
         return self._policy.held_bytes
 
     def cut(self, columns: Columns, samples: Ints, *, model: ModelRole = "policy") -> Sequence[Ints]:
         """Microbatches of at most `train.token_budget` tokens."""
-        return self._scoring(model).cut(columns, samples)
+        return self._scoring_model(model).cut(columns, samples)
 
     def forward_backward(
         self,
@@ -164,53 +163,53 @@ class TorchBackend:
         *,
         model: TrainedRole = "policy",
     ) -> int:
-        """Adds the gradient of an objective. Returns: how many tokens were computed, padding included.
+        """Adds the gradient of an objective. Returns the number of computed tokens, including padding.
 
         Raises: TrainingError if the device runs out of memory.
         """
         try:
-            return self._trained(model).forward_backward(columns, parts, objective)
+            return self._trained_model(model).forward_backward(columns, parts, objective)
         except torch.OutOfMemoryError as err:
             longest = max(int(columns.lengths[part].sum()) for part in parts)
             raise TrainingError(
-                f"{self._device} is out of memory, in microbatches of up to {longest} tokens; as estimated "
-                f"before the first step: {self._need.text()}"
+                f"{self._device} is out of memory with microbatches of up to {longest} tokens; the estimate "
+                f"before the first step was: {self._need.text()}"
             ) from err
 
     def optim_step(self, step: AdamStep, *, model: TrainedRole = "policy") -> float:
-        """One step of AdamW. Returns: the gradient's norm before it is clipped.
+        """Makes one step of AdamW. Returns the gradient's norm before clipping.
 
         Raises: TrainingError if there is no gradient.
         """
-        return self._trained(model).optim_step(step)
+        return self._trained_model(model).optim_step(step)
 
     def reset_optimizer(self) -> None:
-        """Forgets the optimizer's state, and drops the gradient if there is one."""
+        """Resets the optimizer's state, and drops the gradient if there is one."""
         self._policy.reset_optimizer()
 
     def logprobs(self, columns: Columns, parts: Sequence[Ints], *, model: ModelRole = "policy") -> Floats:
-        """[P]: logprobs at the sampling temperature; NaN for tokens that are not of `parts`."""
-        return self._scoring(model).predictions(columns, parts)
+        """[P]: logprobs at the sampling temperature; NaN for tokens outside `parts`."""
+        return self._scoring_model(model).predictions(columns, parts)
 
     def values(self, columns: Columns, parts: Sequence[Ints]) -> Floats:
-        """[P]: the critic's values; NaN for tokens that are not of `parts`."""
-        return self._trained("critic").predictions(columns, parts)
+        """[P]: the critic's values; NaN for tokens outside `parts`."""
+        return self._trained_model("critic").predictions(columns, parts)
 
     def step_metrics(self) -> Mapping[str, float]:
-        """What the routers of a mixture of experts did since the last call; empty for other models."""
+        """Metrics of a mixture's routers since the last call; empty for other models."""
         return {} if self._replay is None else self._replay.metrics(self._grid.data)
 
     def export(self) -> Iterable[HostTensor]:
-        """The weights as they are now, in the dtype that is published. Iterate once, in any thread.
+        """The current weights, in the dtype in which they are published. Iterate once, in any thread.
 
-        Each of several ranks gets all tensors, but of their elements only those of its part of the version.
+        Each of several ranks gets all tensors, but only the elements in its range of the version.
         """
         dtype = self._backend.publish_dtype
         elements = self._exported_elements
         if self._lora is not None:
             publish = self._backend.lora.publish
             return self._lora.export(self._weights, publish=publish, dtype=dtype, elements=elements)
-        return begin_export(self._weights.gathered(dtype=DTYPES[dtype]), dtype, elements=elements)
+        return begin_export(self._weights.gather(dtype=DTYPES[dtype]), dtype, elements=elements)
 
     @cached_property
     def _exported_elements(self) -> Mapping[str, tuple[int, int]]:
@@ -225,9 +224,10 @@ class TorchBackend:
         return elements_of_rank(table_of(table), everyone.rank, everyone.world)
 
     def save(self, folder: Path, *, num_steps_done: int) -> Write:
-        """Copies models, optimizers and random state to host memory. Returns: what writes the copies.
+        """Copies models, optimizers and random state to host memory. Returns the function that writes the
+        copies.
 
-        Each rank writes its own part of the optimizers, rank 0 all the rest.
+        Each rank writes its own part of the optimizers; rank 0 writes everything else.
         """
         state = TrainerState(
             num_steps_done=num_steps_done,
@@ -246,43 +246,43 @@ class TorchBackend:
         return write
 
     def load(self, folder: Path) -> int:
-        """Restores what `save` wrote at any number of ranks. Raises: DataError if the folder does not fit the
-        model."""
+        """Restores what `save` wrote with any number of ranks. Raises: DataError if the folder does not fit
+        the model."""
         state = load_state(folder)
         for name, model, lora in self._models_by_file():
             load_model(folder, model, name, lora)
         for role, (digest, model_dir) in self._frozen_digests().items():
             if state.frozen.get(role) != digest:
                 raise DataError(
-                    f"checkpoint {folder}: its {role} had other weights than {model_dir} has now; restore "
-                    "that folder, or begin a new run"
+                    f"checkpoint {folder}: the weights of its {role} differ from those in {model_dir}; "
+                    "restore that folder, or begin a new run"
                 )
         torch.set_rng_state(state.rng_state)
         return state.num_steps_done
 
     def _models_by_file(self) -> list[tuple[str, TrainedModel, Lora | None]]:
-        """What a checkpoint holds, by the name of its file."""
+        """The models in a checkpoint, with the name of each one's file."""
         models: list[tuple[str, TrainedModel, Lora | None]] = [("model", self._policy, self._lora)]
         return models if self._critic is None else [*models, ("critic", self._critic, None)]
 
     def _frozen_digests(self) -> dict[str, tuple[str, Path]]:
-        """Role of each model that never changes -> digest of its weights, and their folder."""
+        """Role of each frozen model -> digest of its weights, and their folder."""
         found = {role: (model.digest, model.folder) for role, model in self._frozen.items()}
         if self._lora is None:
             return {**found}
         return {**found, "base model": (self._lora.base_digest(self._weights), self._lora.base)}
 
-    def _trained(self, role: TrainedRole) -> TrainedModel:
+    def _trained_model(self, role: TrainedRole) -> TrainedModel:
         model = self._policy if role == "policy" else self._critic
         if model is None:
-            raise ConfigError("the recipe has no critic: set train.auxiliary.critic")
+            raise ConfigError("the recipe has no critic; set train.auxiliary.critic")
         return model
 
-    def _scoring(self, role: ModelRole) -> ScoringModel:
+    def _scoring_model(self, role: ModelRole) -> ScoringModel:
         if role in ("policy", "critic"):
-            return self._trained(role)
+            return self._trained_model(role)
         if role not in self._frozen:
-            raise ConfigError(f"the recipe has no {role}: see train.auxiliary")
+            raise ConfigError(f"the recipe has no {role}; set it in train.auxiliary")
         return self._frozen[role]
 
 
@@ -292,7 +292,7 @@ def _torch_config(config: Config) -> TorchBackendConfig:
     return config
 
 
-def _checked_device(device: str) -> str:
+def _check_device(device: str) -> str:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as err:

@@ -1,15 +1,15 @@
 """The files of a checkpoint of the torch backend.
 
-    model.safetensors                       weights under Hugging Face names: with config and tokenizer, the
-                                            folder is a model folder; LoRA is merged into them
-    adapter/                                the factors of LoRA as they are trained, in PEFT's format; the
-                                            frozen weights are those of the model folder that training began
-                                            with, and trainer.pt has their digest
+    model.safetensors                       weights under Hugging Face names, with LoRA merged into them; with
+                                            config and tokenizer, the folder is a model folder
+    adapter/                                the LoRA factors as trained, in PEFT's format; the frozen weights
+                                            are those of the model folder with which training began, and
+                                            trainer.pt has their digest
     optimizer-00001-of-00004.safetensors    one per rank (see `optimizer_files`)
-    critic.safetensors, critic-optimizer-*  the same of a critic
-    trainer.pt                              the rest, as tensors
+    critic.safetensors, critic-optimizer-*  the same for a critic
+    trainer.pt                              everything else, as tensors
 
-Reading executes no code: `torch.load` takes weights only.
+Reading executes no code: `torch.load` is restricted to weights.
 """
 
 from dataclasses import asdict, dataclass
@@ -31,23 +31,23 @@ _STATE_FILE = "trainer.pt"
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """Everything but models and optimizers. The learning rate's schedule follows from the number of steps."""
+    """Everything except models and optimizers. The learning rate follows from the number of steps."""
 
     num_steps_done: int
     rng_state: Tensor
     config_json: str
-    """The `TrainConfig` that was in force, for people who look into a checkpoint."""
+    """The `TrainConfig` in effect, for people who inspect a checkpoint."""
     frozen: dict[str, str]
-    """Role -> digest of each frozen model's weights, which never change: the digest stands for them."""
+    """Role -> digest of each frozen model's weights, which are not saved because they never change."""
 
 
 def save_state(folder: Path, state: TrainerState) -> None:
-    """Writes the state into an existing folder; making it durable is the caller's."""
+    """Writes the state into an existing folder. The caller makes it durable."""
     torch.save(asdict(state), folder / _STATE_FILE)
 
 
 def load_state(folder: Path) -> TrainerState:
-    """Reads what `save_state` wrote. Raises: DataError naming what does not fit."""
+    """Reads what `save_state` wrote. Raises: DataError, naming the problem."""
     try:
         content = cast("dict[str, Any]", torch.load(folder / _STATE_FILE, weights_only=True))
         return TrainerState(
@@ -61,14 +61,14 @@ def load_state(folder: Path) -> TrainerState:
 
 
 def copy_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) -> Write:
-    """Copies weights and optimizer to host memory. Returns: what writes the copy into the folder.
+    """Copies weights and optimizer to host memory. Returns the function that writes the copy into the folder.
 
-    Every rank calls it, and writes its own part of the optimizer; rank 0 writes the weights.
+    Every rank calls this, and writes its own part of the optimizer; rank 0 writes the weights.
     """
     from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
 
     weights: dict[str, Tensor] = {}
-    for name_in_folder, weight in model.weights.gathered():
+    for name_in_folder, weight in model.weights.gather():
         if model.grid.everyone.rank == 0:
             weights[name_in_folder] = weight.detach().to("cpu", copy=True).contiguous()
     part = model.optimizer_part(_prefix(name))
@@ -84,10 +84,7 @@ def copy_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) 
 
 
 def load_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) -> None:
-    """Restores weights and optimizer, whatever the number of ranks that saved them.
-
-    Raises: DataError naming what does not fit.
-    """
+    """Restores weights and optimizer, saved by any number of ranks. Raises: DataError, naming the problem."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
 
@@ -102,5 +99,5 @@ def load_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) 
 
 
 def _prefix(name: str) -> str:
-    """Begins the names of the files of a model's optimizer."""
+    """The start of the names of a model's optimizer files."""
     return "optimizer" if name == "model" else f"{name}-optimizer"

@@ -16,7 +16,7 @@ from astraflow.models.loading import DTYPES
 from astraflow.protocols import AdamStep, EntropyUse, Objective
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
-from astraflow.trainer.torch.forward import Forward, LayoutTensors
+from astraflow.trainer.torch.forward import LayoutTensors, TrainerForward
 from astraflow.trainer.torch.lean_adam import LeanAdamW
 from astraflow.trainer.torch.optimizer_files import OptimizerPart, read_optimizer
 from astraflow.trainer.torch.parallel.sharding import ModelWeights, TrainedPart, local_part
@@ -29,23 +29,24 @@ Floats = NDArray[np.float32]
 
 
 class ScoringModel:
-    """Computes what a model predicts, over all microbatches of a pass.
+    """Computes a model's predictions over all microbatches of a pass.
 
-    A model that is split over ranks is computed by all of them at once. So each makes as many passes as the
-    one with the most microbatches, the last ones for nothing.
+    All ranks compute a split model together. So each makes as many passes as the rank with the most
+    microbatches, and discards the results of the extra ones.
     """
 
     def __init__(
         self,
-        forward: Forward,
+        forward: TrainerForward,
         *,
         weights: ModelWeights,
         config: TrainConfig,
         predicts_values: bool = False,
     ) -> None:
-        """Splits the model over the ranks. `predicts_values`: it has one number per token in place of logits.
+        """Splits the model over the ranks. `predicts_values`: it outputs one number per token instead of
+        logits.
 
-        Raises: ConfigError if it cannot be cut as `train.shard` says.
+        Raises: ConfigError if it cannot be split as `train.shard` requires.
         """
         assert isinstance(config.backend, TorchBackendConfig)
         self.forward = forward
@@ -61,7 +62,7 @@ class ScoringModel:
             forward.check_probe(before)
 
     def cut(self, columns: Columns, samples: Ints) -> Sequence[Ints]:
-        """As `TrainerBackend.cut`."""
+        """See `TrainerBackend.cut`."""
         parts = self.forward.cut(columns, samples, self._token_budget)
         return [part for part in parts if columns.num_trained(part)]
 
@@ -72,16 +73,16 @@ class ScoringModel:
         num_idle = self._num_idle(parts)
         for part in parts:
             packed = self.forward.layout(columns, part)
-            found[packed.trained] = self._predicted(columns, packed, "none")[0].cpu().numpy()
+            found[packed.trained] = self._predict(columns, packed, "none")[0].cpu().numpy()
         for _ in range(num_idle):
-            self._predicted(*self.forward.idle(), "none")
+            self._predict(*self.forward.idle(), "none")
         return found
 
     def _num_idle(self, parts: Sequence[Ints]) -> int:
-        """Passes that other ranks have more. Call it before the passes, where all are at the same place."""
-        return max(self.grid.data.each(len(parts))) - len(parts)
+        """Number of extra passes for the rank with the most. Call it before the passes, on all ranks."""
+        return max(self.grid.data.gather_values(len(parts))) - len(parts)
 
-    def _predicted(
+    def _predict(
         self, columns: Columns, packed: LayoutTensors, entropy: EntropyUse
     ) -> tuple[Tensor, Tensor | None]:
         if self._predicts_values:
@@ -90,7 +91,7 @@ class ScoringModel:
 
 
 def _make_optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW; its settings come with each step."""
+    """AdamW; each step brings its settings."""
     backend = config.backend
     assert isinstance(backend, TorchBackendConfig)
     if backend.optimizer_state == "float32" and not backend.offload_optimizer:
@@ -99,12 +100,12 @@ def _make_optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torc
 
 
 class TrainedModel(ScoringModel):
-    """A model that learns. Example: `model.forward_backward(columns, parts, objective)`, then
+    """A model with its optimizer. Example: `model.forward_backward(columns, parts, objective)`, then
     `model.optim_step(...)`."""
 
     def __init__(
         self,
-        forward: Forward,
+        forward: TrainerForward,
         config: TrainConfig,
         *,
         weights: ModelWeights,
@@ -117,23 +118,23 @@ class TrainedModel(ScoringModel):
         self._optimizer = _make_optimizer(self._own, config)
 
     def forward_backward(self, columns: Columns, parts: Sequence[Ints], objective: Objective) -> int:
-        """As `TrainerBackend.forward_backward`."""
+        """See `TrainerBackend.forward_backward`."""
         num_computed = 0
         num_idle = self._num_idle(parts)
         for part in parts:
             packed = self.forward.layout(columns, part)
-            predicted, entropies = self._predicted(columns, packed, objective.entropy)
+            predicted, entropies = self._predict(columns, packed, objective.entropy)
             torch.autograd.backward(objective(packed.trained, predicted, entropies))
             num_computed += packed.num_computed
         for _ in range(num_idle):
-            predicted, _ = self._predicted(*self.forward.idle(), "none")
+            predicted, _ = self._predict(*self.forward.idle(), "none")
             torch.autograd.backward(0.0 * predicted.sum())
         return num_computed
 
     def optim_step(self, step: AdamStep) -> float:
-        """As `TrainerBackend.optim_step`."""
+        """See `TrainerBackend.optim_step`."""
         if all(part.parameter.grad is None for part in self._parts.values()):
-            raise TrainingError("an optimizer step without a gradient: call forward_backward first")
+            raise TrainingError("the optimizer step has no gradient; call forward_backward first")
         norm = self._clip(step.max_grad_norm)
         if np.isfinite(norm):
             for group in self._optimizer.param_groups:
@@ -143,29 +144,30 @@ class TrainedModel(ScoringModel):
         return norm
 
     def reset_optimizer(self) -> None:
-        """As `TrainerBackend.reset_optimizer`."""
+        """See `TrainerBackend.reset_optimizer`."""
         self._drop_gradients()
         self._optimizer.state.clear()
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of weights and optimizer that this rank holds between two steps."""
+        """Bytes of weights and optimizer state that this rank holds between steps."""
         states = cast("dict[nn.Parameter, dict[str, Tensor]]", self._optimizer.state).values()
         averages = sum(tensor.nbytes for state in states for tensor in state.values())
         return averages + self.weights.held_bytes
 
     def optimizer_part(self, prefix: str) -> OptimizerPart:
-        """A copy of this rank's part of the optimizer's state. `prefix`: of its file's name."""
+        """A copy of this rank's part of the optimizer's state. `prefix`: start of its file's name."""
         return OptimizerPart.of(self._optimizer, self._parts, self.grid.everyone, prefix=prefix)
 
     def load_optimizer(self, folder: Path, prefix: str) -> None:
-        """Restores it from the parts of any number of ranks. Raises: DataError if they do not fit."""
+        """Restores the optimizer's state, saved by any number of ranks. Raises: DataError if it does not
+        fit."""
         optimizer = self._optimizer
-        zeros = optimizer.stored if isinstance(optimizer, LeanAdamW) else torch.zeros_like
+        zeros = optimizer.make_average if isinstance(optimizer, LeanAdamW) else torch.zeros_like
         read_optimizer(folder, optimizer, self._parts, prefix=prefix, zeros=zeros)
 
     def _clip(self, max_norm: float) -> float:
-        """Scales the gradient of all ranks down to a norm. Returns: the norm before."""
+        """Scales the gradient of all ranks down to a norm. Returns the norm before."""
         if self.grid.everyone.world == 1:
             grads = [parameter.grad for parameter in self._own if parameter.grad is not None]
             norm = _norm(grads)
@@ -182,7 +184,7 @@ class TrainedModel(ScoringModel):
             if part.is_first:
                 counted.append(part.own.grad)
         mine = _norm(counted)
-        norm = math.sqrt(sum(part_norm * part_norm for part_norm in self.grid.everyone.each(mine)))
+        norm = math.sqrt(sum(part_norm * part_norm for part_norm in self.grid.everyone.gather_values(mine)))
         torch.nn.utils.clip_grads_with_norm_(self._own, max_norm, torch.tensor(norm))
         return norm
 
@@ -193,7 +195,7 @@ class TrainedModel(ScoringModel):
         """
         grad = part.own.grad
         assert grad is not None
-        dist.all_reduce(grad, group=self.grid.place_group)
+        dist.all_reduce(grad, group=self.grid.model_group)
         if not part.is_partial:
             grad /= self.grid.tensor
 

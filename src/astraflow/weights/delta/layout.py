@@ -25,7 +25,7 @@ __all__ = [
     "HEADER",
     "LENGTH",
     "MAGIC",
-    "Span",
+    "ElementSpan",
     "blocks_of",
     "checksum_of",
     "spans_of",
@@ -46,7 +46,7 @@ BLOCK = struct.Struct("<QIIIIIBBHI")
 follows, and then the payload."""
 CHECKSUM = struct.Struct("<Q")
 LENGTH = struct.Struct("<I")
-"""Bytes of the frame that follows."""
+"""Number of bytes of the frame that follows."""
 END = 0
 """Mode of the trailer."""
 GAP8 = 1
@@ -58,17 +58,17 @@ DENSE = 3
 """Mode of a block that holds a step for every element."""
 
 
-class Span(NamedTuple):
-    """Adjacent elements of one width; `start` and `end` are positions in bytes."""
+class ElementSpan(NamedTuple):
+    """Adjacent elements of the same width; `start` and `end` are byte positions."""
 
     start: int
     end: int
     width: int
 
 
-def spans_of(tensors: Sequence[TensorInfo]) -> list[Span]:
-    """Spans of adjacent tensors with one element width, so that small tensors need no block of their own."""
-    spans: list[Span] = []
+def spans_of(tensors: Sequence[TensorInfo]) -> list[ElementSpan]:
+    """Spans of adjacent tensors with the same element width, so that small tensors can share a block."""
+    spans: list[ElementSpan] = []
     for tensor in tensors:
         if not tensor.num_bytes:
             continue
@@ -81,21 +81,21 @@ def spans_of(tensors: Sequence[TensorInfo]) -> list[Span]:
             and tensor.offset - last.end < ALIGNMENT
             and (tensor.offset - last.start) % width == 0
         ):
-            spans[-1] = Span(last.start, end, width)
+            spans[-1] = ElementSpan(last.start, end, width)
         else:
-            spans.append(Span(tensor.offset, end, width))
+            spans.append(ElementSpan(tensor.offset, end, width))
     return spans
 
 
-def blocks_of(tensors: Sequence[TensorInfo]) -> Iterator[Span]:
+def blocks_of(tensors: Sequence[TensorInfo]) -> Iterator[ElementSpan]:
     """The spans of a version, cut into blocks."""
     for span in spans_of(tensors):
         step = BLOCK_ELEMENTS * span.width
         for start in range(span.start, span.end, step):
-            yield Span(start, min(start + step, span.end), span.width)
+            yield ElementSpan(start, min(start + step, span.end), span.width)
 
 
-def words_in(buffer: VersionBytes, span: Span) -> Words:
+def words_in(buffer: VersionBytes, span: ElementSpan) -> Words:
     """The elements of a span."""
     part = buffer[span.start : span.end]
     return part.view("<u2") if span.width == 2 else part.view("<u4")

@@ -1,8 +1,7 @@
-"""Which versions are refused before a byte of them is fetched: what this machine cannot decode or hold.
+"""Refuses versions that this machine cannot decode or hold, before any byte of them is fetched.
 
-A manifest can agree with itself and still claim 2^50 bytes. Receivers call these checks first, so that such a
-version is refused by name while the old one keeps serving. The checks read the kernel's figures and open
-nothing else.
+A consistent manifest can still claim 2^50 bytes. Receivers call these checks first, so that such a version is
+refused by name while the old one keeps serving. The checks read the kernel's figures and open nothing else.
 """
 
 import shutil
@@ -16,10 +15,10 @@ from astraflow.weights.manifest import name_of, span_bytes
 
 __all__ = ["available_bytes", "check_encoding", "check_fits", "check_follows"]
 
-_MOST_GROWTH = 8
-"""Largest ratio of the sizes of two versions of a policy: another dtype gives 4, and adapters add little."""
+_MAX_GROWTH = 8
+"""Largest size ratio of two versions of a policy. Another dtype gives 4, and adapters add little."""
 _SMALL_BYTES = 1 << 20
-"""A version up to this size is never too large, because the check is meant for mistakes of scale."""
+"""A version up to this size is never too large, because the check is for mistakes of scale."""
 
 
 def check_encoding(manifest: Manifest) -> None:
@@ -27,31 +26,31 @@ def check_encoding(manifest: Manifest) -> None:
     expected = "raw" if manifest.kind == "full" else ENCODING
     if manifest.encoding != expected:
         raise WeightsError(
-            f"{name_of(manifest)}: encoding {manifest.encoding!r} of a {manifest.kind} version is not known; "
-            f"{expected!r} is expected"
+            f"{name_of(manifest)}: unknown encoding {manifest.encoding!r} of a {manifest.kind} version; "
+            f"expected {expected!r}"
         )
 
 
 def check_follows(manifest: Manifest, held: Manifest) -> None:
-    """Raises: WeightsError if a version is too large to belong to the same policy as the version held here.
+    """Raises: WeightsError if a version is too large to belong to the same policy as the held version.
 
     The engine checks whether the version has the right tensors.
     """
     needed = span_bytes(manifest.tensors)
     held_bytes = span_bytes(held.tensors)
-    most = max(_MOST_GROWTH * held_bytes, _SMALL_BYTES)
+    most = max(_MAX_GROWTH * held_bytes, _SMALL_BYTES)
     if needed > most:
         raise WeightsError(
             f"{name_of(manifest)}: its tensors need {needed} bytes, and version {held.version}, which is "
-            f"here, has {held_bytes}; a version of the same policy has {most} at most"
+            f"here, has {held_bytes}; a version of the same policy can have at most {most}"
         )
 
 
 def check_fits(path: Sequence[Manifest], cache_dir: Path, memory_bytes: int, *, kept_bytes: int = 0) -> None:
-    """Raises: WeightsError if the versions of `path` do not fit into memory, or the model files of the last
-    one do not fit onto the disk.
+    """Raises: WeightsError if the versions of `path` do not fit into memory, or the last one's model files do
+    not fit onto the disk.
 
-    The available memory is `memory_bytes` plus `kept_bytes`, which the versions may overwrite.
+    The available memory is `memory_bytes`, plus `kept_bytes` that the versions may overwrite.
     """
     target = path[-1]
     files_bytes = sum(info.chunk.num_bytes for info in target.files)
@@ -59,37 +58,36 @@ def check_fits(path: Sequence[Manifest], cache_dir: Path, memory_bytes: int, *, 
     available = memory_bytes + kept_bytes
     if needed > available:
         raise WeightsError(
-            f"{name_of(target)}: {needed} bytes are to be fetched into memory, and {available} are available "
-            "on this machine"
+            f"{name_of(target)}: {needed} bytes must be fetched into memory, but only {available} are "
+            "available on this machine"
         )
     folder = next(parent for parent in (cache_dir, *cache_dir.absolute().parents) if parent.is_dir())
     free_bytes = shutil.disk_usage(folder).free
     if files_bytes > free_bytes:
         raise WeightsError(
-            f"{name_of(target)}: its model files have {files_bytes} bytes, and {folder} has room for "
+            f"{name_of(target)}: its model files have {files_bytes} bytes, but {folder} has room for only "
             f"{free_bytes}"
         )
 
 
 def available_bytes() -> int:
-    """Memory that this process can still get: what the machine has, or what its control group leaves."""
+    """Memory that this process can still allocate: what the machine has, or less if its cgroup limits it."""
     fields = dict(line.split(":", 1) for line in _text(Path("/proc/meminfo")).splitlines())
-    # A system that does not say what is available is taken to have enough.
+    # A system that does not report its available memory is assumed to have enough.
     available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024 or 1 << 62
     group = Path("/sys/fs/cgroup")
     limit = _text(group / "memory.max").strip()
     used = _text(group / "memory.current").strip()
     if limit.isdecimal() and used.isdecimal():
         cached = dict(line.split() for line in _text(group / "memory.stat").splitlines())
-        # The kernel takes back pages of files that nobody used lately before it refuses memory.
+        # Before the kernel refuses memory, it reclaims pages of files that have not been used recently.
         reclaimable = int(cached.get("inactive_file", "0"))
         available = min(available, max(int(limit) - int(used) + reclaimable, 0))
     return available
 
 
 def _text(path: Path) -> str:
-    """A file of the kernel; empty where it does not exist (another system, or another version of control
-    groups)."""
+    """The text of a kernel file; empty if it does not exist (another system, or another cgroup version)."""
     try:
         return path.read_text()
     except OSError:

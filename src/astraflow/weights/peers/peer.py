@@ -1,10 +1,10 @@
-"""The serving half of a peer: a rollout service gives the chunks that it has to other rollout services.
+"""The serving half of a peer: a rollout service serves the chunks that it has to other rollout services.
 
     receiver --- expect(wanted) / put(chunk) ---> Spool (files, by hash) ---> PeerServer ---> other receivers
 
-A chunk is served once it has arrived whole and its hash is right, so that nothing unverified spreads. A
-receiver that asks for a chunk on its way waits at the state route. The spool keeps the chunks that arrived
-last, up to a bound. A restart empties it.
+A chunk is served once it is complete and its hash is verified, so that nothing unverified spreads. A receiver
+that asks for a chunk in transfer waits at the state route. The spool keeps the most recent chunks, up to a
+bound, and is emptied by a restart.
 """
 
 import asyncio
@@ -31,23 +31,29 @@ from astraflow.service.server import HttpServer, TokenAuth, is_loopback
 from astraflow.service.web_guard import WebRules
 from astraflow.types import Chunk, ChunkState
 from astraflow.weights.addresses import listens_everywhere
-from astraflow.weights.serving import UploadLimit, answers, chunk_response, parse_version, require_role
+from astraflow.weights.serving import (
+    UploadLimit,
+    chunk_response,
+    parse_version,
+    require_role,
+    with_error_responses,
+)
 
-__all__ = ["PeerServer", "Spool", "State", "parse_address", "peer_ticket", "served"]
+__all__ = ["PeerServer", "Spool", "State", "parse_address", "peer_ticket", "serve_spool"]
 
 State = Literal["here", "coming", "absent"]
-"""Where a chunk is, as seen by a peer."""
+"""State of a chunk at a peer."""
 
 _MAX_WAIT_S = 10.0
 """Longest wait for a chunk at the state route, after which the receiver asks again."""
 _GRACE_S = 2.0
 """How long a receiver may wait for a version that this peer has not begun to fetch. It is short, because all
-hear of a version at about the same time."""
+services learn of a version at about the same time."""
 
 
 def peer_ticket(token: str) -> str:
-    """The token that rollout services of a run show each other for their chunks. It is derived from the
-    worker's token and does not reveal it. Empty for a run without tokens."""
+    """The token that rollout services of a run show each other to fetch chunks. It is derived from the
+    worker's token without revealing it. Empty for a run without tokens."""
     return hmac.digest(token.encode(), b"astraflow peer 1", "sha256").hex() if token else ""
 
 
@@ -69,7 +75,7 @@ class Spool:
         self._sizes: dict[str, int] = {}
         """Bytes of the chunks that are here, by hash, in order of arrival."""
         self._expected: set[str] = set()
-        """Hashes of the chunks that are on their way."""
+        """Hashes of the chunks in transfer."""
         self._begun: dict[str, int] = {}
         """Newest version that this receiver has begun to fetch, by policy."""
         self._most_bytes = 0
@@ -84,7 +90,7 @@ class Spool:
         return self._sizes.get(chunk_hash)
 
     def expect(self, policy: str, version: int, chunks: Iterable[Chunk]) -> None:
-        """Says that a transfer of these chunks begins."""
+        """Records that a transfer of these chunks begins."""
         wanted = tuple(chunks)
         self._begun[policy] = max(version, self._begun.get(policy, -1))
         self._expected.update(chunk.hash for chunk in wanted)
@@ -92,7 +98,7 @@ class Spool:
         self._wake()
 
     async def put(self, chunk: Chunk, view: memoryview) -> None:
-        """Keeps a verified chunk. If the disk refuses it, other receivers lose a source and nothing else."""
+        """Stores a verified chunk. If that fails, other receivers only lose a source."""
         if chunk.hash not in self._sizes:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(_write, self.path(chunk.hash), view)
@@ -102,12 +108,12 @@ class Spool:
         self._wake()
 
     def give_up(self, chunks: Iterable[Chunk]) -> None:
-        """Says that the transfer has ended, so that chunks which are not here will not come."""
+        """Records that the transfer has ended, so that chunks which are not here will not arrive."""
         self._expected.difference_update(chunk.hash for chunk in chunks)
         self._wake()
 
     async def state(self, chunk_hash: str, policy: str, version: int, wait_s: float) -> State:
-        """The state of a chunk. The answer comes once the chunk is here, or after `wait_s`."""
+        """The state of a chunk, once it is here, once it can no longer arrive, or after `wait_s`."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while True:
@@ -136,14 +142,14 @@ class Spool:
 
 
 class PeerServer:
-    """ASGI app over a spool. Callers must show the `ticket`, if there is one."""
+    """ASGI app that serves a spool. Callers must show the `ticket`, if there is one."""
 
     def __init__(self, spool: Spool, *, limit: UploadLimit, ticket: str = "") -> None:
         self.limit = limit
         self._spool = spool
         routes = [
-            Route("/v1/chunks/{hash}", answers(self._chunk), methods=["GET"]),
-            Route("/v1/chunks/{hash}/state", answers(self._state), methods=["GET"]),
+            Route("/v1/chunks/{hash}", with_error_responses(self._chunk), methods=["GET"]),
+            Route("/v1/chunks/{hash}/state", with_error_responses(self._state), methods=["GET"]),
         ]
         tokens = {ticket: "peer"} if ticket else {}
         self._app = Starlette(routes=routes, middleware=[Middleware(TokenAuth, tokens=tokens)])
@@ -172,10 +178,10 @@ class PeerServer:
 
 
 @contextlib.asynccontextmanager
-async def served(
+async def serve_spool(
     spool: Spool, address: str, *, token: str = "", max_upload_mb_s: float = 0.0
 ) -> AsyncGenerator[PeerServer]:
-    """Serves a spool at `address`, `host` or `host:port`, while the context is open; sets `spool.url`.
+    """Serves a spool at `address` (`host` or `host:port`) while the context is open, and sets `spool.url`.
 
     Callers must show the ticket derived from `token`, the token of this service.
 
@@ -183,9 +189,9 @@ async def served(
     machines without a token.
     """
     host, port = parse_address(address)
-    host = await _in_numbers(host)
+    host = await _numeric_address(host)
     if not token and not is_loopback(host):
-        raise ConfigError(f"peer address {address!r} is open to other machines, so a token is needed")
+        raise ConfigError(f"peer address {address!r} is open to other machines, so it needs a token")
     app = PeerServer(spool, limit=UploadLimit(max_upload_mb_s * 1e6), ticket=peer_ticket(token))
     rules = WebRules(needs_token=bool(token))
     server = HttpServer(app, host=host, port=port, name="peer", rules=rules)
@@ -207,17 +213,17 @@ def parse_address(address: str) -> tuple[str, int]:
         host = parts.hostname or ""
         port = parts.port or 0
     except ValueError as err:
-        raise ConfigError(f"peer address {address!r}: {err}; HOST or HOST:PORT is expected") from err
+        raise ConfigError(f"peer address {address!r}: {err}; expected HOST or HOST:PORT") from err
     if not host or parts.netloc != address or listens_everywhere(host):
         raise ConfigError(
-            f"peer address {address!r}: HOST or HOST:PORT is expected, an address of this machine that the "
-            "other services can call"
+            f"peer address {address!r}: expected HOST or HOST:PORT, an address of this machine that other "
+            "services can call"
         )
     return host, port
 
 
 def _parse_wait(text: str) -> float | None:
-    """Seconds, at most `_MAX_WAIT_S`; None if the text is not a time. NaN would mean an endless wait."""
+    """Seconds, at most `_MAX_WAIT_S`; None if the text is not a duration. NaN would mean an endless wait."""
     try:
         wait_s = float(text)
     except ValueError:
@@ -225,15 +231,15 @@ def _parse_wait(text: str) -> float | None:
     return min(wait_s, _MAX_WAIT_S) if wait_s >= 0.0 else None
 
 
-async def _in_numbers(host: str) -> str:
-    """The numeric address of a host name of this machine. The name could mean another machine elsewhere.
+async def _numeric_address(host: str) -> str:
+    """The numeric address of a host name of this machine. Elsewhere, the name could mean another machine.
 
     Raises: ConfigError if the name has no address.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as err:
-        raise ConfigError(f"peer address {host!r}: {err}; an address of this machine is expected") from err
+        raise ConfigError(f"peer address {host!r}: {err}; expected an address of this machine") from err
     return str(found[0][4][0])
 
 

@@ -1,7 +1,7 @@
-"""What a receiver remembers about its sources: how fast they are, and how they have failed.
+"""What a receiver remembers about its sources: their speed and their failures.
 
-The memory lasts from one version to the next, and it fades. A source that failed is left out for a while,
-each time for longer, and is trusted again once it delivers. Passive; time is an argument.
+The memory outlasts a version, and it fades. A source that fails is avoided for a while, longer each time, and
+is trusted again once it delivers. Passive; time is an argument.
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,16 @@ __all__ = ["TOO_SLOW", "Reputation"]
 _SPEED_MEMORY = 0.7
 """Weight of earlier measurements in the speed of a source."""
 _FIRST_PAUSE_S = 15.0
-_LONGEST_PAUSE_S = 60.0
-"""A peer that was late is asked again after at most a minute: waiting for it in vain costs only seconds."""
-_LONGEST_LIE_PAUSE_S = 3600.0
+_MAX_PAUSE_S = 60.0
+"""A peer that was late is asked again after at most a minute, since waiting for it in vain costs only
+seconds."""
+_MAX_LIE_PAUSE_S = 3600.0
 _GROWTH = 4.0
 """Each pause is this many times as long as the one before."""
-_MOST_WASTED_S = 2.0
-"""Seconds that receivers may wait in vain for a source, in total, before it is left out."""
-_WASTED_AGAIN_S = 0.5
-"""The same for a source that was left out before and has not delivered since."""
+_MAX_WASTE_S = 2.0
+"""Total seconds that receivers may wait in vain for a source before it is avoided."""
+_MAX_WASTE_AGAIN_S = 0.5
+"""The same for a source that was avoided before and has not delivered since."""
 TOO_SLOW = 4.0
 """A source may take this many times as long as the fastest other one."""
 
@@ -29,19 +30,19 @@ class _Record:
     speed: float = 0.0
     wasted_s: float = 0.0
     charged_until_s: float = float("-inf")
-    """Time up to which waiting was counted, so that waits in parallel count once."""
+    """Time up to which waiting has been counted, so that parallel waits count once."""
     num_pauses: int = 0
     paused_until_s: float = float("-inf")
 
 
 class Reputation:
-    """What is known of each source, by URL.
+    """Speed and failures of each source, by URL.
 
     Example::
 
-        reputation.wasted(url, 10.0, 12.5)      # someone waited for it from 10.0 to 12.5, in vain
+        reputation.note_waste(url, 10.0, 12.5)      # someone waited for it from 10.0 to 12.5, in vain
         reputation.is_paused(url, 13.0)         # True: it is not asked for now
-        reputation.delivered(url)               # later it gave a chunk: it is trusted like any other
+        reputation.note_delivery(url)               # later it gave a chunk: it is trusted like any other
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class Reputation:
     # --- speed ---
 
     def measure(self, url: str, num_bytes: int, duration_s: float) -> None:
-        """Records that the source gave this many bytes in this time."""
+        """Records that the source delivered this many bytes in this time."""
         record = self._record(url)
         speed = num_bytes / max(duration_s, 1e-6)
         past = record.speed or speed
@@ -63,32 +64,32 @@ class Reputation:
     # --- failures ---
 
     def is_paused(self, url: str, now_s: float) -> bool:
-        """Whether the source is left out for now."""
+        """Whether the source is avoided for now."""
         record = self._records.get(url)
         return record is not None and now_s < record.paused_until_s
 
-    def wasted(self, url: str, began_s: float, now_s: float) -> bool:
-        """Records that someone waited for the source in vain. Waits at the same time count once.
+    def note_waste(self, url: str, began_s: float, now_s: float) -> bool:
+        """Records that a receiver waited for the source in vain. Simultaneous waits count once.
 
-        Returns True if the source is left out from now on.
+        Returns True if the source is avoided from now on.
         """
         record = self._record(url)
         record.wasted_s += max(0.0, now_s - max(began_s, record.charged_until_s))
         record.charged_until_s = max(record.charged_until_s, now_s)
-        most_s = _WASTED_AGAIN_S if record.num_pauses else _MOST_WASTED_S
+        most_s = _MAX_WASTE_AGAIN_S if record.num_pauses else _MAX_WASTE_S
         if record.wasted_s < most_s or now_s < record.paused_until_s:
             return False
-        self._pause(record, now_s, _LONGEST_PAUSE_S)
+        self._pause(record, now_s, _MAX_PAUSE_S)
         return True
 
     def blame(self, url: str, now_s: float, *, is_lie: bool) -> None:
-        """Leaves the source out for a while, because it failed or, with `is_lie`, gave wrong bytes."""
+        """Avoids the source for a while, because it failed or, with `is_lie`, sent wrong bytes."""
         record = self._record(url)
         if now_s >= record.paused_until_s:
-            self._pause(record, now_s, _LONGEST_LIE_PAUSE_S if is_lie else _LONGEST_PAUSE_S)
+            self._pause(record, now_s, _MAX_LIE_PAUSE_S if is_lie else _MAX_PAUSE_S)
 
-    def delivered(self, url: str) -> None:
-        """Records that the source gave a chunk whose hash was right."""
+    def note_delivery(self, url: str) -> None:
+        """Records that the source delivered a chunk with the right hash."""
         record = self._record(url)
         record.wasted_s /= 2
         record.num_pauses = 0

@@ -1,12 +1,12 @@
-"""Which peer to ask for which chunk, so that a publisher sends each chunk about once for all receivers.
+"""Chooses which peer to ask for which chunk, so that a publisher sends each chunk about once in total.
 
 All receivers rank the peers of a chunk in the same way (rendezvous hashing over chunk and address). The ranks
 form a binary tree: number k waits for number (k - 1) // 2. Number 0 fetches from the publisher, each peer
-gives a chunk to at most two others, and the uploads of a version are spread evenly. If the peer above will
-not have the chunk soon, the others with a lower number are asked. If none of them fetches it, this receiver
-does. Nobody waits for a peer with a higher number, so that waits form no circle, even while receivers know
-different peers. A peer that fails is not asked again for the version, nor for a while afterwards
-(`Reputation`). It therefore costs a run a few seconds once, not with each version.
+serves a chunk to at most two others, and the uploads of a version are spread evenly. If a receiver's parent
+will not have the chunk soon, the receiver asks the others with a lower number, and if none of them is
+fetching it, it goes to the publisher itself. Nobody waits for a peer with a higher number, so waits cannot
+form a cycle, even while receivers know different peers. A peer that fails is not asked again for the version,
+nor for a while afterwards (`Reputation`), so it delays a run by a few seconds once, not with each version.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.peers.peer import State
 from astraflow.weights.peers.reputation import Reputation
 
-__all__ = ["AsksPeer", "Swarm", "is_peer"]
+__all__ = ["AskPeer", "Swarm", "is_peer"]
 
 _log = logging.getLogger(__name__)
 
-AsksPeer = Callable[[str, Chunk, Manifest, float], Awaitable[State]]
+AskPeer = Callable[[str, Chunk, Manifest, float], Awaitable[State]]
 """Asks the peer at a URL for the state of a chunk of a version; the peer waits up to this many seconds for a
 change."""
 
 _ASK_S = 2.0
-"""Longest wait that a peer is asked for at a time."""
+"""Longest wait that a peer is asked for at once."""
 _BLIND_S = 30.0
 """Patience with a peer while the speed of the publisher is unknown."""
 
@@ -40,14 +40,14 @@ def is_peer(source: SourceLink) -> bool:
 
 
 class Swarm:
-    """The peers as one receiver sees them, for one fetch after another.
+    """One receiver's view of its peers, for one fetch after another.
 
     `ask` asks a peer for the state of a chunk. `own_url` is where this receiver serves chunks; empty if it
     does not. `spare_s` is added to the time that a peer is given.
     """
 
     def __init__(
-        self, ask: AsksPeer, own_url: Callable[[], str], *, reputation: Reputation, spare_s: float = 2.0
+        self, ask: AskPeer, own_url: Callable[[], str], *, reputation: Reputation, spare_s: float = 2.0
     ) -> None:
         self._ask = ask
         self._spare_s = spare_s
@@ -60,17 +60,17 @@ class Swarm:
         self._idle: set[str] = set()
         """Peers that are not fetching the version."""
         self._may_be_late = True
-        """Whether this receiver may have joined after the others got the version."""
+        """Whether this receiver may have joined after the others received the version."""
         self._began_s = 0.0
         self._own_done_s = 0.0
-        """When this receiver had its own share, in seconds from the start of the fetch; -1 until then."""
+        """Seconds from the start of the fetch until this receiver had its own share; -1 until then."""
         self._own_scale = 1.0
-        """Ratio of the mean share of chunks to this receiver's share."""
+        """Ratio of the mean share of chunks to this receiver's share, at least 1."""
         self.num_bad = 0
-        """How often a peer was given up for a version: wrong bytes, no answer, or too slow."""
+        """How often a peer was abandoned for a version: wrong bytes, no answer, or too slow."""
 
     def begin(self, manifest: Manifest, *, num_own: int, num_chunks: int) -> None:
-        """A fetch of `num_chunks` begins, of which this receiver fetches `num_own` from the publisher."""
+        """Begins a fetch of `num_chunks`, `num_own` of which this receiver fetches from the publisher."""
         self._idle.clear()
         self._may_be_late = True
         self._began_s = asyncio.get_running_loop().time()
@@ -78,29 +78,28 @@ class Swarm:
         num_serving = 1 + sum(is_peer(p) and p.url != self._own_url() for p in manifest.sources)
         self._own_scale = max(1.0, num_chunks / num_serving / max(num_own, 1))
 
-    def own_done(self) -> None:
-        """The chunks that this receiver fetches from the publisher are here."""
+    def note_own_done(self) -> None:
+        """Records that this receiver has the chunks that it fetches from the publisher."""
         if self._own_done_s < 0:
             self._own_done_s = asyncio.get_running_loop().time() - self._began_s
 
-    def before_me(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
-        """The peers to ask for a chunk before an origin is asked: the one above in the tree, then the others
-        by rank."""
+    def peers_before(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
+        """The peers to ask for a chunk before any origin: the parent in the tree, then the others by rank."""
         own = self._own_url()
         # The highest hash is number 0. A receiver that does not serve comes after all peers.
         own_hash = _rank(own, chunk) if own else -1
-        before = [p for p in self._ranked(manifest, chunk) if _rank(p.url, chunk) > own_hash]
-        if before:  # this receiver is number `len(before)`, and the one above it goes to the front
+        before = [p for p in self._rank_peers(manifest, chunk) if _rank(p.url, chunk) > own_hash]
+        if before:  # this receiver is number `len(before)`; its parent goes to the front
             before.insert(0, before.pop((len(before) - 1) // 2))
         return before
 
-    def after_me(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
+    def peers_after(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
         """The other peers, as the last resort."""
-        before = self.before_me(manifest, chunk)
-        return [p for p in self._ranked(manifest, chunk) if p not in before]
+        before = self.peers_before(manifest, chunk)
+        return [p for p in self._rank_peers(manifest, chunk) if p not in before]
 
     async def wait_for(self, peer: SourceLink, manifest: Manifest, chunk: Chunk, speed: float) -> bool:
-        """Waits until the peer has the chunk. Returns False if the peer will not have it in time.
+        """Waits until the peer has the chunk. Returns False if it will not have the chunk in time.
 
         `speed` is the publisher's, in bytes per second; 0 if unknown.
         """
@@ -117,7 +116,7 @@ class Swarm:
                 return False
             if state == "absent" and wait_s == 0.0 and peer.url not in self._answered:
                 self._answered.add(peer.url)
-                continue  # it answers, so it can be asked to wait: the version may be on its way
+                continue  # it answers, so it can be asked to wait: it may be about to fetch the version
             self._answered.add(peer.url)
             if state == "absent":
                 self._idle.add(peer.url)
@@ -128,10 +127,10 @@ class Swarm:
                 self.blame(peer, manifest, "is slower than the publisher")
         return False
 
-    async def has_now(self, peer: SourceLink, manifest: Manifest, chunk: Chunk) -> bool:
+    async def already_has(self, peer: SourceLink, manifest: Manifest, chunk: Chunk) -> bool:
         """Whether the peer already has the chunk, because it had the version before this receiver joined.
 
-        Once a peer does not have a chunk, no peer is asked again in this fetch: the version is new to all.
+        Once any peer lacks a chunk, no peer is asked again in this fetch: the version is then new to all.
         """
         if not self._may_be_late:
             return False
@@ -142,18 +141,18 @@ class Swarm:
             return False
         return self._may_be_late
 
-    def delivered(self, peer: SourceLink) -> None:
-        """The peer sent a chunk whose hash is right."""
-        self._reputation.delivered(peer.url)
+    def note_delivery(self, peer: SourceLink) -> None:
+        """Records that the peer sent a chunk with the right hash."""
+        self._reputation.note_delivery(peer.url)
 
     def _charge(self, peer: SourceLink, manifest: Manifest, began_s: float) -> None:
-        """Records that this receiver waited for the peer in vain. The peer is blamed if that took long or
-        happens often."""
-        if self._reputation.wasted(peer.url, began_s, asyncio.get_running_loop().time()):
+        """Records that this receiver waited for the peer in vain, and blames the peer if that took long or
+        happened often."""
+        if self._reputation.note_waste(peer.url, began_s, asyncio.get_running_loop().time()):
             self.blame(peer, manifest, "made this receiver wait in vain several times")
 
     def blame(self, peer: SourceLink, manifest: Manifest, reason: str, *, is_lie: bool = False) -> None:
-        """Makes sure that the peer is not asked again for this version, nor for some time afterwards."""
+        """Ensures that the peer is not asked again for this version, nor for some time afterwards."""
         self._reputation.blame(peer.url, asyncio.get_running_loop().time(), is_lie=is_lie)
         if self._failed_for(peer, manifest):
             return
@@ -174,17 +173,17 @@ class Swarm:
         version, urls = self._bad.get(manifest.policy, (-1, set[str]()))
         return version == manifest.version and peer.url in urls
 
-    def _ranked(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
+    def _rank_peers(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
         own = self._own_url()
         peers = [p for p in manifest.sources if is_peer(p) and p.url != own and not self.is_bad(p, manifest)]
         return sorted(peers, key=lambda p: -_rank(p.url, chunk))
 
     def _patience_s(self, chunk: Chunk, speed: float) -> float:
-        """How many seconds from the start of the fetch a peer may take for a chunk.
+        """Seconds from the start of the fetch that a peer may take for a chunk.
 
-        It is twice the longer of two times, plus `spare_s`: the time that this receiver needed for its own
+        This is `spare_s` plus twice the longer of two times: the time that this receiver needed for its own
         share (or would have needed for a mean share, if that is larger), and the time that the publisher
-        would need for the chunk. There is no limit while this receiver's own share is on its way.
+        would need for the chunk. There is no limit while this receiver is still fetching its own share.
         """
         if self._own_done_s < 0:
             return float("inf")

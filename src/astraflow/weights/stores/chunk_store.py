@@ -2,12 +2,12 @@
 
     chunks/HASH                 bytes of one chunk
     manifests/POLICY/N.json     manifest of a version, without sources
-    incoming/POLICY/            where trainers leave what they hand over (not the store's own)
+    incoming/POLICY/            where trainers put the files that they hand over (not managed by the store)
     lock                        held by the one process that owns the folder
 
-Invariants: a file under its final name is whole and durable (written aside, synced, renamed); a manifest
+Invariants: a file under its final name is complete and durable (written aside, synced, renamed); a manifest
 appears after all its chunks; a chunk stays as long as a manifest or a publication in progress refers to it.
-Opening the folder restores these invariants by removing what a crash left half-done. All methods block, so
+Opening the folder restores these invariants by removing what a crash left unfinished. All methods block, so
 call them from an executor; several threads may do so.
 """
 
@@ -61,7 +61,7 @@ class ChunkStore:
         self._counts: Counter[str] = Counter()
         """How many manifests and publications in progress refer to a chunk, by hash."""
         self._sizes: dict[str, int] = {}
-        """Bytes of the chunks that are whole, by hash."""
+        """Bytes of the complete chunks, by hash."""
         self._known: dict[str, dict[int, Manifest]] = {}
         """The manifests that are stored, by policy and version."""
         self._restore()
@@ -82,17 +82,17 @@ class ChunkStore:
             return {policy: tuple(sorted(known)) for policy, known in self._known.items()}
 
     def usage(self) -> tuple[int, int]:
-        """Number of chunks, and their bytes."""
+        """The number of chunks, and their total bytes."""
         with self._mutex:
             return len(self._sizes), sum(self._sizes.values())
 
     def hashes(self) -> frozenset[str]:
-        """The chunks that are stored here whole."""
+        """The hashes of the complete chunks."""
         with self._mutex:
             return frozenset(self._sizes)
 
     def size(self, chunk_hash: str) -> int | None:
-        """Bytes of a chunk that is stored here whole; None for any other."""
+        """Bytes of a complete chunk; None for any other."""
         return self._sizes.get(chunk_hash)
 
     def path(self, chunk_hash: str) -> Path:
@@ -118,7 +118,7 @@ class ChunkStore:
         return chunk
 
     def release(self, chunks: Iterable[Chunk]) -> None:
-        """Takes back counts of `put` that no manifest took over."""
+        """Takes back counts of `put` that no manifest has taken over."""
         with self._mutex:
             self._drop(chunks)
 
@@ -151,9 +151,9 @@ class ChunkStore:
                 self._drop(_chunks_of(replaced))
 
     def retain(self, policy: str, needed: Collection[int]) -> tuple[int, ...]:
-        """Removes versions and returns their numbers.
+        """Removes versions, and returns their numbers.
 
-        Those that are needed stay, and so do the newest `keep`, and the base of every delta that stays.
+        The versions in `needed` stay, and so do the newest `keep` and the base of every delta that stays.
         """
         with self._mutex:
             known = self._known.get(policy, {})
@@ -177,7 +177,7 @@ class ChunkStore:
                 self.path(chunk.hash).unlink(missing_ok=True)
 
     def _holds(self, chunk: Chunk) -> bool:
-        """True if the file is here and undamaged. The caller writes a damaged one again."""
+        """Whether the file exists and is undamaged. The caller rewrites a damaged one."""
         if self._sizes.get(chunk.hash) != chunk.num_bytes:
             return False
         try:
@@ -209,13 +209,13 @@ def _chunks_of(manifest: Manifest) -> tuple[Chunk, ...]:
 
 
 def _read_manifest(path: Path, on_disk: dict[str, int]) -> Manifest | None:
-    """None, with a warning, if the version cannot be served after a crash or a damage of the disk."""
+    """The manifest; None, with a warning, if a crash or a disk fault left a version that cannot be served."""
     if path.suffix != ".json":
         return None
     try:
         manifest = wire.decode(path.read_bytes(), Manifest, wire.JSON)
     except WireError as err:
-        _log.warning("%s is broken and is removed; the version is lost: %s", path, err)
+        _log.warning("%s is damaged and is removed; the version is lost: %s", path, err)
         return None
     for chunk in _chunks_of(manifest):
         if on_disk.get(chunk.hash) != chunk.num_bytes:

@@ -1,8 +1,8 @@
-"""Reads versions from a publisher's folder without the publisher: while it runs, or long after.
+"""Reads versions from a publisher's folder without the publisher, while it runs or long afterwards.
 
-Unlike `ChunkStore`, it never writes and takes no lock. A running publisher may therefore delete an old
-version while it is being read; the error then says so. Every chunk and the whole version are verified. All
-calls block.
+Unlike `ChunkStore`, this module never writes and takes no lock. A running publisher may therefore delete an
+old version while it is being read; the error then says so. Every chunk and the whole version are verified.
+All calls block.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,8 @@ class SavedVersion:
     """The small files of the model folder, by name."""
 
     def snapshot(self, model_dir: Path) -> WeightSnapshot:
-        """The version as engines take it. Its files are written to `model_dir`, which is made if missing."""
+        """The version as engines load it. Its files are written to `model_dir`, which is created if
+        missing."""
         model_dir.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             (model_dir / name).write_bytes(content)
@@ -74,8 +75,8 @@ class SavedVersions:
             version = known[-1]
         if version not in known:
             raise DataError(
-                f"policy {self._policy!r}: version {version} is not kept (there are: {_listed(known)}); "
-                "`weights.keep` in the recipe says how many are"
+                f"policy {self._policy!r}: version {version} is not kept "
+                f"(there are: {', '.join(map(str, known))}); `weights.keep` in the recipe sets how many are"
             )
         manifests = [self._manifest(number) for number in known if number <= version]
         manifest = manifests[-1]
@@ -93,20 +94,20 @@ class SavedVersions:
                 f"{path} was just deleted: the run continues and keeps newer versions; ask for one of them"
             ) from err
         except WireError as err:
-            raise WeightsError(f"{path} is broken: {err}") from err
+            raise WeightsError(f"{path} is damaged: {err}") from err
         check_manifest(manifest)
         return manifest
 
     def _buffer(self, path: Sequence[Manifest]) -> NDArray[np.uint8]:
         """The bytes of a full version with the deltas after it applied."""
-        buffer = np.frombuffer(bytearray(self._joined(path[0])), dtype=np.uint8)
+        buffer = np.frombuffer(bytearray(self._join(path[0])), dtype=np.uint8)
         for delta in path[1:]:
             from astraflow.weights.delta.delta import apply_delta, parse_delta  # heavy: compiles its kernels
 
-            apply_delta(parse_delta(self._joined(delta), delta.tensors), buffer)
+            apply_delta(parse_delta(self._join(delta), delta.tensors), buffer)
         return buffer
 
-    def _joined(self, manifest: Manifest) -> bytes:
+    def _join(self, manifest: Manifest) -> bytes:
         return b"".join(self._read(manifest, chunk) for chunk in manifest.chunks)
 
     def _read(self, manifest: Manifest, chunk: Chunk) -> bytes:
@@ -118,7 +119,3 @@ class SavedVersions:
         if (found := hash_bytes(data)) != chunk.hash:
             raise WeightsError(f"{where}: its bytes hash to {found}; the file is damaged")
         return data
-
-
-def _listed(versions: Sequence[int]) -> str:
-    return ", ".join(map(str, versions))

@@ -11,7 +11,7 @@ from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import BatchTaken, StopRun
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import ComponentError, ConfigError
-from astraflow.protocols import Completed, TableSizes, TableView, TakenBatch
+from astraflow.protocols import CompleteGroup, TableSizes, TableView, TakenBatch
 from drivers.core_driver import Driver, make_core_plan, make_table
 
 
@@ -68,7 +68,7 @@ class Picks:
         self._case, self._worst = case, worst
 
     def pick(
-        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> list[int] | None:
         if self._case:
             return ANSWERS[self._case]()
@@ -101,7 +101,7 @@ class Removes:
     def __init__(self, *, case: str = "") -> None:
         self._case = case
 
-    def remove(self, ready: Mapping[int, Completed], num_groups: int) -> list[int]:
+    def remove(self, ready: Mapping[int, CompleteGroup], num_groups: int) -> list[int]:
         return ANSWERS[self._case]() if self._case else sorted(ready)[: len(ready) - 3]
 
 
@@ -113,7 +113,7 @@ class Alternates(Picks):
         self._fails, self.taken = case, list[tuple[int, ...]]()
 
     def pick(
-        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+        self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> list[int] | None:
         is_newest = len(self.taken) % 2 == 0
         return sorted(ready, reverse=is_newest)[:num_groups] if len(ready) >= num_groups else None

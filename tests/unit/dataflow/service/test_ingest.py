@@ -81,7 +81,7 @@ BROKEN: dict[str, tuple[Callable[[], Trajectory], str]] = {
     "stray logprob": (lambda: changed(behavior_logprobs=with_logprob(1, -0.5)), "token 1 has mask 0"),
     "negative id": (lambda: changed(token_ids=with_token(-1)), "token id -1 is negative"),
     "foreign id": (lambda: changed(token_ids=with_token(VOCAB)), f"outside the vocabulary of {VOCAB}"),
-    "mask 2": (lambda: changed(mask=column([0, 0, 0, 1, 1, 2, 1], "uint8")), "mask holds 2"),
+    "mask 2": (lambda: changed(mask=column([0, 0, 0, 1, 1, 2, 1], "uint8")), "mask has an entry 2"),
     "mask 0": (
         lambda: changed(mask=bytes(7), behavior_logprobs=column(np.zeros(7), "float32"), versions=()),
         "no token has mask 1",
@@ -115,14 +115,14 @@ BROKEN: dict[str, tuple[Callable[[], Trajectory], str]] = {
         lambda: changed(
             streams=(Stream(name="t", dtype="float32", data=column([0] * 6 + [np.nan], "float32")),)
         ),
-        "stream 't' holds an entry that is not finite, at token 6",
+        "stream 't' has an entry that is not finite, at token 6",
     ),
     "media": (lambda: changed(media=(MediaRef(kind="image", uri="u", start=7),)), "media at 7"),
     "media out of order": (
         lambda: changed(
             media=(MediaRef(kind="image", uri="u", start=2), MediaRef(kind="image", uri="u", start=1))
         ),
-        "media at 1 behind media at 2",
+        "media at 1 after media at 2",
     ),
 }
 

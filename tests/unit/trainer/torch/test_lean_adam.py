@@ -46,6 +46,6 @@ def test_a_resume_goes_on_bit_for_bit_with_averages_as_narrow_as_before(tmp_path
     second.data.copy_(first.data)
     OptimizerPart.of(optimizer, {"w": TrainedPart(first, first)}, ALONE, prefix="o").write(tmp_path)
     parts = {"w": TrainedPart(second, second)}
-    read_optimizer(tmp_path, resumed, parts, prefix="o", zeros=resumed.stored)
+    read_optimizer(tmp_path, resumed, parts, prefix="o", zeros=resumed.make_average)
     assert resumed.state[second]["exp_avg"].dtype == torch.bfloat16
     assert torch.equal(train(second, resumed, range(3, 6)), straight)

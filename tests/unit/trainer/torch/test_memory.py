@@ -36,9 +36,7 @@ def test_recomputing_and_a_smaller_budget_save_what_the_message_says() -> None:
 
 def test_a_model_that_cannot_fit_is_refused_with_what_needs_how_much_and_two_settings() -> None:
     plain = need()
-    message = (
-        r"do(es)? not fit.*activations of 1024 tokens .*; what helps most is .* \(saves .* or .* \(saves"
-    )
+    message = r"do(es)? not fit.*activations of 1024 tokens .*; to save most, set .* \(saves .* or .* \(saves"
     with pytest.raises(ConfigError, match=message):
         check_memory(plain, 1000.0)
 
@@ -61,7 +59,7 @@ def test_a_rank_has_its_part_of_the_layers_and_its_rows_of_all() -> None:
     layers = sum(p.numel() for p in model.model.layers.parameters())
     others = sum(p.numel() for p in model.parameters()) - layers
     config = TrainConfig.model_validate_json('{"backend": {"name": "torch", "device": "cuda:0"}}')
-    grid = RankGrid(ALONE, ALONE, num_parts=2, tensor=4)
+    grid = RankGrid(ALONE, ALONE, num_shards=2, tensor=4)
     found = memory_need(model, config, grid=grid).lasting["weights"]
     assert found == pytest.approx(4 * (layers / 8 + others / 2))
 

@@ -98,7 +98,9 @@ def test_a_checkpoint_without_the_critic_is_refused(model_dir: Path, tmp_path: P
 
 def test_a_critic_of_another_vocabulary_is_refused(model_dir: Path, tmp_path: Path) -> None:
     other = save_model(tmp_path, vocab_size=VOCAB_SIZE + 1)
-    with pytest.raises(ConfigError, match=r"train\.auxiliary\.critic\.model.*25 tokens, the policy 24"):
+    with pytest.raises(
+        ConfigError, match=r"train\.auxiliary\.critic\.model.*25 tokens, but the policy has 24"
+    ):
         make(model_dir, critic={**CRITIC, "model": str(other)})
 
 

@@ -223,7 +223,7 @@ def test_a_checkpoint_remembers_which_reference_it_had(
     with_model = {"kl": {"coef": 0.1}}
     make(model_dir, auxiliary=with_model).save(tmp_path)()
     make(model_dir, auxiliary=with_model).load(tmp_path)
-    with pytest.raises(DataError, match="its reference had other weights"):
+    with pytest.raises(DataError, match="the weights of its reference differ"):
         make(model_dir, auxiliary={**with_model, "reference": str(other_dir)}).load(tmp_path)
 
 
@@ -533,7 +533,7 @@ def test_a_bad_batch_is_refused_before_anything_changes(model_dir: Path) -> None
 
 
 def test_a_batch_of_another_step_is_refused(model_dir: Path) -> None:
-    with pytest.raises(TrainingError, match="step 5 given, step 1 is due"):
+    with pytest.raises(TrainingError, match="step 5, expected step 1"):
         make(model_dir).train_step(make_batch([make_sample()], step=4))
 
 

@@ -25,7 +25,7 @@ def test_who_fails_again_is_left_out_for_longer() -> None:
 def test_who_delivers_has_its_good_name_back() -> None:
     reputation = Reputation()
     assert pauses(reputation, is_lie=False, count=2) == [15, 60]
-    reputation.delivered(URL)
+    reputation.note_delivery(URL)
     assert pauses(reputation, is_lie=False, count=1, from_s=100.0) == [15]
 
 
@@ -38,19 +38,19 @@ def test_blame_while_it_is_left_out_adds_nothing() -> None:
 
 def test_seconds_in_vain_add_up_over_versions_and_count_once() -> None:
     reputation = Reputation()
-    assert not reputation.wasted(URL, 0.0, 1.5)
-    assert not reputation.wasted(URL, 0.0, 1.5)  # another chunk waited at the same time
-    assert reputation.wasted(URL, 10.0, 10.6)
+    assert not reputation.note_waste(URL, 0.0, 1.5)
+    assert not reputation.note_waste(URL, 0.0, 1.5)  # another chunk waited at the same time
+    assert reputation.note_waste(URL, 10.0, 10.6)
     assert reputation.is_paused(URL, 11.0)
     assert not reputation.is_paused(URL, 25.6)
 
 
 def test_what_it_delivers_outweighs_what_it_cost() -> None:
     reputation = Reputation()
-    assert not reputation.wasted(URL, 0.0, 1.9)
+    assert not reputation.note_waste(URL, 0.0, 1.9)
     for _ in range(4):
-        reputation.delivered(URL)
-    assert not reputation.wasted(URL, 10.0, 11.8)
+        reputation.note_delivery(URL)
+    assert not reputation.note_waste(URL, 10.0, 11.8)
 
 
 def test_a_speed_follows_what_is_measured() -> None:

@@ -14,14 +14,14 @@ import msgspec
 from msgspec import Meta
 
 from astraflow.addons.agents.gateway.chat_wire import (
+    ChatCompletion,
     ChatMessage,
     ChatRequest,
     ChatTool,
     Choice,
-    Completed,
+    ContentPart,
     JsonSchema,
     Model,
-    Part,
     ReplyFormat,
     assistant_message,
     bad_request,
@@ -52,7 +52,7 @@ _MAX_MESSAGES = 16_384
 _MAX_PARTS = 1024
 """Largest number of blocks of a message, and of tools of a request."""
 
-_Parts = Annotated[tuple[Part, ...], Meta(max_length=_MAX_PARTS)]
+_Parts = Annotated[tuple[ContentPart, ...], Meta(max_length=_MAX_PARTS)]
 _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 
 
@@ -210,10 +210,10 @@ def _assistant(blocks: tuple[_Block, ...]) -> ChatMessage:
 
 def _told(role: Literal["system", "user"], blocks: tuple[_Block, ...]) -> Iterator[ChatMessage]:
     """Texts, images and results in their order; what has no result between is one message."""
-    parts: list[Part] = []
+    parts: list[ContentPart] = []
     for block in blocks:
         if block.type == "text":
-            parts.append(Part(type="text", text=block.text))
+            parts.append(ContentPart(type="text", text=block.text))
         elif block.type == "image" and role == "user":
             parts.append(_image(block))
         elif block.type == "tool_result":
@@ -227,7 +227,7 @@ def _told(role: Literal["system", "user"], blocks: tuple[_Block, ...]) -> Iterat
         yield ChatMessage(role=role, content=parts_of(parts))
 
 
-def _image(block: _Block) -> Part:
+def _image(block: _Block) -> ContentPart:
     source = block.source
     if source is None or source.type != "base64":
         raise bad_request(
@@ -349,7 +349,7 @@ class TokenCount(_Answer, frozen=True, kw_only=True):
     input_tokens: int
 
 
-def message_of(request: MessagesRequest, completed: Completed) -> MessageAnswer:
+def message_of(request: MessagesRequest, completed: ChatCompletion) -> MessageAnswer:
     """A chat's completion as the answer to a Messages request."""
     choice = completed.choices[0]
     usage = completed.usage

@@ -20,17 +20,17 @@ from astraflow.types.bounds import Id, JsonText, Label, Position, StopText, Temp
 from astraflow.workflows.calls import ToolCall
 
 __all__ = [
+    "ChatCompletion",
+    "ChatCompletionChunk",
     "ChatMessage",
     "ChatRequest",
     "ChatTool",
     "Choice",
-    "Chunk",
-    "Completed",
+    "ContentPart",
     "ErrorBody",
     "JsonSchema",
     "Model",
     "ModelList",
-    "Part",
     "Reply",
     "ReplyCall",
     "ReplyFormat",
@@ -75,7 +75,7 @@ class _ImageUrl(msgspec.Struct, frozen=True):
     detail: object = None
 
 
-class Part(msgspec.Struct, frozen=True):
+class ContentPart(msgspec.Struct, frozen=True):
     """A part of a message: a text, or an image as a `data:` URI."""
 
     type: Label
@@ -91,9 +91,9 @@ class Part(msgspec.Struct, frozen=True):
         return found.url if isinstance(found, _ImageUrl) else found or ""
 
 
-def image_part(uri: str) -> Part:
+def image_part(uri: str) -> ContentPart:
     """A part of a chat's message that is an image."""
-    return Part(type=_IMAGE_KINDS[0], image_url=uri)
+    return ContentPart(type=_IMAGE_KINDS[0], image_url=uri)
 
 
 _IMAGE_KINDS = ("image_url", "input_image")
@@ -101,25 +101,25 @@ _IMAGE_KINDS = ("image_url", "input_image")
 
 
 def parts_of(
-    content: str | Sequence[Part] | None, kinds: Collection[str] = ("text",)
-) -> str | tuple[Part, ...]:
+    content: str | Sequence[ContentPart] | None, kinds: Collection[str] = ("text",)
+) -> str | tuple[ContentPart, ...]:
     """The content of a user's message: a text, or parts of which one at least is an image.
 
     Raises: RefusedError for parts that are neither, and for images that cannot be shown to a model.
     """
     if content is None or isinstance(content, str) or all(part.type not in _IMAGE_KINDS for part in content):
         return text_of(content, kinds)
-    found: list[Part] = []
+    found: list[ContentPart] = []
     for part in content:
         if part.type in _IMAGE_KINDS:
             _check_image(part)
             found.append(image_part(part.uri))
         else:
-            found.append(Part(type="text", text=text_of((part,), kinds)))
+            found.append(ContentPart(type="text", text=text_of((part,), kinds)))
     return tuple(found)
 
 
-def _check_image(part: Part) -> None:
+def _check_image(part: ContentPart) -> None:
     if not part.uri:
         raise bad_request(
             f"a part of type {part.type!r} has no image_url; files of an account are not known here: send "
@@ -131,7 +131,7 @@ def _check_image(part: Part) -> None:
         raise bad_request(f"a part of type {part.type!r}: {err}", "invalid_image") from err
 
 
-def text_of(content: str | Sequence[Part] | None, kinds: Collection[str] = ("text",)) -> str:
+def text_of(content: str | Sequence[ContentPart] | None, kinds: Collection[str] = ("text",)) -> str:
     """The content of a message as one text; `kinds`: the types of parts that are text.
 
     Raises: RefusedError for images and other parts that are not text.
@@ -161,7 +161,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message. Unknown fields are ignored, because clients add fields when they send replies back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[tuple[Part, ...], Meta(max_length=_MAX_PARTS)] | None = None
+    content: Text | Annotated[tuple[ContentPart, ...], Meta(max_length=_MAX_PARTS)] | None = None
     name: Label | None = None
     tool_calls: Annotated[tuple[_Call, ...], Meta(max_length=_MAX_PARTS)] | None = None
     tool_call_id: Id | None = None
@@ -428,7 +428,7 @@ class Choice(_Answer, frozen=True, kw_only=True):
     """The text in `stop` that ended the completion, under the name that vLLM gives it; None if none did."""
 
 
-class Completed(_Answer, frozen=True, kw_only=True):
+class ChatCompletion(_Answer, frozen=True, kw_only=True):
     """The answer to a chat request."""
 
     id: str
@@ -438,9 +438,9 @@ class Completed(_Answer, frozen=True, kw_only=True):
     choices: tuple[Choice, ...]
     usage: Usage
 
-    def chunks(self, *, with_usage: bool) -> "list[Chunk]":
+    def chunks(self, *, with_usage: bool) -> "list[ChatCompletionChunk]":
         """The same as a stream: first the texts, then why they ended, then the usage if it is asked for."""
-        chunks: list[Chunk] = []
+        chunks: list[ChatCompletionChunk] = []
         for choice in self.choices:
             end = msgspec.structs.replace(choice, logprobs=None, message=None, delta={})
             chunks += [self._chunk((_said(choice),)), self._chunk((end,))]
@@ -448,8 +448,8 @@ class Completed(_Answer, frozen=True, kw_only=True):
             chunks.append(self._chunk((), self.usage))
         return chunks
 
-    def _chunk(self, choices: tuple[Choice, ...], usage: Usage | None = None) -> "Chunk":
-        return Chunk(
+    def _chunk(self, choices: tuple[Choice, ...], usage: Usage | None = None) -> "ChatCompletionChunk":
+        return ChatCompletionChunk(
             id=self.id,
             object="chat.completion.chunk",
             created=self.created,
@@ -469,7 +469,7 @@ def _said(choice: Choice) -> Choice:
     return Choice(index=choice.index, finish_reason=None, logprobs=choice.logprobs, delta=delta)
 
 
-class Chunk(_Answer, frozen=True, kw_only=True):
+class ChatCompletionChunk(_Answer, frozen=True, kw_only=True):
     """One event of a stream."""
 
     id: str

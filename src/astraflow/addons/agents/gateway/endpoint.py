@@ -24,10 +24,10 @@ import msgspec
 from astraflow.addons.agents.gateway import anthropic_messages
 from astraflow.addons.agents.gateway.anthropic_messages import MessageAnswer, MessagesRequest, message_of
 from astraflow.addons.agents.gateway.chat_wire import (
+    ChatCompletion,
     ChatMessage,
     ChatRequest,
     Choice,
-    Completed,
     Model,
     Reply,
     Usage,
@@ -226,7 +226,7 @@ class EpisodeEndpoint:
         self._answered[response.id] = (*messages, _sent_back(completed.choices[0]))
         return response
 
-    async def chat(self, request: ChatRequest, *, session: str = "") -> Completed:
+    async def chat(self, request: ChatRequest, *, session: str = "") -> ChatCompletion:
         """Answers a chat request, and records its completions.
 
         `session`: what the client calls the conversation; another one never continues from it.
@@ -252,7 +252,7 @@ class EpisodeEndpoint:
         self.problem = ""
         self.num_completions += len(answers)
         num_sampled = sum(answer.completion.num_tokens for answer in answers)
-        return Completed(
+        return ChatCompletion(
             id=f"chatcmpl-{self.id}-{asked.number}",
             object="chat.completion",
             created=int(time.time()),

@@ -36,7 +36,7 @@ from astraflow.addons.agents.gateway.anthropic_messages import (
     TokenCount,
     models_of,
 )
-from astraflow.addons.agents.gateway.chat_wire import ChatRequest, Completed, ErrorBody, ModelList
+from astraflow.addons.agents.gateway.chat_wire import ChatCompletion, ChatRequest, ErrorBody, ModelList
 from astraflow.addons.agents.gateway.endpoint import EpisodeEndpoint
 from astraflow.addons.agents.gateway.openai_responses import ResponsesRequest
 from astraflow.errors import Error, RefusedError, RolloutError
@@ -210,7 +210,7 @@ async def _chat(endpoint: EpisodeEndpoint, request: Request) -> Response:
     return StreamingResponse(_chunks(completed, with_usage=with_usage), media_type="text/event-stream")
 
 
-def _chunks(completed: Completed, *, with_usage: bool) -> Iterator[bytes]:
+def _chunks(completed: ChatCompletion, *, with_usage: bool) -> Iterator[bytes]:
     for chunk in completed.chunks(with_usage=with_usage):
         yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
     yield b"data: [DONE]\n\n"

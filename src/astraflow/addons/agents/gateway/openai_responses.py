@@ -13,13 +13,13 @@ import msgspec
 from msgspec import Meta
 
 from astraflow.addons.agents.gateway.chat_wire import (
+    ChatCompletion,
     ChatMessage,
     ChatRequest,
     ChatTool,
     Choice,
-    Completed,
+    ContentPart,
     JsonSchema,
-    Part,
     ReplyFormat,
     TokenLogprob,
     assistant_message,
@@ -56,7 +56,7 @@ _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 # --- requests -------------------------------------------------------------------------------------
 
 
-_Content = Text | Annotated[tuple[Part, ...], Meta(max_length=_MAX_PARTS)]
+_Content = Text | Annotated[tuple[ContentPart, ...], Meta(max_length=_MAX_PARTS)]
 _TEXTS = ("input_text", "output_text", "text")
 """Types of parts that are text."""
 
@@ -351,7 +351,7 @@ class Event(_Answer, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-def response_of(request: ResponsesRequest, completed: Completed) -> Response:
+def response_of(request: ResponsesRequest, completed: ChatCompletion) -> Response:
     """A chat's completion as the answer to a Responses request."""
     choice = completed.choices[0]
     is_cut = choice.finish_reason == "length"

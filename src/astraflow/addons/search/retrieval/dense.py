@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError
-from astraflow.service.progress_bars import no_bars_in_logs
+from astraflow.service.progress_bars import progress_bars_off
 from astraflow.user_input.extras import install_command
 
 __all__ = ["Dense", "EncoderSettings"]
@@ -162,5 +162,5 @@ def _encoder(settings: EncoderSettings) -> Any:
         )
     except ImportError as err:
         raise ConfigError(f"dense retrieval needs sentence-transformers: {install_command('dense')}") from err
-    with no_bars_in_logs():
+    with progress_bars_off():
         return cast("Any", SentenceTransformer)(str(folder), local_files_only=True)

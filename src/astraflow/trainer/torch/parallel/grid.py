@@ -1,13 +1,14 @@
-"""Where each rank of a trainer stands, by `train.shard`: which batch it gets, and which part of the weights.
+"""The position of a trainer's rank in `train.shard`: which slice of a batch it gets, and which part of the
+weights.
 
-    rank = (copy * num_parts + part) * num_places + place
+    rank = (replica * num_shards + shard) * num_model_ranks + model_rank
 
-    place   ranks that differ in it alone compute the same batch together, each with a part of every layer, or
-            with a part of the tokens
-    part    keeps this part of the rows of what its place computes with (FSDP2)
-    copy    copies of all of that, each with batches of its own
+    model_rank   ranks that differ only in it compute the same batch together, each with a part of every
+                 layer, or with a part of the tokens
+    shard        holds this part of the rows of the weights that its model rank computes with (FSDP2)
+    replica      a complete copy of the weights, with its own batches
 
-The slice of a batch is that of (copy, part): `train.data_ranks` of them are cut.
+A batch is cut into one slice per (replica, shard), `train.data_ranks` in total.
 """
 
 from dataclasses import dataclass
@@ -25,59 +26,61 @@ __all__ = ["RankGrid", "make_grid"]
 
 @dataclass(frozen=True, slots=True)
 class RankGrid:
-    """One rank's place. Example: `make_grid(ALONE, ShardConfig(), device="cpu")` is a grid of one rank."""
+    """One rank's position. Example: `make_grid(ALONE, ShardConfig(), device="cpu")` is a grid of one rank."""
 
     everyone: Ranks
     """All ranks of the trainer."""
     data: Ranks
-    """One rank of each slice of a batch, this one among them: what sums over a batch are gathered from."""
-    copy: int = 0
-    part: int = 0
-    num_parts: int = 1
-    place: int = 0
+    """One rank for each slice of a batch, including this one. Sums over a batch are gathered from them."""
+    replica: int = 0
+    shard: int = 0
+    num_shards: int = 1
+    model_rank: int = 0
     tensor: int = 1
-    """Number of places, if they have parts of layers; else 1."""
+    """Number of model ranks if they have parts of the layers, else 1."""
     context: int = 1
-    """Number of places, if they have parts of the tokens; else 1."""
+    """Number of model ranks if they have parts of the tokens, else 1."""
     cuts_experts: bool = False
-    """Whether each place has whole experts of its own; else every place has all of them."""
+    """Whether each model rank has a subset of the experts, or all of them."""
     mesh: DeviceMesh | None = None
-    """What FSDP2 works on; None where nothing is split by rows or copied."""
-    part_group: Any = None
-    """Ranks that differ in `part` alone."""
-    place_group: Any = None
-    """Ranks that differ in `place` alone."""
+    """The mesh for FSDP2; None if weights are neither sharded nor replicated."""
+    shard_group: Any = None
+    """Ranks that differ only in `shard`."""
+    model_group: Any = None
+    """Ranks that differ only in `model_rank`."""
 
 
 def make_grid(ranks: Ranks, shard: ShardConfig, *, device: str) -> RankGrid:
-    """The grid of torch's process group. All ranks call it at the same time. The numbers must fit, as
-    `TrainConfig` checks."""
+    """The grid of torch's process group. All ranks call it at the same time. `TrainConfig` has checked that
+    the numbers fit."""
     if ranks.world == 1:
         return RankGrid(ranks, ranks)
-    num_places = shard.num_places
-    num_parts = ranks.world // (shard.replicate * num_places)
-    shape = (shard.replicate, num_parts, num_places)
-    whole = init_device_mesh(torch.device(device).type, shape, mesh_dim_names=("copy", "part", "place"))
-    slice_idx, place = divmod(ranks.rank, num_places)
-    copy, part = divmod(slice_idx, num_parts)
-    mesh = whole["part"] if num_parts > 1 else None
+    num_model_ranks = shard.num_model_ranks
+    num_shards = ranks.world // (shard.replicate * num_model_ranks)
+    shape = (shard.replicate, num_shards, num_model_ranks)
+    mesh = init_device_mesh(torch.device(device).type, shape, mesh_dim_names=("replicate", "shard", "model"))
+    slice_idx, model_rank = divmod(ranks.rank, num_model_ranks)
+    replica, shard_idx = divmod(slice_idx, num_shards)
+    fsdp_mesh = mesh["shard"] if num_shards > 1 else None
     return RankGrid(
         everyone=ranks,
-        data=ranks if num_places == 1 else ProcessRanks(_data_group(ranks, num_places)),
-        copy=copy,
-        part=part,
-        num_parts=num_parts,
-        place=place,
+        data=ranks if num_model_ranks == 1 else ProcessRanks(_data_group(ranks, num_model_ranks)),
+        replica=replica,
+        shard=shard_idx,
+        num_shards=num_shards,
+        model_rank=model_rank,
         tensor=shard.tensor,
         context=shard.context,
         cuts_experts=shard.expert > 1,
-        mesh=whole["copy", "part"] if shard.replicate > 1 else mesh,
-        part_group=whole.get_group("part"),
-        place_group=whole.get_group("place"),
+        mesh=mesh["replicate", "shard"] if shard.replicate > 1 else fsdp_mesh,
+        shard_group=mesh.get_group("shard"),
+        model_group=mesh.get_group("model"),
     )
 
 
-def _data_group(ranks: Ranks, num_places: int) -> Any:
-    """The ranks at the place of this one. Every rank makes all of these groups, as torch wants it."""
-    groups = [dist.new_group(list(range(place, ranks.world, num_places))) for place in range(num_places)]
-    return groups[ranks.rank % num_places]
+def _data_group(ranks: Ranks, num_model_ranks: int) -> Any:
+    """The ranks with the same model rank as this one. Torch requires every rank to create all groups."""
+    groups = [
+        dist.new_group(list(range(first, ranks.world, num_model_ranks))) for first in range(num_model_ranks)
+    ]
+    return groups[ranks.rank % num_model_ranks]

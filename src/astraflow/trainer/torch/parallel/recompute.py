@@ -1,9 +1,8 @@
 """Activation checkpointing: a layer keeps only its input, and is computed again in the backward pass.
 
-The switch of transformers works in train mode only, and a trainer here stays in eval mode, in which dropout
-is off as it is in the engine. So the layers' `forward` is replaced instead. It costs a third more computing,
-and leaves one hidden state per token and layer of what a layer keeps otherwise, which is 15 times as much or
-more.
+The switch in transformers works only in train mode, but models here stay in eval mode, so that dropout is off
+as in the engine. So the layers' `forward` is replaced instead. This takes a third more computation. Each
+layer then keeps one hidden state per token, where it would otherwise keep at least 15 times as much.
 """
 
 import logging
@@ -23,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model of transformers, from first to last; layers within layers are left out."""
+    """The layers of a transformers model, from first to last, without layers nested in layers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     def outermost(module: nn.Module) -> Iterator[nn.Module]:
@@ -37,9 +36,9 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def recompute_layers(model: nn.Module) -> int:
-    """Lets every layer of a model recompute its activations. Returns the number of layers.
+    """Makes every layer of a model recompute its activations. Returns the number of layers.
 
-    Raises: ConfigError if the model's family has no layers that can.
+    Raises: ConfigError if the model's family has no such layers.
     """
     layers = layers_of(model)
     if not layers:
@@ -56,6 +55,6 @@ def recompute_layers(model: nn.Module) -> int:
 def _forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return original(*args, **kwargs)
-    # Nothing in eval mode draws random numbers, so their state need not be kept.
+    # In eval mode nothing draws random numbers, so their state need not be kept.
     checkpoint = cast("Callable[..., Any]", checkpoints.checkpoint)  # its types are incomplete
     return checkpoint(original, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -1,11 +1,11 @@
 """Cuts the layers of a model over the ranks that compute the same batch (tensor and expert parallelism).
 
-Which projections are cut, and how, says the plan that a model of transformers brings along
-(`base_model_tp_plan`): `colwise` ones make a part of the outputs (heads, entries of an MLP), `rowwise` ones
-take such a part and add up over ranks. Between them nothing is exchanged: once forward, behind the rowwise
-projection, and once backward, in front of the colwise ones. Experts are cut by whole experts: each rank
-computes the tokens of its own, and the sum over ranks is the layer's output. Norms, routers, embeddings and
-the output head are whole on every rank, which all compute the same with them.
+The plan that comes with a transformers model (`base_model_tp_plan`) says which projections are cut and how:
+`colwise` projections produce a part of the outputs (heads, or MLP entries), and `rowwise` ones consume such a
+part and sum over ranks. So ranks communicate only once forward, after the rowwise projection, and once
+backward, before the colwise ones. Experts are divided among ranks: each rank computes the tokens of its
+experts, and the sum over ranks is the layer's output. Norms, routers, embeddings and the output head are
+complete on every rank, and all ranks compute the same with them.
 
 Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv:1909.08053), section 3.
 """
@@ -24,28 +24,27 @@ from torch.nn import functional
 from astraflow.errors import ConfigError
 from astraflow.trainer.torch.parallel.grid import RankGrid
 
-__all__ = ["Cuts", "cut_layers"]
+__all__ = ["LayerCuts", "cut_layers"]
 
 _EXPERTS = "moe_tp_experts"
-"""What a plan calls the module with a layer's experts."""
+"""A plan's style for the module with a layer's experts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
-    """What is cut. Names are the model's own."""
+class LayerCuts:
+    """Which weights are cut, by their names in the model."""
 
     dims: Mapping[str, int]
-    """Weight -> the dimension by which it is cut into equal parts."""
+    """Weight -> the dimension along which it is cut into equal parts."""
     partial: frozenset[str] = frozenset()
-    """Whole weights that each rank uses for its own heads alone, so that their gradients add up."""
+    """Uncut weights that each rank uses only for its own heads, so that their gradients must be summed."""
 
 
 @torch.no_grad()
-def cut_layers(model: nn.Module, grid: RankGrid) -> Cuts:
-    """Leaves each rank its part of every layer, and lets it compute with that.
+def cut_layers(model: nn.Module, grid: RankGrid) -> LayerCuts:
+    """Leaves each rank its part of every layer, and makes the layers compute with it.
 
-    Raises: ConfigError if the model brings no plan, or one that is not understood, or if it cannot be cut
-    into so many parts.
+    Raises: ConfigError if the model has no plan or an unsupported one, or cannot be cut into this many parts.
     """
     _check_heads(model, grid.tensor)
     dims: dict[str, int] = {}
@@ -61,7 +60,7 @@ def cut_layers(model: nn.Module, grid: RankGrid) -> Cuts:
             parents.add(name.rpartition(".")[0])
         elif isinstance(module, nn.Linear) and style == "rowwise":
             dims |= _cut(module, name, grid, {"weight": 1})
-            foreign.forward = partial(_rowwise, module, grid.place_group)
+            foreign.forward = partial(_rowwise, module, grid.model_group)
         elif style == "replicated_with_grad_allreduce":
             partials |= {f"{name}.{own}" for own, _ in module.named_parameters()}
         elif style == _EXPERTS:
@@ -72,8 +71,8 @@ def cut_layers(model: nn.Module, grid: RankGrid) -> Cuts:
                 num_experts_cut += 1
         else:
             raise ConfigError(
-                f"train.shard.tensor = {grid.tensor}: the plan of {type(model).__name__} wants {name} to be "
-                f"{style!r}, which is not built; set train.shard.tensor: 1"
+                f"train.shard.tensor = {grid.tensor}: the plan of {type(model).__name__} has style {style!r} "
+                f"for {name}, which is not supported; set train.shard.tensor: 1"
             )
     if grid.cuts_experts and not num_experts_cut:
         raise ConfigError(
@@ -82,17 +81,17 @@ def cut_layers(model: nn.Module, grid: RankGrid) -> Cuts:
         )
     for name in parents:
         _check_known(modules[name], name, {*dims, *partials})
-        modules[name].register_forward_pre_hook(partial(_enter, grid.place_group), with_kwargs=True)
-    return Cuts(dims, frozenset(partials))
+        modules[name].register_forward_pre_hook(partial(_enter, grid.model_group), with_kwargs=True)
+    return LayerCuts(dims, frozenset(partials))
 
 
 def _planned(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Own name of each module that the model's plan names, and how it is to be cut."""
+    """The name of each module in the model's plan, and the style in which it is cut."""
     plan = cast("dict[str, str] | None", getattr(model.config, "base_model_tp_plan", None))
     if not plan:
         raise ConfigError(
-            f"train.shard.tensor: {type(model).__name__} brings no plan of how its layers are cut "
-            "(base_model_tp_plan of transformers); set train.shard.tensor: 1"
+            f"train.shard.tensor: {type(model).__name__} has no plan for cutting its layers "
+            "(base_model_tp_plan in transformers); set train.shard.tensor: 1"
         )
     whole = cast("Any", model)
     prefix: str = next(name for name, module in whole.named_modules() if module is whole.base_model)
@@ -106,29 +105,29 @@ def _planned(model: nn.Module) -> Iterator[tuple[str, str]]:
 def _check_heads(model: nn.Module, tensor: int) -> None:
     sizes: Any = model.config
     for key in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(sizes, key, None)  # a foreign config: where it is absent, there is no such number
+        heads = getattr(sizes, key, None)  # an optional attribute of third-party configs
         if heads is not None and heads % tensor:
             raise ConfigError(
-                f"train.shard.tensor = {tensor}: the model has {key} = {heads}, no multiple of it; choose a "
-                "divisor"
+                f"train.shard.tensor = {tensor} does not divide the model's {key} = {heads}; choose a divisor"
             )
 
 
 def _check_known(module: nn.Module, name: str, known: set[str]) -> None:
-    """Each weight beside a cut one must be cut, or be known to have gradients that add up."""
+    """Raises: ConfigError unless each weight of a module with cut weights is cut, or has gradients that are
+    known to be summed."""
     for own, _ in module.named_parameters():
         is_known = f"{name}.{own}" in known or own.endswith(
             ".bias"
         )  # a rowwise bias is added once, after the sum
         if not is_known:
             raise ConfigError(
-                f"train.shard.tensor: the plan of the model's family says nothing about {name}.{own}, which "
-                "stands beside weights that are cut; set train.shard.tensor: 1"
+                f"train.shard.tensor: the plan of the model's family does not cover {name}.{own}, which is "
+                "in a module with cut weights; set train.shard.tensor: 1"
             )
 
 
 def _cut(module: nn.Module, name: str, grid: RankGrid, dims: Mapping[str, int]) -> dict[str, int]:
-    """Leaves a module this rank's part of some of its weights. Returns: own name -> dimension."""
+    """Leaves a module only this rank's part of some of its weights. Returns weight name -> dimension."""
     found: dict[str, int] = {}
     for own, dim in dims.items():
         weight = cast("nn.Parameter | None", getattr(module, own))
@@ -136,23 +135,25 @@ def _cut(module: nn.Module, name: str, grid: RankGrid, dims: Mapping[str, int]) 
             continue
         if weight.shape[dim] % grid.tensor:
             raise ConfigError(
-                f"train.shard.tensor = {grid.tensor}: {name}.{own} has shape {tuple(weight.shape)}, and "
-                f"{weight.shape[dim]} is no multiple of it; choose a divisor"
+                f"train.shard.tensor = {grid.tensor} does not divide {weight.shape[dim]}, a dimension of "
+                f"{name}.{own} with shape {tuple(weight.shape)}; choose a divisor"
             )
         size = weight.shape[dim] // grid.tensor
         part = (
-            weight.detach().narrow(dim, grid.place * size, size).clone(memory_format=torch.contiguous_format)
+            weight.detach()
+            .narrow(dim, grid.model_rank * size, size)
+            .clone(memory_format=torch.contiguous_format)
         )
         setattr(module, own, nn.Parameter(part, requires_grad=weight.requires_grad))
         found[f"{name}.{own}"] = dim
     return found
 
 
-# --- what is computed -----------------------------------------------------------------------------
+# --- computation ----------------------------------------------------------------------------------
 
 
 class _SumGradients(torch.autograd.Function):
-    """The same value; backward, the sum over ranks."""
+    """Forward: the value itself. Backward: the sum over ranks."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:
@@ -170,7 +171,7 @@ class _SumGradients(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over ranks, in place; backward, the gradient as it is."""
+    """Forward: the sum over ranks, in place. Backward: the gradient itself."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:
@@ -188,12 +189,13 @@ class _Sum(torch.autograd.Function):
 
 
 def _enter(group: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Marks the hidden states that a cut module gets, each rank for its own part."""
+    """Makes the gradient of the hidden states that enter a cut module the sum over ranks."""
     if args:
         return (_SumGradients.apply(args[0], group), *args[1:]), kwargs
     if "hidden_states" not in kwargs:
         raise ConfigError(
-            f"train.shard.tensor: {type(module).__name__} gets no hidden_states; set train.shard.tensor: 1"
+            f"train.shard.tensor: {type(module).__name__} is called without hidden_states; set "
+            "train.shard.tensor: 1"
         )
     return args, {**kwargs, "hidden_states": _SumGradients.apply(kwargs["hidden_states"], group)}
 
@@ -212,19 +214,19 @@ def _own_experts(  # noqa: PLR0917 - the last three are those that models pass b
     top_k_index: Tensor,
     top_k_weights: Tensor,
 ) -> Tensor:
-    """[N, D]: sum over experts, each computed on the rank that has it, of its output times its weight [N, K].
+    """[N, D]: sum over chosen experts of the output, computed on the expert's rank, times its weight [N, K].
 
-    This rank's experts get one row per token that chose them, and count 1 there; so they compute nothing for
-    the others.
+    This rank's experts get one row, with weight 1, per token that chose them, so they compute nothing for
+    other tokens.
     """
-    group = grid.place_group
+    group = grid.model_group
     hidden = cast("Tensor", _SumGradients.apply(hidden_states, group))
     weights = cast("Tensor", _SumGradients.apply(top_k_weights, group))
-    own = top_k_index - grid.place * num_own
+    own = top_k_index - grid.model_rank * num_own
     rows, choices = ((own >= 0) & (own < num_own)).nonzero(as_tuple=True)
     factors = weights[rows, choices]
     if not len(rows):
-        # One row that counts 0: the backward pass needs to come by here on every rank.
+        # One row with weight 0, since the backward pass must reach this collective on every rank.
         rows = choices = rows.new_zeros(1)
         factors = 0.0 * weights[rows, choices]
     experts = own[rows, choices].clamp(0, num_own - 1)[:, None]
