@@ -1,13 +1,13 @@
-"""The seams that others implement: every part that a recipe or a caller can replace, and only those.
+"""The interfaces of all parts that a recipe or a caller can replace.
 
-Each seam is a `Protocol` of a few methods (or a plain function), with the values that only this seam uses.
-Each has at least two implementations, one of them used by tests. A class implements a seam by having its
+Each interface is a `Protocol` of a few methods (or a plain function), with the values that only it uses. Each
+has at least two implementations, one of which is used by tests. A class implements an interface by having its
 methods; nothing is inherited or registered.
 
-What crosses several seams is defined elsewhere: items of the network in `types`, facts about groups in
-`facts`, weights in `host_tensors`.
+Values that several interfaces use are defined elsewhere: items sent over the network in `types`, facts about
+groups in `types.facts`, weights in `types.host_tensors`.
 """
-# size: the one page of all seams; splitting it would hide some of them
+# size: one page for all interfaces; splitting it would hide some of them
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,20 +113,20 @@ class Curator(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that `restore` needs. The caller does not change it, so it need not be a copy."""
+        """Everything that `restore` needs. The caller does not change it, so it need not be a copy."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class TaskGate(Protocol):
-    """A curator that proposes no tasks itself, but may pass over those that another one proposes.
+    """Skips some of the tasks that a curator proposes.
 
     Deterministic, like `Curator`.
     """
 
     def why_skip(self, task_idx: int) -> str:
-        """Why the task is passed over this time, in one word; empty if it is drawn."""
+        """Why the task is skipped this time, in one word; empty if it is drawn."""
         ...
 
     def observe(self, outcome: Outcome) -> None:
@@ -134,7 +134,7 @@ class TaskGate(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that `restore` needs. Values that are floats are also reported as metrics."""
+        """Everything that `restore` needs. Float values are also reported as metrics."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
@@ -148,7 +148,7 @@ class Score(float):
     """The value of a reward and its parts: `Score(0.7, {"reward/right": 0.5, "reward/brief": 1})`."""
 
     parts: Mapping[str, float]
-    """Value by metric: of each reward of a sum, without its weight, and of what a reward reports."""
+    """Values by metric: each reward of a sum, without its weight, and everything that a reward reports."""
 
     def __new__(cls, value: float, parts: Mapping[str, float] | None = None) -> Self:
         score = super().__new__(cls, value)
@@ -156,11 +156,11 @@ class Score(float):
         return score
 
     def __reduce__(self) -> tuple[type[Self], tuple[float, dict[str, float]]]:
-        # with its parts from the process of the reward to that of the service
+        # pickles the parts too, for the way from the scoring process to the service
         return type(self), (float(self), dict(self.parts))
 
 
-# --- tables: what bounds, picks and evicts the groups of one policy --------------------------------
+# --- tables: limiting, picking and evicting the groups of one policy ------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,22 +178,22 @@ class TableSizes:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """What a limiter may know of its table at this moment."""
+    """A limiter's view of its table at this moment."""
 
     num_running: int
-    """Groups whose episodes are not all done."""
+    """Number of groups whose episodes are not all done."""
     num_ready: int
-    """Complete groups that wait for a batch."""
+    """Number of complete groups that wait for a batch."""
     num_in_batches: int
-    """Groups in batches whose step is not committed."""
+    """Number of groups in batches whose step is not committed."""
     num_committed: int
-    """Steps trained and published."""
+    """Number of steps trained and published."""
     newest_version: int
-    """-1 before the first one."""
+    """-1 before the first version."""
 
 
 class CompleteGroup(Protocol):
-    """What samplers, removers and replay may know of a complete group."""
+    """A complete group, as samplers, removers and replay see it."""
 
     @property
     def oldest_version(self) -> int:
@@ -210,42 +210,42 @@ class CompleteGroup(Protocol):
 
 
 class Limiter(Protocol):
-    """Decides how many groups may be in flight: drawn, and neither committed nor discarded.
+    """Decides how many groups may be in flight: drawn, but neither committed nor discarded.
 
-    Deterministic. It may be asked any number of times; asking must change nothing.
+    Deterministic. Methods may be called any number of times, and must not change the limiter.
     """
 
     def max_tickets(self, sizes: TableSizes) -> int:
-        """The largest number that `tickets` ever gives, at least one batch. The samplers' worst staleness
-        follows from it."""
+        """The largest number that `tickets` ever returns, at least one batch. It determines the samplers'
+        worst staleness."""
         ...
 
     def tickets(self, table: TableView, sizes: TableSizes) -> int:
-        """How many groups may be in flight now, from 0 to `max_tickets`. A lower number than before takes no
-        group back."""
+        """How many groups may be in flight now, from 0 to `max_tickets`. A lower number than before does not
+        revoke any group."""
         ...
 
 
 class Sampler(Protocol):
-    """Picks the groups of a batch, and states how stale they can be at worst.
+    """Picks the groups of a batch, and states their worst staleness.
 
-    Deterministic. It may be asked any number of times; asking must change nothing.
+    Deterministic. Methods may be called any number of times, and must not change the sampler.
     """
 
     def pick(
         self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> Sequence[int] | None:
-        """The ids of the next batch's groups, `num_groups` different ones of `ready`; None if the batch has
-        to wait.
+        """The ids of the next batch's groups, `num_groups` different ones from `ready`; None if the batch
+        must wait.
 
-        `waiting`: all undecided groups that are in no batch, in draw order. `ready`: the complete ones among
-        them, in the order in which they completed. Membership tests are cheap in both.
+        `waiting`: all undecided groups that are not in a batch, in draw order. `ready`: the complete ones
+        among them, in order of completion. Membership tests are cheap in both.
         """
         ...
 
     def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
-        """The formula of the worst staleness of a picked group while no trainer restarts; at most
-        `max_staleness`, to which every take holds it anyway.
+        """The worst staleness of a picked group as long as no trainer restarts; at most `max_staleness`,
+        which every take enforces anyway.
 
         Raises: ValueError if the sampler does not work with these sizes.
         """
@@ -253,20 +253,20 @@ class Sampler(Protocol):
 
 
 class Remover(Protocol):
-    """Evicts complete groups when more of them wait than a batch holds. An evicted group gives its ticket
-    back, and another one is drawn.
+    """Evicts complete groups when more of them wait than fit into a batch. An evicted group returns its
+    ticket, and another group is drawn.
 
-    Deterministic. It may be asked any number of times; asking must change nothing.
+    Deterministic. Methods may be called any number of times, and must not change the remover.
     """
 
     def remove(self, ready: Mapping[int, CompleteGroup], num_groups: int) -> Sequence[int]:
-        """The ids of the groups of `ready` that go now; at least `num_groups`, a batch, must stay."""
+        """The ids of the groups to evict from `ready` now; at least `num_groups`, one batch, must remain."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TakenBatch:
-    """What a limiter, sampler or remover with a memory learns of each batch, once, when it is first taken."""
+    """What a stateful limiter, sampler or remover learns about each batch, once, when it is first taken."""
 
     step: int
     trainer_version: int
@@ -274,15 +274,15 @@ class TakenBatch:
     staleness: tuple[int, ...]
     """One entry per group."""
     num_stale: int
-    """Groups that were dropped as too stale at this take."""
+    """Number of groups dropped as too stale at this take."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What a component with a memory adds, so that a restarted dataflow decides as it would have before."""
+    """Optional interface of a component with state, so that a restarted dataflow makes the same decisions."""
 
     def state(self) -> dict[str, Any]:
-        """Everything that it remembers, as plain data; it need not be a copy."""
+        """The complete state as plain data; it need not be a copy."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
@@ -290,7 +290,7 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class BatchObserver(Stateful, Protocol):
-    """A limiter, sampler or remover with a memory. Only `observe` changes it."""
+    """A stateful limiter, sampler or remover. Only `observe` changes its state."""
 
     def observe(self, batch: TakenBatch) -> None: ...
 
@@ -300,36 +300,36 @@ class BatchObserver(Stateful, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an interactive environment answers to `reset` and to `step`.
+    """What an interactive environment returns from `reset` and `step`.
 
     Example: `Observation("You are in a kitchen.")`; at the end `Observation(reward=1.0, is_done=True)`.
     """
 
     messages: str | Sequence[Message] = ()
-    """What the policy is told next; a text is one message of the role `user`."""
+    """The next messages to the policy; a string is one message with role `user`."""
     reward: float = 0.0
-    """Reward of the reply that led here; 0 in the answer to `reset`."""
+    """Reward of the reply that led here; 0 from `reset`."""
     is_done: bool = False
-    """The episode is over: there is nothing to reply to."""
+    """Whether the episode is over, so that no reply is expected."""
     tools: Sequence[ToolSpec] = ()
-    """Functions that the chat template shows to the model; only the answer to `reset` may name any."""
+    """Functions that the chat template shows to the model; only `reset` may return any."""
     state_key: str = ""
-    """Names the state that this shows, for credit that compares turns in the same state; empty: what is shown
-    tells states apart."""
+    """Identifies the state, for credit that compares turns in the same state; empty: the messages identify
+    it."""
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """A set of tasks and what an answer is worth.
+    """A set of tasks, and the scoring of answers.
 
     A recipe names a class (`use`) and its arguments (`args`). The class is instantiated in every process that
-    needs it: where tasks are drawn, where answers are scored, and in each rollout service. Only the rollout
-    service calls `open` and `close`, once each; so import and start there what only episodes need.
-    A subclass inherits what is not abstract here.
+    needs it: the one that draws tasks, those that score answers, and each rollout service. Only the rollout
+    service calls `open` and `close`, once each, so import and start there what only episodes need.
+    A subclass inherits the methods that are not abstract here.
     """
 
     def tasks(self, split: str) -> TaskSource | Sequence[Task]:
-        """The tasks of a split, e.g. `train` or `heldout`: always the same ones in the same order."""
+        """The tasks of a split, e.g. `train` or `heldout`, always the same in the same order."""
         ...
 
     def score(self, task: Task, text: str) -> float:
@@ -347,10 +347,10 @@ class Environment(Protocol):
 
 @runtime_checkable
 class InteractiveEnvironment(Environment, Protocol):
-    """An environment that answers to the policy's replies. Many episodes run at the same time.
+    """An environment that responds to the policy's replies. Many episodes run at the same time.
 
-    Methods may be `async`. One that is not runs outside the event loop, in a thread that belongs to the
-    episode. An exception, or a call that takes too long, fails the episode; it is never a reward of 0.
+    Methods may be `async`. Other methods run outside the event loop, in the episode's own thread. An
+    exception, or a call that takes too long, fails the episode; it never becomes a reward of 0.
     """
 
     def reset(self, task: Task, seed: int) -> tuple[Any, Observation] | Awaitable[tuple[Any, Observation]]:
@@ -358,12 +358,11 @@ class InteractiveEnvironment(Environment, Protocol):
         ...
 
     def step(self, state: Any, reply: str) -> Observation | Awaitable[Observation]:
-        """Takes the policy's reply and says what happens; `state` may be changed in place."""
+        """Processes the policy's reply and returns the next observation; may change `state` in place."""
         ...
 
     def end(self, state: Any) -> Awaitable[None] | None:
-        """Releases what an episode holds. Called once per `reset` that succeeded, however the episode
-        ended."""
+        """Releases an episode's resources. Called once per successful `reset`, however the episode ended."""
         return None
 
 
@@ -372,10 +371,10 @@ class InteractiveEnvironment(Environment, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many requests an engine can take, and how many it has."""
+    """The number of requests that an engine can run, and the number that it has."""
 
     num_slots: int
-    """Requests that may run at once."""
+    """Largest number of requests that run at once."""
     num_running: int
     num_waiting: int
     max_context: int
@@ -402,20 +401,21 @@ class Engine(Protocol):
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version in slot `live` (running requests continue with it) or `pinned` (for evaluation).
 
-        Returns once the version is being served; if the slot holds it already, nothing else is done.
+        Returns once the version is being served. Does nothing else if the slot already holds the version.
 
-        Raises: WeightsError; the engine then continues to serve the old version.
+        Raises: WeightsError; the engine then keeps serving the old version.
         """
         ...
 
     async def pause(self) -> None:
-        """Stops generating; requests stay."""
+        """Stops generating, and keeps all requests."""
         ...
 
     async def resume(self) -> None: ...
 
     def capacity(self) -> Capacity:
-        """Raises: ServiceError if the engine will never serve again; this ends the rollout service."""
+        """The current numbers. Raises: ServiceError if the engine has failed permanently; this ends the
+        rollout service."""
         ...
 
     def take_spans(self) -> tuple[BusySpan, ...]:
@@ -426,7 +426,7 @@ class Engine(Protocol):
 
 
 class Renderer(Protocol):
-    """Knows the chat template. Extends exact token prefixes; never tokenizes sampled text again."""
+    """Applies the chat template. Extends exact token prefixes, and never tokenizes sampled text again."""
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Token ids of a conversation, up to and including the opening of the assistant's next message."""
@@ -444,7 +444,7 @@ class Renderer(Protocol):
         ...
 
     def parse(self, token_ids: Sequence[int]) -> Message:
-        """The assistant's message that the sampled ids stand for, without stop tokens."""
+        """The assistant's message that the sampled ids represent, without stop tokens."""
         ...
 
     @property
@@ -457,14 +457,14 @@ class ImageRenderer(Renderer, Protocol):
 
     @property
     def sees_images(self) -> bool:
-        """Whether its model sees any."""
+        """Whether the model accepts images."""
         ...
 
     def media_of(self, messages: Sequence[Message], token_ids: Sequence[int]) -> tuple[MediaRef, ...]:
-        """The images of `messages` at their places among `token_ids`, which `render` or `extend` gave for
-        them.
+        """The images of `messages` with their positions in `token_ids`, which `render` or `extend` returned
+        for them.
 
-        Raises: ImageError if the tokens do not show exactly these images.
+        Raises: ImageError if the tokens do not represent exactly these images.
         """
         ...
 
@@ -474,7 +474,7 @@ class ToolRenderer(Renderer, Protocol):
     """A renderer that can show tools to the model."""
 
     def with_tools(self, tools: Sequence[ToolSpec]) -> Renderer:
-        """The renderer of conversations with these tools.
+        """The renderer for conversations with these tools.
 
         Raises: RolloutError if the chat template cannot show tools.
         """
@@ -483,10 +483,10 @@ class ToolRenderer(Renderer, Protocol):
 
 @runtime_checkable
 class ReasoningRenderer(Renderer, Protocol):
-    """A renderer that knows whether its chat template makes the model begin with reasoning."""
+    """A renderer that knows whether its chat template makes completions begin with reasoning."""
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
+        """Whether a prompt ends with `<think>`, so that the completion begins with reasoning."""
         ...
 
 
@@ -495,33 +495,33 @@ class ReasoningRenderer(Renderer, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a backend reports after the optimizer steps of one batch."""
+    """The result of training on one batch."""
 
     metrics: tuple[MetricItem, ...]
 
 
 Write = Callable[[], None]
-"""Writes a copy to disk: called once, in any thread, while later steps go on."""
+"""Writes a copy to disk: called once, in any thread, while later steps run."""
 
 
 class Learner(Protocol):
-    """Makes the optimizer steps of each batch of one policy: what the trainer's loop drives.
+    """Makes the optimizer steps of each batch of one policy, driven by the trainer's loop.
 
-    `trainer.learner` makes them of the verbs of a `TrainerBackend`, by the loss of the recipe.
+    `trainer.learner` implements it with the operations of a `TrainerBackend` and the loss of the recipe.
     """
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Does all optimizer steps of one batch."""
+        """Makes all optimizer steps of one batch."""
         ...
 
     def export(self) -> Iterable[HostTensor]:
-        """As `TrainerBackend.export`."""
+        """See `TrainerBackend.export`."""
         ...
 
     def save(self, folder: Path) -> Write | None:
-        """Copies what is needed to continue bit-exactly: model, optimizer, random state, steps done.
+        """Copies everything needed to continue bit-exactly: model, optimizer, random state, steps done.
 
-        Returns: what writes the copy into the existing folder, or None if it is written already.
+        Returns the function that writes the copy into the existing folder, or None if it is already written.
         """
         ...
 
@@ -545,21 +545,21 @@ class AdamStep:
     eps: float
     weight_decay: float
     max_grad_norm: float
-    """Larger gradients are scaled down to this norm; infinity leaves all as they are."""
+    """Larger gradients are scaled down to this norm; infinity never scales."""
 
 
 class Objective(Protocol):
-    """What a pass minimizes. A backend calls it once per microbatch, and takes the gradient of the result."""
+    """What a pass minimizes. A backend calls it once per microbatch and differentiates the result."""
 
     @property
     def entropy(self) -> EntropyUse:
-        """Whether the objective reads the entropies of the policy's distributions, and their gradient."""
+        """Whether the objective needs the entropies of the policy's distributions, or also their gradient."""
         ...
 
     def __call__(
         self, trained: NDArray[np.int64], predicted: "Tensor", entropies: "Tensor | None"
     ) -> "Tensor":
-        """A scalar to be minimized; the results of all microbatches are summed.
+        """A scalar to minimize; the results of all microbatches are summed.
 
         `trained` [T]: positions in the trained columns. `predicted` [T]: logprobs at the sampling
         temperature, in nats, or a critic's values. `entropies` [T]: in nats; None if `entropy` is `none`.
@@ -569,20 +569,20 @@ class Objective(Protocol):
 
 @runtime_checkable
 class TrainerBackend(Protocol):
-    """Owns the models and optimizers of one policy, and computes with them; what is computed, others decide.
+    """Owns the models and optimizers of one policy, and computes what its caller decides.
 
-    One caller at a time. `parts` are the microbatches of a pass, as `cut` gives them.
+    One caller at a time. `parts` are the microbatches of a pass, as returned by `cut`.
     """
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the policy's embedding table."""
+        """Number of entries in the policy's embedding table."""
         ...
 
     def cut(
         self, columns: Columns, samples: NDArray[np.int64], *, model: ModelRole = "policy"
     ) -> Sequence[NDArray[np.int64]]:
-        """Cuts samples into microbatches that fit the device. Those without trained tokens are left out."""
+        """Cuts samples into microbatches that fit the device, and omits those without trained tokens."""
         ...
 
     def forward_backward(
@@ -593,22 +593,22 @@ class TrainerBackend(Protocol):
         *,
         model: TrainedRole = "policy",
     ) -> int:
-        """Adds the gradient of an objective to those since the last `optim_step`.
+        """Adds the gradient of an objective to the gradients since the last `optim_step`.
 
-        Returns: how many tokens the model computed, padding included.
+        Returns the number of tokens that the model computed, including padding.
         """
         ...
 
     def optim_step(self, step: AdamStep, *, model: TrainedRole = "policy") -> float:
-        """One step of AdamW with the gradients that were added, which are then dropped.
+        """Makes one step of AdamW with the accumulated gradients, then drops them.
 
-        Returns: the gradient's norm before it is clipped. If it is not finite, the weights stay as they are.
+        Returns the gradient's norm before clipping. If it is not finite, the weights stay unchanged.
         Raises: TrainingError if there is no gradient.
         """
         ...
 
     def reset_optimizer(self) -> None:
-        """Forgets the state of the policy's optimizer, and drops the gradients."""
+        """Resets the state of the policy's optimizer, and drops the gradients."""
         ...
 
     def logprobs(
@@ -622,49 +622,50 @@ class TrainerBackend(Protocol):
         ...
 
     def export(self) -> Iterable[HostTensor]:
-        """The policy's weights as they are at this call, with Hugging Face names and layout.
+        """The policy's weights at the time of this call, with Hugging Face names and layout.
 
-        The result is iterated once, in any thread, while later steps go on; they do not change it. Where
-        several ranks share a version (`weights.ranges`), each gives its elements of every tensor.
+        The result is iterated once, in any thread, while later steps run, which do not change it. If several
+        ranks share a version (`weights.ranges`), each yields its elements of every tensor.
         """
         ...
 
     def save(self, folder: Path, *, num_steps_done: int) -> Write:
-        """Copies what is needed to continue bit-exactly. Returns: what writes the copy into the folder."""
+        """Copies everything needed to continue bit-exactly. Returns the function that writes the copy into
+        the folder."""
         ...
 
     def load(self, folder: Path) -> int:
-        """Restores what `save` wrote. Returns: `num_steps_done`."""
+        """Restores what `save` wrote. Returns `num_steps_done`."""
         ...
 
 
 @runtime_checkable
 class StepMetricsReporter(Protocol):
-    """What a `TrainerBackend` may have besides: numbers of its own about each step."""
+    """Optional interface of a `TrainerBackend` that reports its own metrics of each step."""
 
     def step_metrics(self) -> Mapping[str, float]:
-        """Name -> value, since the last call. Every rank of a trainer calls it at the end of a step."""
+        """Metrics since the last call, by name. Every rank of a trainer calls this at the end of a step."""
         ...
 
 
 @runtime_checkable
 class SampleRulesProvider(Protocol):
-    """Optional interface of a `Learner` or a `TrainerBackend`: what it needs of each trajectory."""
+    """Optional interface of a `Learner` or a `TrainerBackend` that has requirements for each trajectory."""
 
     @property
     def sample_rules(self) -> SampleRules:
-        """Without the streams of the loss in a backend, with them in a learner."""
+        """The requirements. A learner includes the streams of its loss; a backend does not."""
         ...
 
 
 class VersionPublisher(Protocol):
-    """How a trainer publishes the versions of its policy."""
+    """Publishes the versions of a trainer's policy."""
 
     async def publish(
         self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
     ) -> Manifest:
-        """Makes a version durable and downloadable. `files` are small files of the model folder (version
-        0)."""
+        """Makes a version durable and downloadable. `files`: the small files of the model folder, with the
+        first version of a session."""
         ...
 
     async def forget(self, policy: str, needed: Sequence[int]) -> None:
@@ -676,53 +677,54 @@ class VersionPublisher(Protocol):
 
 
 LAUNCHER = "launcher"
-"""What `ProcessSpec.near` calls the process that runs the launcher."""
+"""Name of the launcher's own process in `ProcessSpec.near`."""
 
 MACHINE_LOST = -1_000
-"""What `ProcessHandle.wait` returns for a process whose machine went away. It is no crash of the process, so
-it is started again as often as that happens. No exit code and no signal has this number."""
+"""Result of `ProcessHandle.wait` for a process whose machine is gone. This does not count as a crash, so the
+process is restarted any number of times. No exit code or signal has this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a process reserves on the machine that it runs on. A launcher of one machine reserves nothing."""
+    """The resources that a process reserves on its machine. A single-machine launcher reserves nothing."""
 
     cpus: float = 1.0
     gpus: float = 0.0
     memory_bytes: int = 0
     """0 reserves none."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels of the machine, in the words of the cluster's scheduler."""
+    """Required labels of the machine, in the syntax of the cluster's scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process of a run: what to start, and what it needs of the machine that it runs on."""
+    """One process of a run: what to start, and what it needs on its machine."""
 
     name: str
     argv: tuple[str, ...]
-    """Program and arguments. None of them is a secret, since other users of a machine can read them."""
+    """Program and arguments, without secrets, since other users of the machine can read them."""
     env: Mapping[str, str]
-    """Environment variables to add. None of them is a secret."""
+    """Environment variables to add, without secrets."""
     log_path: Path
     """File to append its output to. Its last lines explain a crash."""
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Further environment variables, whose values must appear in no command line, log or readable file."""
+    """Further environment variables, whose values must not appear in any command line, log or readable
+    file."""
     address: tuple[str, int] | None = None
-    """Host and port that it listens at; None if it only calls others."""
+    """Host and port at which it listens; None if it only calls others."""
     reads: tuple[Path, ...] = ()
-    """Files and folders that must be at these paths when it starts. They do not change during the run."""
+    """Files and folders that must exist at these paths when it starts. They do not change during the run."""
     writes: tuple[Path, ...] = ()
-    """Folders that it must find again as it left them when it is restarted."""
+    """Folders whose content it must find unchanged after a restart."""
     scratch: tuple[Path, ...] = ()
-    """Folders that it may fill. They need not outlive it, so on another machine an empty folder does."""
+    """Folders that it may fill, and whose content it does not need after a restart."""
     near: str = ""
-    """Name of the process that it shares a machine with, because they exchange files or speak over loopback.
+    """Name of the process with which it must share a machine, because they exchange files or use loopback.
     `launcher` is the launcher itself. Empty: it can run on any machine."""
     needs: Needs = Needs()
     max_restarts: int = 5
     ends_with_run: bool = False
-    """True if exit code 0 is its normal end. Otherwise every end that nobody asked for is a crash."""
+    """True if exit code 0 is its normal end. Otherwise, every unrequested end is a crash."""
     longest_silence_s: float = 0.0
     """The process is restarted after this many seconds without a sign of life; 0 means never."""
 
@@ -733,7 +735,7 @@ class ProcessHandle(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its id, positive, for people: the process id, or that of a job."""
+        """A positive id for people: the process id, or the id of a job."""
         ...
 
     async def wait(self) -> int:
@@ -742,56 +744,56 @@ class ProcessHandle(Protocol):
         ...
 
     def terminate(self) -> None:
-        """Asks it to stop (SIGTERM). Nothing happens if it has ended."""
+        """Asks the process to stop (SIGTERM). Does nothing if it has ended."""
         ...
 
     def kill(self) -> None:
-        """Ends it at once (SIGKILL). Nothing happens if it has ended."""
+        """Ends the process immediately (SIGKILL). Does nothing if it has ended."""
         ...
 
     async def silence(self, longest_s: float) -> str:
         """Waits until the process has shown no sign of life for `longest_s` seconds.
 
-        Asks the process to log the stacks of its threads, then returns what is known of its state, in words.
-        Never returns for a process that has not shown a first sign of life.
+        Asks the process to log the stacks of its threads, then returns a description of its state. Never
+        returns for a process that has not shown a first sign of life.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLife:
-    """What a launcher knows of the life of a process."""
+    """What a launcher knows about the state of a process."""
 
     silent_s: float | None = None
     """Seconds since its last sign of life; None before the first one."""
     works: bool = True
     """False if the process itself is stopped or hangs."""
     condition: str = ""
-    """What is wrong with it, or with a process that it started, and what a person can do, in words. Empty if
-    nothing is known to be wrong."""
+    """The problem of the process, or of a process that it started, and what a person can do about it. Empty
+    if no problem is known."""
     is_starved: bool = False
-    """It would work if its machine gave it processor time."""
+    """Whether it only lacks CPU time."""
 
 
 @runtime_checkable
 class LifeReporter(Protocol):
-    """What a `ProcessHandle` may know besides: how its process is now.
+    """Optional interface of a `ProcessHandle` that reports the current state of its process.
 
-    It is shown to people; whether a process is restarted is decided by `ProcessHandle.silence`.
+    The state is shown to people; `ProcessHandle.silence` decides whether a process is restarted.
     """
 
     def life(self) -> ProcessLife:
-        """Returns at once. Called twice per second."""
+        """The current state. Must return immediately, since it is called twice per second."""
         ...
 
 
 class Launcher(Protocol):
-    """Starts the processes of one run; there is one implementation per kind of cluster."""
+    """Starts the processes of one run, with one implementation per kind of cluster."""
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
         """Starts a process. Called again for a restart, after the earlier process has ended.
 
-        It may wait for a machine with room. If it is cancelled meanwhile, nothing is left behind.
+        May wait for a machine with room. If cancelled meanwhile, it must leave nothing behind.
         """
         ...
 
@@ -802,11 +804,11 @@ class Launcher(Protocol):
 
 @runtime_checkable
 class MultiMachineLauncher(Protocol):
-    """What a `Launcher` may be besides: one that starts processes on several machines."""
+    """Optional interface of a `Launcher` that uses several machines."""
 
     @property
     def host(self) -> str:
-        """Address of the launcher's machine at which the other machines reach it."""
+        """Address at which other machines reach the launcher's machine."""
         ...
 
 
@@ -831,13 +833,13 @@ class RunPage(Protocol):
 
 
 class Tracker(Protocol):
-    """Shows the metrics of a run elsewhere. It has a process of its own, so it may block, and may fail.
+    """Shows the metrics of a run elsewhere. It runs in its own process, so it may block or fail.
 
-    Made as `attr(run, **args)` with a `recipe.trackers.TrackedRun`.
+    Created as `attr(run, **args)` with a `recipe.trackers.TrackedRun`.
     """
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes further lines of `metrics.jsonl`, in their order. Lines whose `write` did not return come
+        """Takes further lines of `metrics.jsonl`, in order. If `write` does not return, its lines are sent
         again."""
         ...
 
@@ -848,9 +850,9 @@ class Tracker(Protocol):
 
 @runtime_checkable
 class EpisodeTracker(Protocol):
-    """What a `Tracker` may have besides: a table of sample episodes for each evaluation."""
+    """Optional interface of a `Tracker` that shows sample episodes of each evaluation."""
 
     def write_episodes(self, row: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> None:
-        """Takes episodes of the evaluation that `row` of `metrics.jsonl` tells: `task`, `score`, `version`
-        and `text` of each. After a crash they may come again."""
+        """Takes episodes of the evaluation in `row` of `metrics.jsonl`: `task`, `score`, `version` and `text`
+        of each. After a crash, they may be sent again."""
         ...

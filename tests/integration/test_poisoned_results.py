@@ -85,7 +85,7 @@ POISONED: dict[str, tuple[Callable[[], Trajectory], str]] = {
     ),
     "a stream out of bounds": (
         lambda: with_stream("teacher_logprobs", np.full(len(GOOD.mask), -3e38)),
-        "stream 'teacher_logprobs' holds -3e+38 at a trained token",
+        "stream 'teacher_logprobs' has -3e+38 at a trained token",
     ),
     "experts for a dense model": (
         lambda: with_stream("experts", np.zeros(len(GOOD.mask)), "uint8"),

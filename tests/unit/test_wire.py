@@ -77,7 +77,7 @@ def test_an_unknown_media_type_is_refused() -> None:
 
 
 def test_a_column_of_odd_length_is_refused() -> None:
-    with pytest.raises(WireError, match="no multiple of 4"):
+    with pytest.raises(WireError, match="expected a multiple of 4"):
         wire.array(b"12345", "int32")
 
 

@@ -47,7 +47,7 @@ from astraflow.types import (
     SessionRequest,
     StepFailure,
 )
-from astraflow.types.bounds import MAX_REASON
+from astraflow.types.bounds import MAX_ERROR_CHARS
 from astraflow.types.host_tensors import HostTensor
 
 __all__ = ["STOP_S", "Trainer", "TrainerLink", "TrainerSettings", "run_trainer"]
@@ -331,7 +331,7 @@ class Trainer:
 
     async def _report(self, session: Session, batch: Batch, err: Exception) -> None:
         """Tells the dataflow that a batch could not be trained, so that it is not served again forever."""
-        reason = f"{type(err).__name__}: {err}"[:MAX_REASON]
+        reason = f"{type(err).__name__}: {err}"[:MAX_ERROR_CHARS]
         failure = StepFailure(step=batch.step, epoch=session.epoch, reason=reason)
         try:
             await self._link.step_failed(self.policy, failure)

@@ -15,11 +15,11 @@ class Alarm(Item, frozen=True, kw_only=True):
     rule: str
     """Name of the rule of the watchdog that found it."""
     subject: str
-    """The part of the run that it is about: a process, a rollout service, a trainer, a policy, the disk."""
+    """The affected part of the run: a process, a rollout service, a trainer, a policy, the disk."""
     since_s: float
-    """When it began, as far as that is known; Unix seconds."""
+    """When it began, as far as known; Unix seconds."""
     evidence: str
-    """What is wrong and why, with the numbers: a sentence that names the subject."""
+    """What is wrong and why, with numbers: a sentence that names the subject."""
     advice: str = ""
     """What to do; empty where the evidence says it already."""
 

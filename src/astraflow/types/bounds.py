@@ -1,6 +1,6 @@
 """Bounds of everything that a peer may send: one named type for each kind of field, with its reason.
 
-`types.py` writes its fields with these types, and `wire.decode` enforces them: a value beyond its bound never
+`types` writes its fields with these types, and `wire.decode` enforces them: a value beyond its bound never
 becomes an item. This protects the dataflow, the publisher, rollout services and trainers alike.
 
 A bound is far above what any real run needs, and far below what would do harm: a float that overflows when it
@@ -17,50 +17,50 @@ from msgspec import Meta
 
 __all__ = [
     "MAX_ADVANTAGE",
+    "MAX_BATCH_FLOAT",
     "MAX_CHUNKS",
-    "MAX_FIGURE",
+    "MAX_ERROR_CHARS",
     "MAX_METRIC",
-    "MAX_REASON",
     "MAX_REWARD",
     "MAX_SPANS",
     "MAX_TENSORS",
     "MAX_TOKENS",
     "Advantage",
+    "BatchFloat",
+    "BatchFloats",
     "Blob",
     "Bytes",
     "Count",
     "Digest",
     "Digests",
-    "Figure",
-    "Figures",
-    "Id",
+    "ErrorText",
     "JsonText",
     "Label",
     "Labels",
     "LeaseId",
     "LeaseIds",
     "Logprob",
-    "Measure",
-    "Nickname",
-    "Number",
-    "Path",
+    "LongText",
+    "MetricFloat",
+    "OpaqueId",
     "PeerUrl",
     "Position",
-    "Reason",
+    "RelPath",
     "Reward",
     "Seconds",
+    "ServiceName",
+    "SignedInt",
     "Slots",
     "StopText",
     "Temperature",
     "TensorName",
-    "Text",
     "TokenId",
     "TopP",
+    "UncheckedLabel",
     "UnixSeconds",
     "Url",
     "Version",
     "Versions",
-    "Word",
     "as_label",
 ]
 
@@ -72,7 +72,7 @@ _EXACT = 2**53
 Count = Annotated[int, Meta(ge=0, le=_EXACT)]
 """A number that is never negative: a count, a step, an epoch, a seed or an id."""
 
-Number = Annotated[int, Meta(ge=-_EXACT, le=_EXACT)]
+SignedInt = Annotated[int, Meta(ge=-_EXACT, le=_EXACT)]
 """A whole number that may be negative."""
 
 Version = Annotated[int, Meta(ge=-1, le=_EXACT)]
@@ -106,13 +106,13 @@ MAX_ADVANTAGE = 1e12
 """Advantages are within +-1e12: the discounted return of 1e6 turns with the largest reward. Their squares fit
 into float32."""
 
-MAX_FIGURE = 1e37
+MAX_BATCH_FLOAT = 1e37
 """Means, sums and sums of squares of bounded numbers over a batch; this bound fits into float32."""
 
 Reward = Annotated[float, Meta(ge=-MAX_REWARD, le=MAX_REWARD)]
-Measure = Annotated[float, Meta(ge=-MAX_METRIC, le=MAX_METRIC)]
+MetricFloat = Annotated[float, Meta(ge=-MAX_METRIC, le=MAX_METRIC)]
 Advantage = Annotated[float, Meta(ge=-MAX_ADVANTAGE, le=MAX_ADVANTAGE)]
-Figure = Annotated[float, Meta(ge=-MAX_FIGURE, le=MAX_FIGURE)]
+BatchFloat = Annotated[float, Meta(ge=-MAX_BATCH_FLOAT, le=MAX_BATCH_FLOAT)]
 
 Logprob = Annotated[float, Meta(ge=-1e6, le=1.0)]
 """In nats. At most 0, except for the rounding of a sum over the vocabulary."""
@@ -134,7 +134,7 @@ UnixSeconds = Annotated[float, Meta(ge=0.0, le=1e11)]
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"
 """Matches texts without control characters, for names that terminals, logs and metric labels show."""
 
-Nickname = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)")]
+ServiceName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)")]
 """A service's name: part of ids, metric labels and file names."""
 
 _MAX_LABEL = 200
@@ -154,11 +154,11 @@ def as_label(text: str) -> str:
     return shown if len(shown) <= _MAX_LABEL else shown[: _MAX_LABEL - 3] + "..."
 
 
-Word = Annotated[str, Meta(max_length=_MAX_LABEL)]
+UncheckedLabel = Annotated[str, Meta(max_length=_MAX_LABEL)]
 """A `Label` in items that arrive thousands of times per second, where a pattern would double the time of
 decoding. The code that accepts such an item checks the characters."""
 
-Id = Annotated[str, Meta(max_length=1024)]
+OpaqueId = Annotated[str, Meta(max_length=1024)]
 """An opaque id of a task or worker; long enough for a URL."""
 
 LeaseId = Annotated[str, Meta(max_length=64)]
@@ -173,12 +173,12 @@ Url = Annotated[str, Meta(max_length=2048)]
 PeerUrl = Annotated[str, Meta(max_length=300)]
 """`http://HOST:PORT`."""
 
-MAX_REASON = 65_536
+MAX_ERROR_CHARS = 65_536
 
-Reason = Annotated[str, Meta(max_length=MAX_REASON)]
+ErrorText = Annotated[str, Meta(max_length=MAX_ERROR_CHARS)]
 """Why something failed, in words: an error message with its traceback."""
 
-Path = Annotated[str, Meta(max_length=4096)]
+RelPath = Annotated[str, Meta(max_length=4096)]
 """A file, relative to a folder that both sides know; as long as Linux allows."""
 
 TensorName = Annotated[str, Meta(max_length=512, pattern=_PRINTABLE)]
@@ -187,7 +187,7 @@ TensorName = Annotated[str, Meta(max_length=512, pattern=_PRINTABLE)]
 StopText = Annotated[str, Meta(max_length=1000)]
 """A text that ends a completion; may contain line ends."""
 
-Text = Annotated[str, Meta(max_length=4 * 1024 * 1024)]
+LongText = Annotated[str, Meta(max_length=4 * 1024 * 1024)]
 """A prompt, an answer or a message of a conversation: about a million tokens."""
 
 JsonText = Annotated[str, Meta(max_length=4 * 1024 * 1024)]
@@ -225,5 +225,5 @@ Labels = Annotated[
 Digests = Annotated[dict[Label, Digest], Meta(max_length=1024)]
 """Policy -> digest."""
 
-Figures = Annotated[dict[Label, Figure], Meta(max_length=1024)]
+BatchFloats = Annotated[dict[Label, BatchFloat], Meta(max_length=1024)]
 """Policy -> figure."""

@@ -17,36 +17,36 @@ from astraflow.types.bounds import (
     MAX_SPANS,
     MAX_TOKENS,
     Advantage,
+    BatchFloat,
     Blob,
     Bytes,
     Count,
     Digest,
     Digests,
-    Figure,
-    Id,
+    ErrorText,
     JsonText,
     Label,
     Labels,
     LeaseId,
     LeaseIds,
     Logprob,
-    Measure,
-    Nickname,
-    Number,
+    LongText,
+    MetricFloat,
+    OpaqueId,
     PeerUrl,
     Position,
-    Reason,
     Reward,
     Seconds,
+    ServiceName,
+    SignedInt,
     Slots,
     StopText,
     Temperature,
-    Text,
     TokenId,
     TopP,
+    UncheckedLabel,
     UnixSeconds,
     Version,
-    Word,
 )
 from astraflow.types.item import PROTOCOL_VERSION, FinishReason, Item, LeaseKind, Reduction, RunState
 
@@ -111,7 +111,7 @@ class MediaRef(Item, frozen=True, kw_only=True):
     """
 
     kind: Label
-    uri: Text
+    uri: LongText
     start: Position
     """In a text: the character before which it stands. Among tokens: the first of those that stand for it."""
 
@@ -123,7 +123,7 @@ class Message(Item, frozen=True, kw_only=True):
     """One chat message. Example: `Message(role="user", content="Calculate 2 + 3.")`."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: Text
+    content: LongText
     name: Label = ""
     media: Media | msgspec.UnsetType = msgspec.UNSET
     """Images in the content, in the order of their places in it. Not sent where there are none: older readers
@@ -142,7 +142,7 @@ class ToolSpec(Item, frozen=True, kw_only=True):
     """
 
     name: Label
-    description: Text
+    description: LongText
     parameters: JsonText
     """JSON schema of the arguments (an object), as JSON text."""
 
@@ -153,12 +153,12 @@ class Task(Item, frozen=True, kw_only=True):
     Example: `Task(id="heldout/7", source="heldout", prompt="Calculate 2 + 3.", answer="5")`.
     """
 
-    id: Id
+    id: OpaqueId
     """Stable across draws and restarts: the same problem has the same id."""
     source: Label
     """Name of the task source in the recipe."""
-    prompt: Text
-    answer: Text = ""
+    prompt: LongText
+    answer: LongText = ""
     context: Annotated[tuple[Message, ...], Meta(max_length=4096)] = ()
     """Messages before the prompt (a system message, few-shot examples, an image)."""
     spec: JsonText = ""
@@ -192,7 +192,8 @@ class GenerateRequest(Item, frozen=True, kw_only=True):
 
 
 class Stream(Item, frozen=True, kw_only=True):
-    """A further per-token column, known by name from the producer to the loss, e.g. a teacher's logprobs.
+    """An additional per-token column, identified by name from the producer to the loss, e.g. a teacher's
+    logprobs.
 
     Example, for two tokens: `Stream(name="teacher", dtype="float32", data=column([-0.7, -0.1], "float32"))`.
     """
@@ -232,7 +233,7 @@ class Turn(Item, frozen=True, kw_only=True):
     start: Position
     end: Position
     reward: Reward = 0.0
-    state_key: Text = ""
+    state_key: LongText = ""
     """Equal keys mean that the policy was shown the same state; empty: unknown."""
 
 
@@ -248,8 +249,8 @@ class Trajectory(Item, frozen=True, kw_only=True):
                    finish_reason="stop", turns=(Turn(start=3, end=5, reward=1.0),), reward=1.0)
     """
 
-    policy: Word
-    role: Word
+    policy: UncheckedLabel
+    role: UncheckedLabel
     token_ids: Blob
     """int32 [T]."""
     mask: Blob
@@ -274,8 +275,8 @@ class Trajectory(Item, frozen=True, kw_only=True):
 class MetricItem(Item, frozen=True, array_like=True):
     """A measured number, and how several of them are combined into one."""
 
-    name: Word
-    value: Measure
+    name: UncheckedLabel
+    value: MetricFloat
     reduction: Reduction = "mean"
 
 
@@ -296,7 +297,7 @@ class Failure(Item, frozen=True, kw_only=True, tag="failure"):
     """Why an episode has no result. A failure is retried or counted, and never becomes a reward of 0."""
 
     error_class: Label
-    message: Reason
+    message: ErrorText
     is_retryable: bool = True
 
 
@@ -337,7 +338,7 @@ def lease_kind(lease_id: str) -> LeaseKind:
 class RegisterWorker(Item, frozen=True, kw_only=True):
     """The request of a rollout service to join."""
 
-    name: Nickname
+    name: ServiceName
     hosts: Annotated[tuple[Label, ...], Meta(max_length=1024)]
     """Policies that the service can generate with."""
     engine: Label
@@ -363,7 +364,7 @@ class Fingerprints(Item, frozen=True, kw_only=True):
 class Registration(Item, frozen=True, kw_only=True):
     """The answer to a joining service."""
 
-    worker_id: Id
+    worker_id: OpaqueId
     heartbeat_s: Seconds
     lease_timeout_s: Seconds
     """A lease without heartbeats for this long is given out again."""
@@ -406,7 +407,7 @@ class Load(Item, frozen=True, kw_only=True):
     num_waiting: Count = 0
     generated_tokens: Count = 0
     """Tokens since the service started; never falls."""
-    tokens_per_s: Measure = 0.0
+    tokens_per_s: MetricFloat = 0.0
     versions: Annotated[tuple[ServedVersions, ...], Meta(max_length=1024)] = ()
     waits_for: Label = ""
     """Whom the service waits for; empty if for nobody."""
@@ -445,7 +446,7 @@ class HeartbeatReply(Item, frozen=True, kw_only=True):
 class LeaseRequest(Item, frozen=True, kw_only=True):
     """Asks for up to `num_free` leases, and waits up to `wait_s` if there is none."""
 
-    worker_id: Id
+    worker_id: OpaqueId
     num_free: Slots
     served: Annotated[tuple[ServedVersions, ...], Meta(max_length=1024)]
     wait_s: Seconds = 25.0
@@ -459,7 +460,7 @@ class LeaseReply(Item, frozen=True, kw_only=True):
 
     leases: Annotated[tuple[Lease, ...], Meta(max_length=65_536)]
     state: RunState
-    waits_for: Reason = ""
+    waits_for: ErrorText = ""
 
 
 class EpisodeResult(Item, frozen=True, kw_only=True):
@@ -472,17 +473,17 @@ class EpisodeResult(Item, frozen=True, kw_only=True):
 class EpisodeResults(Item, frozen=True, kw_only=True):
     """Several results in one request."""
 
-    worker_id: Id
+    worker_id: OpaqueId
     results: Annotated[tuple[EpisodeResult, ...], Meta(max_length=4096)]
 
 
 class EpisodeReceipt(Item, frozen=True, kw_only=True):
-    """What became of one result: `accepted` (durable), `dropped` (late or repeated) or `invalid` (see the
+    """The fate of one result: `accepted` (durable), `dropped` (late or repeated) or `invalid` (see the
     reason)."""
 
     lease_id: LeaseId
     status: Literal["accepted", "dropped", "invalid"]
-    reason: Reason = ""
+    reason: ErrorText = ""
 
 
 class Receipts(Item, frozen=True, kw_only=True):
@@ -492,16 +493,16 @@ class Receipts(Item, frozen=True, kw_only=True):
 
 
 class PastCompletion(Item, frozen=True, kw_only=True):
-    """A whole completion of an episode that has not ended yet.
+    """A complete completion of an unfinished episode.
 
-    If the lease is lost, the next attempt at the episode gets it wherever it makes the same request, instead
-    of sampling again.
+    If the lease is lost, the next attempt at the episode reuses it for the same request instead of sampling
+    again.
     """
 
-    policy: Word
+    policy: UncheckedLabel
     request: Digest
-    """Names the request. Those who sample choose it so that equal digests mean equal requests, in each token
-    of the prompt, in the sampling parameters and in the seed."""
+    """Identifies the request. The sampling service chooses it so that equal digests mean equal requests: the
+    same prompt tokens, sampling parameters and seed."""
     token_ids: Blob
     """int32 [T]: the sampled tokens."""
     logprobs: Blob
@@ -510,7 +511,7 @@ class PastCompletion(Item, frozen=True, kw_only=True):
     """Cover all T tokens, in order."""
     finish_reason: FinishReason
     streams: Annotated[tuple[Stream, ...], Meta(max_length=64)] = ()
-    """Columns of the engine's own, with entries for the T tokens."""
+    """The engine's own columns, with entries for the T tokens."""
 
 
 class Progress(Item, frozen=True, kw_only=True):
@@ -521,50 +522,50 @@ class Progress(Item, frozen=True, kw_only=True):
 
     lease_id: LeaseId
     num_before: Count
-    """Number of completions that the dataflow has of this episode already, those of earlier attempts
-    included. 0 replaces whatever it has."""
+    """Number of completions of this episode that the dataflow already has, including those of earlier
+    attempts. 0 replaces them all."""
     completions: Annotated[tuple[PastCompletion, ...], Meta(max_length=4096)]
 
 
 class ProgressReport(Item, frozen=True, kw_only=True):
-    """How far running episodes are, so that they can go on elsewhere if their service is lost."""
+    """Progress of running episodes, so that they can continue elsewhere if their service is lost."""
 
     parts: Annotated[tuple[Progress, ...], Meta(max_length=65_536)]
 
 
 class ProgressReply(Item, frozen=True, kw_only=True):
-    """The parts of a report that were not kept, by their leases; all others were."""
+    """The leases whose parts of a report were not kept; all others were."""
 
     missing: LeaseIds = ()
-    """The dataflow does not have the `num_before` completions, for example after a restart: report all of the
+    """The dataflow does not have the `num_before` completions, for example after a restart. Report the whole
     episode again."""
     refused: LeaseIds = ()
-    """Nothing more of these is kept, because the sender does not hold the lease, a completion breaks a rule,
-    or there is no room: report no more of the episode."""
+    """Nothing more is kept, because the sender does not hold the lease, a completion violates a rule, or
+    there is no room. Stop reporting the episode."""
 
 
 class EarlierProgress(Item, frozen=True, kw_only=True):
-    """What earlier attempts at an episode sampled; empty if nothing is known of it."""
+    """The completions of earlier attempts at an episode; empty if none are known."""
 
     completions: Annotated[tuple[PastCompletion, ...], Meta(max_length=4096)] = ()
 
 
 class ProgressTotals(Item, frozen=True, kw_only=True):
-    """What the dataflow keeps of unfinished episodes, and what came of it since the dataflow started."""
+    """Totals of the completions that the dataflow keeps for unfinished episodes, and of their reuse since it
+    started."""
 
     num_episodes: Count = 0
-    """Unfinished episodes with reported completions."""
+    """Number of unfinished episodes with reported completions."""
     num_bytes: Count = 0
-    """Memory that they take."""
+    """Memory that these completions take."""
     num_resumed_tokens: Count = 0
-    """Tokens of lost attempts that accepted episodes contain."""
+    """Tokens of lost attempts that accepted episodes reuse."""
     num_resampled_tokens: Count = 0
-    """Tokens of lost attempts that were reported, fit no request of the next attempt, and were sampled
-    anew."""
+    """Reported tokens of lost attempts that matched no request of the next attempt and were sampled again."""
 
 
 class PushTasks(Item, frozen=True, kw_only=True):
-    """Tasks from outside or from a workflow. They are drawn before those of the sources."""
+    """Tasks from outside or from a workflow, which are drawn before those of the sources."""
 
     tasks: Annotated[tuple[Task, ...], Meta(max_length=10_000)]
 
@@ -578,15 +579,15 @@ class PushTasksReply(Item, frozen=True, kw_only=True):
 
 
 class PushedTasks(Item, frozen=True, kw_only=True):
-    """What became of the tasks that were pushed into the run."""
+    """Totals of the tasks that were pushed into the run."""
 
     num_accepted: Count = 0
     num_waiting: Count = 0
-    """Accepted and not drawn yet."""
+    """Accepted tasks that are not drawn yet."""
     num_known: Count = 0
-    """Tasks that were pushed before."""
+    """Tasks that had already been pushed."""
     num_refused: Count = 0
-    """Tasks over `dataflow.max_pushed` or `dataflow.max_waiting_pushed`."""
+    """Tasks beyond `dataflow.max_pushed` or `dataflow.max_waiting_pushed`."""
 
 
 # --- batches --------------------------------------------------------------------------------------
@@ -605,7 +606,7 @@ class Sample(Item, frozen=True, kw_only=True):
 
     group_id: Count
     episode_idx: Count
-    task_id: Id
+    task_id: OpaqueId
     trajectory: Trajectory
     advantages: Annotated[tuple[AdvantageSpan, ...], Meta(max_length=4096)]
     """Cover every token whose mask is 1."""
@@ -618,10 +619,10 @@ class BatchTotals(Item, frozen=True, kw_only=True):
     num_samples: Count
     num_tokens: Count
     num_trained_tokens: Count
-    advantage_sum: Figure
+    advantage_sum: BatchFloat
     """Over trained tokens."""
-    advantage_square_sum: Figure
-    reward_sum: Figure
+    advantage_square_sum: BatchFloat
+    reward_sum: BatchFloat
     """Over samples."""
 
 
@@ -636,19 +637,19 @@ class Batch(Item, frozen=True, kw_only=True):
     """Version of the weights to which this step's first gradient is applied."""
     samples: Annotated[tuple[Sample, ...], Meta(max_length=2**24)]
     totals: BatchTotals
-    staleness_mean: Figure
+    staleness_mean: BatchFloat
     """Over groups."""
-    staleness_max: Number
+    staleness_max: SignedInt
     is_redo: bool = False
 
 
 class BatchReply(Item, frozen=True, kw_only=True):
-    """One rank's slice of a step; if there is none yet, the run's state and whom the step waits for. Ask
+    """One rank's slice of a step. If there is none yet, the run's state and whom the step waits for; ask
     again."""
 
     batch: Batch | None
-    """With `page` in the request, the samples of that page alone; all else is of the whole slice."""
+    """With `page` in the request, only the samples of that page; all other fields cover the whole slice."""
     state: RunState
-    waits_for: Reason = ""
+    waits_for: ErrorText = ""
     num_pages: Annotated[int, Meta(ge=1, le=2**20)] = 1
     """How many pages the slice has, if the request names one."""

@@ -1,7 +1,7 @@
-"""What curators, filters, shaping and credit may know of a group: plain values, no tokens.
+"""Facts about a group for curators, filters, shaping and credit: plain values, without tokens.
 
-The dataflow builds these facts when a group completes, and hands them to the functions of `algorithms` and of
-the user. Nothing here crosses the network.
+The dataflow builds these facts when a group completes, and passes them to the functions of `algorithms` and
+of the user. They are not sent over the network.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -83,7 +83,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What curators may know of a completed group of a task, before any filter."""
+    """Facts for curators about a completed group of a task, before any filter."""
 
     task_idx: int
     groups: Mapping[str, GroupFacts]

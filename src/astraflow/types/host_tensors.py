@@ -20,8 +20,8 @@ class HostTensor:
     """`float32`, `float16` or `bfloat16`."""
     data: NDArray[np.uint8]
     first_idx: int = 0
-    """Elements of the tensor before those in `data`. Where several ranks share a version, each holds a part
-    of some tensors and nothing of others; everywhere else `data` has all elements."""
+    """Number of elements of the tensor before those in `data`. If several ranks share a version, each has a
+    part of some tensors and nothing of others; otherwise `data` has all elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class WeightChanges:
 
     base: int
     find: Callable[[], Mapping[str, NDArray[np.int64]]]
-    """Returns tensor name -> flat positions of elements, in any order. Tensors that it does not name are
-    equal. It blocks, so call it in a thread."""
+    """Returns tensor name -> flat positions of elements, in any order. Tensors without an entry are equal. It
+    blocks, so call it in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +50,4 @@ class WeightSnapshot:
     model_dir: Path
     """Folder with the model's config and tokenizer."""
     changes: WeightChanges | None = None
-    """What changed since an older version. None if that is unknown, or too much to be of use."""
+    """The changes since an older version; None if they are unknown, or too many to be useful."""

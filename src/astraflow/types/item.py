@@ -25,12 +25,12 @@ LeaseKind = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "abort"]
 Reduction = Literal["mean", "sum", "max", "min", "last", "p50", "p95"]
 PERCENTILES: Mapping[Reduction, float] = {"p50": 0.5, "p95": 0.95}
-"""The reductions that are percentiles, with the share of values that they are not below."""
+"""The reductions that are percentiles, and the share of values that do not exceed each."""
 RESUMED_TOKENS = "resumed_tokens"
-"""Metric of an episode that another attempt had begun: tokens of that attempt which it contains."""
+"""Metric of an episode that an earlier attempt had begun: number of that attempt's tokens that it reuses."""
 RESAMPLED_TOKENS = "resampled_tokens"
-"""Metric of such an episode: tokens of the earlier attempt that fit none of its requests, and were sampled
-anew."""
+"""Metric of such an episode: number of the earlier attempt's tokens that matched none of its requests and
+were sampled again."""
 RunState = Literal["running", "draining", "finished", "failed"]
 Fate = Literal["trained", "filtered", "stale", "evicted", "failed", "unadmitted", "unused", "cancelled"]
 

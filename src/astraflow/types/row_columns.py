@@ -21,7 +21,7 @@ _LARGEST_EXACT = 2**53
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="row"):
-    """What a task's row held besides the texts of prompt and answer.
+    """The further content of a task's row, in addition to the texts of prompt and answer.
 
     Example: `Row(columns={"data_source": "openai/gsm8k"}, is_chat=True)`.
     """
@@ -29,7 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     columns: dict[str, Any] = {}
     """Values by column: anything that JSON can hold."""
     answer: Any = None
-    """The reference answer where it is no text: a list, a mapping, true or false. `Task.answer` has it as
+    """The reference answer if it is not a text: a list, a mapping, true or false. `Task.answer` has it as
     JSON."""
     is_chat: bool = False
     """Whether the prompt was a list of messages."""
@@ -50,8 +50,8 @@ def with_row(task: Task, row: Row) -> Task:
     if len(spec) > _MAX_CHARS:
         largest = max(row.columns, key=lambda name: len(json.dumps(row.columns[name])), default="the answer")
         raise DataError(
-            f"its columns have {len(spec)} characters as JSON (the largest: {largest}); at most {_MAX_CHARS} "
-            "travel with a task; name fewer columns"
+            f"its columns have {len(spec)} characters as JSON (the largest: {largest}); a task has at most "
+            f"{_MAX_CHARS}; list fewer columns"
         )
     return msgspec.structs.replace(task, spec=spec)
 
@@ -81,8 +81,8 @@ def answers_of(task: Task) -> tuple[str, ...]:
     for entry in entries:
         if isinstance(entry, bool) or not isinstance(entry, str | int | float):
             raise DataError(
-                f"the answer of task {task.id} is no text, no number and no list of them but "
-                f"{task.answer[:60]}, which only a reward of your own can compare; name one in tasks.reward"
+                f"the answer of task {task.id} is {task.answer[:60]}, not a text, a number or a list "
+                "of them; only your own reward can compare it; set one in tasks.reward"
             )
     texts = [
         entry if isinstance(entry, str) else number_text(entry)

@@ -9,19 +9,19 @@ from msgspec import Meta
 from astraflow.types.bounds import (
     MAX_METRIC,
     MAX_SPANS,
+    BatchFloat,
+    BatchFloats,
     Count,
     Digest,
-    Figure,
-    Figures,
-    Id,
+    ErrorText,
     JsonText,
     Label,
     Labels,
-    Measure,
-    Nickname,
-    Number,
-    Reason,
-    Text,
+    LongText,
+    MetricFloat,
+    OpaqueId,
+    ServiceName,
+    SignedInt,
     TokenId,
     UnixSeconds,
     Version,
@@ -71,8 +71,8 @@ class StreamRule(Item, frozen=True, kw_only=True):
     dtype: Literal["int32", "float32", "uint8"] = "float32"
     width: Annotated[int, Meta(ge=1, le=8192)] = 1
     """Values per token."""
-    low: Measure = -MAX_METRIC
-    high: Measure = MAX_METRIC
+    low: MetricFloat = -MAX_METRIC
+    high: MetricFloat = MAX_METRIC
     """Inclusive bounds of the entries of trained tokens."""
     is_needed: bool = True
     """False: a trajectory may lack the stream."""
@@ -109,7 +109,7 @@ class SampleRules(Item, frozen=True, kw_only=True):
 class SessionRequest(Item, frozen=True, kw_only=True):
     """A trainer attaches to its policy. `durable_step` is the number of steps in its checkpoint (0: none)."""
 
-    trainer_id: Id
+    trainer_id: OpaqueId
     durable_step: Count
     num_ranks: Count = 1
     """Nothing reads it: each request for a batch names its `world`. Version 1 of the protocol keeps it."""
@@ -193,7 +193,7 @@ class RunInfo(Item, frozen=True, kw_only=True):
     """Answer to `GET /v1/run`: what a joining service needs besides URL and token."""
 
     name: Label
-    run_id: Id
+    run_id: OpaqueId
     """New for every run folder; a restart does not change it."""
     state: RunState
     policies: Annotated[tuple[PolicyInfo, ...], Meta(max_length=1024)]
@@ -223,37 +223,37 @@ class FateCounts(Item, frozen=True, kw_only=True):
 class Wait(Item, frozen=True, kw_only=True):
     """`who` waits for `whom` since `since_s` (Unix seconds); `what` says for what, in words."""
 
-    who: Reason
-    whom: Reason
-    what: Reason
+    who: ErrorText
+    whom: ErrorText
+    what: ErrorText
     since_s: UnixSeconds
 
 
 class ScalingAdvice(Item, frozen=True, kw_only=True):
     """How many rollout services the run could use, judged by who waited for whom in the last minutes."""
 
-    trainer_wait_frac: Figures = {}
+    trainer_wait_frac: BatchFloats = {}
     """Policy -> share of its trainer's time without a batch; empty until enough time has passed."""
-    rollout_wait_frac: Figure = 0.0
+    rollout_wait_frac: BatchFloat = 0.0
     """Share of slots that were empty because a trainer had to take a batch first."""
     num_services: Count = 0
-    missing_services: Number = 0
+    missing_services: SignedInt = 0
     """Services that the run could use beyond those it has; negative: it has too many."""
-    needed_services: Figure = 0.0
+    needed_services: BatchFloat = 0.0
     """Services that generate a batch in the time in which one is trained, by the last steps; 0: not known."""
-    needed_per_hour: Figure = 0.0
+    needed_per_hour: BatchFloat = 0.0
     """How many more of them are needed each hour; negative: fewer."""
-    overlap: Figure = 0.0
+    overlap: BatchFloat = 0.0
     """How well trainer and services work at the same time, as an exponent; 0: not known."""
-    text: Reason = ""
+    text: ErrorText = ""
     """The advice in words."""
 
 
 class WorkerStatus(Item, frozen=True, kw_only=True):
     """One rollout service as the dataflow sees it."""
 
-    id: Id
-    name: Nickname
+    id: OpaqueId
+    name: ServiceName
     engine: Label
     hosts: Annotated[tuple[Label, ...], Meta(max_length=1024)]
     num_leases: Count
@@ -265,7 +265,7 @@ class WorkerStatus(Item, frozen=True, kw_only=True):
     succeeds."""
     failed_in_a_row: Count = 0
     """Failures since the last good episode. Leases that ran together and failed together count once."""
-    last_failure: Reason = ""
+    last_failure: ErrorText = ""
     """Error class and message of the latest failure."""
 
 
@@ -285,7 +285,7 @@ class PolicyStatus(Item, frozen=True, kw_only=True):
     num_running_groups: Count
     num_ready_groups: Count
     groups_per_batch: Count
-    staleness_bound: Number
+    staleness_bound: SignedInt
     redone_steps: Count
     fates: FateCounts
     num_replayed_groups: Count = 0
@@ -295,12 +295,12 @@ class PolicyStatus(Item, frozen=True, kw_only=True):
     trainer_seen_s: UnixSeconds = 0.0
     """When that was answered; now if a request waits for its answer; 0 before the first. A trainer makes no
     request while it trains."""
-    outcomes: Figures = {}
+    outcomes: BatchFloats = {}
     """How many groups ended how since the last batch was taken: `ready`, `filtered by zero_variance`,
     `failed`, `unused`."""
     num_episodes: Count = 0
     """Good training episodes since the last commit."""
-    score_mean: Figure = 0.0
+    score_mean: BatchFloat = 0.0
     """Mean of their scores; 0 without one."""
 
 
@@ -309,7 +309,7 @@ class StatusReply(Item, frozen=True, kw_only=True):
 
     name: Label
     state: RunState
-    reason: Text
+    reason: LongText
     """Why the run ended, with the last failure if that ended it. Longer than a `Reason`, since it may contain
     one."""
     now_s: UnixSeconds
@@ -331,10 +331,10 @@ class StepRecord(Item, frozen=True, kw_only=True):
     """How many steps of the policy came before."""
     version: Version
     at_s: UnixSeconds
-    reward_mean: Figure
+    reward_mean: BatchFloat
     """Mean over episodes and roles, however many samples each of them has."""
-    staleness_mean: Figure
-    staleness_max: Number
+    staleness_mean: BatchFloat
+    staleness_max: SignedInt
     num_groups: Count
     num_samples: Count
     num_trained_tokens: Count
@@ -369,12 +369,12 @@ class EvalRecord(Item, frozen=True, kw_only=True):
     """Episodes with a score."""
     num_failed: Count
     """Episodes without a score: they failed, or the deadline passed."""
-    score_mean: Figure | None
+    score_mean: BatchFloat | None
     """Mean over tasks of the mean over samples; pass@1 if scores are 0 or 1. None if there is no score."""
-    score_stderr: Figure
+    score_stderr: BatchFloat
     at_s: UnixSeconds
     metrics: Annotated[tuple[MetricItem, ...], Meta(max_length=8192)] = ()
-    best_by: Reason = ""
+    best_by: ErrorText = ""
     """The rule by which this is the best version of its policy so far, e.g. `max heldout`; empty if it is
     not, or if the run keeps no best version."""
 
@@ -403,7 +403,7 @@ class StepFailure(Item, frozen=True, kw_only=True):
 
     step: Count
     epoch: Count
-    reason: Reason
+    reason: ErrorText
 
 
 class DropRequest(Item, frozen=True, kw_only=True):
@@ -415,7 +415,7 @@ class DropRequest(Item, frozen=True, kw_only=True):
     step: Count
     epoch: Count
     """The policy's newest session, as the status shows it. It makes a repeated request fail as fenced."""
-    reason: Reason = ""
+    reason: ErrorText = ""
 
 
 class DropReply(Item, frozen=True, kw_only=True):
@@ -430,7 +430,7 @@ class DropReply(Item, frozen=True, kw_only=True):
 class StopRequest(Item, frozen=True, kw_only=True):
     """Ends the run early. Live groups are cancelled."""
 
-    reason: Reason
+    reason: ErrorText
     is_failure: bool = False
 
 
@@ -446,4 +446,4 @@ class ErrorReply(Item, frozen=True, kw_only=True):
     """Body of every answer with a status of 400 or more."""
 
     code: Label
-    message: Reason
+    message: ErrorText

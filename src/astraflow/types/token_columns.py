@@ -1,6 +1,6 @@
-"""The samples of a batch as flat numpy columns: what a trainer computes with.
+"""The samples of a batch as flat numpy columns, the input of a trainer's computation.
 
-`trainer.columns` makes them of samples, and checks them.
+`trainer.columns` builds them from samples, and checks them.
 
 Legend: B samples, N tokens of all samples, P trained tokens of all samples.
 """
@@ -17,8 +17,8 @@ from astraflow.types import Media
 __all__ = ["EXPERTS_STREAM", "Columns"]
 
 EXPERTS_STREAM = "experts"
-"""Name of the trajectories' stream of the experts that a mixture of experts chose where it predicted a token:
-for each layer in turn, the chosen ones in the engine's order."""
+"""Name of the stream with the experts that a mixture of experts chose when it predicted a token: for each
+layer in turn, the chosen experts in the engine's order."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """All samples one after the other."""
+    """All samples, concatenated."""
 
     token_ids: NDArray[np.int32]
     """[N]."""
@@ -39,7 +39,7 @@ class Columns:
     episode_idx: Ints
     """[B]."""
     episode_tokens: Ints
-    """[B] trained tokens of all samples of the sample's episode and role."""
+    """[B] number of trained tokens in all samples of the sample's episode and role."""
     temperatures: Floats
     """[B], above 0."""
     trained_idx: Ints
@@ -55,22 +55,23 @@ class Columns:
     versions: Ints
     """[P] version of the policy that sampled the token."""
     streams: Mapping[str, NDArray[Any]]
-    """Name -> [P], or [P, W] if tokens have W values each, in the dtype that the trajectories carry; every
-    trajectory has all of them."""
+    """Name -> [P], or [P, W] with W values per token, in the dtype of the trajectories. Every trajectory has
+    all of them."""
     num_left_out: int = 0
-    """Streams that only some of the trajectories have, or in another type than the others."""
+    """Number of streams that only some trajectories have, or have with another type than the others."""
     media: Sequence[Media] = ()
     """[B] the images of each sample; empty if no sample has any."""
 
     def sample_of(self, trained: Ints) -> Ints:
-        """The sample of each of some trained tokens."""
+        """The sample of each trained token."""
         return np.searchsorted(self.trained_starts, trained, side="right") - 1
 
     def num_trained(self, samples: Ints) -> int:
-        """Trained tokens of some samples."""
+        """Number of trained tokens in some samples."""
         return int((self.trained_starts[samples + 1] - self.trained_starts[samples]).sum())
 
     def num_episodes(self, samples: Ints) -> float:
-        """Episodes of some samples, counted once per role; a part of one counts by its trained tokens."""
+        """Number of episodes in some samples, counted once per role. A part of an episode counts by its share
+        of the trained tokens."""
         own = self.trained_starts[samples + 1] - self.trained_starts[samples]
         return float((own / np.maximum(1, self.episode_tokens[samples])).sum())

@@ -12,7 +12,7 @@ from astraflow.types.bounds import (
     Digest,
     Label,
     Labels,
-    Path,
+    RelPath,
     TensorName,
     UnixSeconds,
     Url,
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Chunk(Item, frozen=True, array_like=True):
-    """A piece of a version's bytes, named by their xxh3-128 hash in hex, and its length."""
+    """A piece of a version's bytes, identified by its xxh3-128 hash in hex, and its length."""
 
     hash: Digest
     num_bytes: Bytes
@@ -78,7 +78,7 @@ class SourceLink(Item, frozen=True, kw_only=True):
 
 
 class Shortcut(Item, frozen=True, kw_only=True):
-    """A delta that leads to a version which is also available in full; `base` need not be kept for it."""
+    """A delta to a version that is also available in full, so `base` need not be kept for it."""
 
     base: Version
     encoding: Label
@@ -98,7 +98,8 @@ class Manifest(Item, frozen=True, kw_only=True):
     base: Version = -1
     encoding: Label = "raw"
     tensors: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
-    """All versions of a policy have the same. Empty where a dataflow and its caller have a name for it."""
+    """The same for all versions of a policy. Empty if the dataflow and its caller have a name for the
+    table."""
     chunks: Annotated[tuple[Chunk, ...], Meta(max_length=MAX_CHUNKS)]
     digest: Digest
     """xxh3-128, in hex, over the xxh3-128 of each 512 KiB of the version's bytes. Installed bytes must match
@@ -115,7 +116,7 @@ class Manifest(Item, frozen=True, kw_only=True):
 class DeltaFile(Item, frozen=True, kw_only=True):
     """A version that a trainer hands over as a delta."""
 
-    path: Path
+    path: RelPath
     """A file with one delta of encoding `astraflow-delta-1`, relative to `incoming`."""
     base: Version
     """The previous version, which the publisher has."""
@@ -129,7 +130,7 @@ class HandOver(Item, frozen=True, kw_only=True):
 
     policy: Label
     version: Version
-    path: Path = ""
+    path: RelPath = ""
     """A file with the full version, relative to `incoming`: the tensors at their offsets, then the files of
     the model folder one after the other. Empty if there is only a delta."""
     delta: DeltaFile | None = None
@@ -153,13 +154,13 @@ class Forget(Item, frozen=True, kw_only=True):
 
 
 class ChunkState(Item, frozen=True, kw_only=True):
-    """What a peer says of a chunk: it is complete here, it is on its way here, or neither."""
+    """The state of a chunk at a peer: complete, in transfer, or neither."""
 
     state: Literal["here", "coming", "absent"]
 
 
 class PublisherHealth(Item, frozen=True, kw_only=True):
-    """The publisher works; this is what it can serve."""
+    """The publisher works and can serve these versions."""
 
     versions: Annotated[tuple[ServedVersions, ...], Meta(max_length=1024)]
     num_chunks: Count
@@ -176,5 +177,5 @@ class VersionsReply(Item, frozen=True, kw_only=True):
     pinned: Versions
     state: RunState
     table: Digest = ""
-    """A name of the tensor table that the manifests have; empty without manifests. If the caller named this
-    table, the manifests come without it."""
+    """Name of the manifests' tensor table; empty without manifests. If the caller named this table, the
+    manifests are sent without it."""

@@ -34,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 from astraflow.errors import RolloutError
 from astraflow.protocols import Observation, Score
 from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Stream, Task, ToolSpec
-from astraflow.types.bounds import Label, Reward, Text
+from astraflow.types.bounds import Label, LongText, Reward
 from astraflow.types.row_columns import row_of, with_row
 from astraflow.wire import ColumnType, column
 from astraflow.workflows.calls import CallParser, tagged_calls, text_before_calls, without_reasoning
@@ -156,7 +156,7 @@ class Policy(Protocol):
 class AgentReport(Item, frozen=True, kw_only=True):
     """What an agent program reports about its episode. Example: `{"reward": 1.0}`, or `{"text": "42"}`."""
 
-    text: Text | None = None
+    text: LongText | None = None
     """Its final answer, which the recipe's reward scores unless `reward` is given."""
     reward: Reward | None = None
     """What the episode was worth; `text` is then not scored."""

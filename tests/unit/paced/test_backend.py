@@ -59,7 +59,7 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
     backend = backend_of()
-    with pytest.raises(TrainingError, match="got the batch of step 2, expected step 1"):
+    with pytest.raises(TrainingError, match="batch of step 2 given, step 1 is due"):
         backend.train_step(make_batch(make_samples(), step=1))
     with pytest.raises(WireError, match="finite"):
         backend.train_step(make_batch([make_sample(behavior=(-1.0, float("nan")))]))

@@ -368,7 +368,7 @@ SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size"
         ("llama", {"tensor": 2, "context": 2}, "shard.context = 2 with shard.tensor = 2"),
         ("llama", {"context": 4}, "train.shard.context = 4: the model has num_key_value_heads = 2"),
         ("qwen3_moe", {"context": 2}, "train.shard.context = 2: routers of a part of the tokens"),
-        ("llama", {"tensor": 3}, "ranks = 4 cannot be cut .* set ranks to a multiple of 3"),
+        ("llama", {"tensor": 3}, "ranks = 4 cannot be divided .* set ranks to a multiple of 3"),
     ],
 )
 def test_ranks_that_a_model_cannot_be_cut_over_are_refused_by_name(

@@ -135,7 +135,7 @@ def test_a_stream_that_only_some_trajectories_have_is_left_out_and_counted(odd: 
         (make_sample(), "is missing, but train.loss reads it"),
         (with_stream(make_sample(), 0, 0, 0, 1, 2, dtype="int32"), "has 1 int32 values per token"),
         (with_stream(make_sample(), 0, 0, 0, 1), "has 4 entries for 5 tokens"),
-        (with_stream(make_sample(), 0, 0, 0, 1, 1e16), "holds 1e+16 at a trained token"),
+        (with_stream(make_sample(), 0, 0, 0, 1, 1e16), "has 1e+16 at a trained token"),
     ],
 )
 def test_a_trajectory_whose_stream_cannot_be_read_is_named(odd: Sample, has: str) -> None:
@@ -158,5 +158,5 @@ def test_a_stream_that_need_not_be_there_is_checked_where_it_is() -> None:
     assert columns_from_samples([context], vocab_size=VOCAB_SIZE, rules=rules).streams["own"].tolist() == [
         1, 2,
     ]  # fmt: skip
-    with pytest.raises(WireError, match=r"holds 6 at a trained token; expected -1e\+15 to 5"):
+    with pytest.raises(WireError, match=r"has 6 at a trained token; expected -1e\+15 to 5"):
         columns_from_samples([with_stream(make_sample(), 0, 0, 0, 1, 6)], vocab_size=VOCAB_SIZE, rules=rules)

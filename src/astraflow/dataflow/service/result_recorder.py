@@ -22,7 +22,7 @@ from astraflow.dataflow.service.routes_shared import ServedRun
 from astraflow.dataflow.service.transcripts import TranscriptKeeper
 from astraflow.errors import Error, RefusedError, WireError
 from astraflow.types import Episode, EpisodeReceipt, EpisodeResult, Failure, SampleRules, lease_kind
-from astraflow.types.bounds import MAX_REASON
+from astraflow.types.bounds import MAX_ERROR_CHARS
 
 __all__ = ["ResultRecorder"]
 
@@ -103,7 +103,7 @@ class ResultRecorder:
     def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
         """What is recorded of a result, after its payloads are stored."""
         if problem is not None:
-            return Failure(error_class="invalid", message=str(problem)[:MAX_REASON])
+            return Failure(error_class="invalid", message=str(problem)[:MAX_ERROR_CHARS])
         if isinstance(result.outcome, Failure):
             return result.outcome
         stored = self._run.trained if lease_kind(result.lease_id) == "train" else ()
@@ -146,4 +146,4 @@ def _has_media(result: EpisodeResult) -> bool:
 
 
 def _invalid(result: EpisodeResult, problem: Error) -> EpisodeReceipt:
-    return EpisodeReceipt(lease_id=result.lease_id, status="invalid", reason=str(problem)[:MAX_REASON])
+    return EpisodeReceipt(lease_id=result.lease_id, status="invalid", reason=str(problem)[:MAX_ERROR_CHARS])

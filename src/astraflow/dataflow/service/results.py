@@ -15,7 +15,7 @@ from msgspec import Meta
 from astraflow import wire
 from astraflow.errors import BoundError, WireError
 from astraflow.types import EpisodeResult, Failure, Item
-from astraflow.types.bounds import MAX_REASON, Id, LeaseId
+from astraflow.types.bounds import MAX_ERROR_CHARS, LeaseId, OpaqueId
 
 __all__ = ["DecodedResults", "EpisodeResults", "decode_results", "sliced"]
 
@@ -26,7 +26,7 @@ _MAX_RESULTS = 4096
 class EpisodeResults(Item, frozen=True, kw_only=True):
     """As in `types`, by name too, but with results that are not decoded yet."""
 
-    worker_id: Id
+    worker_id: OpaqueId
     results: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=_MAX_RESULTS)]
 
 
@@ -72,7 +72,7 @@ def decode_results(raws: Sequence[msgspec.Raw], media_type: str) -> DecodedResul
         except BoundError as err:
             # Its lease id is in bounds, or this raises, and there is nobody to send a receipt to.
             lease_id = wire.decode(body, _Named, media_type).lease_id
-            failure = Failure(error_class="invalid", message=str(err)[:MAX_REASON])
+            failure = Failure(error_class="invalid", message=str(err)[:MAX_ERROR_CHARS])
             results.append(EpisodeResult(lease_id=lease_id, outcome=failure))
             beyond_bounds[idx] = err
     return DecodedResults(tuple(results), beyond_bounds)

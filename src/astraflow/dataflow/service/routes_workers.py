@@ -46,7 +46,7 @@ from astraflow.types import (
     ServedVersions,
     Wait,
 )
-from astraflow.types.bounds import MAX_REASON
+from astraflow.types.bounds import MAX_ERROR_CHARS
 
 __all__ = ["WorkerRoutes"]
 
@@ -237,7 +237,7 @@ class WorkerRoutes:
             return tuple(self._run.lookup.lease(view) for view in views)
         except DataError as err:
             _log.error("the run ends: %s", err, exc_info=err)
-            self._dispatcher.apply(StopRun(reason=str(err)[:MAX_REASON], is_failure=True))
+            self._dispatcher.apply(StopRun(reason=str(err)[:MAX_ERROR_CHARS], is_failure=True))
             return ()
 
     def _make_room(self) -> None:

@@ -583,5 +583,5 @@ def test_a_loss_of_the_users_own_reads_a_stream_or_refuses_a_batch_without_it(mo
     doubled = make(model_dir, loss=use).train_step(make_batch(samples))
     plain = make(model_dir, loss={"name": "sft"}).train_step(make_batch(samples))
     assert metric(doubled, "loss") == pytest.approx(2 * metric(plain, "loss"))
-    with pytest.raises(WireError, match=r"stream 'own' is missing, and train\.loss reads it"):
+    with pytest.raises(WireError, match=r"stream 'own' is missing, but train\.loss reads it"):
         make(model_dir, loss=use).train_step(make_batch(make_samples(seed=4)))

@@ -30,7 +30,7 @@ from astraflow.addons.agents.gateway.chat_wire import (
     text_of,
 )
 from astraflow.errors import RefusedError
-from astraflow.types.bounds import Id, Label, Position, StopText, Temperature, Text, TopP
+from astraflow.types.bounds import Label, LongText, OpaqueId, Position, StopText, Temperature, TopP
 
 __all__ = [
     "ContentBlock",
@@ -62,7 +62,7 @@ _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 class _Source(msgspec.Struct, frozen=True):
     type: Label = ""
     media_type: Label = ""
-    data: Text = ""
+    data: LongText = ""
 
 
 class _Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,24 +70,24 @@ class _Block(msgspec.Struct, frozen=True, kw_only=True):
     back."""
 
     type: Label
-    text: Text = ""
-    id: Id = ""
+    text: LongText = ""
+    id: OpaqueId = ""
     name: Label = ""
     input: _Schema | None = None
-    tool_use_id: Id = ""
-    content: Text | _Parts | None = None
+    tool_use_id: OpaqueId = ""
+    content: LongText | _Parts | None = None
     source: _Source | None = None
 
 
 class _Message(msgspec.Struct, frozen=True):
     role: Literal["system", "user", "assistant"]
-    content: Text | Annotated[tuple[_Block, ...], Meta(max_length=_MAX_PARTS)]
+    content: LongText | Annotated[tuple[_Block, ...], Meta(max_length=_MAX_PARTS)]
 
 
 class _Tool(msgspec.Struct, frozen=True, kw_only=True):
     name: Label
     type: Label | None = None
-    description: Text | None = None
+    description: LongText | None = None
     input_schema: _Schema | None = None
 
 
@@ -119,7 +119,7 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     model: Label
     messages: Annotated[tuple[_Message, ...], Meta(max_length=_MAX_MESSAGES)]
     max_tokens: Position | None = None
-    system: Text | _Parts | None = None
+    system: LongText | _Parts | None = None
     stop_sequences: Annotated[tuple[StopText, ...], Meta(max_length=32)] | None = None
     stream: bool | None = None
     temperature: Temperature | None = None

@@ -16,7 +16,17 @@ from msgspec import Meta
 from astraflow.errors import ImageError, RefusedError
 from astraflow.models.images import IMAGE, check_image
 from astraflow.types import MediaRef, Message, ToolSpec
-from astraflow.types.bounds import Id, JsonText, Label, Position, StopText, Temperature, Text, TopP, Word
+from astraflow.types.bounds import (
+    JsonText,
+    Label,
+    LongText,
+    OpaqueId,
+    Position,
+    StopText,
+    Temperature,
+    TopP,
+    UncheckedLabel,
+)
 from astraflow.workflows.calls import ToolCall
 
 __all__ = [
@@ -71,7 +81,7 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class _ImageUrl(msgspec.Struct, frozen=True):
-    url: Text
+    url: LongText
     detail: object = None
 
 
@@ -79,8 +89,8 @@ class ContentPart(msgspec.Struct, frozen=True):
     """A part of a message: a text, or an image as a `data:` URI."""
 
     type: Label
-    text: Text = ""
-    image_url: Text | _ImageUrl | None = None
+    text: LongText = ""
+    image_url: LongText | _ImageUrl | None = None
     """Chats have an object here, and responses the URI itself."""
     detail: object = None
 
@@ -154,17 +164,17 @@ class _Called(msgspec.Struct, frozen=True):
 
 class _Call(msgspec.Struct, frozen=True):
     function: _Called
-    id: Id = ""
+    id: OpaqueId = ""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message. Unknown fields are ignored, because clients add fields when they send replies back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[tuple[ContentPart, ...], Meta(max_length=_MAX_PARTS)] | None = None
+    content: LongText | Annotated[tuple[ContentPart, ...], Meta(max_length=_MAX_PARTS)] | None = None
     name: Label | None = None
     tool_calls: Annotated[tuple[_Call, ...], Meta(max_length=_MAX_PARTS)] | None = None
-    tool_call_id: Id | None = None
+    tool_call_id: OpaqueId | None = None
 
     @property
     def text(self) -> str:
@@ -226,7 +236,7 @@ def _normal(arguments: str) -> str:
 
 class _Function(msgspec.Struct, frozen=True):
     name: Label
-    description: Text | None = None
+    description: LongText | None = None
     parameters: _Schema | None = None
 
 
@@ -269,7 +279,7 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     tools: Annotated[tuple[ChatTool, ...], Meta(max_length=_MAX_PARTS)] | None = None
-    tool_choice: Word | _Schema | None = None
+    tool_choice: UncheckedLabel | _Schema | None = None
     """`Word` and not a text with a pattern: msgspec 0.22 corrupts memory on a union of such a text with a
     collection."""
     logprobs: bool | None = None

@@ -27,7 +27,17 @@ from astraflow.addons.agents.gateway.chat_wire import (
     parts_of,
     text_of,
 )
-from astraflow.types.bounds import Id, JsonText, Label, Position, Temperature, Text, TopP, Word, as_label
+from astraflow.types.bounds import (
+    JsonText,
+    Label,
+    LongText,
+    OpaqueId,
+    Position,
+    Temperature,
+    TopP,
+    UncheckedLabel,
+    as_label,
+)
 
 __all__ = [
     "Event",
@@ -56,7 +66,7 @@ _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 # --- requests -------------------------------------------------------------------------------------
 
 
-_Content = Text | Annotated[tuple[ContentPart, ...], Meta(max_length=_MAX_PARTS)]
+_Content = LongText | Annotated[tuple[ContentPart, ...], Meta(max_length=_MAX_PARTS)]
 _TEXTS = ("input_text", "output_text", "text")
 """Types of parts that are text."""
 
@@ -68,7 +78,7 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
     type: Label = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: _Content | None = None
-    call_id: Id = ""
+    call_id: OpaqueId = ""
     name: Label = ""
     namespace: Label | None = None
     arguments: JsonText = "{}"
@@ -78,14 +88,14 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
 class _GroupedTool(msgspec.Struct, frozen=True, kw_only=True):
     type: Label
     name: Label = ""
-    description: Text | None = None
+    description: LongText | None = None
     parameters: _Schema | None = None
 
 
 class _Tool(msgspec.Struct, frozen=True, kw_only=True):
     type: Label
     name: Label = ""
-    description: Text | None = None
+    description: LongText | None = None
     parameters: _Schema | None = None
     tools: Annotated[tuple[_GroupedTool, ...], Meta(max_length=_MAX_PARTS)] | None = None
     """Those of a group, which has the type `namespace`."""
@@ -105,17 +115,17 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """`POST /v1/responses`."""
 
     model: Label
-    input: Text | Annotated[tuple[InputItem, ...], Meta(max_length=_MAX_ITEMS)]
-    instructions: Text | None = None
-    previous_response_id: Id | None = None
+    input: LongText | Annotated[tuple[InputItem, ...], Meta(max_length=_MAX_ITEMS)]
+    instructions: LongText | None = None
+    previous_response_id: OpaqueId | None = None
     max_output_tokens: Position | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     stream: bool | None = None
     tools: Annotated[tuple[_Tool, ...], Meta(max_length=_MAX_PARTS)] | None = None
-    tool_choice: Word | _Schema | None = None
+    tool_choice: UncheckedLabel | _Schema | None = None
     text: _TextSettings | None = None
-    include: Annotated[tuple[Word, ...], Meta(max_length=_MAX_PARTS)] | None = None
+    include: Annotated[tuple[UncheckedLabel, ...], Meta(max_length=_MAX_PARTS)] | None = None
     top_logprobs: Position | None = None
     background: bool | None = None
     stream_options: object = None

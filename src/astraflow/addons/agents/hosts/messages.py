@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from astraflow.types import Item
-from astraflow.types.bounds import Id, Label, Measure, Reason, Reward, Text
+from astraflow.types.bounds import ErrorText, Label, LongText, MetricFloat, OpaqueId, Reward
 
 __all__ = ["Ended", "HostedSpec", "HostedTask", "Opened", "Part", "Refusal", "RunRequest", "TaskPage"]
 
@@ -28,8 +28,8 @@ class Opened(Item, frozen=True, kw_only=True):
 class HostedTask(Item, frozen=True, kw_only=True):
     """A task of the host, by an id that it has for good."""
 
-    id: Id
-    prompt: Text = ""
+    id: OpaqueId
+    prompt: LongText = ""
     """For people; what the policies are told, the host says itself."""
     data: msgspec.Raw
     """Any JSON, which the host gets back to run the task."""
@@ -51,7 +51,7 @@ class HostedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 class RunRequest(Item, frozen=True, kw_only=True):
     """What a host gets to run an episode."""
 
-    task: Id
+    task: OpaqueId
     data: msgspec.Raw
     base_url: str
     api_key: str
@@ -76,7 +76,7 @@ class Ended(Item, frozen=True, kw_only=True):
 
     parts: Annotated[tuple[Part, ...], Meta(min_length=1, max_length=_MAX_PARTS)]
     score: Reward
-    metrics: Annotated[dict[Label, Measure], Meta(max_length=_MAX_METRICS)] = msgspec.field(
+    metrics: Annotated[dict[Label, MetricFloat], Meta(max_length=_MAX_METRICS)] = msgspec.field(
         default_factory=dict[str, float]
     )
 
@@ -85,5 +85,5 @@ class Refusal(Item, frozen=True, kw_only=True):
     """Something that went wrong in the host, in words."""
 
     error_class: Label
-    message: Reason
+    message: ErrorText
     is_retryable: bool = False
