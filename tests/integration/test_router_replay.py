@@ -172,7 +172,7 @@ def test_experts_of_another_model_are_refused(model_dir: Path, generations: list
     ):
         metrics_of(make_learner(model_dir), wide)
     high = [with_experts(s, np.full((len(s.trajectory.mask), WIDTH), NUM_EXPERTS)) for s in samples]
-    with pytest.raises(WireError, match=r"stream 'experts' holds 4 at a trained token; expected 0 to 3"):
+    with pytest.raises(WireError, match=r"stream 'experts' has 4 at a trained token; expected 0 to 3"):
         metrics_of(make_learner(model_dir), high)
 
 

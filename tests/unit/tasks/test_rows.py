@@ -431,5 +431,5 @@ def test_an_answer_that_is_neither_text_nor_number_nor_a_list_of_them_is_refused
     tmp_path: Path, answer: object
 ) -> None:
     task = first_task(tmp_path, {"prompt": "Who?", "answer": answer})
-    with pytest.raises(DataError, match="the answer of task own/0 is .*, not a text, a number or a list"):
+    with pytest.raises(DataError, match=r"the answer of task own/0 is .*, not a text, a number or a list"):
         answers_of(task)
