@@ -17,7 +17,7 @@ __all__ = ["BackendVariant", "LoraConfig", "TorchBackendConfig"]
 
 
 class LoraConfig(Config):
-    """Low-rank adapters: the model is frozen, and small factors beside its projections are trained."""
+    """Low-rank adapters: the model is frozen, and small factors are trained for its projections."""
 
     rank: int = Field(default=0, ge=0)
     """Rank of the factors; 0 trains all parameters instead."""
@@ -27,13 +27,13 @@ class LoraConfig(Config):
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_proj", "up_proj", "down_proj"),
     )
-    """Last names of the projections that get factors, or `all-linear`: all linear layers but the output head.
-    Families name them differently. The experts of a mixture are no linear layers: they get factors only by
-    name, e.g. `gate_proj`, `up_proj` and `down_proj`."""
+    """Last name components of the projections that get factors, or `all-linear`: all linear layers except the
+    output head. Model families name them differently. The experts of a mixture are not linear layers, so they
+    get factors only by name, e.g. `gate_proj`, `up_proj` and `down_proj`."""
     publish: Literal["merged", "adapters"] = "adapters"
-    """`adapters`: publish the frozen weights and the factors, which the receiver adds up; with
-    `weights.delta`, only the factors then travel, and exported versions have a PEFT `adapter/`. `merged`:
-    publish plain weights, for engines of your own that do not know adapters."""
+    """`adapters`: publish the frozen weights and the factors, which the receiver merges. With
+    `weights.delta`, only the factors are then sent, and exported versions have a PEFT `adapter/`. `merged`:
+    publish plain weights, for your own engines that do not support adapters."""
 
 
 class TorchBackendConfig(Config):
@@ -41,30 +41,30 @@ class TorchBackendConfig(Config):
 
     name: Literal["torch"] = "torch"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the forward and the backward pass; weights and optimizer state stay float32."""
+    """Data type of the forward and backward passes; weights and optimizer state stay float32."""
     device: str = "cpu"
     """Device, e.g. `cpu` or `cuda:0`."""
     num_threads: int = Field(default=1, ge=1, le=1024)
-    """Number of CPU threads; keep the sum over all processes within the machine's cores."""
+    """Number of CPU threads; keep the total over all processes within the machine's cores."""
     publish_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the published weights; adapters stay float32."""
     lora: LoraConfig = LoraConfig()
-    """Trains adapters instead of all parameters."""
+    """Adapters to train instead of all parameters."""
     share_prefixes: bool = True
-    """Compute a prefix that the samples of a group share once, where that saves a quarter of their tokens: on
-    CPUs, and for models in packed rows. It pays for tiny models with prompts that are long beside their
+    """Compute a prefix that a group's samples share only once, if that saves a quarter of their tokens: on
+    CPUs, and for models in packed rows. Worthwhile for tiny models with prompts much longer than their
     completions."""
     optimizer_state: Literal["float32", "bfloat16"] = "float32"
     """Data type of AdamW's two moving averages; `bfloat16` halves their memory, for `betas` up to 0.99."""
     offload_optimizer: bool = False
-    """Keep AdamW's moving averages in host memory; each optimizer step brings them to the device and back."""
+    """Keep AdamW's moving averages in host memory; each optimizer step copies them to the device and back."""
     activations: Literal["keep", "recompute"] = "keep"
-    """`recompute`: each layer keeps only its input and is computed again in the backward pass, which takes
-    about a third longer and a small part of the memory (activation checkpointing)."""
+    """`recompute`: each layer keeps only its input and is computed again in the backward pass. This takes
+    about a third longer and needs a fraction of the memory (activation checkpointing)."""
     compile_layers: bool = False
-    """Compile the model's layers (`torch.compile`): small operations are joined into fewer passes over
-    memory. The first passes then take a minute longer. Needs a C++ compiler, and Triton on a GPU. Not with
-    `shard.tensor`."""
+    """Compile the model's layers (`torch.compile`), which fuses small operations into fewer passes over
+    memory. The first passes then take a minute longer. Needs a C++ compiler, and Triton on a GPU. Not
+    available with `shard.tensor`."""
 
 
 class BackendVariant(Variant):

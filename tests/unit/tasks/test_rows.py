@@ -317,7 +317,7 @@ def test_a_missing_or_huge_column_is_an_error(tmp_path: Path) -> None:
         first_task(tmp_path, {**VERL, "answer": ""}, columns=("extrainfo",))
     row = {"prompt": "x", "answer": "5", "level": 1, "page": "x" * 2**20}
     with pytest.raises(
-        DataError, match=r"line 1: its columns have .* \(the largest: page\); at most 1048576"
+        DataError, match=r"line 1: its columns have .* \(the largest: page\); a task has at most 1048576"
     ):
         first_task(tmp_path, row, columns=("level", "page"))
 
