@@ -312,7 +312,7 @@ def _set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
             where = ".".join(parents[: depth + 1])
             tag = "use" if isinstance(child, str) and _USE_PATTERN.match(child) else "name"
             raise ConfigError(
-                f"override {dotted}: {where} = {child!r} is no section, so it has no key below it; "
+                f"override {dotted}: {where} = {child!r} is not a section, so it has no keys; "
                 f"if it names a variant, write {where}.{tag}={child}"
             )
         node = cast("Any", child)
@@ -329,7 +329,7 @@ def _set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
 
 def _list_item(items: list[Any], key: str, dotted: str) -> Any:
     if not key.isdigit() or int(key) >= len(items):
-        raise ConfigError(f"override {dotted}: {key!r} is no position in a list of {len(items)}")
+        raise ConfigError(f"override {dotted}: {key!r} is not a position in a list of {len(items)}")
     return items[int(key)]
 
 

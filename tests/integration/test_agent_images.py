@@ -190,7 +190,7 @@ async def test_media_that_the_tokens_do_not_show_reach_neither_engine_nor_traine
     ids = actor.renderer.render([message])
     media = load_renderer(folder).media_of([message], ids)
     shifted = tuple(msgspec.structs.replace(each, start=each.start + 1) for each in media)
-    with pytest.raises(RolloutError, match="do not all stand for the image"):
+    with pytest.raises(RolloutError, match="do not all belong to the image"):
         await actor.engine.generate(GenerateRequest(token_ids=ids, sampling=Sampling(), media=shifted))
     generation = await actor.engine.generate(GenerateRequest(token_ids=ids, sampling=Sampling(), media=media))
     recorder = EpisodeRecorder()

@@ -101,7 +101,7 @@ def test_extending_itself_is_refused(tmp_path: Path) -> None:
         ("policies.actor.sampling.top_p=0.5", r"top_p must be 1 and top_k 0"),
         ("policies.actor.extends=acto", r'"actor"'),
         ("seed", r"not of the form a\.b=value"),
-        ("name.x=1", r"name = 'base' is no section"),
+        ("name.x=1", r"name = 'base' is not a section"),
     ],
 )
 def test_a_wrong_key_or_value_names_path_and_remedy(tmp_path: Path, override: str, message: str) -> None:

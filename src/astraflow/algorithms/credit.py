@@ -1,5 +1,5 @@
-"""From the rewards of a group to one advantage per trajectory: the choice of credit. Each variant is a config
-that is called with a group; those that give one advantage per turn are in `turn_credit`.
+"""Credit: computes one advantage per trajectory from the rewards of a group. Each variant is a config that is
+called with a group; those that compute one advantage per turn are in `turn_credit`.
 
 Legend: N trajectories of the group or of a role in it, E episodes.
 """
@@ -62,8 +62,8 @@ class GroupRelativeCredit(Config):
         `none`:           A_i = r_i - mean(r)
 
         mean(r) = sum_j w_j r_j / n;  s = sqrt(sum_j w_j (r_j - mean(r))^2 / (n - 1)), w the weights of the
-        trajectories: 1 where an episode has one of the role.
-        A role with a single trajectory has nothing to compare with: its advantage is 0.
+        trajectories: 1 if an episode has only one of the role.
+        If a role has a single trajectory, there is nothing to compare with, and its advantage is 0.
         """
         return tuple(relative_rewards(facts, scale=self.scale, epsilon=self.epsilon).tolist())
 
@@ -77,8 +77,8 @@ class RlooCredit(Config):
         """A_i = r_i - mean of the other episodes' rewards, within a role (eq. 8). The baseline does not
         depend on the own episode, so it is unbiased.
 
-        An episode's reward is the weighted mean of its trajectories'. In a role with a single episode there
-        are no others: advantage 0.
+        An episode's reward is the weighted mean of its trajectories' rewards. If a role has a single episode,
+        its advantage is 0.
         """
         advantages_N = np.zeros(len(facts.trajectories))
         for own in by_role(facts):
@@ -92,13 +92,13 @@ class RlooCredit(Config):
 
 
 class RoleBalancedCredit(Config):
-    """Compares several roles with one another and gives each the same weight, however often it occurs. Made
-    for a verifier whose verdicts on right and on wrong answers are roles of their own."""
+    """Compares several roles with each other, and gives each the same weight, however often it occurs. Made
+    for a verifier whose verdicts on right and on wrong answers are separate roles."""
 
     name: Literal["role_balanced"] = "role_balanced"
     roles: tuple[str, ...] = Field(default=("verifier_of_right", "verifier_of_wrong"), min_length=2)
-    """Roles that are compared with one another; a group that lacks one of them gives them no advantage. Every
-    other role is compared with itself only."""
+    """Roles that are compared with each other; a group that lacks one of them gives them no advantage. Every
+    other role is compared only with itself."""
 
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
         """One advantage per trajectory. `n_k`: episodes with role k of the `K` named ones; `n`: their sum.
@@ -106,8 +106,8 @@ class RoleBalancedCredit(Config):
         m = mean over k of the mean over the episodes of role k;  A_i = n / (K n_k) (r_i - m) for i of role k
 
         The weights sum to n. A policy that cannot tell the roles apart gains nothing by guessing the more
-        frequent one: what pays for one role costs as much for the others. A group that lacks one of the roles
-        says nothing about the balance: advantage 0. Roles that are not named are compared with themselves.
+        frequent one: a gain for one role is an equal loss for the others. If a group lacks one of the roles,
+        the advantage is 0. Roles that are not named are compared with themselves.
         """
         advantages_N = np.zeros(len(facts.trajectories))
         found = {own.role: own for own in by_role(facts)}
@@ -156,8 +156,8 @@ class OpoCredit(Config):
         """A_i = r_i - b, b = sum_j |y_j| r_j / sum_j |y_j| within a role, |y_j| the trained tokens.
 
         The baseline of least variance, if the squared norm of a trajectory's gradient grows with its length.
-        Forks share their episode's tokens, so they leave it as it is. One trajectory alone: advantage 0.
-        Source: Hao et al. 2025 (arXiv:2505.23585); the formula as public codes have it.
+        Forks share their episode's tokens, so they do not change it. The advantage of a single trajectory is
+        0. Source: Hao et al. 2025 (arXiv:2505.23585); the formula as public codes have it.
         """
         advantages_N = np.zeros(len(facts.trajectories))
         lengths_N = np.asarray([t.num_trained_tokens for t in facts.trajectories], dtype=np.float64)
@@ -246,11 +246,11 @@ class GdpoCredit(Config):
         """A_i = sum_k weight_k (r_ki - mean(r_k)) / (s_k + epsilon), within a role.
 
         mean and s (sample deviation) as in `group_relative`. A reward that is equal in all episodes adds 0,
-        and its scale does not matter: rare and frequent rewards, or large and small ones, do not drown one
-        another, as they do where rewards are added up first. The table then whitens the advantages over the
-        trained tokens of the batch, whatever `normalize` says.
-        Raises: DataError if an episode lacks a metric.
-        Source: Liu et al. 2026, group-wise normalization per reward, weighted sum, batch-wise normalization.
+        and the scale of a reward does not matter: rare and frequent rewards, or large and small ones, do not
+        drown each other out, as they do if rewards are added first. The table then whitens the advantages
+        over the trained tokens of the batch, whatever `normalize` says. Raises: DataError if an episode lacks
+        a metric. Source: Liu et al. 2026, group-wise normalization per reward, weighted sum, batch-wise
+        normalization.
         """
         advantages_N = np.zeros(len(facts.trajectories))
         for name, weight in self.rewards.items():
@@ -329,15 +329,15 @@ class RoleBaselines:
 
 
 class HierarchicalCredit(Config):
-    """Compares heads over the group, and those who work for a head with one another. Made for a proposer
-    whose task several solvers attempt, and for a manager with workers."""
+    """Compares heads over the group, and the workers of a head with each other. Made for a proposer whose
+    task several solvers attempt, and for a manager with workers."""
 
     name: Literal["hierarchical"] = "hierarchical"
     heads: tuple[str, ...] = Field(default=("proposer", "manager"), min_length=1)
     """Roles that decide what the others of their episode work on. They are compared over the group."""
     team_weight: float = Field(default=0.0, ge=0)
-    """Weight of what an episode's workers are worth beside those of the other episodes. With 0, workers that
-    are all rewarded alike learn nothing."""
+    """Weight of the comparison of an episode's workers, as a team, with those of other episodes. With 0,
+    workers with equal rewards learn nothing."""
     scale: Scale = "std"
     """The same choices as in `group_relative`, applied to each comparison."""
     epsilon: float = Field(default=1e-6, gt=0)
@@ -351,9 +351,9 @@ class HierarchicalCredit(Config):
 
         m_e, s_e: mean and deviation (`std` too: over n) of the rewards of role k in episode e, weighted by
         trained tokens, so that forks do not change them. m, s: those of the m_e over the group's episodes.
-        Workers of different heads have had different tasks, so that their own rewards cannot be compared: a
-        solver with an easy task is not better than one with a hard task. A worker that is alone in its
-        episode has nothing to compare with: its first term is 0.
+        Workers of different heads had different tasks, so their own rewards cannot be compared: a solver with
+        an easy task is not better than one with a hard task. If a worker is alone in its episode, its first
+        term is 0.
         Source: ours, after Absolute Zero (arXiv:2505.03335), which has baselines per role and kind of task,
         and after GiGPO (arXiv:2505.10978, eq. 8), which adds up the comparisons of two levels.
         """

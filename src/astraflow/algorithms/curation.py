@@ -1,6 +1,6 @@
-"""Which task is drawn next: the choice of curators, and the chain that a recipe's are built into.
+"""Curation: decides which task is drawn next, with a chain built from a recipe's curators.
 
-One curator of the chain proposes tasks in some order (`task_orders`), the others may pass over them
+One curator of the chain proposes tasks in some order (`task_orders`); the others may skip them
 (`task_gates`).
 """
 
@@ -45,14 +45,14 @@ _StateGetter = Callable[[str, Stateful], Mapping[str, Any] | msgspec.Raw | None]
 """From the name of a component and the component to its state."""
 
 _MAX_LOOKS = 1000
-"""Tasks that one draw may pass over; about 10 ms."""
+"""Largest number of tasks that one draw may skip; about 10 ms."""
 
 
 class Curation:
-    """Draws the first proposed task that no gate passes over, and counts why others were.
+    """Draws the first proposed task that no gate skips, and counts why others were skipped.
 
-    A draw that passed over 1,000 tasks takes the next one proposed, whatever the gates say, and counts as
-    `forced`: a run never stops because all of its tasks look useless.
+    A draw that has skipped 1,000 tasks takes the next one proposed, whatever the gates say, and counts as
+    `forced`, so a run never stops because all of its tasks look useless.
     Example: shuffle proposes 4, 2, 7; `solved` skips 4, `greso` skips 2: task 7 is drawn.
     """
 
@@ -89,18 +89,18 @@ class Curation:
 
     @property
     def heeds_outcomes(self) -> bool:
-        """Whether `observe` changes anything: an outcome takes longer to put together than to ignore."""
+        """Whether `observe` has any effect. If not, the caller need not build an outcome."""
         return bool(self._gates) or type(self._order) not in {Shuffle, Weighted}
 
     def observe(self, outcome: Outcome) -> None:
-        """Tells every curator how a group ended. Raises: ComponentError."""
+        """Passes the outcome of a group to every curator. Raises: ComponentError."""
         called(f"curator {self.order_name}.observe()", self._order.observe, outcome)
         for name, gate in self._gates.items():
             called(f"curator {name}.observe()", gate.observe, outcome)
 
     def metrics(self) -> tuple[MetricItem, ...]:
-        """Counts since the start of the run: tasks selected, forced and skipped, by gate and reason; and the
-        gates' own numbers now (those of their state that are finite floats). Nothing for a plain order.
+        """Counts since the start of the run (tasks selected, forced, and skipped by gate and reason), and the
+        gates' current numbers (the finite floats of their state). Empty without gates.
 
         Raises: ComponentError.
         """
@@ -117,7 +117,7 @@ class Curation:
         return tuple(MetricItem(f"curation/{key}", value, "last") for key, value in values.items())
 
     def state(self, get: _StateGetter = state_of) -> dict[str, Any]:
-        """State of all curators, as `get` gives it, and the counts. Raises: ComponentError."""
+        """The states of all curators, as returned by `get`, and the counts. Raises: ComponentError."""
         return {
             "order": get(f"curator {self.order_name}", self._order),
             "gates": {name: get(f"curator {name}", gate) for name, gate in self._gates.items()},
@@ -125,7 +125,8 @@ class Curation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned. Raises: DataError if it is of other curators; ComponentError."""
+        """Restores what `state` returned. Raises: DataError if it belongs to other curators;
+        ComponentError."""
         if list(state["gates"]) != list(self._gates):
             raise DataError(
                 f"the state is of the curators {', '.join(state['gates']) or 'none'}; the recipe names "
@@ -143,11 +144,10 @@ class Curation:
 def make_curation(configs: Sequence[CuratorConfig], *, sources: Mapping[str, int], seed: int) -> Curation:
     """The chain over all tasks of the sources (name -> size), in the recipe's order.
 
-    One of the user's own is a class or function that takes `num_tasks` and `seed` besides its `args`; it
-    proposes tasks if it has `next`, and passes over them if it has `why_skip`. Without a curator that
-    proposes, `shuffle` does.
-    Raises: ConfigError if one cannot be loaded, takes other arguments, or lacks a method; if two propose, or
-    two have the same name.
+    A user's own curator is a class or function that takes `num_tasks` and `seed` in addition to its `args`.
+    It proposes tasks if it has `next`, and skips them if it has `why_skip`. If no curator proposes, `shuffle`
+    does. Raises: ConfigError if one cannot be loaded, takes other arguments, or lacks a method, if two
+    propose tasks, or if two have the same name.
     """
     num_tasks = sum(sources.values())
     orders: list[tuple[str, Curator]] = []
@@ -169,7 +169,7 @@ def make_curation(configs: Sequence[CuratorConfig], *, sources: Mapping[str, int
                 name = f"{config.name}:{config.policy}" if config.policy else config.name
                 gates.append((name, config.make(seed=seed)))
     if len(orders) > 1:
-        raise ConfigError(f"tasks.curators: {len(orders)} of them propose tasks; name one")
+        raise ConfigError(f"tasks.curators: {len(orders)} of them propose tasks; choose one")
     names = [name for name, _ in gates]
     if len(set(names)) < len(names):
         raise ConfigError(f"tasks.curators: {', '.join(names)}: one of them is named twice")

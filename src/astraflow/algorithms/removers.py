@@ -1,6 +1,6 @@
 """Which complete groups are evicted when more wait than a batch holds: the choice of removers.
 
-Groups that are too stale are no choice: every take drops them, whatever the remover.
+Every take drops groups that are too stale, whatever the remover.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which groups a batch takes: the choice of samplers, for complete groups, and of those to train on again.
+"""Samplers: choose the complete groups of a batch, and the trained groups to replay.
 
 Every take first drops the groups that would be staler than `max_staleness`, whatever the sampler.
 """
@@ -36,9 +36,9 @@ class FifoSampler(Config):
     def pick(
         self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> tuple[int, ...] | None:
-        """The first `num_groups` of `waiting` if all are in `ready`: slow groups are waited for.
+        """The first `num_groups` of `waiting` if all are in `ready`. The batch waits for slow groups.
 
-        Example: groups 4, 5, 6 were drawn and 5 and 6 are ready: a batch of two waits for group 4.
+        Example: groups 4, 5, 6 were drawn, and 5 and 6 are ready: a batch of two waits for group 4.
         """
         if len(ready) < num_groups:
             return None
@@ -65,7 +65,7 @@ class SweepSampler(Config):
     def pick(
         self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> tuple[int, ...] | None:
-        """The first `num_groups` of `ready`; slow groups are passed over and may grow stale.
+        """The first `num_groups` of `ready`; slow groups are skipped and may become stale.
 
         Example: groups 4, 5, 6 were drawn, 6 completed and then 5: a batch of two holds 6 and 5.
         """
@@ -85,8 +85,8 @@ class EdfSampler(Config):
     def pick(
         self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> tuple[int, ...] | None:
-        """The `num_groups` of `ready` with the earliest deadlines, which is when they grow stale: the
-        trainer's version `oldest_version + max_staleness`. Equal ones go in draw order.
+        """The `num_groups` of `ready` with the earliest deadlines. A group's deadline is the trainer version
+        at which it becomes stale, `oldest_version + max_staleness`. Ties are broken by draw order.
 
         Example: groups 4 (version 3) and 5 (version 1) are ready: a batch of one holds 5.
         """

@@ -1,8 +1,8 @@
-"""Losses of a recipe. A variant's fields are exactly its function's keyword arguments, and its defaults stand
-here alone.
+"""Losses of a recipe. A variant's fields are exactly its function's keyword arguments, and only this file has
+its defaults.
 
-Imports no torch, so that a recipe can be read anywhere; the formula of a loss, and what the trainer must know
-of it, stand beside its function (`losses.policy`, `losses.m2po`).
+Imports no torch, so that a recipe can be read anywhere. The formula of a loss and its traits are defined with
+its function (`losses.policy`, `losses.m2po`).
 """
 
 from typing import Annotated, Literal
@@ -215,7 +215,7 @@ class DistillLossConfig(Config):
 
     name: Literal["distill"] = "distill"
     advantage_coef: float = Field(default=0.0, ge=0)
-    """Weight of the task's own advantage beside that of the teacher."""
+    """Weight of the task's own advantage, relative to the teacher's."""
 
 
 class SftLossConfig(Config):
@@ -223,7 +223,7 @@ class SftLossConfig(Config):
 
     name: Literal["sft"] = "sft"
     positive_only: bool = False
-    """Leave out tokens whose advantage is not above 0, and so fine-tune on the answers that did well in their
+    """Leave out tokens with an advantage of 0 or less, to fine-tune on the answers that did well in their
     group (arXiv:2308.01825)."""
 
 
@@ -252,7 +252,7 @@ LossConfig = Annotated[
 ]
 
 
-# --- beside the policy loss -----------------------------------------------------------------------
+# --- additions to the policy loss -----------------------------------------------------------------
 
 
 class NoCorrectionConfig(Config):
@@ -349,8 +349,8 @@ class ValueModelConfig(Config):
     discount: float = Field(default=1.0, gt=0, le=1)
     """Factor on a reward per trained token of delay (gamma)."""
     decay: float = Field(default=0.95, ge=0, le=1)
-    """Weight of later prediction errors in an advantage (lambda): 1 trusts the rewards alone, 0 the critic
-    alone."""
+    """Weight of later prediction errors in an advantage (lambda): 1 trusts only the rewards, 0 only the
+    critic."""
     clip: float = Field(default=0.2, ge=0)
     """Largest distance of a value from its value at the start of the step, beyond which its loss becomes
     flat; 0: no bound."""

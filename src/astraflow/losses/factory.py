@@ -141,7 +141,7 @@ def _correction(config: Config) -> Correction | None:
 def _users_own(config: Use, where: str) -> Callable[..., Any]:
     target = load_attr(config.use, where=f"{where}.use")
     if not callable(target):
-        raise ConfigError(f"{where}.use = {config.use!r} is no function of LossInputs")
+        raise ConfigError(f"{where}.use = {config.use!r} is not a function of LossInputs")
     check_args(target, config.args, where=f"{where}.args")
     return cast("Callable[..., Any]", target)
 
@@ -172,4 +172,4 @@ LOSSES: dict[str, Callable[..., LossOutput]] = {
     "sapo": sapo,
     "sft": sft,
 }
-"""A recipe's names; what the trainer must know of a loss is defined beside it, as its `traits`."""
+"""Losses by their names in recipes; each function has its `traits` attached."""

@@ -1,14 +1,14 @@
 """Policy losses: pure functions from per-token columns to a per-token loss.
 
-Legend: T trained tokens (of a microbatch in a loss, of the whole minibatch in its statistics). A loss sees
-trained tokens only; the caller sums its `per_token` and divides by the denominator that the recipe names,
-over the whole minibatch, whatever the cut into microbatches. A sequence (the trained tokens of one sample) is
-never cut. A loss that needs a number over the whole minibatch declares a statistics function; the caller runs
-it on a pass without gradients and hands the result in as `LossInputs.statistics`.
+Legend: T trained tokens (of a microbatch in a loss, of the whole minibatch in its statistics). A loss gets
+only trained tokens. The caller sums its `per_token` and divides by the recipe's denominator over the whole
+minibatch, however that is cut into microbatches. A sequence (the trained tokens of one sample) is never cut.
+A loss that needs a number over the whole minibatch declares a statistics function; the caller runs it on a
+pass without gradients and passes the result as `LossInputs.statistics`.
 
-Ratios are against the proximal policy, the model at the step's start, unless a docstring says otherwise. What
-lies between behavior and proximal policy (staleness, another engine's arithmetic) is corrected by a separate
-factor (`losses.auxiliary`), or by losses whose ratio is against the behavior policy.
+Ratios are relative to the proximal policy, the model at the step's start, unless a docstring says otherwise.
+The gap between behavior and proximal policy (staleness, another engine's arithmetic) is corrected by a
+separate factor (`losses.auxiliary`), or by losses whose ratio is relative to the behavior policy.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., "LossOutput"])
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What a loss may know of its tokens; every column is [T], float32 unless it says otherwise.
+    """The inputs of a loss; every column is [T], float32 unless stated otherwise.
 
     Example: `LossInputs(logprobs=x, proximal_logprobs=x.detach(), behavior_logprobs=b, advantages=a)`.
     Raises: ShapeError if the columns differ in length.
@@ -64,7 +64,7 @@ class LossInputs:
     """Logprobs recorded by the engine that sampled the tokens."""
     advantages: Tensor
     sequence_idx: Tensor | None = None
-    """int64; which of the sequences at hand the token belongs to, counted from 0."""
+    """int64; index of the token's sequence among those given, from 0."""
     staleness: Tensor | None = None
     """Trainer version at the take minus the version that sampled the token."""
     entropies: Tensor | None = None
@@ -75,7 +75,7 @@ class LossInputs:
     teacher_logprobs: Tensor | None = None
     """Logprobs of a teacher; only if the trajectories or the recipe have one."""
     streams: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Columns that workflow or engine recorded with the tokens, by name, in the dtype that they came in;
+    """Columns that the workflow or the engine recorded with the tokens, by name, in their original dtype;
     [T, W] if a token has W values."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Scalars of the loss's statistics function over the whole minibatch."""
@@ -107,21 +107,22 @@ class LossOutput:
 
 @dataclass(frozen=True, slots=True)
 class LossTraits:
-    """What the trainer must know of a loss besides its formula; the defaults are right for any loss."""
+    """Properties of a loss that the trainer must know; the defaults are safe for any loss."""
 
     needs_proximal: bool = True
-    """False: it never reads `proximal_logprobs`, so the pass that computes them is saved."""
+    """False: the loss never reads `proximal_logprobs`, so the pass that computes them is skipped."""
     needs_advantage: bool = False
-    """True: a token of advantage 0 adds nothing to gradient and statistics, so it may be left out."""
+    """True: a token with advantage 0 adds nothing to the gradient and the statistics, so it may be
+    skipped."""
     weighs_behavior: bool = False
-    """True: its weights start from the behavior policy, and a correction would count that gap twice."""
+    """True: its weights are relative to the behavior policy, so a correction would count that gap twice."""
     streams: tuple[str | StreamRule, ...] = ()
-    """The columns in `LossInputs.streams` that it reads. Results without one of them are refused when they
-    arrive. A name alone means one float32 value per token."""
+    """The columns in `LossInputs.streams` that the loss reads. Results without one of them are refused when
+    they arrive. A plain name means one float32 value per token."""
     needs_teacher: bool = False
-    """True: it reads `teacher_logprobs`."""
+    """True: the loss reads `teacher_logprobs`."""
     statistics: Callable[..., Mapping[str, Tensor]] | None = None
-    """Computes its numbers over the whole minibatch; takes the same arguments as the loss."""
+    """Computes numbers over the whole minibatch; takes the same arguments as the loss."""
 
 
 def with_traits(
@@ -133,7 +134,7 @@ def with_traits(
     needs_teacher: bool = False,
     statistics: Callable[..., Mapping[str, Tensor]] | None = None,
 ) -> Callable[[_FunctionT], _FunctionT]:
-    """Says beside a loss what the trainer must know of it; the function itself stays as it is.
+    """Attaches traits to a loss; the function itself is unchanged.
 
     Example: `@with_traits(streams=("teacher",))` above a function that reads `inputs.streams["teacher"]`.
     """
@@ -168,8 +169,8 @@ def grpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
 
     Shapes: all [T]. Gradient: through `logprobs` only.
     Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; for groups: Shao et al. 2024 (arXiv:2402.03300),
-    eq. 3; separate bounds: Yu et al. 2025 (arXiv:2503.14476), section 3.1. What tells the three apart lies
-    outside of the loss, in credit and denominator.
+    eq. 3; separate bounds: Yu et al. 2025 (arXiv:2503.14476), section 3.1. The three differ outside the loss,
+    in credit and denominator.
     """
     ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs)
     return clipped_surrogate(ratio, inputs.advantages, ratio.clamp(1 - clip_low, 1 + clip_high))

@@ -1,10 +1,10 @@
-"""LoRA adapters in a version: under PEFT's names, beside the weights that they change.
+"""LoRA adapters in a version, under PEFT's names, next to the weights that they change.
 
-A version whose trainer publishes adapters holds the base model's tensors, which never change. For each
-adapted projection it also holds the factors `base_model.model.MODULE.lora_A.weight` [r, in] and
-`...lora_B.weight` [out, r], both in float32. The scale is folded into B, so that alpha is r wherever they are
-read. What is served and exported is `W + B @ A` in float32. One function computes it for all, so that they
-agree bit for bit. This file uses numpy only.
+If a trainer publishes adapters, its versions contain the base model's tensors, which never change, and for
+each adapted projection the factors `base_model.model.MODULE.lora_A.weight` [r, in] and `...lora_B.weight`
+[out, r], both in float32. The scale is folded into B, so alpha is r for every reader. `W + B @ A` in float32
+is what is served and exported. All use the same function for it, so they agree bit for bit. This file uses
+only numpy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,13 +1,12 @@
-"""Copies of weights for a version, made while training goes on.
+"""Copies weights for a version while training continues.
 
     caller's thread       weights --cast, on the device--> a copy that later steps do not touch
     consumer's thread     the copy --> pinned host memory, tensor after tensor --> `HostTensor`s
 
-So whoever trains waits for the cast alone: a pass over the device's memory. The copy takes as many bytes on
-the device as the version has, and gives them back tensor by tensor. On a CPU the cast is the host copy; all
-of it lies in one piece of memory, since many pieces among the tensors that are gathered meanwhile would leave
-holes in the heap, which the next version cannot use. Where several ranks share a version, each copies the
-elements of its own part.
+So the caller waits only for the cast, a pass over the device's memory. The copy takes as many bytes on the
+device as the version has, and frees them tensor by tensor. On a CPU, the cast is the host copy, which is a
+single piece of memory: many pieces between the tensors that are gathered meanwhile would leave holes in the
+heap that the next version cannot use. If several ranks share a version, each copies its own elements.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,7 +74,7 @@ def part_of(tensor: HostTensor, first: int, last: int) -> HostTensor:
 
 
 def _from_device(copies: list[_Copy], is_cast: torch.cuda.Event) -> Iterator[HostTensor]:
-    """Moves the copies to the host on a stream of its own, beside the training steps."""
+    """Moves the copies to the host on a separate stream, concurrently with the training steps."""
     stream = torch.cuda.Stream(copies[0].values.device)
     stream.wait_event(is_cast)
     copies.reverse()

@@ -87,11 +87,11 @@ def engine_refusal(config: Mapping[str, Any]) -> str:
     family = family_of(config)
     kinds = cast("list[str]", text.get("layer_types") or text.get("layers_block_type") or [])
     others = sorted(set(kinds) - _ATTENTION_KINDS)
-    # With all its layers listed, a family of hybrids may have a member of attention alone.
+    # If all layers are listed, a model of a hybrid family may turn out to use only attention.
     if family in _RECURRENT and (others or not kinds):
         return (
-            f"its layers ({_RECURRENT[family]}) keep a recurrent state, and the torch engine's cache holds "
-            "keys and values only"
+            f"its layers ({_RECURRENT[family]}) keep a recurrent state, but the torch engine's cache holds "
+            "only keys and values"
         )
     if others:
         return f"it has layers of kind {others[0]!r}, and the torch engine's cache holds keys and values only"
@@ -128,20 +128,20 @@ def length_refusal(config: Mapping[str, Any], *, max_context: int) -> str:
     if kind not in _LENGTH_DEPENDENT_ROPE or not limit or max_context <= limit:
         return ""
     return (
-        f"beyond {limit} tokens its {kind} positions depend on the longest sequence that is computed beside "
-        f"it, so a token's logprob would, too; set rollout.engine.max_context to at most {limit}"
+        f"beyond {limit} tokens, its {kind} positions, and so a token's logprob, depend on the longest "
+        f"sequence in the batch; set rollout.engine.max_context to at most {limit}"
     )
 
 
 def exact_refusal(config: Mapping[str, Any]) -> str:
-    """Why `exact: true` is not promised for the model, as a clause; empty if it is."""
+    """Why `exact: true` is not guaranteed for the model, as a clause; empty if it is."""
     text = _text(config)
     if family_of(config) not in _INVARIANT:
         return f"only {', '.join(_INVARIANT)} are computed batch-invariantly"
     if (activation := text.get("hidden_act", "silu")) != "silu":
-        return f"its activation is {activation!r}, and only silu is computed batch-invariantly"
+        return f"its activation is {activation!r}, but only silu is computed batch-invariantly"
     if text.get("sliding_window") and text.get("use_sliding_window", True):
-        return f"its attention sees a window of {text['sliding_window']} positions, and not all"
+        return f"its attention covers a window of {text['sliding_window']} positions, not all"
     rope = cast("Mapping[str, Any]", text.get("rope_parameters") or text.get("rope_scaling") or {})
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     if kind in _LENGTH_DEPENDENT_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -150,33 +150,33 @@ def exact_refusal(config: Mapping[str, Any]) -> str:
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the text model, which models of several modalities keep in a section of its own."""
+    """The config of the text model, for which multimodal models have a separate section."""
     return cast("Mapping[str, Any]", config.get("text_config") or config)
 
 
 def shard_refusal(config: Mapping[str, Any], *, tensor: int, expert: int, context: int) -> str:
-    """Why the layers of the model cannot be cut over so many ranks, from the setting's name on; empty if no
-    reason is known."""
+    """Why the layers of the model cannot be cut over this many ranks, beginning with the setting's name;
+    empty if no reason is known."""
     text = _text(config)
     family = family_of(config)
     num_experts = next((text[key] for key in _NUM_EXPERTS if isinstance(text.get(key), int)), 0)
     if context > 1 and num_experts:
-        return f"context = {context}: routers of a part of the tokens are not built; set context: 1"
+        return f"context = {context}: routers are not supported for a part of the tokens; set context: 1"
     if context > 1:
         return _uneven("context", context, text, _HEADS)
     if tensor == 1:
         return ""
     if not _has_plan(family):
         return (
-            f"tensor = {tensor}: transformers knows no plan of how layers of the family {family!r} are cut "
+            f"tensor = {tensor}: transformers has no plan for cutting layers of the family {family!r} "
             "(base_model_tp_plan); set tensor: 1, which leaves FSDP2"
         )
     if expert > 1 and not num_experts:
-        return f"expert = {expert}: the model is no mixture of experts; set expert: 1"
+        return f"expert = {expert}: the model is not a mixture of experts; set expert: 1"
     if reason := _uneven("tensor", tensor, text, _HEADS if num_experts else (*_HEADS, "intermediate_size")):
         return reason
     if num_experts % expert:
-        return f"expert = {expert}: the model has {num_experts} experts, no multiple of it; choose a divisor"
+        return f"expert = {expert} does not divide the model's {num_experts} experts; choose a divisor"
     return ""
 
 

@@ -1,8 +1,8 @@
-"""Images as models of Qwen-VL's shape see them: checked, cut into patches, and placed among the tokens.
+"""Images for Qwen-VL-like models: checked, cut into patches, and placed among the tokens.
 
-An image travels as a `data:` URI of PNG or JPEG, in a `MediaRef` of kind `image`; nothing is ever fetched.
-This file decides what such a URI may hold, how many tokens stand for it, which patches a model computes, and
-where in space each token stands. Renderer, engine and trainer all ask here, so they cannot disagree.
+An image is sent as a `data:` URI of PNG or JPEG, in a `MediaRef` of kind `image`; nothing is ever fetched.
+This file decides what such a URI may contain, how many tokens represent it, which patches a model computes,
+and the position of each token in space. Renderer, engine and trainer all use it, so they cannot disagree.
 
 Needs Pillow (extra `vision`), and no torch.
 Source: Qwen2-VL (Wang et al. 2024, arXiv:2409.12191), sections 2.1 and 2.2, for resizing, patches and
@@ -87,14 +87,14 @@ def _pixels(uri: str) -> NDArray[np.uint8]:
         raise ImageError("images need Pillow: pip install 'astraflow[vision]'") from err
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
-        # The header alone is read here; the pixels only once their number is known to be small.
+        # This reads only the header. The pixels are read once their number is known to be small.
         with Image.open(io.BytesIO(data), formats=[_FORMATS[media_type]]) as image:
             _check_size(image.width, image.height, num_frames=getattr(image, "n_frames", 1))
             return np.asarray(image.convert("RGB"))
     except bombs as err:
         raise ImageError(f"an image has more than {MAX_IMAGE_PIXELS} pixels: {err}") from err
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError) as err:
-        raise ImageError(f"an image is no whole {_FORMATS[media_type]} file: {err}") from err
+        raise ImageError(f"an image is not a complete {_FORMATS[media_type]} file: {err}") from err
 
 
 def _file(uri: str) -> tuple[str, bytes]:
@@ -113,7 +113,7 @@ def _file(uri: str) -> tuple[str, bytes]:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as err:
-        raise ImageError(f"an image is no base64: {err}") from err
+        raise ImageError(f"an image is not valid base64: {err}") from err
     if len(data) > MAX_IMAGE_BYTES:
         raise ImageError(f"an image has {len(data)} bytes; at most {MAX_IMAGE_BYTES} are read")
     return media_type, data
@@ -207,9 +207,9 @@ def sees(config: Mapping[str, Any]) -> bool:
 
 
 def image_rules(model_dir: Path) -> ImageRules | None:
-    """How the model of a folder sees images; None if it reads text alone, or sees in a way not known here.
+    """How the model of a folder reads images; None for a text-only model, or one of an unsupported kind.
 
-    Raises: DataError if the folder says that the model sees, but not how.
+    Raises: DataError if the model reads images, but the folder does not say how.
     """
     config = _json(model_dir / "config.json")
     if not sees(config):
@@ -230,8 +230,8 @@ def image_rules(model_dir: Path) -> ImageRules | None:
         )
     except (KeyError, TypeError, ValueError) as err:
         raise DataError(
-            f"{path}: {type(err).__name__}: {err}; it must say patch_size, merge_size, temporal_patch_size, "
-            "the bounds of pixels, image_mean and image_std, as the published folders of Qwen-VL do"
+            f"{path}: {type(err).__name__}: {err}; it must have patch_size, merge_size, temporal_patch_size, "
+            "the bounds of pixels, image_mean and image_std, as in the published folders of Qwen-VL"
         ) from err
 
 
@@ -249,7 +249,7 @@ def _json(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path} cannot be read: {err}") from err
 
 
-# --- where images stand among the tokens ----------------------------------------------------------
+# --- positions of images among the tokens ---------------------------------------------------------
 
 
 def placed(rules: ImageRules, token_ids: Sequence[int], uris: Sequence[str]) -> tuple[MediaRef, ...]:
@@ -262,29 +262,29 @@ def placed(rules: ImageRules, token_ids: Sequence[int], uris: Sequence[str]) -> 
     counts = [rules.num_tokens(uri) for uri in uris]
     if len(pieces) != sum(counts):
         raise ImageError(
-            f"the prompt has {len(pieces)} tokens of images, and its {len(uris)} images need {sum(counts)}; "
-            "does the chat template show all images, or does a text hold the template's own mark of one?"
+            f"the prompt has {len(pieces)} image tokens, but its {len(uris)} images need {sum(counts)}; does "
+            "the chat template show all images, or does a text contain the template's image marker?"
         )
     found: list[MediaRef] = []
     used = 0
     for uri, count in zip(uris, counts, strict=True):
         start = pieces[used]
         if pieces[used + count - 1] != start + count - 1:
-            raise ImageError(f"the {count} tokens of an image do not stand together in the prompt")
+            raise ImageError(f"the {count} tokens of an image are not adjacent in the prompt")
         found.append(MediaRef(kind=IMAGE, uri=uri, start=start))
         used += count
     return tuple(found)
 
 
 def check_media(rules: ImageRules | None, token_ids: Sequence[int], media: Sequence[MediaRef]) -> None:
-    """Checks that tokens stand for images where `media` says so, with text behind the last.
+    """Checks that tokens represent images where `media` says so, with text after the last.
 
-    Raises: ImageError if they do not, or if the model reads text alone (`rules` None).
+    Raises: ImageError if they do not, or if the model reads only text (`rules` is None).
     """
     if not media:
         return
     if rules is None:
-        raise ImageError("the model reads text only, and the prompt has an image")
+        raise ImageError("the model reads only text, but the prompt has an image")
     end = 0
     for each in media:
         start = end
@@ -295,14 +295,15 @@ def check_media(rules: ImageRules | None, token_ids: Sequence[int], media: Seque
                 f"media of kind {each.kind!r} at token {each.start} of {len(token_ids)} is out of place"
             )
         if any(piece != rules.token_id for piece in pieces):
-            raise ImageError(f"tokens {each.start} to {end} do not all stand for the image that begins there")
+            raise ImageError(f"tokens {each.start} to {end} do not all belong to the image that begins there")
 
 
 def positions(rules: ImageRules, num_tokens: int, media: Sequence[MediaRef]) -> Ints:
-    """[3, T]: where each token stands in time, height and width.
+    """[3, T]: the position of each token in time, height and width.
 
-    A text token stands at the same number in all three. The tokens of an image stand at one time, at their
-    row and at their column; the text behind goes on after the largest number so far.
+    A text token has the same position in all three. The tokens of an image share one time, and have the
+    height of their row and the width of their column. The text after it continues from the largest position
+    so far.
     """
     found = np.zeros((3, num_tokens), np.int64)
     done = 0

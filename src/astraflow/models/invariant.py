@@ -1,15 +1,15 @@
-"""Computes a model so that a token's numbers depend on no other sequence: not on the batch, nor its layout.
+"""Computes a model so that a token's values do not depend on other sequences, the batch or its layout.
 
-A kernel of linear algebra chooses the order of its sums by the shapes that it gets. An engine decodes a few
-tokens per step against a cache, and a trainer computes whole sequences at once; so the logprobs of a token
-differ in their last bits between the two, although the weights are the same. Here each product has one shape
-(batch-invariant kernels): tokens go through projections in tiles of `TILE` rows, and a query attends alone,
-to as many positions as its own position asks for, in steps of `SPAN`. Norms, activations and softmax reduce
-each row by itself. Rotary tables are made in blocks of one size.
+A linear algebra kernel chooses the order of its sums by the shapes of its inputs. An engine decodes a few
+tokens per step against a cache, whereas a trainer computes whole sequences at once. So the two get logprobs
+that differ in the last bits, although the weights are the same. Here, each product has a fixed shape
+(batch-invariant kernels): tokens pass through projections in tiles of `TILE` rows, and each query attends
+separately, to as many positions as its own position requires, in steps of `SPAN`. Norms, activations and
+softmax reduce each row separately. Rotary tables are computed in blocks of a fixed size.
 
-What no shape can fix is tried at load: that the place of a row in its tile, and the number of rows beside it,
-do not matter to this machine's kernels. Gradients are not computed here. It runs on one thread of a CPU, in
-float32, for the families of `families.exact_refusal`.
+A test at load checks what shapes cannot ensure: that this machine's kernels give a row the same result at any
+position in its tile, with any number of other rows. No gradients are computed here. The code runs on one CPU
+thread, in float32, for the families of `families.exact_refusal`.
 
 Legend: N tokens, n rows, H query heads, K key heads, D dimension of a head, L positions, V vocabulary.
 """
@@ -102,7 +102,7 @@ class InvariantModel:
         return _normed(self._body.norm, hidden)[:num_tokens]
 
     def sequences(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-        """`hidden` of whole sequences, which stand one after the other in `tokens`."""
+        """`hidden` of whole sequences, which are concatenated in `tokens`."""
         layout = _Sequences(lengths, self.scale)
         return self.hidden(tokens, layout.positions, layout.attend)
 
@@ -159,7 +159,7 @@ class InvariantModel:
 
     @torch.no_grad()
     def _refuse_uneven(self, family: str) -> None:
-        """Raises: DataError if sequences get other logprobs together than each of them alone."""
+        """Raises: DataError if sequences get other logprobs together than separately."""
         tokens = torch.arange(sum(_PROBE_LENGTHS)).mul(7).remainder(self.vocab_size)
         starts = [0, *accumulate(_PROBE_LENGTHS)]
         together = torch.log_softmax(self.logits(self.sequences(tokens, _PROBE_LENGTHS)), -1)
@@ -169,14 +169,14 @@ class InvariantModel:
             if not torch.equal(alone, together[start:end]):
                 gap = float((alone - together[start:end]).abs().max())
                 raise DataError(
-                    f"exact: true is not promised for {family!r} on this machine: a sequence of "
-                    f"{end - start} tokens gets other logprobs alone than beside others (by {gap:.2g} nats), "
-                    "so torch's kernels here depend on the place of a row; leave exact out"
+                    f"exact: true is not guaranteed for {family!r} on this machine: a sequence of "
+                    f"{end - start} tokens gets other logprobs alone than with others (by {gap:.2g} nats): "
+                    "torch's kernels here depend on the position of a row; leave out exact"
                 )
 
 
 class _Sequences:
-    """The attention of whole sequences that stand one after the other."""
+    """The attention of concatenated whole sequences."""
 
     def __init__(self, lengths: Sequence[int], scale: float) -> None:
         self._scale = scale

@@ -107,7 +107,7 @@ def empty_causal_lm(
             model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
     except (OSError, ValueError, KeyError, RuntimeError) as err:
         raise DataError(
-            f"model folder {model_dir}: config.json is no causal language model that transformers knows: "
+            f"model folder {model_dir}: config.json is not a causal language model known to transformers: "
             f"{_first_line(err)}"
         ) from err
     return cast("PreTrainedModel", model.to(device).eval())
@@ -120,7 +120,8 @@ def _config(name: str) -> Any:
 
 
 def _auto_class(config: Any) -> Any:
-    """What loads a model: as a whole if it sees and images can be shown to it, else its text model alone."""
+    """The class that loads a model: the whole model if it reads images in a supported way, else its text
+    model."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if sees(config.to_dict()) else AutoModelForCausalLM
@@ -376,11 +377,11 @@ class _Uncopied(Tensor):
 
 
 def _as_in_files(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the names and in the shapes that Hugging Face folders have.
+    """The weights with the names and shapes of Hugging Face folders.
 
-    Some models of transformers hold their weights otherwise than their folders do: all experts of a layer are
-    one parameter, and some parameters have other names. Servers read the layout of the folders.
-    Raises: DataError if a tensor of the folder is no part of the model's memory.
+    Some transformers models store their weights differently from their folders: all experts of a layer are
+    one parameter, and some parameters have other names. Servers read the layout of the folders. Raises:
+    DataError if a tensor of the folder is not a part of the model's memory.
     """
     from transformers import PreTrainedModel
     from transformers.core_model_loading import revert_weight_conversion
@@ -403,8 +404,8 @@ def _as_in_files(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     for name, tensor in found.items():
         if tensor.untyped_storage().data_ptr() not in memory:
             raise DataError(
-                f"{type(model).__name__}: tensor {name} of its folder is made of several weights, so it "
-                "cannot be read and written in place; this family cannot be trained here"
+                f"{type(model).__name__}: tensor {name} of its folder consists of several weights and cannot "
+                "be read and written in place, so this family cannot be trained"
             )
     return found
 

@@ -52,9 +52,9 @@ class Router:
 
 
 def routers_of(model: nn.Module) -> tuple[Router, ...]:
-    """The routers of a model, from its first layer to its last; none if it is no mixture of experts.
+    """The routers of a model, from the first layer to the last; empty if it is not a mixture of experts.
 
-    Raises: DataError if it is one, and its routers are not understood.
+    Raises: DataError if it is a mixture of experts with unsupported routers.
     """
     modules = [module for module in model.modules() if _CLASS_NAME.search(type(module).__name__)]
     # A foreign config: it has one of these names, or none.

@@ -19,12 +19,12 @@ _REPLY = "\ue000reply\ue001"
 def folder_stop_ids(model_dir: Path, tokenizer: Any = None) -> tuple[int, ...]:
     """The ids that end a completion: all that the folder declares, and in one case the chat template's end.
 
-    If the template closes a reply with a special token, and never writes one of the declared tokens, then the
-    declared ones belong to another format, as in base models: a completion ends at the template's token too.
-    Templates that write a declared token may close a part of a reply with another one, which is not an end.
-    `tokenizer`: that of the folder; None if it has none.
+    If the template closes a reply with a special token, and never writes any of the declared tokens, then the
+    declared ones belong to another format, as in base models, and a completion also ends at the template's
+    token. Templates that write a declared token may close a part of a reply with another one, which is not an
+    end. `tokenizer`: the folder's; None if it has none.
 
-    Raises: DataError if a file of the folder is broken.
+    Raises: DataError if a file of the folder is invalid.
     """
     declared = declared_stop_ids(model_dir, tokenizer)
     end = None if tokenizer is None else template_end(tokenizer)
@@ -60,7 +60,7 @@ def template_end(tokenizer: Any) -> int | None:
     try:
         text = cast("str", tokenizer.apply_chat_template([*chat, chat[0]], tokenize=False))
     except (TemplateError, LookupError, TypeError, ValueError):
-        return None  # this template takes no such chat; the renderer tells what it does not take
+        return None  # the template does not accept this chat; the renderer reports what it does not accept
     after = text.partition(_REPLY)[2].lstrip()
     ids = cast("list[int]", tokenizer.encode(after, add_special_tokens=False))
     return ids[0] if ids and ids[0] in _special_ids(tokenizer) else None
@@ -72,12 +72,12 @@ def _settings(path: Path) -> dict[str, Any]:
         return {}
     loaded = json_value(read_file(path, "the file"), str(path))
     if not isinstance(loaded, dict):
-        raise DataError(f"{path} holds no JSON object")
+        raise DataError(f"{path} is not a JSON object")
     return cast("dict[str, Any]", loaded)
 
 
 def _ids(path: Path, settings: dict[str, Any]) -> list[int]:
-    """The ids that a config names; a negative one stands for none. Raises: DataError."""
+    """The ids that a config names; negative ones mean none. Raises: DataError."""
     named = settings.get("eos_token_id")
     if named is None:
         return []

@@ -78,13 +78,13 @@ def _check_size(path: Path) -> None:
     if size != expected:
         of = f" of {expected:,}" if expected is not None else ""
         raise DataError(
-            f"its {path.name} has {size:,}{of} bytes and is no whole safetensors file; was the download or "
-            "the copy interrupted?"
+            f"its {path.name} has {size:,}{of} bytes and is not a complete safetensors file; was the "
+            "download or the copy interrupted?"
         )
 
 
 def _end_of_tensors(header: bytes, path: Path) -> int:
-    """Number of bytes of all tensors together."""
+    """Total number of bytes of all tensors."""
     try:
         entries = cast("dict[str, dict[str, Any]]", json.loads(header))
         ends = [int(e["data_offsets"][1]) for name, e in entries.items() if name != "__metadata__"]

@@ -38,7 +38,7 @@ ConfigType = type[BaseModel]
 _SURE = 0.8
 """Similarity from which two names are taken for one with a slip of the fingers."""
 _MAX_PLACES = 3
-"""A key that occurs in more sections than these is no hint."""
+"""A key that occurs in more sections than this is not suggested."""
 _MAX_FILES = 1000
 """Files of a folder among which one is proposed."""
 _MARK = re.compile(r"(literal|tuple|list|dict)\[|constrained-|function-")
@@ -232,7 +232,7 @@ def _is_open(names: tuple[str, ...], config_type: ConfigType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A key of a config: the path of its section, in which `*` stands for a name, and the key."""
+    """A key of a config: the path of its section, in which `*` represents a name, and the key."""
 
     section: tuple[str, ...]
     key: str
@@ -305,7 +305,7 @@ def _leaves(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _policy(parts: Sequence[Any], mapping: Mapping[str, Any]) -> str:
-    """The name that stands for `*`: of the policy at hand, else of the only one."""
+    """The name to insert for `*`: the current policy, or else the only one."""
     if len(parts) > 1 and parts[0] == "policies":
         return str(parts[1])
     policies = mapping.get("policies")

@@ -1,7 +1,7 @@
-"""Says where in the user's own code an exception came from: file, line, function and source line.
+"""Finds where in the user's own code an exception was raised: file, line, function and source line.
 
-A user who wrote a reward, a workflow or a sampler needs the line of theirs that failed. The frames of this
-package, of the standard library and of installed packages that lie around it only hide it.
+The author of a reward, a workflow or a sampler needs the line that failed. The surrounding frames of this
+package, of the standard library and of installed packages only hide it.
 """
 
 import linecache

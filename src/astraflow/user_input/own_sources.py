@@ -20,7 +20,7 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def own_files(module: str) -> list[Path]:
-    """The file of a module, whoever wrote it, and those of the user's own modules that it imports, directly
+    """The file of any module, and the files of the user's own modules that it imports, directly
     or not. The order is always the same.
 
     Example: `own_files("recipes.alfworld.household_teachers")` has `household_room.py` as well.
@@ -95,7 +95,7 @@ def _named_in(file: Path, module: str) -> Iterator[str]:
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return  # no Python that can be read: whoever imports it will say so
+        return  # not readable Python; importing it will report the error
     is_package = file.name == "__init__.py"
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,7 +1,7 @@
 """Plain data (texts, numbers, lists, mappings) of users: read from YAML, checked, found again by line.
 
-A text may be nested very deeply, or stand for very much by its aliases. Nothing here recurses as deeply as a
-text wants, or builds what it stands for before that is known to be small.
+A text may be nested very deeply, or expand enormously by aliases. This code never recurses as deeply as a
+text demands, and expands nothing before its size is known to be small.
 """
 
 import datetime
@@ -24,7 +24,7 @@ text."""
 _MAX_DEPTH = 64
 """Sections within sections; recipes have about 6."""
 _MAX_VALUES = 50_000
-"""Values of a YAML text, those of an alias counted each time: with them, 1 kB can stand for 10^9 values."""
+"""Largest number of values in a YAML text, counting those of an alias each time: 1 kB can expand to 10^9."""
 _MAX_WHOLE = 2**53
 """Largest whole number that every JSON reader represents exactly."""
 _MAX_SHOWN = 60
@@ -79,7 +79,7 @@ class YamlLoader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """One value. Raises: YAMLError with the line if it is none, such as a date that does not exist."""
+        """One value. Raises: YAMLError with the line if it is invalid, such as a date that does not exist."""
         try:
             return super().construct_object(node, deep)  # pyright: ignore[reportUnknownVariableType] - any value
         except (ValueError, AttributeError, ArithmeticError) as err:
@@ -114,8 +114,8 @@ def yaml_value(text: str, where: str) -> Any:
         line = text.count("\n", 0, err.position) + 1
         raise ConfigError(f"{where} is not valid YAML: line {line}: {err.reason}") from err
     except yaml.YAMLError as err:
-        told = str(err).replace('in "<unicode string>", ', "")
-        raise ConfigError(f"{where} is not valid YAML: {told}") from err
+        problem = str(err).replace('in "<unicode string>", ', "")
+        raise ConfigError(f"{where} is not valid YAML: {problem}") from err
 
 
 def line_of(text: str, keys: Sequence[str | int]) -> tuple[int, int]:
@@ -167,7 +167,7 @@ def problems(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[
 
 
 def _problem(value: object) -> str:
-    """What is wrong with a value that holds no others; empty if nothing is."""
+    """The problem with a value that contains no others; empty if there is none."""
     if value is None or isinstance(value, bool):
         return ""
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Which tasks are held out, decided by the prompt alone.
+"""Decides which tasks are held out, only by their prompts.
 
 Different seeds do not keep training and evaluation apart: a small problem space repeats itself, and some
 generators derive task `i` from `seed + i`, so that neighboring seeds share nearly all tasks. A hash of the

@@ -25,7 +25,7 @@ _KINDS = (
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is something at a path, which may be no path at all: too long, or with a zero byte."""
+    """Whether something exists at a path. An invalid path (too long, or with a zero byte) has nothing."""
     try:
         return path.exists()
     except (OSError, ValueError):

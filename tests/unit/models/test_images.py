@@ -173,18 +173,18 @@ def test_tokens_that_do_not_show_the_images_are_refused() -> None:
     check_media(RULES, tokens, [media])
     with pytest.raises(ImageError, match="its 2 images need 12"):
         placed(RULES, tokens, [uri, uri])
-    with pytest.raises(ImageError, match="do not stand together"):
+    with pytest.raises(ImageError, match="are not adjacent"):
         placed(RULES, [9, 9, 1, 9, 9, 9, 9], [uri])
     for wrong in (
         MediaRef(kind="image", uri=uri, start=1),
         MediaRef(kind="sound", uri=uri, start=2),
         MediaRef(kind="image", uri=uri, start=500),
     ):
-        with pytest.raises(ImageError, match=r"out of place|do not all stand"):
+        with pytest.raises(ImageError, match=r"out of place|do not all belong"):
             check_media(RULES, tokens, [wrong])
     with pytest.raises(ImageError, match="out of place"):
         check_media(RULES, tokens[:-1], [media])
-    with pytest.raises(ImageError, match="reads text only"):
+    with pytest.raises(ImageError, match="reads only text"):
         check_media(None, tokens, [media])
 
 

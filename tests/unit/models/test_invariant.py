@@ -83,7 +83,7 @@ class Uneven(InvariantModel):
 
 def test_a_machine_on_which_the_place_of_a_row_matters_is_refused() -> None:
     with pytest.raises(
-        DataError, match=r"not promised for 'qwen3' on this machine: a sequence of \d+ tokens"
+        DataError, match=r"not guaranteed for 'qwen3' on this machine: a sequence of \d+ tokens"
     ):
         Uneven(make_random_model())
 

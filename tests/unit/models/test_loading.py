@@ -191,5 +191,5 @@ def test_a_folder_without_config_or_weights_is_named(tmp_path: Path, folder: Pat
 
 def test_a_config_of_no_causal_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
-    with pytest.raises(DataError, match=r"config.json is no causal language model"):
+    with pytest.raises(DataError, match=r"config.json is not a causal language model"):
         empty_causal_lm(tmp_path)

@@ -116,7 +116,7 @@ def test_a_broken_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"generation_config\.json, line 1 is not valid JSON"):
         load_renderer(tmp_path)
     (tmp_path / "generation_config.json").write_text("[]")
-    with pytest.raises(DataError, match=r"generation_config\.json holds no JSON object"):
+    with pytest.raises(DataError, match=r"generation_config\.json is not a JSON object"):
         load_renderer(tmp_path)
 
 

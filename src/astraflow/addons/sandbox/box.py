@@ -1,14 +1,14 @@
-"""One box: the processes around a zygote that runs one program at a time.
+"""One box: the processes around a zygote, which runs one program at a time.
 
-Programs of a model share boxes, one after the other. An agent program has a box of its own, which shows more
-of the machine and has one open port (`Openings`).
+Programs of a model take turns in boxes. An agent program has its own box, which shows more of the machine and
+has one open port (`Openings`).
 
     this process --(socket)--> zygote --(fork)--> program
          |                        |
          +--> keeper (bwrap) -----+   ends the box when it ends
 
-A box that is closed, or whose owner dies, is gone with all that runs in it: closing the socket ends the
-zygote, and the end of the zygote, which is the first process of its namespace, ends all others.
+If a box is closed or its owner dies, everything that runs in it ends: closing the socket ends the zygote, and
+the end of the zygote, the first process of its namespace, ends all others.
 """
 
 import asyncio
@@ -39,13 +39,14 @@ from astraflow.errors import SandboxError
 __all__ = ["Box"]
 
 _STARTING_S = 60.0
-"""A box starts within a tenth of a second; one with large libraries, on a busy machine, within many."""
+"""A box usually starts within a tenth of a second, but with large libraries on a busy machine it takes
+many."""
 _GRACE_S = 5.0
-"""A zygote ends a program that is late; one that does not answer this much later is itself ended."""
+"""A zygote ends a late program. A zygote that does not respond for this much longer is ended as well."""
 _ENDING_S = 5.0
-"""A zygote ends at once; one that does not is killed with its keeper."""
+"""A zygote should end at once; after this time, it is killed with its keeper."""
 _SHOWN_BYTES = 1_000
-"""What a failure shows of a box's last words."""
+"""Number of bytes of a box's last output that an error shows."""
 _INSIDE = "astraflow/addons/sandbox/inside"
 
 
@@ -63,7 +64,7 @@ class Box:
         writer: asyncio.StreamWriter,
         words: IO[bytes],
     ) -> None:
-        """`words`: what the processes of the box, but no program, print."""
+        """`words`: the output of the box's own processes, without that of programs."""
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -71,7 +72,7 @@ class Box:
         self._port: socket.socket | None = None
         """The listening socket of the box's one open port, if it has one."""
         self._gateway = 0
-        """The port of this machine to which it leads."""
+        """The port of this machine to which the open port leads."""
 
     @classmethod
     async def start(
@@ -81,7 +82,7 @@ class Box:
         preloaded: Sequence[str],
         openings: Openings = NO_OPENINGS,
     ) -> Self:
-        """Starts a box, by bubblewrap unless `bwrap` is empty. Raises: SandboxError."""
+        """Starts a box, with bubblewrap unless `bwrap` is empty. Raises: SandboxError."""
         ours, theirs = socket.socketpair()
         from_box, channel = socket.socketpair()
         words = tempfile.TemporaryFile()  # noqa: SIM115 - the box owns it
@@ -114,9 +115,9 @@ class Box:
         return box
 
     async def run(self, program: Program) -> Verdict:
-        """Runs a program to its end. After an exception, cancellation included, the box must be closed.
+        """Runs a program to its end. After any exception, including cancellation, the box must be closed.
 
-        Raises: SandboxError if the box broke.
+        Raises: SandboxError if the box failed.
         """
         if program.refusal:
             return Verdict(Kind.REFUSED, "", "", cpu_s=0.0, peak_bytes=0, reason=program.refusal)
@@ -133,7 +134,7 @@ class Box:
     async def execute(self, command: Command) -> CommandEnded:
         """Runs an agent program to its end, in a box with openings. Afterwards, the box must be closed.
 
-        Raises: SandboxError if the box broke.
+        Raises: SandboxError if the box failed.
         """
         assert self._port is not None
         limits = command.limits
@@ -154,7 +155,7 @@ class Box:
         is_startable = not ended.problem or ended.code == EXIT_UNSTARTABLE
         if not is_startable:
             raise SandboxError(f"an agent program could not be started in its box: {ended.problem}")
-        # Without a report, the program did not end by itself: it was late, or the machine had no more memory.
+        # Without a report, the program did not end by itself: it was late, or the machine ran out of memory.
         code, has_result = REPORT_HEAD.unpack_from(report) if report else (ended.code, False)
         return CommandEnded(
             code,
@@ -169,7 +170,7 @@ class Box:
     async def _answer(
         self, head: Mapping[str, Any], parts: Sequence[bytes], limits: Limits | CommandLimits
     ) -> tuple[Ended, list[bytes]]:
-        """Has the zygote run a program. Returns how it ended, its two outputs, and its keeper's report."""
+        """Lets the zygote run a program. Returns how it ended, its two outputs, and its keeper's report."""
         longest_s = limits.wall_s + _GRACE_S
         try:
             async with asyncio.timeout(longest_s):
@@ -186,8 +187,8 @@ class Box:
             raise SandboxError(f"a box does not answer as it should: {err}") from err
 
     async def close(self) -> None:
-        """Ends the box with all that runs in it, and waits until nothing of it is left, even if the caller is
-        cancelled meanwhile."""
+        """Ends the box with everything that runs in it, and waits until nothing is left, even if the caller
+        is cancelled meanwhile."""
         closing = asyncio.ensure_future(self._close())
         try:
             await asyncio.shield(closing)
@@ -247,9 +248,9 @@ def _plan(
     openings: Openings,
     fds: tuple[int, int],
 ) -> Plan:
-    """`fds`: the box's ends of the socket to this process, and of that by which its open port comes."""
+    """`fds`: the box's ends of the socket to this process, and of the socket that delivers its open port."""
     inside = Path(astraflow.__file__).parent / "addons" / "sandbox" / "inside"
-    # What is in a folder that the box shows anyway would be mounted into a read-only folder.
+    # Files in a folder that the box shows anyway are skipped: they would be mounted into a read-only folder.
     own = [
         (source, _place(place, openings))
         for source, place in interpreter.visible
@@ -272,8 +273,8 @@ def _plan(
 
 
 def _place(path: str, openings: Openings) -> str:
-    """Where a box shows a file of the interpreter. Programs of a model have their own /tmp, which covers what
-    lies below the machine's, so that is shown elsewhere. What an agent program needs is kept in its /tmp."""
+    """The path at which a box shows a file of the interpreter. Programs of a model have their own /tmp, which
+    hides the machine's, so files below that are shown elsewhere. An agent program's /tmp keeps them."""
     is_hidden = Path(path).is_relative_to(FOLDER) and not openings.gateway
     return f"{BOX_FOLDER}{path}" if is_hidden else path
 

@@ -1,4 +1,4 @@
-"""An agent program, as a box takes it, and what became of it."""
+"""An agent program for a box, its limits, and how it ended."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 __all__ = ["MAX_RESULT_BYTES", "Command", "CommandEnded", "CommandLimits"]
 
 MAX_RESULT_BYTES = 1 << 20
-"""More than a box sends of the file that a program leaves as its result."""
+"""Upper bound on what a box sends of the file that a program leaves as its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLimits:
-    """What one agent program may use.
+    """The limits of one agent program.
 
     Example: `CommandLimits(wall_s=240, disk_bytes=64 << 20)`.
     """
@@ -19,13 +19,13 @@ class CommandLimits:
     wall_s: float
     """Seconds from its start to its end."""
     memory_bytes: int = 4 << 30
-    """Addresses that each of its processes may use. What they have in memory is less."""
+    """Address space of each of its processes. Their resident memory is smaller."""
     disk_bytes: int = 256 << 20
-    """All that it writes to /tmp together."""
+    """Total size of what it writes to /tmp."""
     output_bytes: int = 16 << 20
-    """Each of its two outputs."""
+    """Size of each of its two outputs."""
     num_processes: int = 128
-    """Processes and threads at a time."""
+    """Number of processes and threads at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Command:
     """Paths below /tmp that the box shows, and that the program's own /tmp shows too."""
     stdin: bytes
     files: Mapping[str, bytes]
-    """What is in its /tmp, by name."""
+    """The files in its /tmp, by name."""
     result: str
-    """Path of the file that it may leave."""
+    """Path of the result file that it may write."""
     limits: CommandLimits
 
 

@@ -135,5 +135,5 @@ async def _asked(python: str, *arguments: str) -> bytes:
         raise
     if process.returncode != 0:
         last = complaint.decode(errors="replace").strip()[-500:]
-        raise ConfigError(f"sandbox.python = {python!r} is no usable interpreter: {last}")
+        raise ConfigError(f"sandbox.python = {python!r} is not a usable interpreter: {last}")
     return answer

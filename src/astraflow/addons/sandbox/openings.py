@@ -50,7 +50,7 @@ _MAX_SHEBANG = 256
 
 @dataclass(frozen=True, slots=True)
 class Openings:
-    """What a box shows beside the sandbox's own interpreter.
+    """What a box shows in addition to the sandbox's own interpreter.
 
     Example: `openings_for(["python3", "agent.py"], folder=Path.cwd(), path="/usr/bin", gateway=8080)`.
     """

@@ -1,4 +1,4 @@
-"""The way out of a box: what is sent to its one open port goes on to a port of this machine.
+"""The way out of a box: forwards connections from its one open port to a port of this machine.
 
     program --(the box's loopback)--> passage --(the machine's loopback)--> gateway
 

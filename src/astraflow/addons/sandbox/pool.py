@@ -17,14 +17,15 @@ __all__ = ["Sandbox", "run"]
 _log = logging.getLogger(__name__)
 
 _RUNS_PER_BOX = 2_000
-"""A box is renewed after this many programs: a new one costs a tenth of a second, and nothing can add up."""
+"""A box is replaced after this many programs, so that nothing accumulates; a new one takes a tenth of a
+second."""
 _TRIES = 2
-"""Times that a program is run if boxes break. A broken box says nothing about the program."""
+"""How often a program is run if boxes fail, since a failed box says nothing about the program."""
 _DEFAULT = Limits()
 
 
 class Sandbox:
-    """Runs programs that a model wrote, each alone in a box.
+    """Runs programs written by a model, one at a time per box.
 
     Example::
 
@@ -32,8 +33,8 @@ class Sandbox:
             verdict = await sandbox.run("print(int(input()) + 1)", stdin="41")
             assert verdict.stdout == "42\\n"
 
-    Programs wait for a free box in the order in which they came. A box whose program was hostile, or whose
-    caller was cancelled, is ended with all that runs in it, and another one takes its place.
+    Programs wait for a free box in the order of arrival. If a box's program was hostile or its caller was
+    cancelled, the box is ended with everything that runs in it, and replaced.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class Sandbox:
         preloaded: Sequence[str] = (),
         openings: Openings = NO_OPENINGS,
     ) -> None:
-        """`preloaded`: modules that each box imports once for all of its programs. `openings`: what its boxes
-        show beside the interpreter."""
+        """`preloaded`: modules that each box imports once for all its programs. `openings`: what boxes show
+        in addition to the interpreter."""
         self._config = config or SandboxConfig()
         self._preloaded = tuple(preloaded)
         self._openings = openings
@@ -52,7 +53,7 @@ class Sandbox:
         self._opening = asyncio.Lock()
         self._turns = asyncio.Semaphore(self._config.num_boxes)
         self._idle: list[tuple[Box, int]] = []
-        """Boxes that wait for a program, and how many they have run."""
+        """Idle boxes, and the number of programs that each has run."""
         self._num_waiting = 0
         self._num_running = 0
         self._is_closed = False
@@ -66,31 +67,31 @@ class Sandbox:
 
     @property
     def backend(self) -> str:
-        """What makes its boxes; empty before `open`."""
+        """The backend that creates boxes; empty before `open`."""
         return self._maker.backend if self._maker else ""
 
     @property
     def weakness(self) -> str:
-        """What this machine lacks although boxes work; empty if nothing."""
+        """What this machine lacks for full protection, although boxes work; empty if nothing."""
         return self._maker.weakness if self._maker else ""
 
     @property
     def num_boxes(self) -> int:
-        """Largest number of programs at the same time."""
+        """Largest number of programs that run at the same time."""
         return self._config.num_boxes
 
     @property
     def num_waiting(self) -> int:
-        """Programs that wait for a box."""
+        """Number of programs that wait for a box."""
         return self._num_waiting
 
     @property
     def num_running(self) -> int:
-        """Programs that run."""
+        """Number of programs that are running."""
         return self._num_running
 
     async def open(self) -> None:
-        """Finds a backend that works here. The first `run` does so too. A closed sandbox can be opened again.
+        """Finds a backend that works here, as the first `run` would. A closed sandbox can be opened again.
 
         Raises: ConfigError if there is none.
         """
@@ -109,12 +110,12 @@ class Sandbox:
         stdin: str | bytes = "",
         limits: Limits = _DEFAULT,
     ) -> Verdict:
-        """Runs a Python program. If the caller is cancelled, everything of the program is ended at once.
+        """Runs a Python program. If the caller is cancelled, all processes of the program are ended at once.
 
-        `files`: what is in its current folder, by relative path.
+        `files`: the content of its current folder, by relative path.
 
         Raises: ConfigError if there is no usable sandbox here, or files or input are too large; SandboxError
-        if boxes break again and again.
+        if boxes fail repeatedly.
         """
         checked = Program.of(program, dict(files or {}), stdin, limits)
         await self._choose()
@@ -131,7 +132,7 @@ class Sandbox:
             self._turns.release()
 
     async def close(self) -> None:
-        """Ends all boxes. Programs that run are the callers' to cancel."""
+        """Ends all idle boxes. Callers must cancel running programs themselves."""
         self._is_closed = True
         while self._idle:
             box, _ = self._idle.pop()
@@ -170,9 +171,9 @@ def run(
     stdin: str | bytes = "",
     limits: Limits = _DEFAULT,
 ) -> Verdict:
-    """Runs one program in a box of its own, which takes a tenth of a second; for scripts and trials.
+    """Runs one program in a new box, which takes a tenth of a second; for scripts and experiments.
 
-    Raises: as `Sandbox.run`.
+    Raises: like `Sandbox.run`.
     """
 
     async def once() -> Verdict:

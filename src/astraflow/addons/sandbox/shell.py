@@ -49,7 +49,7 @@ FOLDERS = (
     "workdir",
     "workspace",
 )
-"""Folders of the root in which commands can write, beside /tmp."""
+"""Folders of the root, other than /tmp, in which commands can write."""
 _PRELOADED = ("base64", "contextlib", "io", "json", "select", "signal", "stat", "subprocess", "tarfile")
 _ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -159,7 +159,7 @@ def archive(files: Mapping[str, BoxFile], folders: Sequence[str] = ()) -> bytes:
 
 def files_at(state: bytes, path: str) -> dict[str, BoxFile]:
     """The files at a path and below it, among those that commands left, by their paths relative to it; the
-    file at the path itself is named `.`. What is no plain file is left out: a command may have made it.
+    file at the path itself is named `.`. Anything but a regular file is left out: a command may have made it.
 
     Raises: ConfigError for a path at which commands cannot write.
     """
@@ -199,7 +199,7 @@ async def run_commands(
     limits: ShellLimits,
     is_kept: bool = True,
 ) -> Ran:
-    """Runs commands one after the other in one box.
+    """Runs commands in sequence in one box.
 
     `state`: the files with which they begin, an `archive` or what other commands left. `is_kept`: whether the
     files that they leave are asked for.

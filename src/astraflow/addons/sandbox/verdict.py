@@ -1,4 +1,4 @@
-"""What a program in a box may use, and what became of it."""
+"""The limits of a program in a box, and the verdict on it."""
 
 import math
 import signal
@@ -12,7 +12,7 @@ from astraflow.errors import ConfigError, LateScoreError, RolloutError
 __all__ = ["MAX_STDIN_BYTES", "Ended", "Kind", "Limits", "Program", "Verdict", "verdict_of"]
 
 MAX_STDIN_BYTES = 64 << 20
-"""Standard input of one program."""
+"""Largest standard input of one program."""
 _MAX_SOURCE_BYTES = 1 << 20
 """A completion of 100,000 tokens has about half a megabyte."""
 _MAX_FILES = 64
@@ -26,56 +26,56 @@ _LARGEST = {
     "num_processes": 256,
 }
 _BUSY = 1.5
-"""From this slowdown on, others had a part of the processor."""
+"""At this slowdown or more, other processes used a part of the CPU."""
 _COMPUTING_FRAC = 0.5
-"""A program that is late on a busy machine computed if it used this share of what the machine gave it."""
+"""A program that is late on a busy machine was computing if it used this share of the available CPU time."""
 _NO_MEMORY = "the machine had no more memory"
 _SMALLEST_MEMORY = 64 << 20
-"""An interpreter alone has about 40 MB of addresses."""
+"""A bare interpreter uses about 40 MB of address space."""
 
 
 class Kind(StrEnum):
     """How a program ended."""
 
     PASSED = "passed"
-    """It ended by itself, with exit code 0. Whether what it printed is right is for others to judge."""
+    """It ended by itself with exit code 0. Callers judge whether its output is right."""
     FAILED = "failed"
-    """It raised, or exited with another code."""
+    """It raised an exception, or exited with another code."""
     TIMEOUT = "timeout"
-    """It was ended because it used all of its time."""
+    """It was ended because it had used up its time."""
     MEMORY = "memory"
-    """It got no more memory."""
+    """It ran out of memory."""
     OUTPUT = "output"
-    """It printed more than it may, or wrote more files than it may."""
+    """It printed or wrote more than its limits allow."""
     CRASH = "crash"
     """A signal ended it, such as SIGSEGV."""
     REFUSED = "refused"
-    """It was not run, or was ended when it asked the kernel for something that no solution of a task needs:
-    the network, other processes, other programs, mounts, keys, tracing."""
+    """It was not run, or was ended because it asked the kernel for something that no solution needs: the
+    network, other processes, other programs, mounts, keys, tracing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use.
+    """The limits of one program.
 
     Example: `Limits(cpu_s=2, memory_bytes=256 << 20)`.
     """
 
     cpu_s: float = 4.0
-    """CPU seconds of a process; the kernel counts whole ones, so it ends a process up to a second later."""
+    """CPU seconds per process. The kernel counts whole seconds, so a process may end up to a second later."""
     wall_s: float = 10.0
-    """Seconds from its start to its end."""
+    """Seconds from start to end."""
     memory_bytes: int = 512 << 20
-    """Addresses that a process may use. What it has in memory is less."""
+    """Address space per process. Its resident memory is smaller."""
     disk_bytes: int = 16 << 20
-    """All of its files together."""
+    """Total size of all its files."""
     output_bytes: int = 1 << 20
-    """Each of its two outputs."""
+    """Size of each of its two outputs."""
     num_processes: int = 1
-    """Processes at a time. With more than one, each has its own limit of CPU time and memory."""
+    """Number of processes at a time. If more than one, each has its own limits of CPU time and memory."""
     runs_commands: bool = False
-    """Whether it runs commands of a shell: it may start programs, its own files included, and what the kernel
-    is not to do for it fails instead of ending it."""
+    """Whether it runs shell commands: it may start programs, including its own files, and forbidden system
+    calls fail instead of ending it."""
 
     def __post_init__(self) -> None:
         for name, largest in _LARGEST.items():
@@ -90,18 +90,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program, checked, as a box takes it."""
+    """A checked program, ready for a box."""
 
     source: bytes
     files: dict[str, bytes]
     stdin: bytes
     limits: Limits
     refusal: str = ""
-    """Why it is not run; empty if it is. Only its text decides, because only that is a model's."""
+    """Why it is not run; empty if it is. Only its source can cause this, since only that comes from a
+    model."""
 
     @classmethod
     def of(cls, source: str, files: dict[str, str | bytes], stdin: str | bytes, limits: Limits) -> "Program":
-        """Raises: ConfigError if files or input cannot be given. They are the caller's, not a model's."""
+        """Raises: ConfigError if files or input are invalid: they come from the caller, not from a model."""
         data = source.encode(errors="surrogatepass")
         refusal = ""
         if len(data) > _MAX_SOURCE_BYTES:
@@ -116,27 +117,27 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a program.
+    """The result of a program.
 
     Example: `Verdict(Kind.PASSED, stdout="5\\n", stderr="", cpu_s=0.01, peak_bytes=14_000_000)`.
     """
 
     kind: Kind
     stdout: str
-    """What it printed, as UTF-8 with replacements, up to the limit."""
+    """Its output, as UTF-8 with replacements, up to the limit."""
     stderr: str
     cpu_s: float
     peak_bytes: int
-    """Largest resident memory of its first process; an interpreter alone has about 14 MB."""
+    """Largest resident memory of its first process; a bare interpreter uses about 14 MB."""
     reason: str = ""
-    """How it ended, in words for people: `exit code 1`, `SIGSEGV`, `10 s are over`."""
+    """How it ended, for people: `exit code 1`, `SIGSEGV`, `10 s are over`."""
     fault: str = ""
-    """What the machine lacked; the verdict then says nothing about the program, which another try may tell.
-    Empty if the machine had what the limits allow."""
+    """What the machine lacked. The verdict then says nothing about the program, and a retry may help. Empty
+    if the machine provided what the limits allow."""
 
     @property
     def has_passed(self) -> bool:
-        """Whether it ended by itself and well."""
+        """Whether it ended by itself with exit code 0."""
         return self.kind is Kind.PASSED
 
     def raise_fault(self, what: str) -> None:
@@ -148,13 +149,13 @@ class Verdict:
 
     @property
     def is_hostile(self) -> bool:
-        """Whether its box is not used again: the program did what no solution of a task does."""
+        """Whether its box must not be reused, because the program did what no solution of a task does."""
         return self.kind in {Kind.REFUSED, Kind.CRASH}
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended, as the zygote of its box saw it."""
+    """How a program ended, as reported by the zygote of its box."""
 
     code: int
     """Exit code, or minus the signal that ended it."""
@@ -167,7 +168,7 @@ class Ended:
     problem: str = ""
     """Why it could not be started; empty if it was."""
     slowdown: float = 1.0
-    """Of a program that is late: how many times longer than its CPU time a computation took after its end."""
+    """For a late program: ratio of wall time to CPU time of a computation right after its end."""
 
 
 def _bytes(content: str | bytes) -> bytes:
@@ -207,7 +208,7 @@ def verdict_of(ended: Ended, limits: Limits, stdout: bytes, stderr: bytes) -> Ve
 
 
 def _fault(ended: Ended, limits: Limits, reason: str) -> str:
-    """What the machine lacked. A program that waited, instead of computing, is late by its own fault."""
+    """What the machine lacked. A program that waited instead of computing is late by its own fault."""
     if ended.is_late and not ended.is_full and ended.slowdown >= _BUSY:
         if _COMPUTING_FRAC * ended.wall_s <= ended.cpu_s * ended.slowdown and ended.cpu_s <= limits.cpu_s:
             return f"the machine was busy: {ended.cpu_s:.2f} s of CPU time in {limits.wall_s:g} s"
@@ -233,6 +234,6 @@ _KINDS_BY_CODE = {
     EXIT_MEMORY: (Kind.MEMORY, "MemoryError"),
     EXIT_OUTPUT: (Kind.OUTPUT, "its folder is full"),
     -signal.SIGSYS: (Kind.REFUSED, "it asked the kernel for what boxes refuse"),
-    # Nothing in the box can send this signal to it. What is left is the kernel, out of memory.
+    # Nothing in the box can send it this signal, so it was the kernel, out of memory.
     -signal.SIGKILL: (Kind.MEMORY, _NO_MEMORY),
 }

@@ -1,1 +1,1 @@
-"""What runs in a box, and makes one: scripts that need the standard library alone."""
+"""Scripts that create a box and run in it. They need only the standard library."""

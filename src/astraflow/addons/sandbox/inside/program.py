@@ -48,7 +48,7 @@ _MAX_FILES = 1024
 _MAX_FILES_OF_COMMANDS = 16_384
 """The same, of one that runs commands of a shell."""
 _MAX_THREADS = 64
-"""Threads count as processes for the kernel's limit; this is their number beside those."""
+"""The kernel's limit counts threads as processes; this many threads are allowed in addition to processes."""
 _OUT_OF_SPACE = (EDQUOT, EFBIG, ENOSPC)
 _STACK_BYTES = 120 << 20
 """Stack of the main thread: recursion through C code needs more than the usual 8 MiB. The kernel keeps at

@@ -1,4 +1,4 @@
-"""What every process of a box is bound by, besides the mounts: limits of the kernel, and Landlock's rules."""
+"""The restrictions of every process in a box, in addition to the mounts: kernel limits and Landlock rules."""
 
 import resource
 from collections.abc import Mapping
