@@ -268,7 +268,7 @@ class PoolRun:
         """What the dataflow learns from heartbeats, and the launcher from the dataflow."""
         self._follow_market()
         joined = [s for s in self._services.values() if s.device is not None]
-        is_held_back = self._core.why_no_lease(self._served()).startswith("trainer: ")
+        is_held_back = self._core.is_held_back(self._served())
         for service in joined:
             free = 1 - len(service.jobs) / service.num_places
             self._shares.beat(

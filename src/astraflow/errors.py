@@ -7,6 +7,7 @@
     +-- WireError (ValueError)            a message is malformed, too large, or inconsistent
     |   +-- VersionMismatchError          the peer uses another protocol version
     |   +-- BoundError                    a value in a message is out of bounds
+    |   +-- TooLargeError                 a body has more bytes than its receiver reads
     +-- RefusedError                      a service understood the request and refused it; has a `code`
     |   +-- FencedError                   a newer session of the same trainer exists; the caller must stop
     +-- UnavailableError (ConnectionError) a service did not respond within the retries
@@ -46,6 +47,7 @@ __all__ = [
     "ScorerError",
     "ServiceError",
     "ShapeError",
+    "TooLargeError",
     "TrainingError",
     "UnavailableError",
     "VersionMismatchError",
@@ -77,6 +79,10 @@ class WireError(Error, ValueError):
 
 class VersionMismatchError(WireError):
     """The peer uses another version of the protocol."""
+
+
+class TooLargeError(WireError):
+    """A body has more bytes than its receiver reads."""
 
 
 class BoundError(WireError):

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.errors import BoundError, WireError
+from astraflow.errors import BoundError, TooLargeError, WireError
 
 __all__ = [
     "JSON",
@@ -88,7 +88,7 @@ def decode(
     BoundError if a value is out of bounds, and the types up to that value fit.
     """
     if len(body) > limit:
-        raise WireError(f"{item_type.__name__}: body of {len(body)} bytes is over the limit of {limit}")
+        raise TooLargeError(f"{item_type.__name__}: body of {len(body)} bytes is over the limit of {limit}")
     if media_type not in _MEDIA_TYPES:
         media_type = media_type.split(";")[0].strip().lower()
     try:

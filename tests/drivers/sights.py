@@ -12,10 +12,12 @@ from astraflow.types import (
     StatusReply,
     StepRecord,
     Wait,
+    WaitReason,
     WorkerStatus,
 )
+from astraflow.types.waits import POOL, Party
 
-__all__ = ["NOW_S", "make_policy_status", "make_sight", "make_steps", "make_wait", "make_worker"]
+__all__ = ["NOW_S", "TRAINER", "make_policy_status", "make_sight", "make_steps", "make_wait", "make_worker"]
 
 NOW_S = 1000.0
 
@@ -58,8 +60,11 @@ def make_steps(num: int = 9, *, every_s: float = 1.0, **metrics: float) -> list[
     ]  # fmt: skip
 
 
-def make_wait(waited_s: float, *, who: str = "trainer actor", whom: str = "rollout", what: str = "") -> Wait:
-    return Wait(who=who, whom=whom, what=what, since_s=NOW_S - waited_s)
+TRAINER = Party(kind="trainer", name="actor")
+
+
+def make_wait(waited_s: float, *reasons: WaitReason, who: Party = TRAINER, whom: Party = POOL) -> Wait:
+    return Wait(who=who, whom=whom, reasons=reasons, since_s=NOW_S - waited_s)
 
 
 def make_sight(**changes: object) -> Sight:

@@ -36,7 +36,9 @@ from astraflow.types import (
     StatusReply,
     Task,
     VersionsReply,
+    WaitReason,
 )
+from astraflow.types.waits import PERSON, POOL, RUN, SILENT, Party
 from drivers.dataflow_driver import (
     Run,
     ScriptedTrainer,
@@ -48,6 +50,9 @@ from drivers.dataflow_driver import (
     refused,
     running,
 )
+
+TRAINER = Party(kind="trainer", name="actor")
+UNPUBLISHED = WaitReason(kind="unpublished", policy="actor", version=0)
 
 
 async def ready(run: Run) -> tuple[ScriptedTrainer, ScriptedWorker]:
@@ -92,10 +97,10 @@ async def test_a_lease_request_waits_for_the_first_version_and_wakes_at_once(tmp
         waiting = asyncio.create_task(run.client.leases(request))
         async with asyncio.timeout(2):
             # The status has no event to wait for.
-            while not (found := [w for w in (await run.client.status()).waits if w.who == "w0"]):  # noqa: ASYNC110
+            while not (found := [w for w in (await run.client.status()).waits if w.who.name == "w0"]):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         (wait,) = found
-        assert (wait.what, wait.whom) == ("leases", "trainer of actor: version 0 is not published")
+        assert (wait.whom, wait.reasons) == (TRAINER, (UNPUBLISHED,))
         await ScriptedTrainer(run.client).attach()
         async with asyncio.timeout(2):
             assert len((await waiting).leases) == 2
@@ -108,7 +113,7 @@ async def test_a_lease_request_without_leases_says_why(tmp_path: Path) -> None:
         request = LeaseRequest(worker_id=worker.id, num_free=2, served=(), wait_s=0.0)
         reply = await run.client.leases(request)
         assert reply.leases == ()
-        assert "version 0 is not published" in reply.waits_for
+        assert reply.waits_for == (UNPUBLISHED,)
 
 
 async def test_a_batch_request_wakes_when_the_last_group_completes(tmp_path: Path) -> None:
@@ -305,7 +310,7 @@ async def test_a_service_that_joins_again_is_listed_once_and_its_lost_leases_go_
         await again.register()
         async with asyncio.timeout(5):
             while len((status := await run.client.status()).workers) > 1:
-                assert [wait.whom for wait in status.waits if wait.what == "no sign of life"] in ([], ["w0"])
+                assert [wait.whom.name for wait in status.waits if wait.has(SILENT)] in ([], ["w0"])
                 await again.beat()
                 await asyncio.sleep(0.02)
         served = await again.served()
@@ -326,9 +331,9 @@ async def test_a_silent_service_is_named_in_the_log_and_in_the_status_until_it_b
         assert (
             f"of 1 rollout service (w0 {handle_of(worker.id)}); stopped, hanging, or cut off" in caplog.text
         )
-        assert [w.whom for w in (await run.client.status()).waits if w.what == "no sign of life"] == ["w0"]
+        assert [w.whom.name for w in (await run.client.status()).waits if w.has(SILENT)] == ["w0"]
         await worker.beat()
-        assert not [w for w in (await run.client.status()).waits if w.what == "no sign of life"]
+        assert not [w for w in (await run.client.status()).waits if w.has(SILENT)]
 
 
 async def test_services_that_fall_silent_together_are_one_line_of_the_log(
@@ -353,11 +358,13 @@ async def test_a_status_before_anybody_joined_says_so_and_counts_from_the_start(
     async with running(tmp_path) as run:
         status = await run.client.status()
         (wait,) = status.waits
-        assert (wait.who, wait.whom, wait.what) == ("run", "trainer actor", "has not attached yet")
+        assert (wait.who, wait.whom) == (RUN, TRAINER)
+        assert wait.reasons == (WaitReason(kind="not_attached", policy="actor"),)
         assert 0.0 <= status.now_s - wait.since_s < 60.0
         await ScriptedTrainer(run.client).attach()
         (wait,) = (await run.client.status()).waits
-        assert wait.what == "step 1: 0 groups ready, 4 make a batch; no rollout service has joined"
+        groups = WaitReason(kind="groups", policy="actor", num=0, total=4)
+        assert wait.reasons == (groups, WaitReason(kind="no_service"))
 
 
 async def test_a_trainer_that_asks_for_nothing_is_named_with_its_last_request(tmp_path: Path) -> None:
@@ -365,13 +372,13 @@ async def test_a_trainer_that_asks_for_nothing_is_named_with_its_last_request(tm
     async with running(tmp_path, config=config) as run:
         trainer, worker = await ready(run)
         async with asyncio.timeout(10):
-            while (wait := (await run.client.status()).waits[-1]).whom != "trainer actor":
+            while (wait := (await run.client.status()).waits[-1]).whom != TRAINER:
                 await worker.beat()
                 await asyncio.sleep(0.02)
-            assert wait.who == "run"
-            assert wait.what.startswith("it does not ask for a batch: its last request, `publish`, was ")
+            assert wait.who == RUN
+            assert [(reason.kind, reason.name) for reason in wait.reasons] == [("not_asking", "publish")]
             asking = asyncio.create_task(run.client.batch("actor", 0, epoch=trainer.session.epoch))
-            while (status := await run.client.status()).waits[-1].whom != "rollout":  # noqa: ASYNC110
+            while (status := await run.client.status()).waits[-1].whom != POOL:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             (policy,) = status.policies
             assert (policy.trainer_request, policy.trainer_seen_s) == ("publish", status.now_s)
@@ -563,7 +570,7 @@ async def test_a_caller_that_hung_up_gets_no_leases(tmp_path: Path) -> None:
         parked = asyncio.create_task(run.client.leases(request))
         async with asyncio.timeout(2):
             # The status has no event to wait for.
-            while not any(w.who == "w0" for w in (await run.client.status()).waits):  # noqa: ASYNC110
+            while not any(w.who.name == "w0" for w in (await run.client.status()).waits):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         parked.cancel()
         await asyncio.wait({parked})
@@ -607,7 +614,7 @@ async def test_advice_on_the_pool_is_in_status_and_metrics(tmp_path: Path) -> No
         for _ in range(2):
             await run.client.heartbeat(worker.id, Heartbeat(lease_ids=(), load=load))
         scaling = (await run.client.status()).scaling
-        assert (scaling.num_services, scaling.text) == (1, "no advice yet: too little was seen")
+        assert (scaling.num_services, scaling.verdict) == (1, "too_early")
         async with session.get(run.url + "/metrics") as answer:
             assert "astraflow_missing_services 0.0" in await answer.text()
         await run.client.drain(worker.id)
@@ -680,10 +687,10 @@ async def test_a_batch_larger_than_a_body_goes_in_pages_and_whole_it_waits_for_a
             ):
                 await run.calls.call("GET", "/v1/policies/actor/batches/0", BatchReply, params=whole)
         (wait, *_) = (await run.client.status()).waits
-        assert (wait.who, wait.whom) == ("trainer actor", "a person")
-        assert "at most 2000 can be sent" in wait.what
+        assert (wait.who, wait.whom) == (TRAINER, PERSON)
+        assert [(reason.kind, reason.total) for reason in wait.reasons] == [("batch_too_large", 2000)]
         in_pages = await run.client.batch("actor", 0, epoch=epoch)
-        assert "a person" not in {wait.whom for wait in (await run.client.status()).waits}
+        assert PERSON not in {wait.whom for wait in (await run.client.status()).waits}
         served.max_batch_bytes = 10**6
         reply = await run.calls.call("GET", "/v1/policies/actor/batches/0", BatchReply, params=whole)
         assert in_pages == reply.batch

@@ -96,5 +96,5 @@ async def test_a_lease_that_comes_back_wakes_one_of_many_services_and_the_longes
 async def parked(client: DataflowClient, count: int) -> None:
     """Returns when that many requests of the service wait."""
     # The status has no event to wait for.
-    while len([wait for wait in (await client.status()).waits if wait.who == "w0"]) < count:  # noqa: ASYNC110
+    while len([wait for wait in (await client.status()).waits if wait.who.name == "w0"]) < count:  # noqa: ASYNC110
         await asyncio.sleep(0)

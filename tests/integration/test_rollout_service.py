@@ -35,6 +35,7 @@ from astraflow.types import (
     RegisterWorker,
     Registration,
     Task,
+    WaitReason,
 )
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.types.row_columns import Row, with_row
@@ -122,6 +123,11 @@ async def start() -> AsyncIterator[Start]:
             await rig.ended()
 
 
+def reported(rig: Rig) -> list[tuple[str, str]]:
+    """Kind and detail of all that the service has waited for."""
+    return [(r.kind, r.detail) for beat in rig.dataflow.beats for r in beat.load.waits_for]
+
+
 async def test_leases_become_episodes_under_the_newest_version(start: Start) -> None:
     rig = start()
     await rig.dataflow.publish("actor", 0)
@@ -137,7 +143,10 @@ async def test_no_lease_is_asked_for_before_every_policy_has_weights(start: Star
     rig = start("solver", "verifier")
     await rig.dataflow.publish("solver", 0)
     await rig.dataflow.until(
-        lambda: any("first version of verifier" in b.load.waits_for for b in rig.dataflow.beats)
+        lambda: (
+            (WaitReason(kind="first_version", policy="verifier"),)
+            in [beat.load.waits_for for beat in rig.dataflow.beats]
+        )
     )
     assert rig.dataflow.lease_requests == []
     await rig.dataflow.publish("verifier", 3)
@@ -162,7 +171,7 @@ async def test_a_service_whose_episodes_wait_for_the_sandbox_says_so(start: Star
     await rig.dataflow.publish("actor", 0)
     await rig.dataflow.offer(*(make_lease(f"{i}", task=task) for i in range(3)))
     await rig.dataflow.until(
-        lambda: any("the sandbox: 2 programs wait, 1" in beat.load.waits_for for beat in rig.dataflow.beats),
+        lambda: ("scoring", "the sandbox: 2 programs wait, 1 run at a time") in reported(rig),
         wait_s=20.0,
     )
 
@@ -186,14 +195,18 @@ async def test_a_version_that_cannot_be_fetched_or_installed_leaves_the_old_one_
     rig.weights.errors = [UnavailableError("no source answers")]
     rig.engine.load_errors = [WeightsError("hash differs")]
     await rig.dataflow.publish("actor", 1)
-    await rig.dataflow.until(lambda: any("no source answers" in b.load.waits_for for b in rig.dataflow.beats))
+    await rig.dataflow.until(
+        lambda: any(
+            "no source answers" in detail for kind, detail in reported(rig) if kind == "weights_failed"
+        )
+    )
     await rig.dataflow.offer(make_lease("1"))
     await rig.dataflow.until(lambda: "1" in rig.dataflow.results)
     outcome = rig.dataflow.results["1"].outcome
     assert isinstance(outcome, Episode)
     assert outcome.trajectories[0].versions[0].version == 0
     await rig.dataflow.until(lambda: rig.engine.slots == {"live": 1})
-    await rig.dataflow.until(lambda: rig.dataflow.beats[-1].load.waits_for == "")
+    await rig.dataflow.until(lambda: rig.dataflow.beats[-1].load.waits_for == ())
 
 
 async def test_a_version_for_which_there_is_no_memory_leaves_the_old_one_serving(start: Start) -> None:
@@ -203,7 +216,7 @@ async def test_a_version_for_which_there_is_no_memory_leaves_the_old_one_serving
     rig.weights.errors = [MemoryError()]
     rig.engine.load_errors = [MemoryError()]
     await rig.dataflow.publish("actor", 1)
-    await rig.dataflow.until(lambda: any("no memory" in beat.load.waits_for for beat in rig.dataflow.beats))
+    await rig.dataflow.until(lambda: any("no memory" in detail for _, detail in reported(rig)))
     await rig.dataflow.offer(make_lease("1"))
     await rig.dataflow.until(lambda: "1" in rig.dataflow.results)
     outcome = rig.dataflow.results["1"].outcome
@@ -218,7 +231,7 @@ async def test_a_reason_of_any_length_and_content_fits_into_a_heartbeat(start: S
     await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
     rig.weights.errors = [WeightsError("chunk 0\x1b[2J\n\u2028" + 300 * "x")]
     await rig.dataflow.publish("actor", 1)
-    await rig.dataflow.until(lambda: any("chunk 0" in beat.load.waits_for for beat in rig.dataflow.beats))
+    await rig.dataflow.until(lambda: any("chunk 0" in detail for _, detail in reported(rig)))
     for beat in rig.dataflow.beats:
         assert wire.decode(wire.encode(beat), Heartbeat) == beat
     await rig.dataflow.until(lambda: rig.engine.slots == {"live": 1})

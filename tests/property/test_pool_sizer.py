@@ -148,7 +148,7 @@ def test_advice_for_more_never_leads_to_fewer(first: int, some: int, other: int)
     def size_after(missing: int) -> int:
         loop = Loop(least=1, first=first)
         names = list(loop.since_s)
-        advice = ScalingAdvice(num_services=len(names), missing_services=missing, text="")
+        advice = ScalingAdvice(num_services=len(names), missing_services=missing)
         num = len(names)
         for _ in range(math.ceil(40.0 / EVERY_S)):
             loop.now_s += EVERY_S

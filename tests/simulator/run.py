@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+from astraflow.report.wait_words import wait_line
 from simulator.chaos import chaos
 from simulator.clock import World
 from simulator.dataflow import Dataflow, Record
@@ -30,7 +31,7 @@ def run_of(seed: int, tell: Callable[[str], None] | None = None) -> Dataflow:
     world.run(until_s=scenario.limit_s)
     core = dataflow.core
     if core.state == "running":
-        waits = "; ".join(f"{wait.who} waits for {wait.whom}: {wait.what}" for wait in core.waits())
+        waits = "; ".join(map(wait_line, core.waits()))
         referee.problem(f"the run is not over after {world.now_s:.0f} s: {waits}")
     world.tell("the run is over: %s", core.reason)
     if scenario.has_broken and ("every rollout service" in core.reason or "row failed" in core.reason):

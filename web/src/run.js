@@ -201,9 +201,7 @@ export function RunPage({ run }) {
     <${Alarms} alarms=${status.alarms ?? []} now=${status.dataflow?.now_s ?? Date.now() / 1000} />
     ${data.notes.map((text) => html`<p class="note">${text}</p>`)}
     ${status.state === "running" && html`<section><h2>Services</h2><${Picture} status=${status} />
-      ${(status.dataflow?.waits ?? []).slice(0, 6).map(
-        (w) => html`<p class="wait">${w.who} waits for ${w.whom}: ${w.what} (${ago(status.dataflow.now_s - w.since_s)})</p>`,
-      )}
+      ${(status.waits ?? []).slice(0, 6).map((text) => html`<p class="wait">${text}</p>`)}
       ${status.dataflow && html`<${Fates} policies=${status.dataflow.policies} />`}</section>`}
     <section><h2>Curves</h2><div class="charts">
       ${curves.map(([title, series]) => html`<${Chart} key=${title} title=${title} series=${series} />`)}</div>

@@ -27,6 +27,7 @@ from astraflow.report.silence import (
     wait_text,
 )
 from astraflow.report.terminal_text import printable
+from astraflow.report.wait_words import party_text
 from astraflow.report.watch.watchdog import NOTHING_WRONG, Watch, over_text
 from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord, WorkerStatus
 from astraflow.types.alarm import Alarm
@@ -275,10 +276,11 @@ def _num_dropped(policy: PolicyStatus) -> int:
 
 def _workers_table(state: ScreenState) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("rollout service", "episodes", "tok/s", "heard of", "versions", "waits for"):
-        is_number = name in {"episodes", "tok/s", "heard of"}
-        may_wrap = name in {"versions", "waits for"}
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=not may_wrap)
+    table.add_column("rollout service", no_wrap=True)
+    for name in ("episodes", "tok/s", "heard of"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("versions", "waits for"):
+        table.add_column(name)
     silent = silent_parts(state.services, state.status)
     for worker in state.status.workers if state.status else ():
         versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
@@ -325,7 +327,7 @@ def _waits_text(state: ScreenState, now_s: float) -> Text:
     now_s = state.status.now_s if state.status else now_s
     silent = silent_parts(state.services, state.status)
     parts = [wait_text(wait, now_s, silent) for wait in waits[:6]]
-    scaling = advice_text(state.status.scaling.text, silent) if state.status else ""
+    scaling = advice_text(state.status.scaling, silent) if state.status else ""
     waiting = Text(printable("; ".join(parts)) or "nobody waits", style="dim")
     return waiting.append(f"\n{printable(scaling)}" if scaling else "")
 
@@ -412,7 +414,7 @@ def plain_step(state: ScreenState, record: StepRecord, now_s: float) -> str:
     total = f"/{num_steps}" if num_steps else ""
     eta = eta_text(state.steps.get(record.policy, ()), num_steps) if num_steps else ""
     waits = state.status.waits if state.status else ()
-    waiting = f"; {waits[0].who} waits for {waits[0].whom}" if waits else ""
+    waiting = f"; {party_text(waits[0].who)} waits for {party_text(waits[0].whom)}" if waits else ""
     loss = next((f", loss {item.value:.4g}" for item in record.metrics if item.name == "loss"), "")
     frac = state.gradient_frac(record.policy)
     gradient = "" if frac is None else f" ({frac:.0%} with a gradient)"

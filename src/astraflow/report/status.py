@@ -25,6 +25,7 @@ from astraflow.report.ending import known_end
 from astraflow.report.recent import Recent, recent_of
 from astraflow.report.report import load_summary, summary_table
 from astraflow.report.screen import render, services_text
+from astraflow.report.silence import waits_text
 from astraflow.report.summary import Summary
 from astraflow.report.terminal_text import printable
 from astraflow.report.watch.disk import DiskGauge
@@ -67,6 +68,8 @@ class RunStatus(Item, frozen=True, kw_only=True):
     pool: str = ""
     """How many rollout services a pool that sizes itself has, and why it changed last. Empty if it does not,
     or if the run was named by its URL."""
+    waits: tuple[str, ...] = ()
+    """Who waits for whom and why, in words."""
     dataflow: StatusReply | None = None
     """The dataflow's own answer; null if it gave none in time."""
     steps: tuple[StepRecord, ...] = ()
@@ -108,6 +111,7 @@ async def run_status(where: str, token_file: Path | None, *, ca_file: str = "") 
             reason=reply.reason,
             elapsed_s=reply.now_s - recent.earliest_s(reply.now_s),
             alarms=alarms_now(sight),
+            waits=waits_text(reply, ()),
             dataflow=reply,
             steps=recent.steps,
             evals=recent.evals,
@@ -148,6 +152,7 @@ async def _of_running(where: str, folder: RunFolder, record: RunRecord, token_fi
         alarms=_alarms(record, folder, reply, recent, failure),
         services=record.services,
         pool=record.pool,
+        waits=waits_text(reply, _states(record, 0.0)) if reply else (),
         dataflow=reply,
         steps=recent.steps,
         evals=recent.evals,

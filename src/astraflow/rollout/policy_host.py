@@ -24,7 +24,16 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.membership import WorkerLink
 from astraflow.rollout.waiting import unless
 from astraflow.rollout.weight_arrivals import WeightArrivals
-from astraflow.types import BusySpan, Manifest, PolicyInfo, ServedVersions, VersionsReply, WeightTransfer
+from astraflow.types import (
+    BusySpan,
+    Manifest,
+    PolicyInfo,
+    ServedVersions,
+    VersionsReply,
+    WaitReason,
+    WeightTransfer,
+)
+from astraflow.types.bounds import as_label
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.arrival import Arrival
 
@@ -187,11 +196,11 @@ class PolicyHost:
         return self._slots.live
 
     @property
-    def waits_for(self) -> str:
-        """What it waits for; empty if it waits for nothing."""
+    def waits_for(self) -> WaitReason | None:
+        """What it waits for; None if it waits for nothing."""
         if self.problem:
-            return self.problem
-        return "" if self.hosted else f"the first version of {self.info.name}"
+            return WaitReason(kind="weights_failed", policy=self.info.name, detail=as_label(self.problem))
+        return None if self.hosted else WaitReason(kind="first_version", policy=self.info.name)
 
     def take_spans(self) -> tuple[BusySpan, ...]:
         """When versions were fetched and installed, since the last call."""
@@ -240,7 +249,7 @@ class PolicyHost:
                 self._slots.kept()
                 reason = str(err) or "there is no memory for it on this machine"
                 self._arrivals.fail(reason)
-                self.problem = f"a version of {self.info.name}: {reason}"
+                self.problem = reason
                 _log.warning("policy %s stays at version %d: %s", self.info.name, self._slots.live, reason)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)

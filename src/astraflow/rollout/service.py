@@ -56,6 +56,7 @@ from astraflow.types import (
     PolicyInfo,
     RegisterWorker,
     ServedVersions,
+    WaitReason,
 )
 from astraflow.types.bounds import as_label
 from astraflow.types.host_tensors import WeightSnapshot
@@ -76,6 +77,8 @@ _GOODBYE_S = 1.5
 """Longest time for sending what is finished, and then for the goodbye, when the service is told to stop."""
 _MANY = 0.5
 """Share of the running episodes that wait for scores from which the service is said to wait for scoring."""
+_MAX_WAIT_REASONS = 16
+"""Reasons for a wait that fit into a heartbeat."""
 _MAX_UNSENT = 4
 """Leasing pauses when this many times `max_episodes` results wait for a dataflow that does not answer."""
 
@@ -167,7 +170,7 @@ class RolloutService:
         self._broken = asyncio.Event()
         """An engine will never serve again; `_failure` says why."""
         self._failure = ServiceError()
-        self._waits_for = ""
+        self._waits_for: Sequence[WaitReason] = ()
         """What the lease loop waits for, as the status shows it."""
         self._tokens_before = 0
         self._beat_at_s = time.monotonic()
@@ -286,7 +289,7 @@ class RolloutService:
                 reply = await self._request_leases(num_free, self._served(), _WAIT_S)
             except UnavailableError as err:
                 _log.warning("no leases, the dataflow does not answer: %s", err)
-                self._waits_for = "dataflow"
+                self._waits_for = (WaitReason(kind="no_dataflow"),)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             self._note_state(reply.state)
@@ -409,10 +412,14 @@ class RolloutService:
     def _engines(self) -> list[Engine]:
         return [host.hosted.engine for host in self._hosts.values() if host.hosted is not None]
 
-    def _scoring_waits(self) -> str:
-        """What most of the running episodes wait for, if that is their score; else empty."""
-        num_calls = self._scoring.num_calls
-        return self._scoring.queue if num_calls > _MANY * len(self._running) else ""
+    def _wait_reasons(self) -> Sequence[WaitReason]:
+        """What keeps the service from generating; empty if nothing does."""
+        of_hosts = [reason for host in self._hosts.values() if (reason := host.waits_for) is not None]
+        if of_hosts:
+            return of_hosts[:1]
+        if self._scoring.num_calls > _MANY * len(self._running):  # most of the episodes wait for their score
+            return (WaitReason(kind="scoring", detail=as_label(self._scoring.queue)),)
+        return () if self._running else self._waits_for
 
     def _load(self) -> Load:
         capacities = self._capacities()
@@ -421,7 +428,6 @@ class RolloutService:
         speed = (generated - self._tokens_before) / max(now_s - self._beat_at_s, 1e-6)
         self._tokens_before = generated
         self._beat_at_s = now_s
-        host_waits = next((host.waits_for for host in self._hosts.values() if host.waits_for), "")
         return Load(
             num_running=len(self._running),
             num_slots=self._config.max_episodes,
@@ -429,9 +435,7 @@ class RolloutService:
             generated_tokens=generated,
             tokens_per_s=speed,
             versions=self._served(),
-            waits_for=as_label(
-                host_waits or self._scoring_waits() or ("" if self._running else self._waits_for)
-            ),
+            waits_for=tuple(self._wait_reasons()[:_MAX_WAIT_REASONS]),
             spans=tuple(
                 span for source in (*self._engines(), *self._hosts.values()) for span in source.take_spans()
             ),

@@ -161,7 +161,7 @@ async def _play_episodes(flow: _Flow, service: _RolloutService) -> str:
     )
     reply = await flow.link.leases(request)
     if not reply.leases:
-        return reply.waits_for or reply.state
+        return ", ".join(reason.kind for reason in reply.waits_for) or reply.state
     first = reply.leases[0]
     flow.tell(
         f"lease      {len(reply.leases)} episodes; the first: {first.id}, task {printable(first.task.id)}, "

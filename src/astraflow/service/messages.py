@@ -17,6 +17,7 @@ from astraflow.errors import (
     FencedError,
     JournalError,
     RefusedError,
+    TooLargeError,
     VersionMismatchError,
     WeightsError,
     WireError,
@@ -76,7 +77,7 @@ async def _read_body(request: Request, name: str, limit: int) -> bytes:
     async for chunk in request.stream():
         size += len(chunk)
         if size > limit:
-            raise WireError(f"{name}: body over the limit of {limit} bytes")
+            raise TooLargeError(f"{name}: body over the limit of {limit} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -111,8 +112,10 @@ def _status_and_code(error: Error) -> tuple[int, str]:
         return 400, "protocol_version"
     if isinstance(error, JournalError):
         return 503, "journal"
+    if isinstance(error, TooLargeError):
+        return 413, "too_large"
     if isinstance(error, WireError):
-        return (413, "too_large") if "over the limit" in str(error) else (400, "malformed")
+        return 400, "malformed"
     if isinstance(error, ConfigError | DataError | WeightsError):
         return 400, "invalid"
     return 503, "unavailable"

@@ -76,6 +76,7 @@ from astraflow.types.status import (
     EvalRecord,
     EvalsReply,
     FateCounts,
+    GroupOutcome,
     Health,
     ImageTokens,
     PolicyInfo,
@@ -94,9 +95,9 @@ from astraflow.types.status import (
     StepsReply,
     StopRequest,
     StreamRule,
-    Wait,
     WorkerStatus,
 )
+from astraflow.types.waits import Party, Wait, WaitReason, WaitReasons
 from astraflow.types.weights import (
     Chunk,
     ChunkState,
@@ -145,6 +146,7 @@ __all__ = [
     "Forget",
     "GenerateRequest",
     "Generation",
+    "GroupOutcome",
     "HandOver",
     "Health",
     "Heartbeat",
@@ -161,6 +163,7 @@ __all__ = [
     "MediaRef",
     "Message",
     "MetricItem",
+    "Party",
     "PastCompletion",
     "PolicyInfo",
     "PolicyStatus",
@@ -205,6 +208,8 @@ __all__ = [
     "VersionSpan",
     "VersionsReply",
     "Wait",
+    "WaitReason",
+    "WaitReasons",
     "WeightTransfer",
     "WorkerStatus",
     "lease_kind",

@@ -49,6 +49,7 @@ from astraflow.types.bounds import (
     Version,
 )
 from astraflow.types.item import PROTOCOL_VERSION, FinishReason, Item, LeaseKind, Reduction, RunState
+from astraflow.types.waits import WaitReason, WaitReasons
 
 __all__ = [
     "AdvantageSpan",
@@ -409,8 +410,8 @@ class Load(Item, frozen=True, kw_only=True):
     """Tokens since the service started; never falls."""
     tokens_per_s: MetricFloat = 0.0
     versions: Annotated[tuple[ServedVersions, ...], Meta(max_length=1024)] = ()
-    waits_for: Label = ""
-    """Whom the service waits for; empty if for nobody."""
+    waits_for: Annotated[tuple[WaitReason, ...], Meta(max_length=16)] = ()
+    """What keeps the service from generating; empty if nothing does."""
     spans: Annotated[tuple[BusySpan, ...], Meta(max_length=MAX_SPANS)] = ()
     """Spans since the last heartbeat."""
     transfers: Annotated[tuple[WeightTransfer, ...], Meta(max_length=1024)] = ()
@@ -460,7 +461,7 @@ class LeaseReply(Item, frozen=True, kw_only=True):
 
     leases: Annotated[tuple[Lease, ...], Meta(max_length=65_536)]
     state: RunState
-    waits_for: ErrorText = ""
+    waits_for: WaitReasons = ()
 
 
 class EpisodeResult(Item, frozen=True, kw_only=True):
@@ -644,12 +645,12 @@ class Batch(Item, frozen=True, kw_only=True):
 
 
 class BatchReply(Item, frozen=True, kw_only=True):
-    """One rank's slice of a step. If there is none yet, the run's state and whom the step waits for; ask
+    """One rank's slice of a step. If there is none yet, the run's state and what the step waits for; ask
     again."""
 
     batch: Batch | None
     """With `page` in the request, only the samples of that page; all other fields cover the whole slice."""
     state: RunState
-    waits_for: ErrorText = ""
+    waits_for: WaitReasons = ()
     num_pages: Annotated[int, Meta(ge=1, le=2**20)] = 1
     """How many pages the slice has, if the request names one."""

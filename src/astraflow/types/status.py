@@ -1,7 +1,7 @@
 """Items of a run as a whole: trainer sessions, publications, commits, status, records, control and errors."""
 # size: one page of items, each with its fields
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +29,7 @@ from astraflow.types.bounds import (
 )
 from astraflow.types.episodes import BusySpan, Fingerprints, Load, MetricItem, PushedTasks, Sampling
 from astraflow.types.item import PROTOCOL_VERSION, Item, RunState
+from astraflow.types.waits import Party, Wait
 from astraflow.types.weights import Manifest
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "EvalRecord",
     "EvalsReply",
     "FateCounts",
+    "GroupOutcome",
     "Health",
     "ImageTokens",
     "PolicyInfo",
@@ -49,6 +51,7 @@ __all__ = [
     "RunInfo",
     "SampleRules",
     "ScalingAdvice",
+    "ScalingVerdict",
     "Session",
     "SessionRequest",
     "StatusReply",
@@ -57,7 +60,6 @@ __all__ = [
     "StepsReply",
     "StopRequest",
     "StreamRule",
-    "Wait",
     "WorkerStatus",
 ]
 
@@ -220,18 +222,20 @@ class FateCounts(Item, frozen=True, kw_only=True):
     live: Count = 0
 
 
-class Wait(Item, frozen=True, kw_only=True):
-    """`who` waits for `whom` since `since_s` (Unix seconds); `what` says for what, in words."""
-
-    who: ErrorText
-    whom: ErrorText
-    what: ErrorText
-    since_s: UnixSeconds
+ScalingVerdict: TypeAlias = Literal[
+    "none", "too_early", "unheard", "take_turns", "too_few", "has_grown", "too_many", "balanced"
+]
 
 
 class ScalingAdvice(Item, frozen=True, kw_only=True):
     """How many rollout services the run could use, judged by who waited for whom in the last minutes."""
 
+    verdict: ScalingVerdict = "none"
+    """`take_turns`: both sides wait, and a larger `max_staleness` lets them overlap; `has_grown`: the trainer
+    waited, but the services that have joined since are enough; `unheard`: no advice while a part of the run
+    is silent."""
+    unheard: Annotated[tuple[Party, ...], Meta(max_length=65_536)] = ()
+    """Trainers and services that nothing has been heard of for too long."""
     trainer_wait_frac: BatchFloats = {}
     """Policy -> share of its trainer's time without a batch; empty until enough time has passed."""
     rollout_wait_frac: BatchFloat = 0.0
@@ -245,8 +249,17 @@ class ScalingAdvice(Item, frozen=True, kw_only=True):
     """How many more of them are needed each hour; negative: fewer."""
     overlap: BatchFloat = 0.0
     """How well trainer and services work at the same time, as an exponent; 0: not known."""
-    text: ErrorText = ""
-    """The advice in words."""
+
+
+class GroupOutcome(Item, frozen=True, kw_only=True):
+    """How many groups of a policy ended in one way. Example: `GroupOutcome(fate="filtered",
+    by="zero_variance", num=12)`."""
+
+    fate: Literal["ready", "filtered", "failed", "unused"]
+    """`ready`: complete, and good to train on."""
+    by: Label = ""
+    """The filter that dropped the groups."""
+    num: Count
 
 
 class WorkerStatus(Item, frozen=True, kw_only=True):
@@ -295,9 +308,8 @@ class PolicyStatus(Item, frozen=True, kw_only=True):
     trainer_seen_s: UnixSeconds = 0.0
     """When that was answered; now if a request waits for its answer; 0 before the first. A trainer makes no
     request while it trains."""
-    outcomes: BatchFloats = {}
-    """How many groups ended how since the last batch was taken: `ready`, `filtered by zero_variance`,
-    `failed`, `unused`."""
+    outcomes: Annotated[tuple[GroupOutcome, ...], Meta(max_length=1024)] = ()
+    """How groups ended since the last batch was taken."""
     num_episodes: Count = 0
     """Good training episodes since the last commit."""
     score_mean: BatchFloat = 0.0

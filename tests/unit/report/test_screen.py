@@ -23,9 +23,15 @@ from astraflow.types import (
     StatusReply,
     StepRecord,
     Wait,
+    WaitReason,
     WorkerStatus,
 )
 from astraflow.types.alarm import Alarm
+from astraflow.types.waits import POOL, Party
+
+TRAINER = Party(kind="trainer", name="actor")
+GROUPS = WaitReason(kind="groups", policy="actor", step=2, num=0, total=4)
+TICKETS = WaitReason(kind="tickets", policy="actor", num=8)
 
 
 def make_step(step: int, **changes: object) -> StepRecord:
@@ -69,7 +75,7 @@ def make_status() -> StatusReply:
         load=load,
         last_seen_s=99.0,
     )
-    wait = Wait(who="trainer actor", whom="rollout", what="batch of step 3", since_s=98.0)
+    wait = Wait(who=TRAINER, whom=POOL, reasons=(GROUPS,), since_s=98.0)
     return StatusReply(
         name="demo", state="running", reason="", now_s=100.0, policies=(policy,), workers=(worker,),
         waits=(wait,),
@@ -106,7 +112,7 @@ def test_the_screen_shows_steps_scores_queues_and_waits() -> None:
         "300 tok/s",
         "1,500",
         "actor:3",
-        "trainer actor waits for rollout (batch of step 3, 2.0 s)",
+        "trainer actor waits for rollout (step 3: 0 groups ready, 4 make a batch, 2.0 s)",
         "dataflow running (2 restarts)",
         "rollout-0 running (1 restart)",
     ):
@@ -119,8 +125,8 @@ def test_nothing_is_cut_where_80_columns_are_all_there_are() -> None:
         make_status().policies[0], step=100, num_steps=150, num_tickets=192, max_tickets=192
     )
     (worker,) = make_status().workers
-    reason = "trainer: all 192 tickets of policy 'actor' are charged"
-    worker = msgspec.structs.replace(worker, load=msgspec.structs.replace(worker.load, waits_for=reason))
+    reason = WaitReason(kind="tickets", policy="actor", num=192)
+    worker = msgspec.structs.replace(worker, load=msgspec.structs.replace(worker.load, waits_for=(reason,)))
     state.status = msgspec.structs.replace(make_status(), policies=(policy,), workers=(worker,))
     for step in range(3):
         state.add_step(make_step(step, num_trained_tokens=21_598, staleness_mean=2.0, staleness_max=2))
@@ -287,15 +293,15 @@ def make_silent(name: str, silent_s: float) -> ServiceState:
     )
 
 
-def make_waiting(who: str, whom: str, what: str) -> StatusReply:
-    wait = Wait(who=who, whom=whom, what=what, since_s=86.0)
-    scaling = ScalingAdvice(text="they take turns; a larger max_staleness lets them overlap")
+def make_waiting(who: Party, whom: Party, reason: WaitReason) -> StatusReply:
+    wait = Wait(who=who, whom=whom, reasons=(reason,), since_s=86.0)
+    scaling = ScalingAdvice(verdict="take_turns")
     return msgspec.structs.replace(make_status(), waits=(wait,), scaling=scaling)
 
 
 def test_a_stopped_trainer_is_named_and_nobody_is_advised_to_change_the_recipe() -> None:
     state = ScreenState("demo", "runs/demo", 100.0)
-    state.status = make_waiting("rollout", "trainer actor", "all 8 tickets of policy 'actor' are charged")
+    state.status = make_waiting(POOL, TRAINER, TICKETS)
     state.services = (make_silent("trainer-actor", 14.0), ServiceState("rollout-0", state="running"))
     state.alarms = alarms_now(Sight(now_s=114.0, status=state.status, services=state.services))
     text = shown(state)
@@ -312,14 +318,14 @@ def test_a_stopped_trainer_is_named_and_nobody_is_advised_to_change_the_recipe()
 
 def test_every_wait_for_a_stopped_trainer_says_that_it_is_stopped() -> None:
     state = ScreenState("demo", "runs/demo", 100.0)
-    reason = "trainer: all 8 tickets of policy 'actor' are charged"
-    status = make_waiting("rollout-0", reason, "leases")
+    status = make_waiting(Party(kind="service", name="rollout-0"), TRAINER, TICKETS)
     (worker,) = status.workers
-    worker = msgspec.structs.replace(worker, load=msgspec.structs.replace(worker.load, waits_for=reason))
+    worker = msgspec.structs.replace(worker, load=msgspec.structs.replace(worker.load, waits_for=(TICKETS,)))
     state.status = msgspec.structs.replace(status, workers=(worker,))
-    assert f"rollout-0 waits for {reason} (leases, 14.0 s)" in shown(state)
+    said = "rollout-0 waits for trainer actor (all 8 tickets of policy 'actor' are charged, 14.0 s)"
+    assert said in shown(state)
     state.services = (make_silent("trainer-critic", 14.0),)
-    assert f"rollout-0 waits for {reason} (leases, 14.0 s)" in shown(state), "another policy's trainer"
+    assert said in shown(state), "another policy's trainer"
     state.services = (make_silent("trainer-actor", 14.0),)
     text = shown(state)
     assert "rollout-0 waits for trainer actor (trainer-actor is silent for 14 s, 14.0 s)" in text
@@ -329,14 +335,14 @@ def test_every_wait_for_a_stopped_trainer_says_that_it_is_stopped() -> None:
 
 def test_a_stopped_publisher_explains_what_waits_for_its_trainer() -> None:
     state = ScreenState("demo", "runs/demo", 100.0)
-    state.status = make_waiting("rollout", "trainer actor", "all 8 tickets of policy 'actor' are charged")
+    state.status = make_waiting(POOL, TRAINER, TICKETS)
     state.services = (make_silent("publisher-actor", 14.0),)
     assert "rollout waits for trainer actor (publisher-actor is silent for 14 s" in shown(state)
 
 
 def test_a_stopped_rollout_service_is_what_the_trainer_waits_for() -> None:
     state = ScreenState("demo", "runs/demo", 100.0)
-    state.status = make_waiting("trainer actor", "rollout", "step 3: 0 groups ready, 4 make a batch")
+    state.status = make_waiting(TRAINER, POOL, GROUPS)
     state.services = (make_silent("rollout-0", 14.0),)
     assert "(step 3: 0 groups ready, 4 make a batch; rollout-0 is silent for 14 s, 14.0 s)" in shown(state)
 
@@ -371,7 +377,8 @@ def plain_lines(status: StatusReply | None, services: tuple[ServiceState, ...], 
 
 def test_plain_lines_say_what_is_waited_for_while_no_step_comes() -> None:
     lines = plain_lines(make_status(), (), 150)
-    assert lines[0] == "0:15 actor at step 3/10: trainer actor waits for rollout (batch of step 3, 2.0 s)"
+    wait = "trainer actor waits for rollout (step 3: 0 groups ready, 4 make a batch, 2.0 s)"
+    assert lines[0] == f"0:15 actor at step 3/10: {wait}"
     assert [line.split()[0] for line in lines] == ["0:15", "0:45", "1:45"]
 
 

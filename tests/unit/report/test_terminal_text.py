@@ -6,9 +6,11 @@ from rich.console import Console
 
 from astraflow.report.screen import PlainView, ScreenState, render
 from astraflow.report.terminal_text import printable, speaker_of
-from astraflow.types import Load, Message, StatusReply, Wait, WorkerStatus
+from astraflow.types import Load, Message, StatusReply, Wait, WaitReason, WorkerStatus
+from astraflow.types.waits import Party
 
 EVIL = "[/x][bold]\x1b[2J\x1b]52;c;aGk=\x07\u202e\x9b31m"
+EVIL_REASON = WaitReason(kind="scoring", detail=EVIL)
 
 
 def test_hidden_characters_are_written_out() -> None:
@@ -30,9 +32,10 @@ def test_a_message_says_who_spoke() -> None:
 def evil_status() -> StatusReply:
     worker = WorkerStatus(
         id="w", name=EVIL, engine="torch", hosts=("actor",), num_leases=0, last_seen_s=0.0,
-        load=Load(waits_for=EVIL),
+        load=Load(waits_for=(EVIL_REASON,)),
     )  # fmt: skip
-    wait = Wait(who=EVIL, whom=EVIL, what=EVIL, since_s=0.0)
+    party = Party(kind="service", name=EVIL)
+    wait = Wait(who=party, whom=party, reasons=(EVIL_REASON,), since_s=0.0)
     return StatusReply(
         name="run", state="running", reason="", now_s=1.0, policies=(), workers=(worker,), waits=(wait,)
     )

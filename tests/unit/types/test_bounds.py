@@ -21,6 +21,7 @@ from astraflow.types import (
     MetricItem,
     RegisterWorker,
     SessionRequest,
+    WaitReason,
     bounds,
 )
 
@@ -42,6 +43,8 @@ def unbounded(kind: Any, at: str) -> list[str]:
         case INFO.VarTupleType() | INFO.ListType():
             inner = unbounded(kind.item_type, f"{at}[]")
             return inner if kind.max_length is not None else [at, *inner]
+        case INFO.TupleType():
+            return [found for part in kind.item_types for found in unbounded(part, at)]
         case INFO.DictType():
             inner = unbounded(kind.key_type, f"{at} key") + unbounded(kind.value_type, f"{at}{{}}")
             return inner if kind.max_length is not None else [at, *inner]
@@ -78,8 +81,14 @@ ABSURD: dict[str, tuple[Item, str]] = {
         Commit(epoch=1, step=0, version=1, metrics=(MetricItem("loss", -1e16),)),
         r"at `\$.metrics\[0\]\[1\]`; got -1e\+16",
     ),
-    "markup and escapes": (beat(waits_for="\x1b[2J"), r"regex .* at `\$.load.waits_for`; got '\\x1b"),
-    "line end": (beat(waits_for="x\n"), r"at `\$.load.waits_for`"),
+    "markup and escapes": (
+        beat(waits_for=(WaitReason(kind="scoring", detail="\x1b[2J"),)),
+        r"regex .* at `\$.load.waits_for\[0\].detail`; got '\\x1b",
+    ),
+    "line end": (
+        beat(waits_for=(WaitReason(kind="scoring", detail="x\n"),)),
+        r"at `\$.load.waits_for\[0\].detail`",
+    ),
     "name": (
         RegisterWorker(name="a/b", hosts=(), engine="x", num_slots=1, fingerprints=Fingerprints()),
         r"at `\$.name`; got 'a/b'",

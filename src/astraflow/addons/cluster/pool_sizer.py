@@ -33,6 +33,7 @@ from typing import Literal
 
 from astraflow.dataflow.service.demand import pace
 from astraflow.recipe.cluster_config import ClusterConfig
+from astraflow.report.wait_words import scaling_text
 from astraflow.types import ScalingAdvice
 
 __all__ = ["Change", "PoolSizer", "Seat", "SeatState", "seats_of"]
@@ -316,10 +317,10 @@ _ROUNDING = 1e-9
 def _why(advice: ScalingAdvice, ahead_s: float) -> str:
     """What a decision follows from, in words."""
     if not advice.needed_services:
-        return advice.text
+        return scaling_text(advice)
     now = _needed(advice, 0.0)
     later = _needed(advice, ahead_s)
-    return f"training needs {now:.1f} services, and {later:.1f} in {ahead_s:.0f} s; {advice.text}"
+    return f"training needs {now:.1f} services, and {later:.1f} in {ahead_s:.0f} s; {scaling_text(advice)}"
 
 
 def _needed(advice: ScalingAdvice, ahead_s: float) -> float:

@@ -44,6 +44,7 @@ from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.errors import ConfigError
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.recipe.recipe import Recipe
+from astraflow.report.wait_words import wait_line
 from astraflow.types import Item, Manifest, ServedVersions
 from astraflow.user_input.mistakes import shown
 
@@ -310,7 +311,7 @@ class _Run:
             if self._events:
                 due_s = min(due_s, self._events[0][0])
             if math.isinf(due_s) or self._core.state != "running":
-                why = self._core.reason or "; ".join(wait.whom for wait in self._core.waits(self._now_s))
+                why = self._core.reason or "; ".join(map(wait_line, self._core.waits(self._now_s)))
                 raise ConfigError(f"the forecast cannot go on after {self._now_s:.0f} virtual s: {why}")
             self._pass_to(due_s)
             while self._events and self._events[0][0] <= self._now_s:

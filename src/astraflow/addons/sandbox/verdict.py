@@ -29,7 +29,8 @@ _BUSY = 1.5
 """At this slowdown or more, other processes used a part of the CPU."""
 _COMPUTING_FRAC = 0.5
 """A program that is late on a busy machine was computing if it used this share of the available CPU time."""
-_NO_MEMORY = "the machine had no more memory"
+_OUT_OF_MEMORY = -signal.SIGKILL
+"""Nothing in the box can send this signal to it, so it was the kernel, out of memory."""
 _SMALLEST_MEMORY = 64 << 20
 """A bare interpreter uses about 40 MB of address space."""
 
@@ -203,17 +204,17 @@ def verdict_of(ended: Ended, limits: Limits, stdout: bytes, stderr: bytes) -> Ve
         cpu_s=ended.cpu_s,
         peak_bytes=ended.peak_bytes,
         reason=reason,
-        fault=_fault(ended, limits, reason),
+        fault=_fault(ended, limits, kind, reason),
     )
 
 
-def _fault(ended: Ended, limits: Limits, reason: str) -> str:
+def _fault(ended: Ended, limits: Limits, kind: Kind, reason: str) -> str:
     """What the machine lacked. A program that waited instead of computing is late by its own fault."""
     if ended.is_late and not ended.is_full and ended.slowdown >= _BUSY:
         if _COMPUTING_FRAC * ended.wall_s <= ended.cpu_s * ended.slowdown and ended.cpu_s <= limits.cpu_s:
             return f"the machine was busy: {ended.cpu_s:.2f} s of CPU time in {limits.wall_s:g} s"
         return ""
-    return reason if reason == _NO_MEMORY else ""
+    return reason if kind is Kind.MEMORY and ended.code == _OUT_OF_MEMORY else ""
 
 
 def _judged(ended: Ended, limits: Limits) -> tuple[Kind, str]:
@@ -234,6 +235,5 @@ _KINDS_BY_CODE = {
     EXIT_MEMORY: (Kind.MEMORY, "MemoryError"),
     EXIT_OUTPUT: (Kind.OUTPUT, "its folder is full"),
     -signal.SIGSYS: (Kind.REFUSED, "it asked the kernel for what boxes refuse"),
-    # Nothing in the box can send it this signal, so it was the kernel, out of memory.
-    -signal.SIGKILL: (Kind.MEMORY, _NO_MEMORY),
+    _OUT_OF_MEMORY: (Kind.MEMORY, "the machine had no more memory"),
 }

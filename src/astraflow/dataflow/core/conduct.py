@@ -16,6 +16,8 @@ from astraflow.dataflow.core.state import Conduct, EpisodeState, LeaseState, Wor
 from astraflow.types import Failure
 
 __all__ = [
+    "all_services_fail",
+    "failing_services_text",
     "is_apart",
     "is_left_to_others",
     "is_set_aside",
@@ -28,7 +30,6 @@ __all__ = [
     "rest_left_s",
     "retries_for",
     "starts_with",
-    "why_all_fail",
 ]
 
 SET_ASIDE = 3
@@ -203,15 +204,19 @@ def next_chance_s(ctx: Context, worker_id: str, now_s: float) -> float:
 # --- when nobody works ----------------------------------------------------------------------------
 
 
-def why_all_fail(ctx: Context) -> str:
-    """Names the failures of all services if none of them works; empty if one may still work."""
+def all_services_fail(ctx: Context) -> bool:
+    """Whether every service has failed so often that none can be expected to work again."""
     state = ctx.state
     workers = ctx.state.workers.values()
     limit = _HOPELESS if state.num_good else _HOPELESS_AT_FIRST
     if not workers or any(worker.conduct.strikes < limit for worker in workers):
-        return ""
-    if state.num_good and 0 <= ctx.now_s - state.last_good_s < _PATIENCE_S:
-        return ""
+        return False
+    return not (state.num_good and 0 <= ctx.now_s - state.last_good_s < _PATIENCE_S)
+
+
+def failing_services_text(ctx: Context) -> str:
+    """The latest failures of all services, for the reason of the run's end."""
+    workers = ctx.state.workers.values()
     told = [f"{w.name} {w.conduct.strikes} times in a row ({w.conduct.last_failure})" for w in workers]
     more = f" and {len(told) - 5} more" if len(told) > 5 else ""
     return f"every rollout service fails: {', '.join(told[:5])}{more}"

@@ -59,7 +59,9 @@ from astraflow.types import (
     Task,
     VersionsReply,
     Wait,
+    WaitReason,
 )
+from astraflow.types.waits import NO_ROOM
 
 __all__ = ["Core"]
 
@@ -164,8 +166,10 @@ class Core:
         return state.taken + len(state.ready) / self._ctx.plan.policies[policy].table.batch_groups
 
     def waits(self, now_s: float = 0.0) -> tuple[Wait, ...]:
-        """What waits for what, and since when, as far as the core can tell. `now_s`: for what is said of a
-        long wait; without it, every wait is short."""
+        """Who waits for whom, why, and since when, as far as the core can tell.
+
+        Long waits have reasons of their own; without `now_s`, every wait is short.
+        """
         return status.waits(self._ctx, now_s)
 
     def steps(self, policy: str, after: int = -1) -> tuple[StepRecord, ...]:
@@ -195,9 +199,13 @@ class Core:
         """What the policy's trainer needs of trajectories, as far as it has said so."""
         return self._ctx.policy(policy).rules
 
-    def why_no_lease(self, served: Sequence[ServedVersions], worker_id: str = "") -> str:
-        """Whom a service that serves these versions waits for; empty if nothing keeps it from a lease."""
+    def why_no_lease(self, served: Sequence[ServedVersions], worker_id: str = "") -> tuple[WaitReason, ...]:
+        """Why a service that serves these versions gets no lease; empty if nothing keeps it from one."""
         return leases.why_none(self._ctx, served, worker_id)
+
+    def is_held_back(self, served: Sequence[ServedVersions]) -> bool:
+        """Whether a service with these versions gets no lease because no policy has room for a group."""
+        return any(reason.kind in NO_ROOM for reason in self.why_no_lease(served))
 
     def is_apart(self, worker_id: str) -> bool:
         """Whether the service is refused some lease that another one with its versions would get: it is set

@@ -5,13 +5,14 @@ The accounting identity `drawn = sum of fates + live` holds by construction, bec
 what is drawn and not decided. It is also the number of charged tickets.
 """
 
-from typing import cast
+from typing import Any, cast
 
 from astraflow.dataflow.core.commands import FateDecided, ResumeRun, RunEnded, RunResumed
-from astraflow.dataflow.core.conduct import is_set_aside, why_all_fail
+from astraflow.dataflow.core.conduct import all_services_fail, failing_services_text, is_set_aside
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.state import Conduct, PolicyState
-from astraflow.types import Fate, FateCounts
+from astraflow.types import Fate, FateCounts, GroupOutcome
+from astraflow.types.bounds import as_label
 
 __all__ = [
     "check_finished",
@@ -19,9 +20,10 @@ __all__ = [
     "decide_fate",
     "end_run",
     "fate_counts",
+    "main_loss",
     "note_outcome",
     "num_live",
-    "outcomes_text",
+    "outcomes",
     "reopen",
     "resume_run",
 ]
@@ -63,7 +65,7 @@ def decide_fate(
     if fate != "trained":
         policy.num_discarded += 1
     if fate in _LOST:
-        note_outcome(policy, f"filtered by {by}" if by else fate)
+        note_outcome(policy, fate, by)
         if policy.lost_in_a_row:
             policy.lost_s += min(ctx.now_s - policy.lost_at_s, _LONGEST_GAP_S)
         policy.lost_at_s = ctx.now_s
@@ -79,9 +81,19 @@ def decide_fate(
         ctx.wake(f"batch/{name}")
 
 
-def note_outcome(policy: PolicyState, outcome: str) -> None:
-    """Counts how a group ended, in words, for those who wait for a batch."""
-    policy.outcomes[outcome] = policy.outcomes.get(outcome, 0) + 1
+def note_outcome(policy: PolicyState, fate: str, by: str = "") -> None:
+    """Counts how a group ended, for those who wait for a batch. `by`: the filter that dropped it."""
+    counts = policy.outcomes.setdefault(fate, {})
+    counts[by] = counts.get(by, 0) + 1
+
+
+def outcomes(policy: PolicyState) -> tuple[GroupOutcome, ...]:
+    """How groups ended since the last batch was taken."""
+    return tuple(
+        GroupOutcome(fate=cast("Any", fate), by=as_label(by), num=num)
+        for fate, counts in policy.outcomes.items()
+        for by, num in counts.items()
+    )
 
 
 def num_live(policy: PolicyState) -> int:
@@ -111,8 +123,9 @@ def check_starved(ctx: Context) -> None:
     """Ends the run with a failure if a table visibly cannot fill a batch; says why, with the numbers."""
     if not ctx.is_running:
         return
-    if why := why_all_fail(ctx):
-        end_run(ctx, f"{why}; see their logs, fix the cause and run again to continue", is_failure=True)
+    if all_services_fail(ctx):
+        text = failing_services_text(ctx)
+        end_run(ctx, f"{text}; see their logs, fix the cause and run again to continue", is_failure=True)
         return
     for name, policy in ctx.state.policies.items():
         table = ctx.plan.policies[name].table
@@ -130,8 +143,7 @@ def check_starved(ctx: Context) -> None:
         elif _is_starved_by_time(policy, table.batch_groups):
             what = (
                 f"{policy.lost_in_a_row:,} groups in a row, over {policy.lost_s:.0f} s, gave nothing to "
-                f"train on ({outcomes_text(policy)} since the last batch); are rewards ever different within "
-                "a group?"
+                f"train on{_loss_text(policy)}; are rewards ever different within a group?"
             )
         else:
             continue
@@ -149,17 +161,27 @@ def _is_starved_by_time(policy: PolicyState, groups_per_batch: int) -> bool:
     return policy.lost_s >= _STARVED_S and policy.lost_in_a_row >= least
 
 
-def outcomes_text(policy: PolicyState) -> str:
-    """How most groups since the last batch ended; empty if at least half of them can be trained on.
+def main_loss(policy: PolicyState) -> tuple[GroupOutcome, int] | None:
+    """How most groups since the last batch were lost, and how many groups ended in any way. None if at least
+    half of them can be trained on.
 
-    Example: `3,952 of 3,952 groups filtered by zero_variance`.
+    Example: 3,952 groups `filtered` by `zero_variance`, of 3,952.
     """
-    total = sum(policy.outcomes.values())
-    lost = {outcome: num for outcome, num in policy.outcomes.items() if outcome != "ready"}
-    if 2 * sum(lost.values()) <= total:
+    found = outcomes(policy)
+    total = sum(outcome.num for outcome in found)
+    lost = [outcome for outcome in found if outcome.fate != "ready"]
+    if 2 * sum(outcome.num for outcome in lost) <= total:
+        return None
+    return max(lost, key=lambda outcome: outcome.num), total
+
+
+def _loss_text(policy: PolicyState) -> str:
+    loss = main_loss(policy)
+    if loss is None:
         return ""
-    outcome = max(lost, key=lambda name: lost[name])
-    return f"{lost[outcome]:,} of {total:,} groups {outcome}"
+    outcome, total = loss
+    by = f" by {outcome.by}" if outcome.by else ""
+    return f" ({outcome.num:,} of {total:,} groups {outcome.fate}{by} since the last batch)"
 
 
 def _is_general(ctx: Context, policy: PolicyState) -> bool:

@@ -15,6 +15,7 @@ service may be alive and ask for nothing. An episode that failed on a service wa
 `conduct`).
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -31,7 +32,8 @@ from astraflow.dataflow.core.context import Context, derived_seed, refuse
 from astraflow.dataflow.core.fates import check_starved
 from astraflow.dataflow.core.state import GroupState, LeaseState, WorkerState
 from astraflow.dataflow.core.tables import holds_up, why_no_room
-from astraflow.types import Failure, ServedVersions
+from astraflow.types import Failure, ServedVersions, WaitReason
+from astraflow.types.bounds import as_label
 
 __all__ = ["add_worker", "drop_worker", "expire", "issue", "view_of", "why_none"]
 
@@ -122,7 +124,7 @@ def _leases(ctx: Context, worker: WorkerState, served: _Served, num_free: int) -
             num_left -= 1
             lease_id = f"e{round_.id}.{episode_idx}.{episode.attempt}"
             yield LeaseState(lease_id, "eval", worker.id, round_.id, episode_idx, episode.attempt)
-    if num_left <= 0 or _why_not_train(ctx, served):
+    if num_left <= 0 or _why_not_train(ctx, served) is not None:
         return
     for group in _groups(ctx, worker):
         for lease in _pending(ctx, group, worker, num_left):
@@ -197,34 +199,36 @@ def view_of(ctx: Context, lease_id: str) -> LeaseView | None:
     return _view(ctx, lease) if lease else None
 
 
-def _why_not_train(ctx: Context, served: _Served) -> str:
-    """Whom training episodes wait for on a service with these versions; empty if they need not wait."""
+def _why_not_train(ctx: Context, served: _Served) -> WaitReason | None:
+    """Why a service with these versions may run no training episode; None if it may."""
     if not ctx.is_running:
-        return f"nobody: the run is over ({ctx.state.reason})"
+        return WaitReason(kind="run_over", detail=as_label(ctx.state.reason))
     for name, plan in ctx.plan.policies.items():
         newest = ctx.state.policies[name].newest
         if newest < 0:
-            return f"trainer of {name}: version 0 is not published"
+            return WaitReason(kind="unpublished", policy=name, version=0)
         oldest = max(0, newest - plan.table.engine_lag)
         have = max(served.get(name, ()), default=-1)
         if have < oldest:
-            return f"itself: it serves version {have} of {name}, and needs {oldest} or newer"
-    return ""
+            return WaitReason(kind="behind", policy=name, version=oldest, served=have)
+    return None
 
 
-def why_none(ctx: Context, served: Sequence[ServedVersions], worker_id: str = "") -> str:
-    """Whom a service with these versions waits for when it gets no lease; empty if it may have one."""
+def why_none(ctx: Context, served: Sequence[ServedVersions], worker_id: str = "") -> tuple[WaitReason, ...]:
+    """Why a service with these versions gets no lease; empty if it may have one."""
     reason = _why_not_train(ctx, _served(served)) or _why_set_aside(ctx, worker_id)
-    if reason or ctx.state.fresh or ctx.state.retries:
-        return reason
+    if reason is not None:
+        return (reason,)
+    if ctx.state.fresh or ctx.state.retries:
+        return ()
     full = [why_no_room(ctx, name) for name in ctx.plan.policies]
-    return "" if not all(full) else "trainer: " + "; ".join(full)
+    return tuple(dict.fromkeys(itertools.chain(*full))) if all(full) else ()
 
 
-def _why_set_aside(ctx: Context, worker_id: str) -> str:
+def _why_set_aside(ctx: Context, worker_id: str) -> WaitReason | None:
     worker = ctx.state.workers.get(worker_id)
     if worker is None or not conduct.is_set_aside(worker):
-        return ""
-    strikes = worker.conduct.strikes
-    last = worker.conduct.last_failure
-    return f"itself: it is set aside after {strikes} failures in a row, the last: {last}"
+        return None
+    return WaitReason(
+        kind="set_aside", num=worker.conduct.strikes, detail=as_label(worker.conduct.last_failure)
+    )

@@ -238,8 +238,9 @@ class PolicyState(msgspec.Struct, gc=False):
     """For how long they were lost, in seconds; interruptions of the run do not count."""
     lost_at_s: float = 0.0
     """When the last one was lost."""
-    outcomes: dict[str, int] = {}
-    """How groups ended since the last batch was taken, in words: `ready`, `filtered by zero_variance`."""
+    outcomes: dict[str, dict[str, int]] = {}
+    """How groups ended since the last batch was taken: `ready` or a fate -> filter that dropped them, empty
+    for other fates -> number."""
     failed_in_a_row: int = 0
     failed_on: dict[str, None] = {}
     """Services on which attempts failed since the last group that gave something to train on."""

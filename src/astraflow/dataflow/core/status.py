@@ -1,26 +1,24 @@
-"""What the core can tell about itself: figures, and who waits for whom. Nothing here changes the state."""
+"""What the core reports about itself: figures, and who waits for whom. Nothing here changes the state."""
 
 from collections.abc import Iterator, Sequence
 
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.core.context import Context
-from astraflow.dataflow.core.fates import fate_counts, num_live, outcomes_text
+from astraflow.dataflow.core.fates import fate_counts, main_loss, num_live, outcomes
 from astraflow.dataflow.core.finite import bounded
 from astraflow.dataflow.core.state import PolicyState, ReadyGroup
 from astraflow.dataflow.core.tables import why_no_room
-from astraflow.types import PolicyStatus, Wait
-from astraflow.types.bounds import as_label
+from astraflow.types import PolicyStatus, Wait, WaitReason
+from astraflow.types.waits import POOL, RUN, Party
 
-__all__ = ["OVERDUE", "groups_for_replay", "policy_status", "retained_payloads", "waits"]
+__all__ = ["groups_for_replay", "policy_status", "retained_payloads", "waits"]
 
-OVERDUE = "it is overdue"
-"""How the wait for a trainer begins that takes much longer than its steps took."""
 _TYPICAL_STEPS = 9
 """Steps whose times are compared with that of the present one."""
 _OVERDUE = 10.0
 """A step that takes this many times longer than those before is a surprise."""
 _LONG_WAIT_S = 10.0
-"""A trainer that has waited this long is told why most groups gave nothing to train on, if they did not."""
+"""A trainer that has waited this long is told how most groups were lost, if most were."""
 
 
 def policy_status(ctx: Context, name: str) -> PolicyStatus:
@@ -46,14 +44,14 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
         redone_steps=policy.redone,
         fates=fate_counts(policy),
         num_replayed_groups=policy.num_replayed,
-        outcomes={as_label(outcome): float(num) for outcome, num in policy.outcomes.items()},
+        outcomes=outcomes(policy),
         num_episodes=policy.episodes.num,
         score_mean=bounded(policy.episodes.score_sum / max(1, policy.episodes.num)),
     )
 
 
 def waits(ctx: Context, now_s: float) -> tuple[Wait, ...]:
-    """What waits for what: trainers for groups, rollout for versions or tickets, evaluation for results.
+    """Who waits for whom: trainers for groups, rollout for versions or tickets, evaluation for results.
 
     `since_s` is 0 for what nothing has happened to yet.
     """
@@ -61,73 +59,91 @@ def waits(ctx: Context, now_s: float) -> tuple[Wait, ...]:
         return ()
     found = [wait for name in ctx.plan.policies for wait in _policy_waits(ctx, name, now_s)]
     for name, version, _ in ctx.state.rounds_to_open:
-        missing = [other for other, p in ctx.state.policies.items() if p.newest < 0]
+        missing = next(other for other, p in ctx.state.policies.items() if p.newest < 0)
         found.append(
             Wait(
-                who=f"eval of {name}",
-                whom=f"trainer {missing[0]}",
-                what=f"evaluation of version {version} needs version 0 of {missing[0]}",
+                who=Party(kind="eval", name=name),
+                whom=Party(kind="trainer", name=missing),
+                reasons=(WaitReason(kind="eval_version", policy=missing, version=version),),
                 since_s=ctx.state.policies[name].changed_s,
             )
         )
     for round_ in ctx.state.rounds.values():
-        pins = ", ".join(f"{name} {version}" for name, version in round_.pinned.items())
         num_episodes = len(round_.episodes)
-        found.append(
-            Wait(
-                who=f"eval of {round_.policy}",
-                whom="rollout",
-                what=f"{round_.eval_set}: {num_episodes - round_.num_open}/{num_episodes} episodes at {pins}",
-                since_s=round_.opened_s,
-            )
+        reason = WaitReason(
+            kind="eval_episodes",
+            name=round_.eval_set,
+            num=num_episodes - round_.num_open,
+            total=num_episodes,
+            pinned=tuple(round_.pinned.items()),
         )
+        who = Party(kind="eval", name=round_.policy)
+        found.append(Wait(who=who, whom=POOL, reasons=(reason,), since_s=round_.opened_s))
     return tuple(found)
 
 
 def _policy_waits(ctx: Context, name: str, now_s: float) -> Iterator[Wait]:
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
-    trainer = f"trainer {name}"
+    trainer = Party(kind="trainer", name=name)
     session = policy.session
     since_s = policy.changed_s
     if session is None:
         if policy.committed < plan.num_steps or policy.newest < 0:
-            yield Wait(who="run", whom=trainer, what="has not attached yet", since_s=since_s)
+            reason = WaitReason(kind="not_attached", policy=name)
+            yield Wait(who=RUN, whom=trainer, reasons=(reason,), since_s=since_s)
         return
     if policy.newest < session.base_version:
-        what = f"version {session.base_version} is not published"
-        yield Wait(who="rollout", whom=trainer, what=what, since_s=session.since_s)
+        reason = WaitReason(kind="unpublished", policy=name, version=session.base_version)
+        yield Wait(who=POOL, whom=trainer, reasons=(reason,), since_s=session.since_s)
         return
     if policy.taken < plan.num_steps and session.done == policy.taken:
-        num = plan.table.batch_groups
-        what = f"step {policy.taken + 1}: {len(policy.ready)} groups ready, {num} make a batch"
-        waited_s = now_s - since_s
-        if waited_s >= _LONG_WAIT_S and (lost := outcomes_text(policy)):
-            what = f"no batch for {waited_s:.0f} s: {lost}"
-        if len(policy.ready) == len(policy.waiting) and (reason := why_no_room(ctx, name)):
-            what = f"{what}; none is on its way, and {reason}"
-        yield Wait(who=trainer, whom="rollout", what=what, since_s=since_s)
-    elif policy.committed < plan.num_steps and (reason := why_no_room(ctx, name)):
-        if overdue := _why_overdue(policy, now_s - since_s):
-            reason = f"{overdue}; {reason}"
-        yield Wait(who="rollout", whom=trainer, what=reason, since_s=since_s)
+        reasons = _why_no_batch(ctx, name, now_s - since_s)
+        yield Wait(who=trainer, whom=POOL, reasons=reasons, since_s=since_s)
+    elif policy.committed < plan.num_steps and (full := why_no_room(ctx, name)):
+        reasons = (*_overdue(policy, name, now_s - since_s), *full)
+        yield Wait(who=POOL, whom=trainer, reasons=reasons, since_s=since_s)
 
 
-def _why_overdue(policy: PolicyState, busy_s: float) -> str:
-    """That a trainer has not been heard of for much longer than its steps took; empty if it is no surprise.
+def _why_no_batch(ctx: Context, name: str, waited_s: float) -> tuple[WaitReason, ...]:
+    """Why the trainer that asks for the next step has no batch."""
+    policy = ctx.state.policies[name]
+    main = WaitReason(
+        kind="groups",
+        policy=name,
+        step=policy.taken,
+        num=len(policy.ready),
+        total=ctx.plan.policies[name].table.batch_groups,
+    )
+    if waited_s >= _LONG_WAIT_S and (loss := main_loss(policy)):
+        outcome, total = loss
+        main = WaitReason(
+            kind="lost_groups",
+            policy=name,
+            step=policy.taken,
+            num=outcome.num,
+            total=total,
+            seconds=waited_s,
+            fate=outcome.fate,
+            name=outcome.by,
+        )
+    if len(policy.ready) == len(policy.waiting) and (full := why_no_room(ctx, name)):
+        return main, WaitReason(kind="none_running", policy=name), *full
+    return (main,)
 
-    A trainer tells the dataflow nothing while it trains, so nobody knows here whether it still lives.
+
+def _overdue(policy: PolicyState, name: str, busy_s: float) -> tuple[WaitReason, ...]:
+    """That a trainer has been silent for much longer than its steps took; empty if that is no surprise.
+
+    A trainer tells the dataflow nothing while it trains, so nobody knows here whether it is still alive.
     """
     recent = policy.records[-_TYPICAL_STEPS:]
     if len(recent) < 2:
-        return ""
-    typical_s = (recent[-1].at_s - recent[0].at_s) / (len(recent) - 1)
-    if busy_s < max(_LONG_WAIT_S, _OVERDUE * typical_s):
-        return ""
-    return (
-        f"{OVERDUE}: nothing was heard of it for {busy_s:.0f} s, and the steps before took {typical_s:.1f} s "
-        "each; is it, or its publisher, stopped?"
-    )
+        return ()
+    usual_s = (recent[-1].at_s - recent[0].at_s) / (len(recent) - 1)
+    if busy_s < max(_LONG_WAIT_S, _OVERDUE * usual_s):
+        return ()
+    return (WaitReason(kind="overdue", policy=name, seconds=busy_s, usual_s=usual_s),)
 
 
 def groups_for_replay(ctx: Context) -> frozenset[int]:

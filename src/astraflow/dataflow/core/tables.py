@@ -21,7 +21,8 @@ from astraflow.dataflow.core.finite import finite_sum
 from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, ReplayEntry, SessionState
 from astraflow.errors import ComponentError, FencedError
 from astraflow.protocols import TableView, TakenBatch
-from astraflow.types import BatchTotals, DropReply
+from astraflow.types import BatchTotals, DropReply, WaitReason
+from astraflow.types.bounds import as_label
 
 __all__ = [
     "admitted",
@@ -50,28 +51,30 @@ def admitted(ctx: Context) -> list[str]:
     """
     if _who_holds_up_all(ctx):
         return []
-    return [name for name in ctx.plan.policies if not _why_full(ctx, name)]
+    return [name for name in ctx.plan.policies if _why_full(ctx, name) is None]
 
 
-def why_no_room(ctx: Context, name: str) -> str:
+def why_no_room(ctx: Context, name: str) -> tuple[WaitReason, ...]:
     """Why no group may be charged to the policy now; empty if one may.
 
-    This is for status and messages. If a limiter fails, its error is the reason here; the next draw ends the
-    run with it.
+    If a limiter fails, its error is the reason here; the next draw ends the run with it.
     """
     try:
-        return _why_full(ctx, name) or _who_holds_up_all(ctx)
+        full = _why_full(ctx, name)
+        return _who_holds_up_all(ctx) if full is None else (full,)
     except ComponentError as err:
-        return str(err)
+        return (WaitReason(kind="limiter_failed", policy=name, detail=as_label(str(err))),)
 
 
-def _who_holds_up_all(ctx: Context) -> str:
+def _who_holds_up_all(ctx: Context) -> tuple[WaitReason, ...]:
     """Which policy that needs groups has no room, and why, if no group may be drawn for any without it."""
     if ctx.plan.admission == "any":
-        return ""
-    reasons = (_why_full(ctx, name) for name in ctx.plan.policies if _needs_groups(ctx, name))
-    why = next(filter(None, reasons), "")
-    return f"with admission: all, nothing is drawn for one policy alone, and {why}" if why else ""
+        return ()
+    for name in ctx.plan.policies:
+        full = _why_full(ctx, name) if _needs_groups(ctx, name) else None
+        if full is not None:
+            return WaitReason(kind="admission_all"), full
+    return ()
 
 
 def _needs_groups(ctx: Context, name: str) -> bool:
@@ -81,8 +84,8 @@ def _needs_groups(ctx: Context, name: str) -> bool:
     return (plan.num_steps - policy.taken) * plan.table.batch_groups > len(policy.waiting)
 
 
-def _why_full(ctx: Context, name: str) -> str:
-    """The reason why no group may be charged to the policy now; empty if one may.
+def _why_full(ctx: Context, name: str) -> WaitReason | None:
+    """The reason why no group may be charged to the policy now; None if one may.
 
     There are three reasons: the groups that the policy still needs are all on their way; no ticket is free;
     or a restarted trainer repeats steps, and even the next batch would be too new for a group drawn now.
@@ -91,16 +94,16 @@ def _why_full(ctx: Context, name: str) -> str:
     plan = ctx.plan.policies[name]
     table = plan.table
     if not _needs_groups(ctx, name):
-        return f"policy {name!r} has all the groups that it needs"
+        return WaitReason(kind="complete", policy=name)
     num_tickets = ctx.parts[name].tickets(_view_of(policy))
     if num_live(policy) >= num_tickets:
-        return f"all {num_tickets} tickets of policy {name!r} are charged"
+        return WaitReason(kind="tickets", policy=name, num=num_tickets)
     session = policy.session
     if session is not None:
         least_staleness = trainer_version(session, policy.taken) - (policy.newest - table.engine_lag)
         if least_staleness > table.max_staleness:
-            return f"the trainer of policy {name!r} repeats steps and has not published far enough"
-    return ""
+            return WaitReason(kind="repeats_steps", policy=name)
+    return None
 
 
 def holds_up(ctx: Context, name: str) -> int | None:
@@ -244,18 +247,31 @@ def _end_if_stuck(ctx: Context, name: str) -> None:
     if not is_idle or len(policy.ready) < len(policy.waiting):
         return
     try:
-        reason = _why_full(ctx, name)
+        full = _why_full(ctx, name)
+        why = _full_text(full) if full is not None else ""
     except ComponentError as err:
-        reason = str(err)
-    if reason:
+        full = WaitReason(kind="limiter_failed", policy=name)
+        why = str(err)
+    if full is not None:
         num = ctx.plan.policies[name].table.batch_groups
         end_run(
             ctx,
             f"policy {name!r} will never get its batch of step {policy.taken + 1}: {len(policy.ready)} "
             f"groups are ready and none is running, {num} make a batch, the {ctx.parts[name].sampler_name} "
-            f"takes none, and no more may be drawn ({reason}); look at table.limiter and table.sampler",
+            f"takes none, and no more may be drawn ({why}); look at table.limiter and table.sampler",
             is_failure=True,
         )
+
+
+def _full_text(full: WaitReason) -> str:
+    """Why a policy takes no more groups, for the reason of the run's end."""
+    match full.kind:
+        case "tickets":
+            return f"all {full.num} tickets are charged"
+        case "repeats_steps":
+            return "its trainer repeats steps and has not published far enough"
+        case _:
+            return "it has all the groups that it needs"
 
 
 def _replayed(ctx: Context, name: str, version: int) -> list[ReadyGroup]:

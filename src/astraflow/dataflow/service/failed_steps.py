@@ -8,15 +8,11 @@ of the dataflow it is tried again, since a person may have changed something. Pa
 
 from dataclasses import dataclass
 
-from astraflow.types import StepFailure, Wait
+from astraflow.types import StepFailure, Wait, WaitReason
 from astraflow.types.bounds import as_label
+from astraflow.types.waits import PERSON, Party
 
-__all__ = ["HELD_BACK", "PERSON", "FailedSteps"]
-
-PERSON = "a person"
-"""Whom a trainer waits for if nothing in the run can help it."""
-HELD_BACK = "its batch is held back until a person acts"
-"""Why others wait for such a trainer."""
+__all__ = ["FailedSteps"]
 
 _TRIES = 2
 """Failures in a row, after which a batch is held back."""
@@ -59,12 +55,11 @@ class FailedSteps:
         failed = self._failed.get(policy)
         if failed is None or failed.step != step or failed.num < _TRIES:
             return None
-        what = (
-            f"the batch of step {step + 1} could not be trained {failed.num} times in a row: "
-            f"{failed.reason.rstrip('. ')}. `astraflow drop-batch RUN {policy}` drops it, and training "
-            "continues with other groups; or mend the cause and restart the run"
+        reason = WaitReason(
+            kind="batch_failed", policy=policy, step=step, num=failed.num, detail=failed.reason.rstrip(". ")
         )
-        return Wait(who=f"trainer {policy}", whom=PERSON, what=what, since_s=failed.since_s)
+        who = Party(kind="trainer", name=policy)
+        return Wait(who=who, whom=PERSON, reasons=(reason,), since_s=failed.since_s)
 
     def waits(self) -> tuple[Wait, ...]:
         """All waits for a person."""

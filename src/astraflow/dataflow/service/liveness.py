@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 
 from astraflow.types import Load, ServedVersions
 
-__all__ = ["NO_SIGN_OF_LIFE", "Liveness", "WorkerLife"]
-
-NO_SIGN_OF_LIFE = "no sign of life"
-"""What a wait for a service that has missed its heartbeats is for."""
+__all__ = ["Liveness", "WorkerLife"]
 
 _MISSED_BEATS = 2
 """A service that has missed more heartbeats than this is silent."""

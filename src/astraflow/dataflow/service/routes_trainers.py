@@ -22,7 +22,6 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.journal.tensor_tables import bare
 from astraflow.dataflow.service.batch_slices import SliceRequest, encode_slice
-from astraflow.dataflow.service.failed_steps import PERSON
 from astraflow.dataflow.service.ingest import check_metrics, check_publication
 from astraflow.dataflow.service.routes_shared import (
     ServedRun,
@@ -45,7 +44,9 @@ from astraflow.types import (
     SessionRequest,
     StepFailure,
     Wait,
+    WaitReason,
 )
+from astraflow.types.waits import PERSON, POOL, Party
 
 __all__ = ["Handler", "TrainerRoutes"]
 
@@ -101,6 +102,7 @@ class TrainerRoutes:
         page = int_param(request, "page", WHOLE_SLICE)
         wait_s = float_param(request, "wait_s", 0.0)
         since_s = self._dispatcher.clock()
+        trainer = Party(kind="trainer", name=policy)
         if not 0 <= rank < world <= _MAX_WORLD:
             raise WireError(f"rank {rank} of world {world}: 0 <= rank < world <= {_MAX_WORLD} must hold")
 
@@ -111,16 +113,17 @@ class TrainerRoutes:
             return None if self._run.failed_steps.wait(policy, step) else view
 
         def wait() -> Wait:
-            return Wait(who=f"trainer {policy}", whom="rollout", what=f"step {step + 1}", since_s=since_s)
+            reason = WaitReason(kind="groups", policy=policy, step=step)
+            return Wait(who=trainer, whom=POOL, reasons=(reason,), since_s=since_s)
 
         view = await self._run.polls.poll(f"batch/{policy}", look, wait_s=wait_s, wait=wait, request=request)
         state = self._core.state
         if view is None:
             held = self._run.failed_steps.wait(policy, step)
             waits = (held,) if held else self._core.waits()
-            reasons = [wait.what for wait in waits if wait.who == f"trainer {policy}"]
+            reasons = tuple(reason for wait in waits if wait.who == trainer for reason in wait.reasons)
             await self._dispatcher.settled()
-            return item_response(BatchReply(batch=None, state=state, waits_for="; ".join(reasons)), request)
+            return item_response(BatchReply(batch=None, state=state, waits_for=reasons), request)
         await self._dispatcher.settled()
         media_type = wire.MSGPACK if wire.MSGPACK in request.headers.get("accept", "") else wire.JSON
         # Reading and encoding hundreds of megabytes would hold up all other requests.
@@ -150,7 +153,9 @@ class TrainerRoutes:
             "sampling.max_tokens, or use more ranks"
         )
         since_s = self._dispatcher.clock()
-        wait = Wait(who=f"trainer {policy}", whom=PERSON, what=problem, since_s=since_s)
+        reason = WaitReason(kind="batch_too_large", policy=policy, step=step, num=num_bytes, total=limit)
+        who = Party(kind="trainer", name=policy)
+        wait = Wait(who=who, whom=PERSON, reasons=(reason,), since_s=since_s)
         self._run.oversized.setdefault(policy, wait)
         raise RefusedError(problem, code="too_large", status=413)
 
@@ -219,7 +224,12 @@ class TrainerRoutes:
         if body.step >= status.step:  # an earlier one was trained before, so its batch is not to blame
             self._run.failed_steps.note(policy, body, self._dispatcher.clock())
             if wait := self._run.failed_steps.wait(policy, body.step):
-                _log.error("%s waits for %s: %s", wait.who, wait.whom, wait.what)
+                (held,) = wait.reasons
+                _log.error(
+                    "policy %s: the batch of step %d could not be trained %d times in a row and is held back "
+                    "until a person acts: %s",
+                    policy, held.step + 1, held.num, held.detail,
+                )  # fmt: skip
         return Response(status_code=204)
 
     async def drop_batch(self, request: Request) -> Response:

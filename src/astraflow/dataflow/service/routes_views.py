@@ -8,13 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from astraflow.dataflow.core.commands import StopRun
-from astraflow.dataflow.core.status import OVERDUE
-from astraflow.dataflow.service.failed_steps import HELD_BACK
-from astraflow.dataflow.service.liveness import NO_SIGN_OF_LIFE, WorkerLife
+from astraflow.dataflow.service.liveness import WorkerLife
 from astraflow.dataflow.service.openapi import openapi_json
 from astraflow.dataflow.service.prometheus import prometheus_text
 from astraflow.dataflow.service.routes_shared import ServedRun, caller, float_param, int_param, read_body
-from astraflow.dataflow.service.trainer_contacts import NOT_ASKING
 from astraflow.metrics import row_of
 from astraflow.service.messages import item_response
 from astraflow.types import (
@@ -30,8 +27,10 @@ from astraflow.types import (
     StopRequest,
     VersionsReply,
     Wait,
+    WaitReason,
     WorkerStatus,
 )
+from astraflow.types.waits import OVERDUE, POOL, RUN, SILENT, Party
 
 __all__ = ["ViewRoutes"]
 
@@ -167,7 +166,7 @@ class ViewRoutes:
         waits = silent + tuple(
             self._completed(wait, now_s)
             if wait.whom not in waiting
-            else msgspec.structs.replace(wait, what=HELD_BACK)
+            else msgspec.structs.replace(wait, reasons=(WaitReason(kind="held_back", policy=wait.whom.name),))
             for wait in self._core.waits(now_s)
         )
         listed = {wait.who for wait in waits}
@@ -190,7 +189,12 @@ class ViewRoutes:
         now_s = asyncio.get_running_loop().time()
         to_unix_s = self._dispatcher.clock() - now_s
         return tuple(
-            Wait(who="run", whom=worker.name, what=NO_SIGN_OF_LIFE, since_s=worker.last_seen_s + to_unix_s)
+            Wait(
+                who=RUN,
+                whom=Party(kind="service", name=worker.name),
+                reasons=(WaitReason(kind="silent"),),
+                since_s=worker.last_seen_s + to_unix_s,
+            )
             for worker in self._dispatcher.liveness.silent(now_s)
         )
 
@@ -201,29 +205,27 @@ class ViewRoutes:
 
     def _completed(self, wait: Wait, now_s: float) -> Wait:
         """Adds to a wait of the core what only the service knows."""
-        what = wait.what
-        if wait.whom == "rollout" and not self._dispatcher.liveness.workers():
-            what = f"{what}; no rollout service has joined"
-        # For what has never happened, the core knows no time.
+        reasons = wait.reasons
+        if wait.whom == POOL and not self._dispatcher.liveness.workers():
+            reasons = (*reasons, WaitReason(kind="no_service"))
+        # The core has no time for what has never happened.
         since_s = wait.since_s or self._dispatcher.started_s
-        told = Wait(who=wait.who, whom=wait.whom, what=what, since_s=since_s)
-        return self._run.contacts.explained(told, now_s)
+        completed = msgspec.structs.replace(wait, reasons=reasons, since_s=since_s)
+        return self._run.contacts.explained(completed, now_s)
 
     def _scaling(self, now_s: float, waits: Sequence[Wait], workers: Sequence[WorkerStatus]) -> ScalingAdvice:
         waiting_since_s = {
             policy: wait.since_s
             for wait in waits
             for policy in self._run.trained
-            if wait.who == f"trainer {policy}" and wait.whom == "rollout"
+            if wait.who == Party(kind="trainer", name=policy) and wait.whom == POOL
         }
         staying = [worker.id for worker in workers if not worker.is_draining]
         advice = self._dispatcher.shares.advice(now_s, waiting_since_s, staying)
-        signs = (NO_SIGN_OF_LIFE, OVERDUE, NOT_ASKING)
-        silent = [wait.whom for wait in waits if wait.what.startswith(signs)]
-        if silent and advice.text:
-            text = f"no advice while nothing is heard of {', '.join(silent[:3])}"
-            advice = msgspec.structs.replace(advice, missing_services=0, text=text)
-        return advice
+        unheard = tuple(wait.whom for wait in waits if wait.has(SILENT | OVERDUE))
+        if not unheard:
+            return advice
+        return msgspec.structs.replace(advice, missing_services=0, verdict="unheard", unheard=unheard)
 
     def _workers(self) -> tuple[WorkerStatus, ...]:
         # Signs of life are noted by the loop's clock; the status shows Unix time.

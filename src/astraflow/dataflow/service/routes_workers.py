@@ -45,8 +45,10 @@ from astraflow.types import (
     Registration,
     ServedVersions,
     Wait,
+    WaitReason,
 )
 from astraflow.types.bounds import MAX_ERROR_CHARS
+from astraflow.types.waits import DATAFLOW, Party
 
 __all__ = ["WorkerRoutes"]
 
@@ -180,8 +182,9 @@ class WorkerRoutes:
             return self._dispatcher.apply(command).answer or None
 
         def wait() -> Wait:
-            whom = self._core.why_no_lease(served(), worker.id)
-            return Wait(who=worker.name, whom=whom or "the tables", what="leases", since_s=since_s)
+            who = Party(kind="service", name=worker.name)
+            reasons = self._core.why_no_lease(served(), worker.id)
+            return Wait(who=who, whom=_waited_for(who, reasons), reasons=reasons, since_s=since_s)
 
         def kind() -> Hashable:
             """Services with the same versions can run the same leases, except one that keeps failing."""
@@ -191,7 +194,7 @@ class WorkerRoutes:
             look, worker_id=worker.id, kind=kind, wait_s=body.wait_s, wait=wait, request=request
         )
         leases = self._completed(views or ())
-        waits_for = "" if leases else self._core.why_no_lease(served(), worker.id)
+        waits_for = () if leases else self._core.why_no_lease(served(), worker.id)
         reply = LeaseReply(leases=leases, state=self._core.state, waits_for=waits_for)
         await self._dispatcher.settled()
         self._note_end(worker.id)
@@ -279,7 +282,7 @@ class WorkerRoutes:
         self._dispatcher.shares.beat(
             worker_id,
             free_frac=max(0.0, 1 - load.num_running / load.num_slots) if load.num_slots else 0.0,
-            is_held_back=self._core.why_no_lease(load.versions).startswith("trainer: "),
+            is_held_back=self._core.is_held_back(load.versions),
             now_s=self._dispatcher.clock(),
             tokens=load.generated_tokens if load.num_slots else 0,
         )
@@ -322,6 +325,14 @@ class WorkerRoutes:
         except RefusedError as err:
             worker.peer_url = ""
             _log.warning("%s; it is not announced", err)
+
+
+def _waited_for(service: Party, reasons: Sequence[WaitReason]) -> Party:
+    """Whom a service that gets no lease waits for."""
+    main = next((reason for reason in reasons if reason.kind != "admission_all"), None)
+    if main is None or main.kind == "run_over":
+        return DATAFLOW
+    return service if main.kind in {"behind", "set_aside"} else Party(kind="trainer", name=main.policy)
 
 
 def _check_served(served: Sequence[ServedVersions], who: str) -> None:

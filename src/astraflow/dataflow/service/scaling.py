@@ -27,6 +27,7 @@ import msgspec
 
 from astraflow.dataflow.service.demand import Demand
 from astraflow.types import ScalingAdvice
+from astraflow.types.status import ScalingVerdict
 
 __all__ = ["WaitShares"]
 
@@ -212,34 +213,26 @@ def _advice(
 ) -> ScalingAdvice:
     """`mean_size`: the mean number of services at work over the window. Now it is `num_at_work`: the others
     load their first version."""
-    policy = max(trainers, key=lambda name: trainers[name], default="")
-    waited = trainers.get(policy, 0.0)
-    who = f"trainer {policy} waits {waited:.0%}" if len(trainers) > 1 else f"trainer waits {waited:.0%}"
+    waited = max(trainers.values(), default=0.0)
     surplus = num_at_work - mean_size * (1 - rollout)
     missing = 0
-    text = ""
+    verdict: ScalingVerdict = "balanced"
     if not trainers or not num_services:
-        text = "no advice yet: too little was seen"
+        verdict = "too_early"
     elif waited >= _BALANCED_FRAC and rollout >= _BALANCED_FRAC:
-        text = (
-            f"{who}, rollouts wait {rollout:.0%}: they take turns; a larger max_staleness lets them overlap"
-        )
+        verdict = "take_turns"
     elif waited >= _BALANCED_FRAC:
         missing = _missing(mean_size / max(1 - waited, _LEAST_USE), num_services)
-        text = f"{who}: about {missing} more {_services(missing)}"
-        if not missing:
-            text = f"{who}, but the pool has grown meanwhile"
+        verdict = "too_few" if missing else "has_grown"
     elif rollout >= _BALANCED_FRAC and surplus + _ROUNDING >= 1 and num_services > 1:
         missing = -min(num_services - 1, math.floor(surplus + _ROUNDING))
-        text = f"rollouts wait {rollout:.0%}: {-missing} {_services(-missing)} too many"
-    if not text:
-        text = f"balanced: {who}, rollouts wait {rollout:.0%}"
+        verdict = "too_many"
     return ScalingAdvice(
+        verdict=verdict,
         trainer_wait_frac=trainers,
         rollout_wait_frac=rollout,
         num_services=num_services,
         missing_services=missing,
-        text=text,
     )
 
 
@@ -249,7 +242,3 @@ def _missing(wanted: float, num_services: int) -> int:
     if 1 - num_services / wanted < _BALANCED_FRAC - _ROUNDING:
         return 0
     return max(1, math.ceil(wanted - num_services - 0.5))
-
-
-def _services(count: int) -> str:
-    return "service" if count == 1 else "services"

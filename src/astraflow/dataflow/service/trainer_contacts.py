@@ -8,14 +8,16 @@ either, is probably stopped. Passive: time is an argument.
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
-from astraflow.dataflow.core.status import OVERDUE
-from astraflow.types import Wait
+import msgspec
 
-__all__ = ["NOT_ASKING", "TrainerContacts"]
+from astraflow.types import Wait, WaitReason
+from astraflow.types.bounds import as_label
+from astraflow.types.waits import OVERDUE, POOL, RUN, Party
 
-NOT_ASKING = "it does not ask for a batch"
-"""How the wait for a trainer begins that has nothing to train and asks for nothing."""
+__all__ = ["TrainerContacts"]
+
 _MISSED_BEATS = 5
 """A rollout service's heartbeats that fit into the longest pause of a trainer that has nothing to train: it
 may write a checkpoint then."""
@@ -66,17 +68,23 @@ class TrainerContacts:
 
         If a trainer that waits for rollout has not asked for its batch for long, the run waits for it.
         """
-        is_for_rollout = wait.whom == "rollout"
-        name = (wait.who if is_for_rollout else wait.whom).removeprefix("trainer ")
-        contact = self._contacts.get(name)
+        is_for_batch = wait.whom == POOL
+        trainer = wait.who if is_for_batch else wait.whom
+        contact = self._contacts.get(trainer.name) if trainer.kind == "trainer" else None
         if contact is None or contact.num_waiting > 0 or now_s - contact.at_s < self._longest_pause_s:
             return wait
-        heard = f"its last request, `{contact.what}`, was answered {now_s - contact.at_s:.0f} s ago"
-        if not contact.what:
-            heard = "it has made no request since the dataflow started"
-        if is_for_rollout:
-            what = f"{NOT_ASKING}: {heard}; is it stopped?"
-            return Wait(who="run", whom=f"trainer {name}", what=what, since_s=contact.at_s)
-        if wait.what.startswith(OVERDUE):
-            return Wait(who=wait.who, whom=wait.whom, what=f"{wait.what}; {heard}", since_s=wait.since_s)
+        if is_for_batch:
+            reason = _reason("not_asking", trainer, contact, now_s)
+            return Wait(who=RUN, whom=trainer, reasons=(reason,), since_s=contact.at_s)
+        if wait.has(OVERDUE):
+            reason = _reason("last_request", trainer, contact, now_s)
+            return msgspec.structs.replace(wait, reasons=(*wait.reasons, reason))
         return wait
+
+
+def _reason(
+    kind: Literal["not_asking", "last_request"], trainer: Party, contact: _Contact, now_s: float
+) -> WaitReason:
+    return WaitReason(
+        kind=kind, policy=trainer.name, name=as_label(contact.what), seconds=max(0.0, now_s - contact.at_s)
+    )

@@ -1,14 +1,13 @@
 """Rules about what passes between the services: weights, episodes, groups, batches."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from astraflow.dataflow.core.status import OVERDUE
-from astraflow.dataflow.service.failed_steps import PERSON
-from astraflow.dataflow.service.trainer_contacts import NOT_ASKING
+from astraflow.report.wait_words import party_text, wait_line
 from astraflow.report.watch.rule import Finding, Rule
 from astraflow.report.watch.sight import Sight
 from astraflow.types import PolicyStatus, Wait, WeightTransfer, WorkerStatus
+from astraflow.types.waits import OVERDUE, PERSON, POOL, Party
 
 __all__ = ["FLOW_RULES"]
 
@@ -56,7 +55,7 @@ _FIRST_STEP_S = 300.0
 def _held_batch(sight: Sight) -> Iterable[Finding]:
     for wait in sight.waits:
         if wait.whom == PERSON:
-            yield Finding(wait.who, f"{wait.who} waits for {PERSON}: {wait.what}", wait.since_s, advice="")
+            yield Finding(party_text(wait.who), wait_line(wait), wait.since_s, advice="")
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ def _is_generating(worker: WorkerStatus) -> bool:
 
 # --- batches --------------------------------------------------------------------------------------
 
-_WHAT_HELPS = {
+_WHAT_HELPS: Mapping[str, str] = {
     "filtered": "look at rewards with `astraflow episodes RUN`: tasks that are all solved, or all failed, "
     "teach nothing; choose others, or another filter",
     "unused": "the workflow does not let this policy act: change workflow or recipe, or train it no more",
@@ -190,28 +189,29 @@ _WHAT_HELPS = {
 def _nothing_to_train(sight: Sight) -> Iterable[Finding]:
     for policy, wait in sight.waits_for_batch():
         waited_s = sight.now_s - wait.since_s
-        total = sum(policy.outcomes.values())
-        lost = {what: num for what, num in policy.outcomes.items() if what != "ready"}
+        total = sum(outcome.num for outcome in policy.outcomes)
+        lost = [outcome for outcome in policy.outcomes if outcome.fate != "ready"]
         is_known = total >= max(policy.groups_per_batch, _FEW_GROUPS)
-        if waited_s < _NO_BATCH_S or not is_known or sum(lost.values()) < _USELESS_FRAC * total:
+        if waited_s < _NO_BATCH_S or not is_known or sum(o.num for o in lost) < _USELESS_FRAC * total:
             continue
-        what = max(lost, key=lambda name: lost[name])
-        if what == "failed":
+        main = max(lost, key=lambda outcome: outcome.num)
+        if main.fate == "failed":
             continue  # another rule says why
+        by = f" by {main.by}" if main.by else ""
         scores = ""
         if policy.num_episodes:
             scores = f"; the mean score of {policy.num_episodes:,} episodes is {policy.score_mean:.3g}"
         yield Finding(
             f"trainer {policy.name}",
-            f"trainer {policy.name} has had no batch for {waited_s:.0f} s: {lost[what]:,.0f} of {total:,.0f} "
-            f"groups {what}{scores}",
+            f"trainer {policy.name} has had no batch for {waited_s:.0f} s: {main.num:,} of {total:,} groups "
+            f"{main.fate}{by}{scores}",
             wait.since_s,
-            advice=next((text for fate, text in _WHAT_HELPS.items() if what.startswith(fate)), None),
+            advice=_WHAT_HELPS.get(main.fate),
         )
 
 
 def _starved(sight: Sight) -> Iterable[Finding]:
-    evaluating = any(wait.who.startswith("eval of ") for wait in sight.waits)
+    evaluating = any(wait.who.kind == "eval" for wait in sight.waits)
     for policy, wait in sight.waits_for_batch():
         usual_s = sight.usual(policy.name, "batch_wait_s")
         waited_s = sight.now_s - wait.since_s
@@ -265,37 +265,37 @@ def _slow_trainer(sight: Sight) -> Iterable[Finding]:
 
 def _held_back_by(sight: Sight, policy: PolicyStatus) -> Wait | None:
     """The wait of the rollout services for the trainer of a policy."""
-    whom = f"trainer {policy.name}"
-    return next((wait for wait in sight.waits if wait.who == "rollout" and wait.whom == whom), None)
+    trainer = Party(kind="trainer", name=policy.name)
+    return next((wait for wait in sight.waits if wait.who == POOL and wait.whom == trainer), None)
 
 
 def _overdue(sight: Sight) -> Iterable[Finding]:
     for wait in sight.waits:
-        policy = wait.whom.removeprefix("trainer ")
-        is_explained = sight.is_in_trouble(f"trainer-{policy}", f"publisher-{policy}")
-        if wait.what.startswith((OVERDUE, NOT_ASKING)) and not is_explained:
-            yield Finding(wait.whom, f"{wait.who} waits for {wait.whom}: {wait.what}", wait.since_s)
+        policy = wait.whom.name
+        if wait.has(OVERDUE) and not sight.is_in_trouble(f"trainer-{policy}", f"publisher-{policy}"):
+            yield Finding(party_text(wait.whom), wait_line(wait), wait.since_s)
 
 
 def _no_progress(sight: Sight) -> Iterable[Finding]:
     for policy in sight.policies:
         records = sight.steps.get(policy.name, ())
         step_s = sight.step_s(policy.name)
-        waits = [w for w in sight.waits if policy.name in f"{w.who} {w.whom}"]
+        waits = [w for w in sight.waits if _is_about(policy, w.who) or _is_about(policy, w.whom)]
         since_s = records[-1].at_s if records else min((w.since_s for w in waits), default=sight.now_s)
         limit_s = _FIRST_STEP_S if step_s is None else max(_NO_STEP_S, _NO_STEP * step_s)
         if sight.now_s - since_s < limit_s or not waits:
             continue
         usual = "" if step_s is None else f" (usually {step_s:.3g} s)"
-        chain = "; ".join(
-            f"{wait.who} waits for {wait.whom} since {sight.now_s - wait.since_s:.0f} s: {wait.what}"
-            for wait in waits[:3]
-        )
+        chain = "; ".join(f"{wait_line(wait)} (for {sight.now_s - wait.since_s:.0f} s)" for wait in waits[:3])
         yield Finding(
             f"policy {policy.name}",
             f"{policy.name} has made no step for {sight.now_s - since_s:.0f} s{usual}: {chain}",
             since_s,
         )
+
+
+def _is_about(policy: PolicyStatus, party: Party) -> bool:
+    return party.kind in {"trainer", "eval"} and party.name == policy.name
 
 
 FLOW_RULES = (

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from astraflow.dataflow.service.liveness import NO_SIGN_OF_LIFE
 from astraflow.processes.process_state import STOPPED
 from astraflow.processes.supervisor import trouble_text
 from astraflow.report.watch.rule import Finding, Rule
 from astraflow.report.watch.sight import Disk, LauncherLife, Sight
 from astraflow.types import WorkerStatus
+from astraflow.types.waits import SILENT
 
 __all__ = ["PROCESS_RULES"]
 
@@ -73,7 +73,7 @@ def _silent_workers(sight: Sight) -> list[WorkerStatus]:
     """Rollout services that have missed their heartbeats, without those whose process the launcher watches:
     it knows more of them, such as that they import a library and live. One that joined again counts as it is
     now."""
-    missed = {wait.whom for wait in sight.waits if wait.what == NO_SIGN_OF_LIFE}
+    missed = {wait.whom.name for wait in sight.waits if wait.has(SILENT)}
     watched = {service.name for service in sight.services if service.state == "running"}
     heard = {worker.name for worker in sight.workers if sight.silence_s(worker) < _SHORT_SILENCE_S}
     return [worker for worker in sight.workers if worker.name in missed - watched - heard]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from astraflow.processes.process_state import ProcessState
 from astraflow.processes.supervisor import ServiceState
 from astraflow.types import PolicyStatus, StatusReply, StepRecord, Wait, WorkerStatus
+from astraflow.types.waits import POOL, Party
 
 __all__ = ["Disk", "LauncherLife", "Sight", "StepMemory", "newest_values"]
 
@@ -87,7 +88,7 @@ class Sight:
         """Policies whose trainer waits for a batch, with that wait."""
         for policy in self.policies:
             for wait in self.waits:
-                if wait.who == f"trainer {policy.name}" and wait.whom == "rollout":
+                if wait.who == Party(kind="trainer", name=policy.name) and wait.whom == POOL:
                     yield policy, wait
 
     def silence_s(self, worker: WorkerStatus) -> float:

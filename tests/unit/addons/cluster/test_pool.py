@@ -19,6 +19,8 @@ from astraflow.types import Load, ScalingAdvice, StatusReply, WorkerStatus
 from drivers.cluster_recipes import make_cluster_recipe
 from drivers.launcher_fakes import FakeLauncher
 
+AS_ADVISED = "no advice yet: too little was seen"
+
 
 def make_recipe(**cluster: object) -> Recipe:
     pool = {"window_s": 10.0, "shrink_after_s": 10.0, "drain_s": 30.0}
@@ -41,7 +43,7 @@ def make_status(services: Sequence[str], *, missing: int = 0, draining: Sequence
         )
         for name in services
     ]
-    scaling = ScalingAdvice(num_services=len(workers), missing_services=missing, text="as advised")
+    scaling = ScalingAdvice(num_services=len(workers), missing_services=missing, verdict="too_early")
     return StatusReply(
         name="run",
         state="running",
@@ -114,13 +116,13 @@ async def test_a_service_is_started_with_a_note_and_a_line_in_the_run_folder(tmp
     async with staged(tmp_path, make_recipe()) as stage:
         assert stage.running == ["dataflow", "rollout-0"]
         note = await grow(stage)
-        assert note == "pool: 1 -> 2 rollout services (rollout-1 started): as advised"
+        assert note == f"pool: 1 -> 2 rollout services (rollout-1 started): {AS_ADVISED}"
         assert stage.running == ["dataflow", "rollout-0", "rollout-1"]
         assert stage.pool.text.startswith("2 rollout services of 1 to 4; ")
         (line,) = stage.folder.pool.read_bytes().splitlines()
         decision = msgspec.json.decode(line, type=PoolDecision)
         assert decision.services == ("rollout-0", "rollout-1")
-        assert (decision.started, decision.stopped, decision.why) == (("rollout-1",), (), "as advised")
+        assert (decision.started, decision.stopped, decision.why) == (("rollout-1",), (), AS_ADVISED)
         assert decision.advice.missing_services == 1
 
 
@@ -128,7 +130,7 @@ async def test_a_service_that_has_to_go_is_asked_until_it_knows_and_may_finish(t
     async with staged(tmp_path, make_recipe()) as stage:
         await grow(stage)
         note, _ = await shrink(stage)
-        assert note == "pool: 2 -> 1 rollout services (rollout-1 asked to leave): as advised"
+        assert note == f"pool: 2 -> 1 rollout services (rollout-1 asked to leave): {AS_ADVISED}"
         both = ["rollout-0", "rollout-1"]
         assert stage.look(make_status(both)) == ("", ("rollout-1.1",))
         assert stage.look(make_status(both), after_s=1.0) == ("", ("rollout-1.1",))  # it was lost

@@ -15,6 +15,9 @@ KINDS = {
     "spot": {"most": 2, "cost": 1.0, "labels": {"pool": "spot"}},
 }
 
+AS_ADVISED = "no advice yet: too little was seen"
+"""The words of the verdict that all looks give; nothing follows from it."""
+
 
 def make_cluster(**fields: Any) -> ClusterConfig:
     pool = {"window_s": 100.0, "shrink_after_s": 100.0, "patience_s": 60.0} | fields.pop("pool", {})
@@ -46,7 +49,7 @@ class Watched:
             needed_services=self.needed,
             needed_per_hour=self.per_hour,
             overlap=30.0 if self.needed else 0.0,
-            text="as advised",
+            verdict="too_early",
         )
         change = self.sizer.decide(self.now_s, advice, self.states)
         if change is not None:
@@ -74,7 +77,7 @@ class Watched:
 def test_a_pool_grows_by_what_is_missing_once_it_has_been_missing_for_a_while() -> None:
     pool = Watched(3)
     assert pool.wait(10, missing=2) == []
-    assert pool.wait(1, missing=2) == [Change("as advised", start=names(3, 4))]
+    assert pool.wait(1, missing=2) == [Change(AS_ADVISED, start=names(3, 4))]
 
 
 def test_a_break_in_the_advice_begins_the_wait_anew() -> None:
@@ -88,7 +91,7 @@ def test_services_that_are_starting_are_not_started_twice() -> None:
     pool = Watched(3)
     assert len(pool.wait(60, missing=2)) == 1
     pool.join()
-    assert pool.wait(12, missing=1) == [Change("as advised", start=names(5))]
+    assert pool.wait(12, missing=1) == [Change(AS_ADVISED, start=names(5))]
 
 
 def test_a_pool_at_most_doubles_at_once() -> None:
@@ -111,7 +114,7 @@ def test_a_pool_shrinks_by_the_fewest_that_were_too_many_all_the_time() -> None:
     pool = Watched(8)
     assert pool.wait(50, missing=-5) == []
     assert pool.wait(50, missing=-2) == []
-    assert pool.wait(1, missing=-4) == [Change("as advised", stop=names(7, 6))]
+    assert pool.wait(1, missing=-4) == [Change(AS_ADVISED, stop=names(7, 6))]
 
 
 def test_one_look_without_a_surplus_keeps_the_pool() -> None:
@@ -141,7 +144,7 @@ def test_a_pool_grows_to_what_is_needed_before_anybody_waits() -> None:
     assert pool.wait(10) == []
     (change,) = pool.wait(1)
     assert change.start == names(3, 4)
-    assert change.why == "training needs 5.1 services, and 5.1 in 0 s; as advised"
+    assert change.why == f"training needs 5.1 services, and 5.1 in 0 s; {AS_ADVISED}"
     assert pool.wait(100) == []
     pool.join()
     assert pool.wait(500) == []

@@ -24,8 +24,9 @@ from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.dataflow.core.snapshot import SNAPSHOT_FORMAT
 from astraflow.errors import DataError, FencedError, RefusedError
-from astraflow.types import EpisodeReceipt, MetricItem, ServedVersions, Task, Wait
+from astraflow.types import EpisodeReceipt, MetricItem, ServedVersions, Task, Wait, WaitReason
 from astraflow.types.facts import GroupFacts, Outcome
+from astraflow.types.waits import POOL, RUN, Party
 from drivers.core_driver import Driver, make_chunk_manifest, make_core_plan, make_facts, make_meta, make_table
 
 _HELDOUT = {"heldout": EvalSetPlan(num_tasks=2, samples=2)}
@@ -425,18 +426,32 @@ def test_a_group_that_loses_too_many_says_how_many_tokens_are_lost_with_it():
 # --- waits and wake-ups ---------------------------------------------------------------------------
 
 
+def trainer(policy: str) -> Party:
+    return Party(kind="trainer", name=policy)
+
+
+def groups(policy: str, num: int, total: int) -> WaitReason:
+    return WaitReason(kind="groups", policy=policy, num=num, total=total)
+
+
+def tickets(policy: str, num: int) -> WaitReason:
+    return WaitReason(kind="tickets", policy=policy, num=num)
+
+
 def test_every_wait_says_what_for_and_since_when():
     driver = Driver(make_core_plan(num_steps=1, eval_sets=_HELDOUT))
     driver.join()
     driver.attach()
+    unpublished = WaitReason(kind="unpublished", policy="actor", version=0)
     assert driver.core.waits() == (
-        Wait(who="rollout", whom="trainer actor", what="version 0 is not published", since_s=2.0),
+        Wait(who=POOL, whom=trainer("actor"), reasons=(unpublished,), since_s=2.0),
     )
     driver.publish(0)
     driver.finish(driver.lease(4)[0])
+    episodes = WaitReason(kind="eval_episodes", name="heldout", num=1, total=4, pinned=(("actor", 0),))
     assert driver.core.waits() == (
-        Wait(who="trainer actor", whom="rollout", what="step 1: 0 groups ready, 2 make a batch", since_s=3.0),
-        Wait(who="eval of actor", whom="rollout", what="heldout: 1/4 episodes at actor 0", since_s=3.0),
+        Wait(who=trainer("actor"), whom=POOL, reasons=(groups("actor", 0, 2),), since_s=3.0),
+        Wait(who=Party(kind="eval", name="actor"), whom=POOL, reasons=(episodes,), since_s=3.0),
     )
 
 
@@ -444,48 +459,44 @@ def test_a_policy_without_a_trainer_is_waited_for_by_the_run_until_its_steps_are
     driver = Driver(make_core_plan(policies=("a", "b"), eval_sets=_HELDOUT))
     driver.attach("a")
     driver.publish(0, "a")
+    not_attached = WaitReason(kind="not_attached", policy="b")
+    version = WaitReason(kind="eval_version", policy="b", version=0)
     assert driver.core.waits() == (
-        Wait(who="trainer a", whom="rollout", what="step 1: 0 groups ready, 2 make a batch", since_s=2.0),
-        Wait(who="run", whom="trainer b", what="has not attached yet", since_s=0.0),
-        Wait(
-            who="eval of a",
-            whom="trainer b",
-            what="evaluation of version 0 needs version 0 of b",
-            since_s=2.0,
-        ),
+        Wait(who=trainer("a"), whom=POOL, reasons=(groups("a", 0, 2),), since_s=2.0),
+        Wait(who=RUN, whom=trainer("b"), reasons=(not_attached,), since_s=0.0),
+        Wait(who=Party(kind="eval", name="a"), whom=trainer("b"), reasons=(version,), since_s=2.0),
     )
     driver.attach("b")
     driver.publish(0, "b")
-    assert driver.core.waits()[-1].what == "heldout: 0/4 episodes at a 0, b 0"
+    (episodes,) = driver.core.waits()[-1].reasons
+    assert (episodes.num, episodes.total, episodes.pinned) == (0, 4, (("a", 0), ("b", 0)))
 
 
 def test_a_trainer_at_work_makes_services_wait_only_while_it_has_no_room():
     driver = started(num_steps=2, table=make_table(max_staleness=0))
     driver.finish_groups(2)
     driver.take(0)
-    wait = Wait(
-        who="rollout",
-        whom="trainer actor",
-        what="all 2 tickets of policy 'actor' are charged",
-        since_s=driver.now_s,
-    )
-    assert driver.core.waits() == (wait,)
-    assert driver.core.why_no_lease(driver.served()) == "trainer: all 2 tickets of policy 'actor' are charged"
+    full = (tickets("actor", 2),)
+    assert driver.core.waits() == (Wait(who=POOL, whom=trainer("actor"), reasons=full, since_s=driver.now_s),)
+    assert driver.core.why_no_lease(driver.served()) == full
+    assert driver.core.is_held_back(driver.served())
     driver.publish(1)
     driver.commit(0)
-    assert driver.core.why_no_lease(driver.served()) == ""
-    assert [wait.who for wait in driver.core.waits()] == ["trainer actor"]
+    assert driver.core.why_no_lease(driver.served()) == ()
+    assert not driver.core.is_held_back(driver.served())
+    assert [wait.who for wait in driver.core.waits()] == [trainer("actor")]
 
 
 def test_a_service_waits_for_nobody_while_there_are_episodes_to_run():
     driver = started(policies=("a", "b"), table=make_table(max_staleness=0))
     leases = driver.lease(9)
-    full = "all 2 tickets of policy '{}' are charged"
-    assert driver.core.why_no_lease(driver.served()) == f"trainer: {full.format('a')}; {full.format('b')}"
+    assert driver.core.why_no_lease(driver.served()) == (tickets("a", 2), tickets("b", 2))
     driver.expire(leases[0])
-    assert driver.core.why_no_lease(driver.served()) == ""
+    assert driver.core.why_no_lease(driver.served()) == ()
     lagging = (ServedVersions(policy="a", versions=(0,)),)
-    assert driver.core.why_no_lease(lagging) == "itself: it serves version -1 of b, and needs 0 or newer"
+    behind = WaitReason(kind="behind", policy="b", version=0, served=-1)
+    assert driver.core.why_no_lease(lagging) == (behind,)
+    assert not driver.core.is_held_back(lagging)
 
 
 def test_a_version_to_evaluate_wakes_services_and_those_who_follow_any_pinned_policy():
@@ -559,7 +570,7 @@ def test_a_late_result_leaves_nothing_to_lease_of_its_episode():
     driver = started(table=make_table(groups_per_batch=1, max_staleness=0))
     late, _ = driver.lease(2)
     driver.expire(late)
-    assert driver.core.why_no_lease(driver.served()) == ""
+    assert driver.core.why_no_lease(driver.served()) == ()
     assert driver.finish(late).status == "accepted"
-    assert driver.core.why_no_lease(driver.served()) == "trainer: all 1 tickets of policy 'actor' are charged"
+    assert driver.core.why_no_lease(driver.served()) == (tickets("actor", 1),)
     assert driver.lease(1) == ()

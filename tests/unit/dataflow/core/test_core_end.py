@@ -9,7 +9,8 @@ from astraflow.config import Use
 from astraflow.dataflow.core.commands import PushTaskIds, RunEnded, StopRun
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import ComponentError, ConfigError, DataError, RefusedError
-from astraflow.types import Task
+from astraflow.types import Task, Wait, WaitReason
+from astraflow.types.waits import POOL, Party
 from drivers.core_driver import Driver, make_core_plan, make_table
 
 _FILTERED = make_table(filters=[{"name": "zero_variance"}])
@@ -273,21 +274,25 @@ def test_two_curators_that_propose_tasks_are_refused():
 
 
 def waits(driver: Driver) -> list[tuple[str, str]]:
-    return [(wait.who, wait.whom) for wait in driver.core.waits()]
+    return [(wait.who.kind, wait.whom.kind) for wait in driver.core.waits()]
+
+
+def kinds(wait: Wait) -> list[str]:
+    return [reason.kind for reason in wait.reasons]
 
 
 def test_every_wait_names_who_and_whom():
     driver = Driver(make_core_plan())
-    assert waits(driver) == [("run", "trainer actor")]
+    assert waits(driver) == [("run", "trainer")]
     driver.join()
     driver.attach()
-    assert waits(driver) == [("rollout", "trainer actor")]
+    assert waits(driver) == [("pool", "trainer")]
     driver.publish(0)
-    assert waits(driver) == [("trainer actor", "rollout")]
+    assert waits(driver) == [("trainer", "pool")]
     driver.finish_groups(4)
     driver.take(0)
-    assert waits(driver) == [("rollout", "trainer actor")]
-    assert "tickets" in driver.core.waits()[0].what
+    assert waits(driver) == [("pool", "trainer")]
+    assert kinds(driver.core.waits()[0]) == ["tickets"]
     assert driver.core.waits()[0].since_s > 0
     driver.apply(StopRun(reason="enough", is_failure=False))
     assert waits(driver) == []
@@ -313,9 +318,19 @@ def test_a_trainer_that_waits_is_told_how_many_groups_which_filter_dropped():
     lose(driver, 7, every_s=10.0)
     (wait,) = driver.core.waits(driver.now_s)
     waited_s = driver.now_s - wait.since_s
-    assert wait.what == f"no batch for {waited_s:.0f} s: 7 of 7 groups filtered by zero_variance"
+    assert wait.reasons == (
+        WaitReason(
+            kind="lost_groups",
+            policy="actor",
+            num=7,
+            total=7,
+            seconds=waited_s,
+            fate="filtered",
+            name="zero_variance",
+        ),
+    )
     (early,) = driver.core.waits(wait.since_s + 5.0)
-    assert early.what == "step 1: 0 groups ready, 2 make a batch"
+    assert early.reasons == (WaitReason(kind="groups", policy="actor", num=0, total=2),)
 
 
 def test_a_trainer_that_waits_while_most_groups_are_good_is_told_how_many_are_ready():
@@ -323,7 +338,7 @@ def test_a_trainer_that_waits_while_most_groups_are_good_is_told_how_many_are_re
     driver.finish_groups(3)
     lose(driver, 2, every_s=10.0)
     (wait,) = driver.core.waits(driver.now_s)
-    assert wait.what == "step 1: 3 groups ready, 8 make a batch"
+    assert wait.reasons == (WaitReason(kind="groups", policy="actor", num=3, total=8),)
 
 
 def test_a_trainer_that_is_silent_for_much_longer_than_its_steps_took_is_overdue():
@@ -334,15 +349,13 @@ def test_a_trainer_that_is_silent_for_much_longer_than_its_steps_took_is_overdue
     driver.finish_groups(2)
     driver.take(3)
     (wait,) = driver.core.waits(driver.now_s + 5.0)
-    assert wait.what == "all 2 tickets of policy 'actor' are charged"
+    assert kinds(wait) == ["tickets"]
     (wait,) = driver.core.waits(driver.now_s + 200.0)
-    assert (wait.who, wait.whom) == ("rollout", "trainer actor")
-    assert wait.what.startswith(
-        "it is overdue: nothing was heard of it for 200 s, and the steps before took "
-    )
-    assert wait.what.endswith(
-        "is it, or its publisher, stopped?; all 2 tickets of policy 'actor' are charged"
-    )
+    assert (wait.who, wait.whom) == (POOL, Party(kind="trainer", name="actor"))
+    assert kinds(wait) == ["overdue", "tickets"]
+    first, *_, last = (record.at_s for record in driver.core.steps("actor"))
+    assert wait.reasons[0].usual_s == pytest.approx((last - first) / 2)
+    assert wait.reasons[0].seconds == pytest.approx(200.0)
 
 
 def test_a_first_step_is_never_overdue():
@@ -350,7 +363,7 @@ def test_a_first_step_is_never_overdue():
     driver.finish_groups(2)
     driver.take(0)
     (wait,) = driver.core.waits(driver.now_s + 5000.0)
-    assert wait.what == "all 2 tickets of policy 'actor' are charged"
+    assert kinds(wait) == ["tickets"]
 
 
 def test_the_run_ends_when_no_group_was_usable_for_ten_minutes_not_after_passes_over_all_tasks():

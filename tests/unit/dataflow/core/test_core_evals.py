@@ -202,7 +202,7 @@ def test_with_two_policies_a_round_pins_the_others_newest_version():
     driver.publish(0, "a")
     assert driver.core.eval_deadlines() == ()
     assert driver.core.versions("a").pinned == (0,)
-    assert any("needs version 0 of b" in wait.what for wait in driver.core.waits())
+    assert any(wait.has(frozenset({"eval_version"})) for wait in driver.core.waits())
     driver.attach("b")
     driver.publish(0, "b")
     assert len(driver.core.eval_deadlines()) == 2

@@ -12,6 +12,7 @@ from astraflow.dataflow.core.commands import BatchTaken, StopRun
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import ComponentError, ConfigError
 from astraflow.protocols import CompleteGroup, TableSizes, TableView, TakenBatch
+from astraflow.types import WaitReason
 from drivers.core_driver import Driver, make_core_plan, make_table
 
 
@@ -152,8 +153,8 @@ def test_a_limiter_of_ones_own_bounds_the_groups_in_flight():
     driver = started(make_table(max_staleness=3, **own("limiter", "Limits", num=3)))
     assert len(driver.lease(99)) == 3 * 2
     assert driver.status().max_tickets == 4
-    assert driver.core.waits()[-1].what == "step 1: 0 groups ready, 2 make a batch"
-    assert driver.core.why_no_lease(driver.served()) == "trainer: all 3 tickets of policy 'actor' are charged"
+    assert [reason.kind for reason in driver.core.waits()[-1].reasons] == ["groups"]
+    assert driver.core.why_no_lease(driver.served()) == (WaitReason(kind="tickets", policy="actor", num=3),)
 
 
 def test_a_sampler_of_ones_own_picks_the_groups():

@@ -29,7 +29,7 @@ def test_a_trainer_that_waits_asks_for_the_services_that_would_fill_it() -> None
     now_s = train(shares, wait_frac=0.22)
     idle(shares, free_frac=0.0, until_s=now_s)
     advice = shares.advice(now_s, {}, SERVICES)
-    assert advice.text == "trainer waits 22%: about 2 more services"
+    assert advice.verdict == "too_few"
     assert advice.missing_services == 2  # 7 * 0.22 / 0.78
     assert advice.trainer_wait_frac == {"actor": pytest.approx(0.22)}
 
@@ -39,7 +39,7 @@ def test_a_pool_that_waits_is_told_how_many_are_too_many() -> None:
     now_s = train(shares, wait_frac=0.0)
     idle(shares, free_frac=0.2, until_s=now_s)
     advice = shares.advice(now_s, {}, SERVICES)
-    assert advice.text == "rollouts wait 20%: 1 service too many"
+    assert advice.verdict == "too_many"
     assert advice.missing_services == -1
     assert advice.rollout_wait_frac == pytest.approx(0.2)
 
@@ -51,7 +51,7 @@ def test_the_last_service_is_never_too_many() -> None:
         shares.beat("rollout-0", free_frac=1.0, is_held_back=True, now_s=2.0 * beat)
     advice = shares.advice(now_s, {}, SERVICES[:1])
     assert advice.missing_services == 0
-    assert advice.text == "balanced: trainer waits 0%, rollouts wait 100%"
+    assert (advice.verdict, advice.rollout_wait_frac) == ("balanced", 1.0)
 
 
 def test_free_slots_that_no_trainer_keeps_empty_are_no_wait() -> None:
@@ -59,7 +59,7 @@ def test_free_slots_that_no_trainer_keeps_empty_are_no_wait() -> None:
     now_s = train(shares, wait_frac=0.02)
     idle(shares, free_frac=0.5, until_s=now_s, is_held_back=False)
     advice = shares.advice(now_s, {}, SERVICES)
-    assert advice.text == "balanced: trainer waits 2%, rollouts wait 0%"
+    assert (advice.verdict, advice.rollout_wait_frac) == ("balanced", 0.0)
     assert advice.missing_services == 0
 
 
@@ -78,16 +78,16 @@ def test_where_both_wait_the_schedule_is_named_instead() -> None:
     now_s = train(shares, wait_frac=0.5)
     idle(shares, free_frac=0.4, until_s=now_s)
     advice = shares.advice(now_s, {}, SERVICES)
-    assert "they take turns; a larger max_staleness lets them overlap" in advice.text
+    assert advice.verdict == "take_turns"
     assert advice.missing_services == 0
 
 
-def test_the_policy_that_waits_most_is_named() -> None:
+def test_the_policy_that_waits_most_decides() -> None:
     shares = WaitShares()
     train(shares, wait_frac=0.1, policy="judge")
     now_s = train(shares, wait_frac=0.3, policy="solver")
     advice = shares.advice(now_s, {}, SERVICES)
-    assert advice.text == "trainer solver waits 30%: about 3 more services"
+    assert (advice.verdict, advice.missing_services) == ("too_few", 3)
 
 
 def test_a_wait_that_goes_on_counts_before_its_step_is_committed() -> None:
@@ -105,7 +105,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
     now_s = train(shares, wait_frac=0.9, steps=30)
     for step in range(1, 40):
         shares.committed("actor", waited_s=0.0, now_s=now_s + 10.0 * step)
-    assert shares.advice(now_s + 390.0, {}, SERVICES).text.startswith("balanced")
+    assert shares.advice(now_s + 390.0, {}, SERVICES).verdict == "balanced"
 
 
 def test_services_that_left_count_no_more() -> None:
@@ -120,7 +120,7 @@ def test_services_that_left_count_no_more() -> None:
 
 def test_there_is_no_advice_from_a_few_seconds() -> None:
     shares = WaitShares()
-    assert shares.advice(0.0, {}, SERVICES).text == "no advice yet: too little was seen"
+    assert shares.advice(0.0, {}, SERVICES).verdict == "too_early"
     now_s = train(shares, wait_frac=0.9, steps=2)
     advice = shares.advice(now_s, {}, SERVICES)
     assert (advice.missing_services, advice.trainer_wait_frac) == (0, {})
@@ -139,7 +139,7 @@ def test_advice_that_was_followed_is_not_given_again() -> None:
     change(shares, at_s=now_s - 10.0, before=4, after=8, until_s=now_s)
     advice = shares.advice(now_s, {}, [f"s{idx}" for idx in range(8)])
     assert advice.missing_services == 0  # four services made half of what the trainer could train
-    assert advice.text == "trainer waits 50%, but the pool has grown meanwhile"
+    assert advice.verdict == "has_grown"
 
 
 def test_a_pool_that_has_shrunk_is_not_told_to_shrink_again() -> None:

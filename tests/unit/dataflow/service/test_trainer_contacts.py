@@ -2,13 +2,17 @@
 
 import pytest
 
-from astraflow.dataflow.core.status import OVERDUE
-from astraflow.dataflow.service.trainer_contacts import NOT_ASKING, TrainerContacts
+from astraflow.dataflow.service.trainer_contacts import TrainerContacts
 from astraflow.errors import FencedError
-from astraflow.types import Wait
+from astraflow.types import Wait, WaitReason
+from astraflow.types.waits import POOL, RUN, Party
 
-WAITS = Wait(who="trainer actor", whom="rollout", what="step 3: 4 groups ready, 4 make a batch", since_s=50.0)
-TRAINS = Wait(who="rollout", whom="trainer actor", what=f"{OVERDUE}: for long", since_s=50.0)
+TRAINER = Party(kind="trainer", name="actor")
+OVERDUE = WaitReason(kind="overdue", policy="actor", seconds=50.0, usual_s=2.0)
+WAITS = Wait(
+    who=TRAINER, whom=POOL, reasons=(WaitReason(kind="groups", step=2, num=4, total=4),), since_s=50.0
+)
+TRAINS = Wait(who=POOL, whom=TRAINER, reasons=(OVERDUE,), since_s=50.0)
 
 
 def made() -> TrainerContacts:
@@ -37,13 +41,13 @@ def test_a_trainer_that_asks_for_nothing_is_what_the_run_waits_for() -> None:
         pass
     assert contacts.explained(WAITS, 69.9) == WAITS
     told = contacts.explained(WAITS, 75.0)
-    assert (told.who, told.whom, told.since_s) == ("run", "trainer actor", 60.0)
-    assert told.what == f"{NOT_ASKING}: its last request, `commit`, was answered 15 s ago; is it stopped?"
+    reason = WaitReason(kind="not_asking", policy="actor", name="commit", seconds=15.0)
+    assert told == Wait(who=RUN, whom=TRAINER, reasons=(reason,), since_s=60.0)
 
 
 def test_one_that_was_never_heard_of_counts_from_the_start_of_the_dataflow() -> None:
     told = made().explained(WAITS, 75.0)
-    assert told.what == f"{NOT_ASKING}: it has made no request since the dataflow started; is it stopped?"
+    assert told.reasons == (WaitReason(kind="not_asking", policy="actor", seconds=35.0),)
     assert told.since_s == 40.0
 
 
@@ -52,8 +56,8 @@ def test_one_that_is_overdue_is_named_with_its_last_request() -> None:
     with contacts.request("actor", "batch", lambda: 60.0):
         pass
     told = contacts.explained(TRAINS, 100.0)
-    assert told.what == f"{OVERDUE}: for long; its last request, `batch`, was answered 40 s ago"
-    assert (told.who, told.whom, told.since_s) == ("rollout", "trainer actor", 50.0)
+    last = WaitReason(kind="last_request", policy="actor", name="batch", seconds=40.0)
+    assert told == Wait(who=POOL, whom=TRAINER, reasons=(OVERDUE, last), since_s=50.0)
 
 
 def test_a_refused_request_is_no_sign_of_life() -> None:
@@ -68,5 +72,6 @@ def test_policies_of_strangers_are_not_remembered() -> None:
     with contacts.request("unknown", "commit", lambda: 60.0):
         pass
     assert contacts.last("unknown", 99.0) == ("", 0.0)
-    other = Wait(who="run", whom="w0", what="no sign of life", since_s=1.0)
+    service = Party(kind="service", name="w0")
+    other = Wait(who=RUN, whom=service, reasons=(WaitReason(kind="silent"),), since_s=1.0)
     assert contacts.explained(other, 99.0) == other

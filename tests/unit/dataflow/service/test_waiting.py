@@ -7,7 +7,11 @@ import pytest
 
 from astraflow.dataflow.service.waiting import LeaseQueue, Topics, WaitList, waited
 from astraflow.errors import RefusedError
-from astraflow.types import Wait
+from astraflow.types import Party, Wait
+
+
+def service(name: str) -> Party:
+    return Party(kind="service", name=name)
 
 
 async def test_a_wake_up_between_the_look_and_the_wait_is_not_missed() -> None:
@@ -29,10 +33,13 @@ async def test_other_topics_do_not_wake() -> None:
 
 def test_waits_are_listed_while_they_last_longest_first() -> None:
     waits, whom = WaitList(), ["x"]
-    late = Wait(who="b", whom="x", what="", since_s=2.0)
-    with waits.entry(lambda: late), waits.entry(lambda: Wait(who="a", whom=whom[0], what="", since_s=1.0)):
+    late = Wait(who=service("b"), whom=service("x"), since_s=2.0)
+    with (
+        waits.entry(lambda: late),
+        waits.entry(lambda: Wait(who=service("a"), whom=service(whom[0]), since_s=1.0)),
+    ):
         whom[0] = "y"
-        assert [(wait.who, wait.whom) for wait in waits.current()] == [("a", "y"), ("b", "x")]
+        assert [(wait.who.name, wait.whom.name) for wait in waits.current()] == [("a", "y"), ("b", "x")]
     assert waits.current() == ()
 
 

@@ -1,19 +1,27 @@
 """The rules of the watchdog: each sees its fault, names it with its numbers, and is silent about others."""
 
 import dataclasses
+from typing import Literal
 
 import msgspec
 import pytest
 
-from astraflow.dataflow.core.status import OVERDUE
-from astraflow.dataflow.service.failed_steps import PERSON
-from astraflow.dataflow.service.liveness import NO_SIGN_OF_LIFE
-from astraflow.dataflow.service.trainer_contacts import NOT_ASKING
 from astraflow.processes.supervisor import ServiceState
 from astraflow.report.watch.sight import Disk, LauncherLife, Sight, StepMemory
 from astraflow.report.watch.watchdog import RULES
-from astraflow.types import FateCounts, ScalingAdvice, StepRecord, Wait, WeightTransfer
-from drivers.sights import NOW_S, make_policy_status, make_sight, make_steps, make_wait, make_worker
+from astraflow.types import (
+    FateCounts,
+    GroupOutcome,
+    ScalingAdvice,
+    StepRecord,
+    WaitReason,
+    WeightTransfer,
+)
+from astraflow.types.waits import PERSON, POOL, RUN, Party
+from drivers.sights import NOW_S, TRAINER, make_policy_status, make_sight, make_steps, make_wait, make_worker
+
+W0 = Party(kind="service", name="w0")
+SILENT = WaitReason(kind="silent")
 
 
 def found_in(sight: Sight) -> dict[str, list[str]]:
@@ -55,10 +63,11 @@ def test_a_healthy_run_is_silent_at_its_start_in_its_course_and_at_its_end() -> 
 
 
 def test_a_batch_that_waits_for_a_person_is_named_with_what_the_person_can_do() -> None:
-    what = "the batch of step 4 could not be trained 2 times in a row: `astraflow drop-batch RUN actor`"
-    wait = Wait(who="trainer actor", whom=PERSON, what=what, since_s=NOW_S - 3)
+    reason = WaitReason(kind="batch_failed", policy="actor", step=3, num=2, detail="the loss is not finite")
+    wait = make_wait(3.0, reason, whom=PERSON)
     text = only(make_sight(waits=(wait,)), "held_batch")
-    assert text == f"trainer actor waits for a person: {what}"
+    assert "batch of step 4 could not be trained 2 times in a row: the loss is not finite" in text
+    assert "`astraflow drop-batch RUN actor`" in text
 
 
 def test_a_process_in_trouble_is_named_with_its_remedy() -> None:
@@ -90,7 +99,7 @@ def test_a_process_that_crashes_again_and_again_is_named_with_its_last_words() -
 
 
 def test_a_silent_service_elsewhere_is_named_and_one_that_came_back_is_not() -> None:
-    wait = make_wait(9.0, who="run", whom="w0", what=NO_SIGN_OF_LIFE)
+    wait = make_wait(9.0, SILENT, who=RUN, whom=W0)
     others = (make_worker("w0", unheard_s=9.0), make_worker("w1"))
     text = only(make_sight(workers=others, waits=(wait,)), "silent_service")
     assert text == "rollout service w0 has given no sign of life for 9 s"
@@ -104,15 +113,10 @@ def test_a_pool_without_a_service_that_is_heard_of_is_named() -> None:
     text = only(make_sight(workers=()), "no_rollout_service")
     assert text == "no rollout service is left; 6 groups wait to be finished"
     new = make_policy_status(fates=FateCounts(), num_running_groups=0)
-    assert (
-        found_in(
-            make_sight(workers=(), policy=new, waits=(make_wait(20.0, who="run", whom="trainer actor"),))
-        )
-        == {}
-    )
-    late = make_sight(workers=(), policy=new, waits=(make_wait(61.0, who="run", whom="trainer actor"),))
+    assert found_in(make_sight(workers=(), policy=new, waits=(make_wait(20.0, who=RUN, whom=TRAINER),))) == {}
+    late = make_sight(workers=(), policy=new, waits=(make_wait(61.0, who=RUN, whom=TRAINER),))
     assert "no rollout service has joined" in only(late, "no_rollout_service")
-    wait = make_wait(9.0, who="run", whom="w0", what=NO_SIGN_OF_LIFE)
+    wait = make_wait(9.0, SILENT, who=RUN, whom=W0)
     text = only(make_sight(workers=(make_worker("w0", unheard_s=9.0),), waits=(wait,)), "no_rollout_service")
     assert text == "no rollout service is left: w0 was heard of last, 9 s ago; 6 groups wait to be finished"
     old = ServiceState("rollout-0", state="running", age_s=61.0, silent_s=1.0)
@@ -217,14 +221,16 @@ def test_groups_that_fail_are_named_with_the_last_error() -> None:
 
 
 def test_a_trainer_without_a_batch_is_told_what_became_of_the_groups() -> None:
-    outcomes = {"filtered by zero_variance": 40.0, "ready": 1.0}
-    policy = make_policy_status(outcomes=outcomes, num_episodes=160, score_mean=0.0)
+    ready = GroupOutcome(fate="ready", num=1)
+    filtered = GroupOutcome(fate="filtered", by="zero_variance", num=40)
+    policy = make_policy_status(outcomes=(ready, filtered), num_episodes=160, score_mean=0.0)
     text = only(make_sight(policy=policy, waits=(make_wait(6.0),)), "nothing_to_train")
     assert "had no batch for 6 s: 40 of 41 groups filtered by zero_variance" in text
     assert "the mean score of 160 episodes is 0" in text
-    failed = make_policy_status(outcomes={"failed": 40.0})
+    failed = make_policy_status(outcomes=(GroupOutcome(fate="failed", num=40),))
     assert found_in(make_sight(policy=failed, waits=(make_wait(6.0),))) == {}
-    mixed = make_policy_status(outcomes={"filtered by zero_variance": 20.0, "ready": 20.0})
+    half = (msgspec.structs.replace(ready, num=20), msgspec.structs.replace(filtered, num=20))
+    mixed = make_policy_status(outcomes=half)
     assert found_in(make_sight(policy=mixed, waits=(make_wait(6.0),))) == {}
     assert found_in(make_sight(policy=policy, waits=(make_wait(2.0),))) == {}
 
@@ -238,13 +244,13 @@ def test_a_starved_table_is_named_once_its_wait_is_unusual_and_not_during_evalua
     assert "starved_table" in found_in(make_sight(waits=(make_wait(31.0),)))
     slow = {"actor": make_steps(batch_wait_s=9.0)}
     assert found_in(make_sight(workers=(idle,), waits=(make_wait(11.0),), steps=slow)) == {}
-    evaluating = (make_wait(11.0), make_wait(11.0, who="eval of actor"))
+    evaluating = (make_wait(11.0), make_wait(11.0, who=Party(kind="eval", name="actor")))
     assert found_in(make_sight(workers=(idle,), waits=evaluating)) == {}
     assert found_in(make_sight(workers=(idle,), waits=(make_wait(50.0),), steps={})) == {}
 
 
 def test_a_trainer_much_slower_than_the_pool_is_named_with_its_times() -> None:
-    held = make_wait(1.0, who="rollout", whom="trainer actor", what="all 12 tickets are charged")
+    held = make_wait(1.0, WaitReason(kind="tickets", policy="actor", num=12), who=POOL, whom=TRAINER)
     idle = ScalingAdvice(rollout_wait_frac=0.9)
     text = only(make_sight(waits=(held,), scaling=idle), "slow_trainer")
     assert "90% of the rollout slots have been empty" in text
@@ -255,14 +261,17 @@ def test_a_trainer_much_slower_than_the_pool_is_named_with_its_times() -> None:
 
 
 def test_a_trainer_that_is_overdue_is_named() -> None:
-    wait = make_wait(20.0, who="rollout", whom="trainer actor", what=f"{OVERDUE}: nothing was heard of it")
+    reason = WaitReason(kind="overdue", policy="actor", seconds=200.0, usual_s=2.0)
+    wait = make_wait(20.0, reason, who=POOL, whom=TRAINER)
     assert "it is overdue: nothing was heard" in only(make_sight(waits=(wait,)), "overdue_trainer")
 
 
 @pytest.mark.parametrize("process", ["trainer-actor", "publisher-actor"])
-@pytest.mark.parametrize("what", [OVERDUE, NOT_ASKING])
-def test_a_trainer_whose_process_is_stopped_is_not_also_overdue(process: str, what: str) -> None:
-    wait = make_wait(20.0, who="rollout", whom="trainer actor", what=f"{what}: nothing was heard of it")
+@pytest.mark.parametrize("kind", ["overdue", "not_asking"])
+def test_a_trainer_whose_process_is_stopped_is_not_also_overdue(
+    process: str, kind: Literal["overdue", "not_asking"]
+) -> None:
+    wait = make_wait(20.0, WaitReason(kind=kind, policy="actor"), who=POOL, whom=TRAINER)
     stopped = ServiceState(process, state="running", silent_s=9.0, is_silent=True, trouble="it is stopped")
     only(make_sight(waits=(wait,), services=(stopped,)), "stopped_process")
     other = dataclasses.replace(stopped, name="trainer-verifier")
@@ -293,15 +302,22 @@ def test_a_service_much_slower_than_its_peers_is_named() -> None:
     assert text == "c generates 100 tokens/s, its 2 peers 1,500 (median)"
     mixed = (make_worker("a"), make_worker("b"), make_worker("c", tokens_per_s=300.0))
     assert found_in(make_sight(workers=mixed)) == {}
-    waiting = (make_worker("a"), make_worker("b"), make_worker("c", tokens_per_s=0.0, waits_for="weights"))
+    waiting = (
+        make_worker("a"),
+        make_worker("b"),
+        make_worker("c", tokens_per_s=0.0, waits_for=(WaitReason(kind="first_version", policy="actor"),)),
+    )
     assert found_in(make_sight(workers=waiting)) == {}
 
 
 def test_a_run_that_makes_no_step_for_long_is_named_with_its_waits() -> None:
     old = [msgspec.structs.replace(record, at_s=record.at_s - 130.0) for record in make_steps()]
-    wait = make_wait(130.0, who="run", whom="trainer actor", what="has not attached yet")
+    wait = make_wait(130.0, WaitReason(kind="not_attached", policy="actor"), who=RUN, whom=TRAINER)
     text = only(make_sight(steps={"actor": old}, waits=(wait,)), "no_progress")
-    assert "no step for 130 s (usually 1 s): run waits for trainer actor since 130 s: has not" in text
+    assert (
+        "no step for 130 s (usually 1 s): run waits for trainer actor: it has not attached yet (for 130 s)"
+        in text
+    )
 
 
 def test_rewards_that_never_differ_are_named_after_five_steps() -> None:
