@@ -43,7 +43,7 @@ from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job, Outcome
 from astraflow.rollout.engines.lane import Lanes
 from astraflow.rollout.renderer import load_renderer
-from astraflow.tasks.rewards import extract_answer
+from astraflow.tasks.answers import extract_answer
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.types import (

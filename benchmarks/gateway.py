@@ -43,6 +43,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from astraflow.addons.agents.hosted import Hosted
+from astraflow.addons.agents.hosts.config import HostedSourceConfig
 from astraflow.addons.agents.hosts.host import Host
 from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.addons.tiny_models.tokenizer import make_tokenizer
@@ -54,7 +55,6 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.service.process import settle_memory
 from astraflow.service.server import HttpServer
 from astraflow.service.web_guard import WebRules
-from astraflow.tasks.config import HostedSourceConfig
 from astraflow.tasks.sources import make_source
 from astraflow.types import BusySpan, GenerateRequest, Generation, PolicyInfo, Sampling, Task
 from astraflow.types.host_tensors import WeightSnapshot
@@ -271,7 +271,7 @@ async def hosted_runner(hosted: HostedPolicy) -> AsyncGenerator[tuple[EpisodeRun
         "args": {"taskset": {"id": "verifiers_sums", "size": 8}, "agent": agent},
     }
     settings = parse_config(section, HostedConfig)
-    task = make_source(HostedSourceConfig(limit=1), name="sums", host=settings).task(0)
+    task = make_source(HostedSourceConfig(limit=1), name="sums", workflow=settings).task(0)
 
     async def no_score(task: Task, text: str) -> float:
         raise AssertionError("the host scores itself")

@@ -72,6 +72,8 @@ __all__ = [
     "SampleRulesProvider",
     "Sampler",
     "Score",
+    "Scorer",
+    "ScoringCall",
     "SlotName",
     "Stateful",
     "StepMetricsReporter",
@@ -158,6 +160,60 @@ class Score(float):
     def __reduce__(self) -> tuple[type[Self], tuple[float, dict[str, float]]]:
         # pickles the parts too, for the way from the scoring process to the service
         return type(self), (float(self), dict(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringCall:
+    """A completion to score."""
+
+    task: Task
+    text: str
+    """The part of the completion that `tasks.extract` selects."""
+    completion: str
+    """The whole completion."""
+    extract: str = "whole"
+    """The value of `tasks.extract`."""
+
+
+class Scorer(Protocol):
+    """Scores one completion per call. The config of a reward makes it.
+
+    A subclass inherits what is not abstract here.
+    """
+
+    @property
+    def is_async(self) -> bool:
+        """Whether every call returns an awaitable, so that many calls can run at a time."""
+        return False
+
+    @property
+    def gets_all(self) -> bool:
+        """Whether it gets whole completions as `text`, whatever `tasks.extract` says."""
+        return False
+
+    @property
+    def queue(self) -> str:
+        """What its calls wait for, in words; empty if it doesn't know."""
+        return ""
+
+    def load(self) -> None:
+        """Imports the libraries that calls need, so that no call waits for them.
+
+        Raises: ConfigError if one cannot be imported; ScorerError if one does not work.
+        """
+
+    async def open(self) -> None:
+        """Starts what calls need, in the event loop in which they are awaited."""
+
+    async def close(self) -> None:
+        """Ends what `open` or a call started."""
+
+    def __call__(self, call: ScoringCall) -> object:
+        """A number, a `Score`, a mapping with `score`, or an awaitable of one of these.
+
+        Raises: RolloutError or DataError if the completion cannot be scored; that is never a score of 0.
+        """
+        ...
 
 
 # --- tables: limiting, picking and evicting the groups of one policy ------------------------------

@@ -13,7 +13,8 @@ from typing import Literal
 
 import pytest
 
-from astraflow.tasks.config import JsonlSourceConfig, MathVerifyReward, TasksConfig
+from astraflow.addons.math.config import MathVerifyReward
+from astraflow.tasks.config import JsonlSourceConfig, TasksConfig
 from astraflow.tasks.rewards import make_reward
 from astraflow.types import Task
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.addons.reasoning_gym.config import ReasoningGymConfig
 from astraflow.addons.sandbox.pool import Sandbox
 from astraflow.errors import ConfigError
 from astraflow.rollout.scoring import ScoringPool
-from astraflow.tasks.config import ReasoningGymConfig, SourceReward, TasksConfig
+from astraflow.tasks.config import SourceReward, TasksConfig
 from astraflow.tasks.rewards import make_reward
 from astraflow.tasks.sources import make_source
 from astraflow.types import Task

@@ -9,9 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from astraflow.addons.math.config import MathVerifyReward
 from astraflow.errors import LateScoreError, RolloutError
 from astraflow.rollout.scoring import ScoringPool
-from astraflow.tasks.config import JsonlSourceConfig, MathVerifyReward, TasksConfig
+from astraflow.tasks.config import JsonlSourceConfig, TasksConfig
 from astraflow.types import Task
 
 TASKS = TasksConfig(

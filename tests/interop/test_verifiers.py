@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.agents.hosts.config import HostedSourceConfig
 from astraflow.addons.agents.hosts.host import HostedEpisodeError
 from astraflow.errors import ConfigError, DataError
-from astraflow.tasks.config import HostedSourceConfig
 from astraflow.tasks.sources import make_source
 from astraflow.types import Episode
 from astraflow.workflows.config import HostedConfig

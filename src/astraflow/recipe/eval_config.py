@@ -33,13 +33,14 @@ class TrainingReward(Config):
     name: Literal["training"] = "training"
 
 
-EvalRewardConfig = Annotated[
-    Union[(TrainingReward, *get_args(get_args(RewardConfig)[0]))],
-    Field(discriminator="name"),
-]
 if TYPE_CHECKING:
+    EvalRewardConfig = TrainingReward | RewardConfig
     EvalWorkflowConfig = TrainingWorkflow | WorkflowConfig
 else:
+    EvalRewardConfig = Annotated[
+        Union[(TrainingReward, *get_args(get_args(RewardConfig)[0]))],
+        Field(discriminator="name"),
+    ]
     EvalWorkflowConfig = Annotated[
         Union[(TrainingWorkflow, *get_args(get_args(WorkflowConfig)[0]))],
         Field(discriminator="name"),

@@ -19,8 +19,8 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.rollout.open_calls import OpenCalls
 from astraflow.rollout.scoring import ScoringPool
+from astraflow.tasks.answers import extract_answer
 from astraflow.tasks.config import JudgeReward, TasksConfig, WeightedReward
-from astraflow.tasks.rewards import extract_answer
 from astraflow.types import GenerateRequest, Message, Sampling, Task
 from astraflow.workflows.calls import without_reasoning
 from astraflow.workflows.roles import last_choice

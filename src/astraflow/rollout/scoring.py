@@ -25,7 +25,6 @@ from typing import TypeAlias
 
 from pebble import ProcessExpired, ProcessPool
 
-from astraflow.addons.code.config import CodeTestsReward
 from astraflow.errors import ConfigError, DeadlineError, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
 from astraflow.rollout.open_calls import OpenCalls
@@ -42,6 +41,7 @@ from astraflow.rollout.scoring_process import (
 )
 from astraflow.tasks.config import ExactReward, JudgeReward, TasksConfig
 from astraflow.tasks.rewards import RecipeReward, make_reward
+from astraflow.tasks.variants import RewardVariant
 from astraflow.types import Task
 
 __all__ = ["ScoringPool"]
@@ -90,7 +90,7 @@ class ScoringPool:
             initargs=[tasks.model_dump_json(), tuple(sys.path)],
             context=multiprocessing.get_context("spawn"),
         )
-        if isinstance(tasks.reward, ExactReward | CodeTestsReward | JudgeReward) and not tasks.format:
+        if _is_harmless(tasks):
             self._local = make_reward(tasks)
             self._is_async = self._local.is_async
         else:
@@ -102,8 +102,7 @@ class ScoringPool:
         Raises: ConfigError if the reward cannot be built; DeadlineError if that takes too long.
         """
         if self._local is not None:
-            for sandbox in self._local.sandboxes:
-                await sandbox.open()
+            await self._local.open()
         if self._pool is None:
             return
         try:
@@ -137,9 +136,8 @@ class ScoringPool:
     @property
     def queue(self) -> str:
         """What calls wait for, in words."""
-        if self._local is not None:
-            for sandbox in self._local.sandboxes:
-                return f"the sandbox: {sandbox.num_waiting} programs wait, {sandbox.num_boxes} run at a time"
+        if self._local is not None and self._local.queue:
+            return self._local.queue
         return f"the reward: {self._calls.num} calls run or wait in {self._num_workers} processes"
 
     async def _score(self, task: Task, text: str) -> Score:
@@ -164,14 +162,13 @@ class ScoringPool:
             batch.cancel()
         await asyncio.gather(*self._batches, return_exceptions=True)
         if self._local is not None:
-            for sandbox in self._local.sandboxes:
-                await sandbox.close()
+            await self._local.close()
         if self._pool is not None:
             self._pool.stop()
             await asyncio.to_thread(self._pool.join)
 
     async def _score_here(self, reward: RecipeReward, task: Task, text: str) -> Score:
-        """Scores in this process what runs in boxes anyway. Programs have limits, so the call needs none."""
+        """Scores in this process what cannot hang."""
         started = reward.start(task, text)
         return reward.total(task, text, await reward.waited(task, started))
 
@@ -260,6 +257,13 @@ class ScoringPool:
             except (TimeoutError, ProcessExpired, BrokenProcessPool):
                 pass  # one of them ended the process; alone, the others succeed
         return await asyncio.gather(*[self._alone(call) for call in calls])
+
+
+def _is_harmless(tasks: TasksConfig) -> bool:
+    """Whether scoring can run in the rollout service. A pattern may take forever on the text of a model."""
+    reward = tasks.reward
+    is_harmless = reward.is_harmless if isinstance(reward, RewardVariant) else False
+    return (is_harmless or isinstance(reward, ExactReward | JudgeReward)) and not tasks.format
 
 
 def _score_of(outcome: Outcome) -> Score:

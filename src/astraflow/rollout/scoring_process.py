@@ -30,7 +30,7 @@ from typing import Any, NoReturn, TypeAlias
 from astraflow.errors import Error, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
 from astraflow.tasks.config import TasksConfig
-from astraflow.tasks.rewards import RecipeReward, is_waiting, make_reward, runs_own_code
+from astraflow.tasks.rewards import RecipeReward, is_waiting, keeps_keys, make_reward
 from astraflow.types import Task
 from astraflow.user_input.own_code import described
 
@@ -243,13 +243,12 @@ def _run_reward(pipe: Connection, tasks_json: str, path: tuple[str, ...]) -> Non
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         sys.path[:] = path
         tasks = TasksConfig.model_validate_json(tasks_json)
-        _forget_secrets(() if runs_own_code(tasks) else _SECRET_ENDINGS)
+        _forget_secrets(() if keeps_keys(tasks) else _SECRET_ENDINGS)
         with asyncio.Runner() as loop:  # one for all calls: clients that a reward keeps belong to a loop
             try:
                 reward = make_reward(tasks)
                 reward.load()
-                for sandbox in reward.sandboxes:
-                    loop.run(sandbox.open())
+                loop.run(reward.open())
             except BaseException as error:  # noqa: BLE001 - code of the user's; it is told, and no call is made
                 pipe.send(BuiltReward(str(error) if isinstance(error, Error) else described(error)))
                 os._exit(0)

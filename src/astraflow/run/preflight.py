@@ -43,8 +43,6 @@ from astraflow.run.start_checks import (
     check_server,
 )
 from astraflow.tasks.config import (
-    PromptsConfig,
-    ReasoningGymConfig,
     RewardConfig,
     TasksConfig,
     TaskSourceConfig,
@@ -53,6 +51,7 @@ from astraflow.tasks.config import (
 from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
 from astraflow.tasks.selection import looked_at
+from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
@@ -187,7 +186,10 @@ def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
         mistakes.of(check_model, name, recipe.policies[name])
     _check_components(recipe, mistakes)
     for name, config in recipe.tasks.sources.items():
-        if isinstance(config, PromptsConfig | ReasoningGymConfig) and not _counts_tokens(config):
+        is_alone = isinstance(config, PromptsConfig) or (
+            isinstance(config, SourceVariant) and not config.needs_workflow
+        )
+        if is_alone and not _counts_tokens(config):
             mistakes.of(open_source, config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
     _check_machine(recipe, mistakes, run_dir)
     return mistakes.texts

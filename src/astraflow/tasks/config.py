@@ -2,38 +2,28 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, Union, get_args
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from astraflow.addons.code.config import CodeTestsReward
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, with_installed
+from astraflow.tasks.variants import RewardVariant, RowsConfig, SourceVariant
 from astraflow.user_input.hub_names import is_hub_name
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Name
 
 __all__ = [
     "JUDGE_PROMPT",
-    "MAX_COLUMNS",
-    "PROMPT_MARK",
     "EnvironmentConfig",
     "EnvironmentSourceConfig",
-    "ExactMatchReward",
     "ExactReward",
     "ExtractMode",
-    "F1Reward",
     "FormatReward",
-    "HostedSourceConfig",
     "HubSourceConfig",
     "JsonlSourceConfig",
     "JudgeReward",
-    "MathVerifyReward",
     "Pattern",
-    "PreparedSourceConfig",
-    "PromptsConfig",
-    "ReasoningGymConfig",
     "RewardConfig",
-    "RowsConfig",
     "SingleRewardConfig",
     "SourceReward",
     "TaskSourceConfig",
@@ -46,10 +36,6 @@ __all__ = [
 
 _UNOWNED = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
 """An old name on the hub, without an owner, e.g. `gsm8k`."""
-MAX_COLUMNS = 64
-"""Columns that travel with a task, besides prompt and answer."""
-PROMPT_MARK = "{prompt}"
-"""Stands for the prompt in a source's `template`."""
 MAX_REWARDS = 64
 """Parts of a weighted reward; each is a metric of every episode."""
 ExtractMode = Literal["whole", "last_line", "after_equals", "answer_tag", "boxed"]
@@ -67,64 +53,6 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 """A regular expression."""
 _PartName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
 _Weight = Annotated[float, Field(ge=-1e6, le=1e6)]
-
-
-class ReasoningGymConfig(Config):
-    """Generated tasks with verifiable answers from the `reasoning-gym` library."""
-
-    name: Literal["reasoning_gym"] = "reasoning_gym"
-    dataset: str
-    """Name of the data set, e.g. `basic_arithmetic`."""
-    size: int = Field(default=10_000, ge=1, le=10**9)
-    """Number of tasks."""
-    seed: int = 0
-    """Seed of the data set. Different seeds give different tasks that may overlap; use `split` for disjoint
-    sets."""
-    split: Literal["all", "train", "heldout"] = "all"
-    """Which tasks to use, decided by a hash of the prompt; `train` and `heldout` never share a prompt."""
-    heldout_frac: float = Field(default=0.1, gt=0, lt=1)
-    """Share of prompts that are held out; use the same value in training, in evaluation and in the model's
-    spec."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the data set, e.g. `{min_terms: 3, max_digits: 2}`."""
-    system: str = ""
-    """System message before each prompt; empty: none."""
-
-
-class PromptsConfig(Config):
-    """Base of the sources whose tasks are rows of data: which rows become tasks, and what stands around a
-    prompt."""
-
-    system: str = ""
-    """System message before each prompt; empty: none."""
-    template: str = ""
-    """Text around each prompt, which stands where the text says `{prompt}`; all other braces stay as they
-    are. Empty: the prompt alone."""
-    max_prompt_tokens: int = Field(default=0, ge=0)
-    """Rows whose prompt has more tokens are left out; a warning says how many. The tokenizer of the first
-    trained policy counts the texts of all messages, without the tokens of the chat template. 0: no limit."""
-    limit: int = Field(default=0, ge=0)
-    """Number of tasks to use: the first ones, of those that are not left out. 0: all."""
-
-    @field_validator("template")
-    @classmethod
-    def _template_holds_the_prompt(cls, value: str) -> str:
-        if value and value.count(PROMPT_MARK) != 1:
-            raise ValueError(f"a template holds {PROMPT_MARK} once, where the prompt stands")
-        return value
-
-
-class RowsConfig(PromptsConfig):
-    """Base of the sources of files: which column is what."""
-
-    prompt_key: str = Field(default="prompt", min_length=1)
-    """Column of the prompt: a text, or a list of messages (`role`, `content`) that ends with one of the user.
-    `a.b` is the key `b` of the mapping in column `a`."""
-    answer_key: str = "answer"
-    """Column of the reference answer, e.g. `reward_model.ground_truth`; a list of texts holds several right
-    answers. Empty: the tasks have no answer."""
-    columns: tuple[str, ...] = Field(default=(), max_length=MAX_COLUMNS)
-    """Further columns that travel with each task; the reward gets them by name."""
 
 
 class JsonlSourceConfig(RowsConfig):
@@ -154,23 +82,6 @@ class HubSourceConfig(RowsConfig):
         return not (is_alone or is_hub_name(self.path))
 
 
-class PreparedSourceConfig(PromptsConfig):
-    """A known data set, from the folder that `astraflow data prepare` wrote. Nothing is downloaded."""
-
-    name: Literal["prepared"] = "prepared"
-    dataset: str
-    """Name of the data set, from `astraflow data list`."""
-    folder: str = ""
-    """Folder of the prepared data set; empty: `data/DATASET`."""
-    split: str = ""
-    """Which of its splits to use; empty: the only one."""
-
-    @property
-    def where(self) -> str:
-        """The folder: the one that is given, or the usual one."""
-        return self.folder or f"data/{self.dataset}"
-
-
 class EnvironmentSourceConfig(Config):
     """The tasks of one of `tasks.environments`."""
 
@@ -181,28 +92,9 @@ class EnvironmentSourceConfig(Config):
     """Which of its tasks to use; the environment says which splits it has."""
 
 
-class HostedSourceConfig(Config):
-    """The tasks of the environment that the workflow `hosted` names."""
-
-    name: Literal["hosted"] = "hosted"
-    split: str = ""
-    """Which of its tasks to use; the environment says which splits it has."""
-    skip: int = Field(default=0, ge=0)
-    """Number of tasks to pass over, e.g. those that are trained on, in an evaluation set."""
-    limit: int = Field(default=0, ge=0, le=1_000_000)
-    """Number of tasks to use, behind those; 0: all. A set of tasks without an end needs one."""
-
-
-TaskSourceConfig = Annotated[
-    ReasoningGymConfig
-    | JsonlSourceConfig
-    | HubSourceConfig
-    | PreparedSourceConfig
-    | EnvironmentSourceConfig
-    | HostedSourceConfig
-    | Use,
-    Field(discriminator="name"),
-]
+TaskSourceConfig = JsonlSourceConfig | HubSourceConfig | EnvironmentSourceConfig | SourceVariant | Use
+if not TYPE_CHECKING:  # which sources are installed is known at run time only
+    TaskSourceConfig = with_installed(TaskSourceConfig, "astraflow.sources")
 
 
 class EnvironmentConfig(Use):
@@ -215,38 +107,18 @@ class EnvironmentConfig(Use):
 
 
 class SourceReward(Config):
-    """The task source's own scorer: that of reasoning-gym or of the environment, or `math_verify` for
-    prompt/answer data."""
+    """Uses the scorer that comes with a task: that of its environment or of its source. A task that is only a
+    prompt and an answer is scored by `math_verify`."""
 
     name: Literal["source"] = "source"
     allow: tuple[str, ...] = ()
-    """Data sets of reasoning-gym whose scorers may run a completion as Python outside of the sandbox."""
-
-
-class MathVerifyReward(Config):
-    """1 if the final answer of the text equals the task's answer, compared as mathematics by `math-verify`;
-    else 0."""
-
-    name: Literal["math_verify"] = "math_verify"
+    """Data sets of the sources whose scorers may run a completion as Python outside the sandbox."""
 
 
 class ExactReward(Config):
     """1 if the stripped text equals the task's answer; else 0."""
 
     name: Literal["exact"] = "exact"
-
-
-class ExactMatchReward(Config):
-    """1 if the text equals one of the answers as SQuAD's grader compares them (without case, punctuation and
-    articles); else 0."""
-
-    name: Literal["em"] = "em"
-
-
-class F1Reward(Config):
-    """F1 of the words of the text and of the best answer, as SQuAD's grader computes it: 0 to 1."""
-
-    name: Literal["f1"] = "f1"
 
 
 class FormatReward(Config):
@@ -317,20 +189,11 @@ class VerlReward(Use):
     name: Literal["verl"] = "verl"  # pyright: ignore[reportIncompatibleVariableOverride] - another variant
 
 
-SingleRewardConfig = Annotated[
-    SourceReward
-    | MathVerifyReward
-    | ExactReward
-    | CodeTestsReward
-    | ExactMatchReward
-    | F1Reward
-    | FormatReward
-    | JudgeReward
-    | TrlReward
-    | VerlReward
-    | Use,
-    Field(discriminator="name"),
-]
+SingleRewardConfig = (
+    SourceReward | ExactReward | FormatReward | JudgeReward | TrlReward | VerlReward | RewardVariant | Use
+)
+if not TYPE_CHECKING:
+    SingleRewardConfig = with_installed(SingleRewardConfig, "astraflow.rewards")
 
 
 class WeightedReward(Config):
@@ -364,21 +227,12 @@ class WeightedReward(Config):
         return self.weights.get(name, 1.0)
 
 
-RewardConfig = Annotated[
-    SourceReward
-    | MathVerifyReward
-    | ExactReward
-    | CodeTestsReward
-    | ExactMatchReward
-    | F1Reward
-    | FormatReward
-    | JudgeReward
-    | TrlReward
-    | VerlReward
-    | WeightedReward
-    | Use,
-    Field(discriminator="name"),
-]
+if TYPE_CHECKING:
+    RewardConfig = SingleRewardConfig | WeightedReward
+else:
+    RewardConfig = Annotated[
+        Union[(*get_args(get_args(SingleRewardConfig)[0]), WeightedReward)], Field(discriminator="name")
+    ]
 
 
 class TasksConfig(Config):

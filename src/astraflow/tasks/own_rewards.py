@@ -19,30 +19,21 @@ from typing import Any, cast
 
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError, DataError
+from astraflow.protocols import Scorer, ScoringCall
 from astraflow.tasks.config import TrlReward, VerlReward
 from astraflow.tasks.environment import without_environment
 from astraflow.types import Message, Task
 from astraflow.types.row_columns import Row, row_of
 from astraflow.user_input.mistakes import nearest_hint
 
-__all__ = ["Call", "OwnReward", "check_own_reward", "make_own_reward"]
+__all__ = ["OwnReward", "check_own_reward", "make_own_reward"]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What is scored."""
-
-    task: Task
-    text: str
-    """The part of the completion that `tasks.extract` names."""
-    completion: str
-    """All of it."""
-
-
-class OwnReward:
+class OwnReward(Scorer):
     """A reward function of the user's own, ready to be called.
 
-    Example: `OwnReward(function, args, _Native())(Call(task, "5", "2+3=5"))` is what the function returns.
+    Example: `OwnReward(function, args, _Form())(ScoringCall(task, "5", "2+3=5"))` is what the function
+    returns.
     """
 
     def __init__(self, function: Callable[..., object], args: Mapping[str, Any], form: "_Form") -> None:
@@ -62,7 +53,7 @@ class OwnReward:
         """Whether it gets whole completions, whatever `tasks.extract` says."""
         return self._form.gets_all
 
-    def __call__(self, call: Call) -> object:
+    def __call__(self, call: ScoringCall) -> object:
         """What the function returns: a number, a mapping with `score`, or an awaitable of one."""
         positional = self._form.positional(call)
         skipped = (*self._takes.first[: len(positional)], *self._args)
@@ -92,11 +83,11 @@ class _Form:
     own = ("completion",)
     """Names of what the function may ask for besides columns."""
 
-    def positional(self, call: Call) -> tuple[object, ...]:
+    def positional(self, call: ScoringCall) -> tuple[object, ...]:
         """The arguments without a name."""
         return (call.task, call.text)
 
-    def values(self, call: Call, row: Row) -> Mapping[str, Any]:
+    def values(self, call: ScoringCall, row: Row) -> Mapping[str, Any]:
         """Everything that the function may ask for by name."""
         return {**row.columns, "completion": call.completion}
 
@@ -113,10 +104,10 @@ class _TrlForm(_Form):
     gets_all = True
     own = ("prompts", "completions", "answer")
 
-    def positional(self, call: Call) -> tuple[object, ...]:
+    def positional(self, call: ScoringCall) -> tuple[object, ...]:
         return ()
 
-    def values(self, call: Call, row: Row) -> Mapping[str, Any]:
+    def values(self, call: ScoringCall, row: Row) -> Mapping[str, Any]:
         prompt: object = call.task.prompt
         completion: object = call.completion
         if row.is_chat:
@@ -145,10 +136,10 @@ class _VerlForm(_Form):
     gets_all = True
     own = ("data_source", "solution_str", "ground_truth", "extra_info")
 
-    def positional(self, call: Call) -> tuple[object, ...]:
+    def positional(self, call: ScoringCall) -> tuple[object, ...]:
         return ()
 
-    def values(self, call: Call, row: Row) -> Mapping[str, Any]:
+    def values(self, call: ScoringCall, row: Row) -> Mapping[str, Any]:
         defaults = {"data_source": call.task.source, "extra_info": None}
         own = {"solution_str": call.completion, "ground_truth": _answer(call.task, row)}
         return {**defaults, **row.columns, **own}

@@ -14,40 +14,20 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from numbers import Real
 from typing import Any, cast
 
-from astraflow.addons.code.code_tests import CodeTests, cases_of
-from astraflow.addons.code.config import CodeTestsReward
-from astraflow.addons.data_sets.catalogue import find_data_set
-from astraflow.addons.math.algebra import load_algebra, unread_texts
-from astraflow.addons.math.answers import is_right, readable_gold
-from astraflow.addons.math.cpu_limit import OutOfTimeError, within_cpu_time
-from astraflow.addons.math.final_answer import boxes
-from astraflow.addons.math.spelling import fold
-from astraflow.addons.math.tex import group_end
-from astraflow.addons.reasoning_gym.boxed_gym import BoxedGym
-from astraflow.addons.reasoning_gym.gym import GYM, load_gym, runs_answers, score_gym
-from astraflow.addons.sandbox.pool import Sandbox
-from astraflow.addons.search.question_answers import exact_match, word_f1
 from astraflow.config import Use
-from astraflow.errors import ConfigError, DataError, Error, LateScoreError, RolloutError, ScorerError
-from astraflow.protocols import Environment, Score, TaskSource
+from astraflow.errors import ConfigError, DataError, Error, RolloutError
+from astraflow.protocols import Environment, Score, Scorer, ScoringCall, TaskSource
+from astraflow.tasks.answers import AnswerScorer, answer_checker, extract_answer, has_text
 from astraflow.tasks.config import (
-    ExactMatchReward,
     ExactReward,
-    F1Reward,
     FormatReward,
     JudgeReward,
-    MathVerifyReward,
-    PreparedSourceConfig,
-    PromptsConfig,
-    ReasoningGymConfig,
     RewardConfig,
-    RowsConfig,
     SingleRewardConfig,
     SourceReward,
     TasksConfig,
@@ -55,31 +35,27 @@ from astraflow.tasks.config import (
     WeightedReward,
 )
 from astraflow.tasks.environment import make_environment, without_environment
-from astraflow.tasks.own_rewards import Call, OwnReward, check_own_reward, make_own_reward
-from astraflow.tasks.rows import check_answer_text, naming_row
+from astraflow.tasks.own_rewards import OwnReward, check_own_reward, make_own_reward
+from astraflow.tasks.rows import naming_row
 from astraflow.tasks.selection import looked_at
+from astraflow.tasks.variants import PromptsConfig, RewardVariant, RowsConfig, SourceVariant
 from astraflow.types import Task
 from astraflow.types.bounds import as_label
-from astraflow.types.row_columns import answers_of, is_of_row
+from astraflow.types.row_columns import is_of_row
+from astraflow.user_input.mistakes import configs_in, tag_of
 from astraflow.user_input.own_code import described
 
 __all__ = [
     "RecipeReward",
     "check_gradable",
-    "extract_answer",
     "is_waiting",
+    "keeps_keys",
     "make_reward",
     "needs_sandbox",
-    "runs_own_code",
 ]
 
 _MAX_REPORTED = 64
 """Numbers besides the score that one reward may report; each is a metric of every episode."""
-
-_COMPARING_CPU_S = 4.0
-"""CPU time to read and compare one answer. Almost all take a few milliseconds."""
-_COMPARING_WALL_S = 60.0
-"""The same in wall time: on a machine where everything takes fifteen times as long."""
 
 
 def make_reward(config: TasksConfig) -> "RecipeReward":
@@ -97,7 +73,7 @@ def make_reward(config: TasksConfig) -> "RecipeReward":
         for name, where, reward, weight in _singles(config.reward)
         if not isinstance(reward, JudgeReward)
     )
-    return RecipeReward(parts, config.format, format_weight, _libraries(config))
+    return RecipeReward(parts, config.format, format_weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,36 +88,34 @@ class RecipeReward:
     parts: "tuple[_Part, ...]"
     pattern: str
     format_weight: float
-    libraries: tuple[Callable[[], object], ...] = ()
-    """Import what the scorers need."""
 
     def load(self) -> None:
         """Imports the libraries of the scorers, so that no call waits for them.
 
         Raises: ConfigError if one cannot be imported; ScorerError if one does not work.
         """
-        for load_library in self.libraries:
-            load_library()
+        for part in self.parts:
+            part.scorer.load()
+
+    async def open(self) -> None:
+        """Starts what calls need, in the event loop in which they are awaited. Raises: ConfigError."""
+        for part in self.parts:
+            await part.scorer.open()
+
+    async def close(self) -> None:
+        """Ends what `open` or a call started."""
+        for part in self.parts:
+            await part.scorer.close()
 
     @property
     def is_async(self) -> bool:
-        """Whether one of its functions is a coroutine function; many calls can then run at a time."""
-        return any(
-            isinstance(part.scorer, CodeTests)
-            or (isinstance(part.scorer, OwnReward) and part.scorer.is_async)
-            for part in self.parts
-        )
+        """Whether one of its scorers is `async`; many calls can then run at a time."""
+        return any(part.scorer.is_async for part in self.parts)
 
     @property
-    def sandboxes(self) -> tuple[Sandbox, ...]:
-        """Where it runs programs of completions. The caller opens and closes them, in one event loop."""
-        found: list[Sandbox] = []
-        for part in self.parts:
-            if isinstance(part.scorer, CodeTests):
-                found.append(part.scorer.sandbox)
-            elif isinstance(part.scorer, _SourceScorer) and part.scorer.runs_answers:
-                found.append(part.scorer.boxed.sandbox)
-        return tuple(found)
+    def queue(self) -> str:
+        """What calls wait for, in words; empty if no scorer knows."""
+        return next((queue for part in self.parts if (queue := part.scorer.queue)), "")
 
     def __call__(self, task: Task, text: str) -> Score:
         """The score of a completion. If a function is `async`, no event loop may run in this thread."""
@@ -167,11 +141,12 @@ class RecipeReward:
         return values
 
     async def _waited_alone(self, task: Task, values: Sequence[object]) -> list[object]:
-        """As `waited`, in an event loop that nobody else uses: boxes end with it."""
-        async with AsyncExitStack() as boxes:
-            for sandbox in self.sandboxes:
-                await boxes.enter_async_context(sandbox)
+        """As `waited`, in an event loop that nobody else uses: what calls need ends with it."""
+        try:
+            await self.open()
             return await self.waited(task, values)
+        finally:
+            await self.close()
 
     async def waited(self, task: Task, values: Sequence[object]) -> list[object]:
         """The same values, once all awaitables are done; they run at the same time.
@@ -207,42 +182,29 @@ class RecipeReward:
         return Score(score, metrics)
 
 
-def runs_own_code(config: TasksConfig) -> bool:
-    """Whether scoring runs functions of the user's own: rewards, or environments."""
+def keeps_keys(config: TasksConfig) -> bool:
+    """Whether scoring needs the secrets of the environment: functions of the user's own may, as rewards and
+    environments."""
     return bool(config.environments) or any(
-        isinstance(part, Use) for _, _, part, _ in _singles(config.reward)
+        isinstance(part, Use) or (isinstance(part, RewardVariant) and part.keeps_keys)
+        for _, _, part, _ in _singles(config.reward)
     )
 
 
 def needs_sandbox(config: TasksConfig) -> bool:
     """Whether scoring runs programs of completions."""
     return any(
-        isinstance(part, CodeTestsReward) or (isinstance(part, SourceReward) and _runs_answers(part, config))
+        part.needs_sandbox if isinstance(part, RewardVariant) else _runs_answers(part, config)
         for _, _, part, _ in _singles(config.reward)
     )
 
 
-def _runs_answers(reward: SourceReward, config: TasksConfig) -> bool:
+def _runs_answers(reward: SingleRewardConfig, config: TasksConfig) -> bool:
     """Whether a scorer of the recipe's sources runs completions, in a sandbox."""
-    return any(
-        isinstance(source, ReasoningGymConfig) and runs_answers(source.dataset, reward.allow)
+    return isinstance(reward, SourceReward) and any(
+        isinstance(source, SourceVariant) and source.runs_answers(reward.allow)
         for source in config.sources.values()
     )
-
-
-def _libraries(config: TasksConfig) -> tuple[Callable[[], object], ...]:
-    """What imports the libraries of the scorers. The tasks of a source of your own may need `math_verify`."""
-    rewards = [reward for _, _, reward, _ in _singles(config.reward)]
-    is_any_source = any(isinstance(reward, SourceReward) for reward in rewards)
-    sources = tuple(config.sources.values()) if is_any_source else ()
-    found: list[Callable[[], object]] = []
-    if any(isinstance(part, MathVerifyReward | PromptsConfig) for part in (*rewards, *sources)) or (
-        any(isinstance(source, Use) for source in sources) and find_spec("math_verify") is not None
-    ):
-        found.append(load_algebra)
-    if any(isinstance(source, ReasoningGymConfig) for source in sources):
-        found.append(load_gym)
-    return tuple(found)
 
 
 def is_waiting(values: Sequence[object]) -> bool:
@@ -254,7 +216,7 @@ def is_waiting(values: Sequence[object]) -> bool:
 class _Part:
     """One scorer with the part of a completion that it gets, its name and its weight in the sum."""
 
-    scorer: "Callable[[Call], object]"
+    scorer: Scorer
     mode: str
     name: str
     """Empty for the only one."""
@@ -264,22 +226,14 @@ class _Part:
 
     def start(self, task: Task, text: str) -> object:
         """What the scorer returned: a value or an awaitable."""
-        is_whole = isinstance(self.scorer, _FormatScorer) or (
-            isinstance(self.scorer, OwnReward) and self.scorer.gets_all
-        )
-        answer = text if is_whole else extract_answer(text, mode=self.mode)
+        answer = text if self.scorer.gets_all else extract_answer(text, mode=self.mode)
         if answer is None:
             return 0.0
-        if self._compares_mathematics(task) and self.mode == "boxed":
-            # The comparison gets the box itself, so that it takes all of the content as the answer. Several
-            # boxes may together be one answer, so `boxes` looks for them in the whole text.
-            answer = f"\\boxed{{{boxes(text) or answer}}}"
-        call = Call(task, answer, text)
-        if not isinstance(self.scorer, OwnReward):
-            return self.scorer(call)
         try:
-            return self.scorer(call)
+            return self.scorer(ScoringCall(task, answer, text, self.mode))
         except BaseException as error:
+            if isinstance(error, Error) and not isinstance(self.scorer, OwnReward):
+                raise  # it names the task
             raise self._failure(task, error) from error
 
     async def wait(self, task: Task, value: Any) -> object:
@@ -307,12 +261,6 @@ class _Part:
 
     def _who(self, task: Task) -> str:
         return f"task {task.id}: the reward{f' {self.name!r}' if self.name else ''}"
-
-    def _compares_mathematics(self, task: Task) -> bool:
-        """Whether the task's answer is compared as mathematics, and not by another scorer."""
-        return self.scorer is _score_by_math_verify or (
-            isinstance(self.scorer, _SourceScorer) and is_of_row(task)
-        )
 
     def read(self, task: Task, value: object) -> tuple[float | None, dict[str, float]]:
         """The number, and the metrics that were reported with it.
@@ -380,30 +328,27 @@ def check_gradable(reward: RewardConfig, source: TaskSource, config: TaskSourceC
     Raises: DataError for a task without an answer; ConfigError for a function of the user's that asks for
     what the tasks do not bring.
     """
-    is_of_rows = isinstance(config, PromptsConfig)
     columns = _columns(config)
     for _, where, part, _ in _singles(reward):
         if isinstance(part, Use):
             check_own_reward(part, columns, where=where)
-        elif isinstance(part, CodeTestsReward):
+        elif (check := _checker(part, config)) is not None:
             for task in looked_at(source, config):
                 with naming_row(task, config):
-                    cases_of(task, part)
-        elif is_of_rows and not isinstance(part, FormatReward | JudgeReward):
-            for task in looked_at(source, config):
-                with naming_row(task, config):
-                    _check_answers(task, part, is_of_file=isinstance(config, RowsConfig))
+                    check(task)
 
 
-def _check_answers(task: Task, reward: SingleRewardConfig, *, is_of_file: bool) -> None:
-    """Raises: DataError if a reward cannot compare the task's answers with a completion."""
-    as_text = isinstance(reward, ExactReward | ExactMatchReward | F1Reward)
-    answers = _right_answers(task, as_text=as_text)
-    if not is_of_file or isinstance(reward, ExactReward):  # which compares letter by letter, whatever it is
-        return
-    for answer in answers:
-        # Quotes around an answer do not matter to rewards that compare words.
-        check_answer_text(answer, may_be_quoted=as_text)
+def _checker(reward: SingleRewardConfig, source: TaskSourceConfig) -> Callable[[Task], object] | None:
+    """What checks that a reward can score a task; None if tasks of the source need no check."""
+    match reward:
+        case RewardVariant():
+            return reward.checker(source)
+        case ExactReward():  # compares letter by letter, whatever an answer holds
+            return answer_checker(source, has_text, allowed=("list", "mapping", "text"))
+        case SourceReward() if isinstance(source, PromptsConfig):
+            return _reward_of_rows().checker(source)
+        case _:
+            return None
 
 
 def _columns(config: TaskSourceConfig) -> tuple[str, ...] | None:
@@ -411,186 +356,132 @@ def _columns(config: TaskSourceConfig) -> tuple[str, ...] | None:
     match config:
         case RowsConfig():
             return config.columns
-        case PreparedSourceConfig():
-            return find_data_set(config.dataset).columns
-        case ReasoningGymConfig():
-            return ()
+        case SourceVariant():
+            return config.task_columns()
         case _:
             return None
 
 
-def _right_answers(task: Task, *, as_text: bool) -> tuple[str, ...]:
-    """The right answers of a task, to be compared as texts or as mathematics.
-
-    Raises: DataError if there are none that can be compared so.
-    """
-    answers = [a for a in answers_of(task) if (a.strip() if as_text else fold(readable_gold(a)))]
-    if not answers:
-        raise DataError(
-            f"task {task.id} has no answer to compare with: it reads {task.answer[:60]!r}; fix the data, or "
-            "name another scorer in tasks.reward"
-        )
-    return tuple(answers)
-
-
-def _scorer(reward: SingleRewardConfig, config: TasksConfig, where: str) -> "Callable[[Call], object]":
+def _scorer(reward: SingleRewardConfig, config: TasksConfig, where: str) -> Scorer:
     match reward:
         case SourceReward():
-            made = {name: make_environment(name, env) for name, env in config.environments.items()}
-            return _SourceScorer(reward.allow, made, BoxedGym(), runs_answers=_runs_answers(reward, config))
-        case MathVerifyReward():
-            return _score_by_math_verify
+            return _SourceScorer(reward.allow, config)
         case ExactReward():
-            return _score_exact
-        case CodeTestsReward():
-            return CodeTests(reward)
-        case ExactMatchReward():
-            return _score_exact_match
-        case F1Reward():
-            return _score_f1
+            return AnswerScorer(_exact)
         case JudgeReward():
             raise ConfigError(f"{where}: a judge is asked by the rollout service")
         case FormatReward():
             return _FormatScorer(reward.pattern, reward.otherwise)
+        case RewardVariant():
+            return reward.make()
         case Use():
             return make_own_reward(reward, where=where)
-
-
-# --- extraction -----------------------------------------------------------------------------------
-
-
-def extract_answer(text: str, *, mode: str) -> str | None:
-    """The part of a completion that is scored; None if the completion does not have it.
-
-    Modes: `whole`; `last_line` (the last line that is not blank); `after_equals` (the text after the last
-    `=`); `answer_tag` (the content of the last `<answer>...</answer>`); `boxed` (the content of the last
-    `\\boxed{...}`).
-    """
-    return _EXTRACTORS[mode](text)
-
-
-def _last_line(text: str) -> str | None:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else None
-
-
-def _after_equals(text: str) -> str | None:
-    _, equals, answer = text.rpartition("=")
-    return answer.strip() if equals else None
-
-
-def _answer_tag(text: str) -> str | None:
-    before, closing, _ = text.rpartition("</answer>")
-    _, opening, answer = before.rpartition("<answer>")
-    return answer.strip() if closing and opening else None
-
-
-def _boxed(text: str) -> str | None:
-    _, opening, rest = text.rpartition("\\boxed{")
-    end = group_end("{" + rest, 0) if opening else None
-    return None if end is None else rest[: end - 2].strip()
-
-
-def _whole(text: str) -> str | None:
-    return text
-
-
-_EXTRACTORS: dict[str, Callable[[str], str | None]] = {
-    "after_equals": _after_equals,
-    "answer_tag": _answer_tag,
-    "boxed": _boxed,
-    "last_line": _last_line,
-    "whole": _whole,
-}
 
 
 # --- scorers --------------------------------------------------------------------------------------
 
 
-def _score_exact(call: Call) -> float:
-    text = call.text.strip()
-    return float(any(text == answer.strip() for answer in _right_answers(call.task, as_text=True)))
+def _exact(text: str, answers: Sequence[str]) -> float:
+    return float(any(text.strip() == answer.strip() for answer in answers))
 
 
-def _score_exact_match(call: Call) -> float:
-    return exact_match(call.text, _right_answers(call.task, as_text=True))
-
-
-def _score_f1(call: Call) -> float:
-    return word_f1(call.text, _right_answers(call.task, as_text=True))
-
-
-@dataclass(frozen=True, slots=True)
-class _FormatScorer:
+class _FormatScorer(Scorer):
     """Whether the whole completion has a form."""
 
-    pattern: str
-    otherwise: float
+    def __init__(self, pattern: str, otherwise: float) -> None:
+        self._pattern = pattern
+        self._otherwise = otherwise
 
-    def __call__(self, call: Call) -> float:
-        return 1.0 if re.fullmatch(self.pattern, call.completion, re.DOTALL) else self.otherwise
+    @property
+    def gets_all(self) -> bool:
+        return True
+
+    def __call__(self, call: ScoringCall) -> float:
+        return 1.0 if re.fullmatch(self._pattern, call.completion, re.DOTALL) else self._otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class _SourceScorer:
-    """Scores a task with the scorer of its source.
+class _SourceScorer(Scorer):
+    """Scores a task as what it comes from does: its environment, or the variant of its source.
 
-    That is the task's environment, reasoning-gym's own scorer, or `math_verify` for a task that has only a
-    prompt and an answer.
+    A task that is a prompt and an answer is scored by the installed reward for such tasks.
     """
 
-    allowed: tuple[str, ...]
-    environments: Mapping[str, Environment]
-    boxed: BoxedGym
-    runs_answers: bool
-    """Whether one of the recipe's sources has a scorer that runs answers."""
+    def __init__(self, allow: Sequence[str], config: TasksConfig) -> None:
+        self._allow = allow
+        self._sources = tuple(config.sources.values())
+        self._environments = {
+            name: make_environment(name, environment) for name, environment in config.environments.items()
+        }
+        self._rows: Scorer | None = None
+        self._kinds: dict[str, Scorer | None] = {}
 
-    def __call__(self, call: Call) -> object:
+    def load(self) -> None:
+        for source in self._sources:
+            if isinstance(source, PromptsConfig):
+                self._of_rows().load()
+            elif isinstance(source, SourceVariant) and (scorer := self._of_kind(source.name)) is not None:
+                scorer.load()
+            elif isinstance(source, Use):  # whose tasks may be prompts and answers
+                with suppress(ConfigError):
+                    self._of_rows().load()
+
+    async def open(self) -> None:
+        for source in self._sources:
+            if isinstance(source, SourceVariant) and source.runs_answers(self._allow):
+                scorer = self._of_kind(source.name)
+                if scorer is not None:
+                    await scorer.open()
+
+    async def close(self) -> None:
+        for scorer in (self._rows, *self._kinds.values()):
+            if scorer is not None:
+                await scorer.close()
+
+    def __call__(self, call: ScoringCall) -> object:
         task = call.task
         if is_of_row(task):
-            return _score_by_math_verify(call)
+            return self._of_rows()(call)
         name, own = without_environment(task)
         if name:
             return self._environment(name, task).score(own, call.text)
-        spec = json.loads(task.spec)
-        if spec.get("kind") != GYM:
+        kind = json.loads(task.spec).get("kind")
+        scorer = self._of_kind(str(kind))
+        if scorer is None:
             raise DataError(
-                f"task {task.id}: its spec is of kind {spec.get('kind')!r}, which has no scorer here; name "
-                "one in tasks.reward"
+                f"task {task.id}: its spec is of kind {kind!r}, which has no scorer here; name one in "
+                "tasks.reward"
             )
-        if runs_answers(str(spec["dataset"]), self.allowed):
-            return self.boxed.score(task, call.text, spec)
-        return score_gym(task, call.text, spec)
+        return scorer(call)
 
     def _environment(self, name: str, task: Task) -> Environment:
-        if name not in self.environments:
+        if name not in self._environments:
             raise DataError(
                 f"task {task.id} belongs to the environment {name!r}, which is not one of tasks.environments "
-                f"({', '.join(self.environments) or 'there are none'})"
+                f"({', '.join(self._environments) or 'there are none'})"
             )
-        return self.environments[name]
+        return self._environments[name]
+
+    def _of_rows(self) -> Scorer:
+        if self._rows is None:
+            self._rows = _reward_of_rows().make()
+        return self._rows
+
+    def _of_kind(self, kind: str) -> Scorer | None:
+        """The scorer of the source variant with this name; None if there is none."""
+        if kind not in self._kinds:
+            variants = [v for v in configs_in(TaskSourceConfig) if issubclass(v, SourceVariant)]
+            named = next((variant for variant in variants if tag_of(variant) == kind), None)
+            self._kinds[kind] = named.make_scorer(self._allow) if named is not None else None
+        return self._kinds[kind]
 
 
-def _score_by_math_verify(call: Call) -> Score:
-    """1 if the answer is right, else 0, and whether something could not be read as mathematics."""
-    answers = _right_answers(call.task, as_text=False)
-    load_algebra()
-    what = f"task {call.task.id}: `math_verify`"
-    compared = f"\nIt compared {call.text[-200:]!r} with {answers!r:.200}."
-    try:
-        with unread_texts() as unread:
-            is_equal = within_cpu_time(
-                lambda: any(is_right(answer, call.text) for answer in answers),
-                cpu_s=_COMPARING_CPU_S,
-                wall_s=_COMPARING_WALL_S,
-            )
-    except OutOfTimeError:
-        raise LateScoreError(
-            f"{what} took more than {_COMPARING_CPU_S:g} s of CPU time, or {_COMPARING_WALL_S:g} s in all"
-            f"{compared}"
-        ) from None
-    except Error as err:
-        raise ScorerError(f"{what}: {err}{compared}") from err
-    except Exception as err:
-        raise ScorerError(f"{what} raised {described(err)}{compared}") from err
-    return Score(float(is_equal), {"unread": float(bool(unread) and not is_equal)})
+def _reward_of_rows() -> RewardVariant:
+    """The installed reward for tasks that are a prompt and an answer. Raises: ConfigError."""
+    variants = [v for v in configs_in(SingleRewardConfig) if issubclass(v, RewardVariant) and v.scores_rows]
+    if len(variants) != 1:
+        names = ", ".join(str(tag_of(variant)) for variant in variants) or "none"
+        raise ConfigError(
+            "tasks.reward = source needs one installed reward for tasks that are a prompt and an answer "
+            f"(installed: {names}); name a reward in tasks.reward, such as exact"
+        )
+    return variants[0].model_validate({})

@@ -5,26 +5,24 @@ context, so that every workflow asks it as it asks any task. What a row has and 
 error that names the row and the column. So is what tools write in place of a value: NaN, and chats as text.
 """
 
-import ast
 import json
 import math
 import re
-import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
 from astraflow import wire
-from astraflow.addons.reasoning_gym.gym import system_context
 from astraflow.errors import DataError, WireError
-from astraflow.tasks.config import PROMPT_MARK, HubSourceConfig, JsonlSourceConfig, RowsConfig
+from astraflow.tasks.config import HubSourceConfig, JsonlSourceConfig
+from astraflow.tasks.variants import PROMPT_MARK, RowsConfig
 from astraflow.types import Message, Task
 from astraflow.types.row_columns import Row, number_text, with_row
 from astraflow.user_input.mistakes import nearest_hint
 
-__all__ = ["check_answer_text", "naming_row", "place_of", "shortened", "task_from_row"]
+__all__ = ["naming_row", "place_of", "shortened", "system_context", "task_from_row"]
 
 _ROLES: tuple[str, ...] = get_args(msgspec.structs.fields(Message)[0].type)
 _USUAL = {
@@ -76,6 +74,11 @@ def task_from_row(row: Mapping[str, Any], config: RowsConfig, *, task: Task, whe
         raise DataError(f"{where}{f': {at!r}' if at else ''}: {err}") from err
 
 
+def system_context(system: str) -> tuple[Message, ...]:
+    """The messages before a prompt: the system message, unless it is empty."""
+    return (Message(role="system", content=system),) if system else ()
+
+
 def place_of(config: RowsConfig, idx: int) -> str:
     """Where the row of number `idx`, from 0, is: `tasks.jsonl, line 3`."""
     match config:
@@ -96,52 +99,6 @@ def naming_row(task: Task, config: object) -> Generator[None]:
         if not isinstance(config, RowsConfig):
             raise
         raise DataError(f"{place_of(config, int(task.id.rpartition('/')[2]))}: {err}") from err
-
-
-def check_answer_text(answer: str, *, may_be_quoted: bool) -> None:
-    """Raises: DataError if an answer is a value that was written as text, which no completion reads like."""
-    kind = _kind_in_text(answer)
-    if kind and not (may_be_quoted and kind == "text"):
-        raise DataError(
-            f"the answer is {shortened(answer)}, a {kind} that was written as JSON or Python into a text, "
-            "and no completion reads so; store the value itself, and if it is a mapping, name the key of the "
-            "answer, e.g. answer_key: answer.ground_truth"
-        )
-
-
-def _kind_in_text(text: str) -> Literal["", "list", "mapping", "text"]:
-    """What an answer holds as JSON, or as Python shows it; empty if it is an answer as it stands.
-
-    A list of numbers is one: `[0, 1]` is an interval.
-    """
-    stripped = text.strip()
-    if stripped[:1] not in {"[", "{", '"', "'"}:
-        return ""
-    try:
-        value: object = json.loads(stripped)
-    except (ValueError, RecursionError):
-        try:
-            with warnings.catch_warnings(action="ignore"):  # about backslashes, of which LaTeX has many
-                value = ast.literal_eval(stripped)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            return ""
-    match value:
-        case dict():
-            return "mapping"
-        case str():
-            return "text"
-        case list():
-            entries = cast("list[object]", value)
-            return "" if entries and _is_numeric(entries) else "list"
-        case _:
-            return ""
-
-
-def _is_numeric(value: object) -> bool:
-    """Whether a value is a number, or a list or tuple of such values."""
-    if isinstance(value, list | tuple):
-        return all(_is_numeric(entry) for entry in cast("Sequence[object]", value))
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shortened(text: str) -> str:

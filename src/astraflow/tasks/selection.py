@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import TaskSource
-from astraflow.tasks.config import PreparedSourceConfig, PromptsConfig, RowsConfig, TaskSourceConfig
+from astraflow.tasks.config import TaskSourceConfig
+from astraflow.tasks.variants import PromptsConfig, RowsConfig, SourceVariant
 from astraflow.types import Task
 
 __all__ = ["fitting", "longest_prompt", "looked_at", "prompt_counter"]
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 _BATCH = 256
 """Prompts that the tokenizer gets at a time; it encodes them in parallel."""
 _LOOKED_AT = 256
-"""Tasks of a prepared data set. Each is read from disk, and may have half a megabyte of test cases."""
+"""Tasks of a source whose rows were checked. Each may have half a megabyte of test cases on disk."""
 _COUNTED = 64
 """Longest prompts whose tokens are counted."""
 _EntryT = TypeVar("_EntryT")
@@ -75,11 +76,12 @@ def fitting(
 def looked_at(source: TaskSource, config: TaskSourceConfig) -> Iterator[Task]:
     """The tasks of a source that are checked before a run.
 
-    These are all of them, but for a prepared data set, whose rows were checked when it was prepared: of more
-    than 256, 256 that are spread evenly from its first to its last.
+    These are all of them, unless they were checked when they were written: of more than 256 of those, 256
+    that are spread evenly from the first to the last.
     """
     num_tasks = len(source)
-    is_all = not isinstance(config, PreparedSourceConfig) or num_tasks <= _LOOKED_AT
+    is_checked = isinstance(config, SourceVariant) and config.is_checked
+    is_all = not is_checked or num_tasks <= _LOOKED_AT
     return map(source.task, range(num_tasks) if is_all else _spread(num_tasks))
 
 

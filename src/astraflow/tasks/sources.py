@@ -13,11 +13,6 @@ from typing import Any, cast
 
 import msgspec
 
-from astraflow.addons.agents.hosts.config import HostConfig
-from astraflow.addons.agents.hosts.listing import hosted_tasks
-from astraflow.addons.agents.hosts.messages import HostedSpec
-from astraflow.addons.data_sets.prepared import PreparedSource
-from astraflow.addons.reasoning_gym.gym import GymSource
 from astraflow.config import Config, Use, check_args, load_attr
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.protocols import TaskSource
@@ -25,16 +20,14 @@ from astraflow.service.progress_bars import progress_bars_off
 from astraflow.tasks.config import (
     EnvironmentConfig,
     EnvironmentSourceConfig,
-    HostedSourceConfig,
     HubSourceConfig,
     JsonlSourceConfig,
-    PreparedSourceConfig,
-    ReasoningGymConfig,
     TaskSourceConfig,
 )
 from astraflow.tasks.environment import chosen_environment, make_environment, with_environment
 from astraflow.tasks.rows import place_of, shortened, task_from_row
 from astraflow.tasks.selection import fitting
+from astraflow.tasks.variants import SourceContext, SourceVariant
 from astraflow.types import Task
 from astraflow.user_input.extras import install_command
 from astraflow.user_input.hub_names import split_revision
@@ -44,8 +37,6 @@ from astraflow.user_input.user_files import check_regular, is_there, shown_path
 
 __all__ = ["ListSource", "make_source"]
 
-_MAX_HOSTED = 100_000
-"""Tasks of a host whose source sets no limit; they are kept in memory."""
 _BYTE_ORDER_MARK = "\ufeff"
 _OTHER_FILES = "; {name: datasets} reads files of other kinds (one JSON array, CSV, parquet)"
 
@@ -61,25 +52,22 @@ def make_source(
     """Makes the source of a config.
 
     `name`: the source's name in the recipe, which is also the tasks' `source` and the start of their ids.
-    `environments`: the environments of the recipe. `workflow`: the section of the workflow that runs the
-    tasks. `tokenizer_dir`: the model folder whose tokenizer counts the tokens of prompts.
+    `environments`: the environments of the recipe. `workflow`: the one that runs the tasks. `tokenizer_dir`:
+    the model folder whose tokenizer counts the tokens of prompts.
 
     Raises: ConfigError for an unknown data set, argument or component; DataError for a broken or missing
     file.
     """
     match config:
-        case ReasoningGymConfig():
-            return GymSource(config, name=name)
         case JsonlSourceConfig():
             return _chosen(_jsonl_tasks(config, name), config, tokenizer_dir)
         case HubSourceConfig():
             return _chosen(_hub_tasks(config, name), config, tokenizer_dir)
-        case PreparedSourceConfig():
-            return PreparedSource(config, name=name, tokenizer_dir=tokenizer_dir)
         case EnvironmentSourceConfig():
             return _EnvironmentSource(config, environments or {}, name=name)
-        case HostedSourceConfig():
-            return _hosted_source(config, workflow, name=name)
+        case SourceVariant():
+            context = SourceContext(name, workflow, tokenizer_dir)
+            return _made(lambda: config.make(context), f"the source {config.name!r}")
         case Use():
             return _user_source(config)
 
@@ -157,34 +145,6 @@ class _EnvironmentSource:
         task = self._tasks.task(idx)
         named = msgspec.structs.replace(task, id=f"{self._name}/{task.id}", source=self._name)
         return with_environment(named, self._environment)
-
-
-# --- hosts ----------------------------------------------------------------------------------------
-
-
-def _hosted_source(config: HostedSourceConfig, workflow: Config | None, *, name: str) -> ListSource:
-    """Raises: ConfigError if the workflow has no host; as `hosted_tasks`."""
-    if not isinstance(workflow, HostConfig):
-        raise ConfigError(
-            "the source `hosted` takes its tasks from the workflow's environment, but the workflow is not "
-            "`hosted`; use another source, or `workflow: {name: hosted, python: ..., serve: ...}`"
-        )
-    listed = hosted_tasks(
-        workflow, split=config.split, skip=config.skip, limit=config.limit or _MAX_HOSTED + 1
-    )
-    if len(listed) > _MAX_HOSTED:
-        raise DataError(
-            f"the host has more than {_MAX_HOSTED:,} tasks, or no end of them; set `limit` of the source"
-        )
-    return ListSource(
-        Task(
-            id=f"{name}/{task.id}",
-            source=name,
-            prompt=task.prompt,
-            spec=msgspec.json.encode(HostedSpec(task.data)).decode(),
-        )
-        for task in listed
-    )
 
 
 # --- JSONL ----------------------------------------------------------------------------------------
@@ -320,15 +280,20 @@ def _file_kind(path: Path) -> str:
 def _user_source(config: Use) -> TaskSource:
     maker = cast("Callable[..., object]", load_attr(config.use, where="source.use"))
     check_args(maker, config.args, where="source.args")
+    return _made(lambda: maker(**config.args), f"source.use = {config.use!r}")
+
+
+def _made(make: Callable[[], object], what: str) -> TaskSource:
+    """A source that code of others makes. Raises: ConfigError or DataError that names `what`."""
     try:
-        source = maker(**config.args)
+        source = make()
     except SystemExit as err:
-        raise DataError(f"source.use = {config.use!r} called exit({err}) instead of making a source") from err
+        raise DataError(f"{what} called exit({err}) instead of making a source") from err
     except Error:
         raise
     except Exception as err:  # code of the user's, which may raise anything
-        raise DataError(f"source.use = {config.use!r} could not be made: it raised {described(err)}") from err
-    return _checked_source(source, f"source.use = {config.use!r}")
+        raise DataError(f"{what} could not be made: it raised {described(err)}") from err
+    return _checked_source(source, what)
 
 
 def _checked_source(source: object, where: str) -> TaskSource:

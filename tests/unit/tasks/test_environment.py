@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.math.config import MathVerifyReward
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError, DataError
-from astraflow.tasks.config import EnvironmentConfig, EnvironmentSourceConfig, MathVerifyReward, TasksConfig
+from astraflow.tasks.config import EnvironmentConfig, EnvironmentSourceConfig, TasksConfig
 from astraflow.tasks.environment import (
     check_environments,
     make_environment,

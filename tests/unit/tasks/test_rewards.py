@@ -14,22 +14,16 @@ from typing import Any, cast
 
 import pytest
 
+from astraflow.addons.math.config import MathVerifyReward
+from astraflow.addons.reasoning_gym.config import ReasoningGymConfig
 from astraflow.addons.reasoning_gym.gym import HARMLESS_SCORERS
+from astraflow.addons.search.question_answers import ExactMatchReward, F1Reward
 from astraflow.config import Use, parse_config
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import Reward, TaskSource
-from astraflow.tasks.config import (
-    ExactMatchReward,
-    ExactReward,
-    F1Reward,
-    JsonlSourceConfig,
-    MathVerifyReward,
-    ReasoningGymConfig,
-    RewardConfig,
-    SourceReward,
-    TasksConfig,
-)
-from astraflow.tasks.rewards import check_gradable, extract_answer, make_reward, needs_sandbox
+from astraflow.tasks.answers import extract_answer
+from astraflow.tasks.config import ExactReward, JsonlSourceConfig, RewardConfig, SourceReward, TasksConfig
+from astraflow.tasks.rewards import check_gradable, make_reward, needs_sandbox
 from astraflow.tasks.sources import make_source
 from astraflow.types import Task
 from astraflow.types.row_columns import Row, with_row
@@ -225,11 +219,13 @@ def test_a_scorer_that_runs_completions_needs_a_sandbox_unless_it_is_allowed_by_
     config = ReasoningGymConfig(dataset="puzzle24", size=5)
     boxed = TasksConfig(sources={"s": config})
     assert needs_sandbox(boxed)
-    assert len(make_reward(boxed).sandboxes) == 1
+    (waiting,) = make_reward(boxed).start(make_source(config, name="s").task(0), "1")
+    assert inspect.iscoroutine(waiting)
+    waiting.close()
     check_gradable(SourceReward(), make_source(config, name="s"), config)
     allowed = TasksConfig(sources={"s": config}, reward=SourceReward(allow=("puzzle24",)))
     assert not needs_sandbox(allowed)
-    assert make_reward(allowed).sandboxes == ()
+    assert make_reward(allowed).start(make_source(config, name="s").task(0), "1") == [0.01]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +267,8 @@ def test_a_reward_of_the_users_own_gets_its_arguments_and_they_are_checked() -> 
 @pytest.mark.timeout(120)
 def test_building_and_using_rewards_loads_no_torch() -> None:
     code = (
-        "import sys; from astraflow.tasks.config import *; from astraflow.tasks.rewards import make_reward;"
+        "import sys; from astraflow.addons.reasoning_gym.config import ReasoningGymConfig;"
+        "from astraflow.tasks.config import TasksConfig; from astraflow.tasks.rewards import make_reward;"
         "from astraflow.tasks.sources import make_source;"
         "config = ReasoningGymConfig(dataset='chain_sum');"
         "task = make_source(config).task(0);"

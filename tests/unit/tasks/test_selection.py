@@ -2,7 +2,8 @@
 
 import itertools
 
-from astraflow.tasks.config import JsonlSourceConfig, PreparedSourceConfig
+from astraflow.addons.data_sets.config import PreparedSourceConfig
+from astraflow.tasks.config import JsonlSourceConfig
 from astraflow.tasks.selection import looked_at
 from astraflow.tasks.sources import ListSource
 from astraflow.types import Task

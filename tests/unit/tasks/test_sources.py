@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.reasoning_gym.config import ReasoningGymConfig
 from astraflow.addons.reasoning_gym.gym import load_gym
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import TaskSource
-from astraflow.tasks.config import HubSourceConfig, JsonlSourceConfig, ReasoningGymConfig
+from astraflow.tasks.config import HubSourceConfig, JsonlSourceConfig
 from astraflow.tasks.sources import ListSource, make_source
 from astraflow.types import Message, Task
 

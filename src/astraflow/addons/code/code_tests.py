@@ -25,7 +25,7 @@ from astraflow.addons.code.config import LARGEST_TOLERANCE, CodeTestsReward
 from astraflow.addons.sandbox.pool import Sandbox
 from astraflow.addons.sandbox.verdict import Kind, Limits
 from astraflow.errors import DataError, RolloutError, SandboxError
-from astraflow.tasks.own_rewards import Call
+from astraflow.protocols import Scorer, ScoringCall
 from astraflow.types import Task
 from astraflow.types.row_columns import row_of
 
@@ -134,11 +134,11 @@ class Case:
     """Error that a number may have."""
 
 
-class CodeTests:
+class CodeTests(Scorer):
     """Scores programs by their test cases.
 
     Example: `await tests(call)` is `{"score": 1.0, "passed_frac": 1.0, ...}`; at the end,
-    `await tests.sandbox.close()`.
+    `await tests.close()`.
     """
 
     def __init__(self, config: CodeTestsReward) -> None:
@@ -149,9 +149,27 @@ class CodeTests:
             memory_bytes=config.memory_mb * _MIB,
             output_bytes=_OUTPUT_BYTES,
         )
-        self.sandbox = Sandbox(config.sandbox)
+        self._sandbox = Sandbox(config.sandbox)
 
-    async def __call__(self, call: Call) -> object:
+    @property
+    def is_async(self) -> bool:
+        return True
+
+    @property
+    def queue(self) -> str:
+        """How many programs wait."""
+        sandbox = self._sandbox
+        return f"the sandbox: {sandbox.num_waiting} programs wait, {sandbox.num_boxes} run at a time"
+
+    async def open(self) -> None:
+        """Opens the sandbox. Raises: ConfigError if there can be none here."""
+        await self._sandbox.open()
+
+    async def close(self) -> None:
+        """Ends the sandbox."""
+        await self._sandbox.close()
+
+    async def __call__(self, call: ScoringCall) -> object:
         """The score and its parts: the share of cases that passed, and how the others ended.
 
         If all cases have to pass, the first one that does not decides, and the rest are not run.
@@ -193,7 +211,7 @@ class CodeTests:
             program = f"function = {function!r}\n{_CALLER}"
             files = {"solution.py": solution}
         limits = replace(self._limits, cpu_s=case.cpu_s) if case.cpu_s else self._limits
-        verdict = await self.sandbox.run(program, files, given, limits)
+        verdict = await self._sandbox.run(program, files, given, limits)
         verdict.raise_fault("a test case")
         if not verdict.has_passed:
             return verdict.kind, verdict.cpu_s

@@ -1,11 +1,16 @@
 """The reward `code_tests` of a recipe."""
 
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.config import Config
+from astraflow.protocols import Scorer
+from astraflow.tasks.variants import RewardVariant
+from astraflow.types import Task
 
 __all__ = ["LARGEST_TOLERANCE", "CodeTestsReward"]
 
@@ -13,10 +18,12 @@ LARGEST_TOLERANCE = 0.1
 """Well below 1, so that no tolerance takes one whole number for another."""
 
 
-class CodeTestsReward(Config):
+class CodeTestsReward(RewardVariant):
     """Runs the program of a completion, which is its last block of code, on the test cases of its task, in a
     sandbox."""
 
+    needs_sandbox: ClassVar[bool] = True
+    is_harmless: ClassVar[bool] = True
     name: Literal["code_tests"] = "code_tests"
     pays: Literal["all", "share"] = "all"
     """`all`: 1 if all test cases pass, else 0; the first one that does not pass is the last that is run.
@@ -37,3 +44,16 @@ class CodeTestsReward(Config):
     """Memory of one test case, in MiB."""
     sandbox: SandboxConfig = SandboxConfig()
     """Where the programs run."""
+
+    def make(self) -> Scorer:
+        """Makes the scorer, which opens its sandbox."""
+        from astraflow.addons.code.code_tests import CodeTests
+
+        return CodeTests(self)
+
+    def checker(self, source: Config) -> Callable[[Task], object]:
+        """What checks the test cases of a task."""
+        from astraflow.addons.code.code_tests import cases_of
+
+        del source
+        return partial(cases_of, config=self)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.addons.data_sets.catalogue import DataSet, find_data_set
+from astraflow.addons.data_sets.config import PreparedSourceConfig
 from astraflow.addons.data_sets.manifest import read_manifest, split_file
 from astraflow.errors import ConfigError, DataError
-from astraflow.tasks.config import PreparedSourceConfig, RowsConfig
 from astraflow.tasks.rows import task_from_row
 from astraflow.tasks.selection import fitting
+from astraflow.tasks.variants import RowsConfig
 from astraflow.types import Task
 from astraflow.user_input.mistakes import hint
 

@@ -29,8 +29,8 @@ from astraflow.addons.data_sets.manifest import (
 )
 from astraflow.addons.data_sets.raw_files import raw_rows
 from astraflow.errors import ConfigError, DataError, UnavailableError
-from astraflow.tasks.config import RowsConfig
 from astraflow.tasks.rows import task_from_row
+from astraflow.tasks.variants import RowsConfig
 from astraflow.types import Task
 
 __all__ = ["prepare"]

@@ -5,8 +5,9 @@ Color, underlining, sizes, bold type and empty space mean nothing. `{7 \over 3}`
 
 import re
 
+from astraflow.tasks.answers import group_end
+
 __all__ = [
-    "group_end",
     "plain_tex",
 ]
 
@@ -116,22 +117,6 @@ def plain_tex(text: str) -> str:
     while (sign := _OVER.search(text)) is not None:
         text = _fraction(text, sign)
     return _without_loose_braces(text) if text != before or text.lstrip().startswith("{") else text
-
-
-def group_end(text: str, start: int) -> int | None:
-    """The position after the brace that closes the group at `start`; None if none does."""
-    depth = 0
-    position = start
-    while position < len(text):
-        char = text[position]
-        if char == "\\":
-            position += 1
-        else:
-            depth += (char == "{") - (char == "}")
-            if depth == 0:
-                return position + 1
-        position += 1
-    return None
 
 
 def _without_looks(text: str) -> str:

@@ -5,7 +5,7 @@ A matrix may be an environment of LaTeX, `\pmatrix{...}`, or lists such as `[[1,
 
 import re
 
-from astraflow.addons.math.tex import group_end
+from astraflow.tasks.answers import group_end
 
 __all__ = ["cases_of", "is_matrix", "matrix_of", "plain_system"]
 

@@ -3,7 +3,7 @@
 A task says how it was generated. The scorer generates the same entry again, so that each data set's own
 scorer sees exactly the objects that the data set made. If the entry differs from the task, because another
 machine has another version of the library, that is an error and never a score of 0. A scorer that would run a
-completion as Python runs in a sandbox (`boxed_gym.py`), unless the recipe allows it to run outside.
+completion as Python runs in a sandbox (`scorer.py`), unless the recipe allows it to run outside.
 """
 
 import importlib
@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
+from astraflow.addons.reasoning_gym.config import ReasoningGymConfig
 from astraflow.config import check_args
 from astraflow.errors import ConfigError, DataError
-from astraflow.tasks.config import ReasoningGymConfig
-from astraflow.types import Message, Task
+from astraflow.tasks.rows import system_context
+from astraflow.types import Task
 from astraflow.user_input.extras import install_command
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.splits import is_heldout
@@ -28,7 +29,6 @@ __all__ = [
     "load_gym",
     "runs_answers",
     "score_gym",
-    "system_context",
 ]
 
 GYM = "reasoning_gym"
@@ -137,11 +137,6 @@ def check_entry(task: Task, question: str) -> None:
             f"task {task.id}: this machine generates another prompt ({question[:60]!r}); install the same "
             "version of reasoning-gym on all machines"
         )
-
-
-def system_context(system: str) -> tuple[Message, ...]:
-    """The messages before a prompt: the system message, unless it is empty."""
-    return (Message(role="system", content=system),) if system else ()
 
 
 @lru_cache(maxsize=256)

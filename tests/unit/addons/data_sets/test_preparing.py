@@ -15,12 +15,12 @@ from astraflow.addons.data_sets.code_rows import (
     deepcoder_row,
     live_code_bench_row,
 )
+from astraflow.addons.data_sets.config import PreparedSourceConfig
 from astraflow.addons.data_sets.converted import LeftOut
 from astraflow.addons.data_sets.manifest import DataManifest, verify
 from astraflow.addons.data_sets.preparing import prepare
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import TaskSource
-from astraflow.tasks.config import PreparedSourceConfig
 from astraflow.tasks.sources import make_source
 from astraflow.types.row_columns import answers_of, row_of
 from drivers.published_rows import ANSWERS, NUM_ROWS, rows_of, write_published

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from latex2sympy2_extended import latex2sympy2
 
+from astraflow.addons.math.config import MathVerifyReward
 from astraflow.errors import LateScoreError, RolloutError, ScorerError
-from astraflow.tasks.config import JsonlSourceConfig, MathVerifyReward, TasksConfig
+from astraflow.tasks.config import JsonlSourceConfig, TasksConfig
 from astraflow.tasks.rewards import make_reward
 from astraflow.types import Task
 

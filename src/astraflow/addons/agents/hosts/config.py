@@ -1,18 +1,20 @@
-"""What a recipe says about a host: which Python runs it, and what it serves."""
+"""What a recipe says about a host: which Python runs it, what it serves, and which of its tasks are used."""
 
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from astraflow.config import Config
 from astraflow.errors import ConfigError
+from astraflow.protocols import TaskSource
+from astraflow.tasks.variants import SourceContext, SourceVariant
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Variable
 
-__all__ = ["ADAPTERS", "HostConfig"]
+__all__ = ["ADAPTERS", "HostConfig", "HostedSourceConfig"]
 
 ADAPTERS = {"verifiers": "astraflow.addons.agents.hosts.inside.verifiers_host:VerifiersHost"}
 """What a host can serve without code of the user's own. The module is imported in the host's Python."""
@@ -72,3 +74,31 @@ class HostConfig(Config):
                 "example with `python3 -m venv .venv-verifiers` and its pip, and name its Python here"
             )
         return str(path)
+
+
+class HostedSourceConfig(SourceVariant):
+    """The tasks of the environment that the workflow `hosted` names."""
+
+    needs_workflow: ClassVar[bool] = True
+    name: Literal["hosted"] = "hosted"
+    split: str = ""
+    """Which of its tasks to use; the environment says which splits it has."""
+    skip: int = Field(default=0, ge=0)
+    """Number of tasks to pass over, e.g. those that are trained on, in an evaluation set."""
+    limit: int = Field(default=0, ge=0, le=1_000_000)
+    """Number of tasks to use, behind those; 0: all. A set of tasks without an end needs one."""
+
+    def make(self, context: SourceContext) -> TaskSource:
+        """Starts the workflow's host and lists its tasks.
+
+        Raises: ConfigError if the workflow has no host, or it cannot be started; DataError if it cannot list
+        its tasks.
+        """
+        from astraflow.addons.agents.hosts.listing import hosted_source
+
+        if not isinstance(context.workflow, HostConfig):
+            raise ConfigError(
+                "the source `hosted` takes its tasks from the workflow's environment, but the workflow is "
+                "not `hosted`; use another source, or `workflow: {name: hosted, python: ..., serve: ...}`"
+            )
+        return hosted_source(self, context.workflow, name=context.name)

@@ -9,17 +9,39 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from astraflow.addons.agents.hosts.config import HostConfig
-from astraflow.addons.agents.hosts.messages import HostedTask, Refusal, TaskPage
+from astraflow.addons.agents.hosts.config import HostConfig, HostedSourceConfig
+from astraflow.addons.agents.hosts.messages import HostedSpec, HostedTask, Refusal, TaskPage
 from astraflow.addons.agents.hosts.process import HostLostError, HostProcess
 from astraflow.errors import ConfigError, DataError
+from astraflow.tasks.sources import ListSource
+from astraflow.types import Task
 
-__all__ = ["hosted_tasks"]
+__all__ = ["hosted_source", "hosted_tasks"]
 
 _PAGE = 1024
 """Tasks that are asked for at a time."""
+_MAX_TASKS = 100_000
+"""Tasks of a host whose source sets no limit; they are kept in memory."""
 _MAX_DATA_BYTES = 4 * 1024 * 1024
 """A task's data travels as JSON text with the task."""
+
+
+def hosted_source(config: HostedSourceConfig, host: HostConfig, *, name: str) -> ListSource:
+    """The source of a host's tasks. Raises: as `hosted_tasks`."""
+    listed = hosted_tasks(host, split=config.split, skip=config.skip, limit=config.limit or _MAX_TASKS + 1)
+    if len(listed) > _MAX_TASKS:
+        raise DataError(
+            f"the host has more than {_MAX_TASKS:,} tasks, or no end of them; set `limit` of the source"
+        )
+    return ListSource(
+        Task(
+            id=f"{name}/{task.id}",
+            source=name,
+            prompt=task.prompt,
+            spec=msgspec.json.encode(HostedSpec(task.data)).decode(),
+        )
+        for task in listed
+    )
 
 
 def hosted_tasks(config: HostConfig, *, split: str, skip: int, limit: int) -> Sequence[HostedTask]:

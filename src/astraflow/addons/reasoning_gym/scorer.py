@@ -1,22 +1,22 @@
-"""Scores answers to tasks of reasoning-gym in a sandbox: for data sets whose scorers run an answer as Python.
+"""Scores answers to tasks of reasoning-gym, in a sandbox where a data set's scorer runs an answer as Python.
 
-The answer reaches nothing of this machine. But it runs in the process of its scorer, so an answer that was
-made to cheat can print a score itself.
+There, the answer reaches nothing of this machine. But it runs in the process of its scorer, so an answer that
+was made to cheat can print a score itself.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from astraflow.addons.reasoning_gym.gym import check_entry
+from astraflow.addons.reasoning_gym.gym import check_entry, load_gym, runs_answers, score_gym
 from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.pool import Sandbox
 from astraflow.addons.sandbox.verdict import Limits
 from astraflow.errors import RolloutError, SandboxError
-from astraflow.protocols import Score
+from astraflow.protocols import Score, Scorer, ScoringCall
 from astraflow.types import Task
 
-__all__ = ["BoxedGym"]
+__all__ = ["GymScorer"]
 
 _LIBRARY = "reasoning_gym.factory"
 _LIMITS = Limits(cpu_s=5.0, wall_s=45.0, memory_bytes=2 << 30)
@@ -37,13 +37,33 @@ os.write(answers, json.dumps(score).encode())
 """
 
 
-class BoxedGym:
-    """Scores answers. Example: `await boxed.score(task, "3 * 4 - 5", spec)`; at the end, close `sandbox`."""
+class GymScorer(Scorer):
+    """Scores answers. Example: `GymScorer(("countdown",))(call)` is a number, or an awaitable of one."""
 
-    def __init__(self) -> None:
-        self.sandbox = Sandbox(SandboxConfig(packages=True), preloaded=(_LIBRARY,))
+    def __init__(self, allow: Collection[str]) -> None:
+        self._allow = allow
+        self._sandbox = Sandbox(SandboxConfig(packages=True), preloaded=(_LIBRARY,))
 
-    async def score(self, task: Task, text: str, spec: Mapping[str, Any]) -> Score:
+    def load(self) -> None:
+        """Imports the library. Raises: ConfigError."""
+        load_gym()
+
+    async def open(self) -> None:
+        """Opens the sandbox. Raises: ConfigError if there can be none here."""
+        await self._sandbox.open()
+
+    async def close(self) -> None:
+        """Ends the sandbox."""
+        await self._sandbox.close()
+
+    def __call__(self, call: ScoringCall) -> object:
+        """The score, or an awaitable of it for an answer that runs in the sandbox. Raises: DataError."""
+        spec = json.loads(call.task.spec)
+        if runs_answers(str(spec["dataset"]), self._allow):
+            return self._boxed(call.task, call.text, spec)
+        return score_gym(call.task, call.text, spec)
+
+    async def _boxed(self, task: Task, text: str, spec: Mapping[str, Any]) -> Score:
         """The score of an answer, and whether the answer broke its scorer, took too long, or needed too much:
         then it is 0, because the answer runs as a program.
 
@@ -51,7 +71,7 @@ class BoxedGym:
         RolloutError if the library fails, or if the machine had no memory.
         """
         try:
-            verdict = await self.sandbox.run(
+            verdict = await self._sandbox.run(
                 _SCORER, stdin=json.dumps({"spec": dict(spec), "answer": text}), limits=_LIMITS
             )
         except SandboxError as err:
