@@ -131,6 +131,8 @@ class Variant(Config):
     | `astraflow.engines` | `rollout.engine` | this one | a function from a `WeightSnapshot` to an `Engine` |
     | `astraflow.backends` | `train.backend` | `BackendVariant` | a `TrainerBackend` or `Learner` |
     | `astraflow.workflows` | `workflow` | `WorkflowVariant` | a `Workflow` |
+    | `astraflow.sources` | `tasks.sources` | `SourceVariant` | a `TaskSource` |
+    | `astraflow.rewards` | `tasks.reward` | `RewardVariant` | a `Scorer` |
     | `astraflow.trackers` | `trackers` | `TrackerVariant` | a `Tracker` |
 
     Every process imports the class while it defines the choice. So its module imports nothing heavy, which

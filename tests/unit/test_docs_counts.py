@@ -129,7 +129,14 @@ def test_the_readme_and_the_glossary_stay_short() -> None:
     assert len(terms.splitlines()) <= 40
 
 
-_GENERATED = ("commands.md", "recipes.md", "recipes/*.md", "protocol/items.md", "protocol/rules.md", "watchdog.md")
+_GENERATED = (
+    "commands.md",
+    "recipes.md",
+    "recipes/*.md",
+    "protocol/items.md",
+    "protocol/rules.md",
+    "watchdog.md",
+)
 _GENERATED += ("code_map.md", "gallery.md", "paper.md")
 """Pages below docs/ that programs write, as a whole."""
 _MAX_WORDS = 50_000
@@ -139,7 +146,9 @@ def test_the_hand_written_pages_stay_short() -> None:
     """Words are what `wc -w` counts. The table of benchmarks is made from files in benchmarks/results/."""
     docs = _ROOT / "docs"
     generated = {path for pattern in _GENERATED for path in docs.glob(pattern)}
-    pages = [path for path in docs.rglob("*.md") if path not in generated and docs / "site" not in path.parents]
+    pages = [
+        path for path in docs.rglob("*.md") if path not in generated and docs / "site" not in path.parents
+    ]
     num_words = 0
     for path in [*pages, _ROOT / "README.md"]:
         text = path.read_text()

@@ -288,7 +288,9 @@ def test_contexts_beyond_length_dependent_positions_are_refused_for_every_engine
             make_recipe(folder, rollout={"services": 0, "engine": {"name": name, "max_context": 128}})
         )
         too_long = {"services": 0, "engine": {"name": name, "max_context": 129}}
-        with pytest.raises(ConfigError, match=r"beyond 128 tokens, its longrope .*max_context to at most 128"):
+        with pytest.raises(
+            ConfigError, match=r"beyond 128 tokens, its longrope .*max_context to at most 128"
+        ):
             check_recipe(make_recipe(folder, rollout=too_long))
 
 
