@@ -135,9 +135,8 @@ class Variant(Config):
     | `astraflow.rewards` | `tasks.reward` | `RewardVariant` | a `Scorer` |
     | `astraflow.trackers` | `trackers` | `TrackerVariant` | a `Tracker` |
 
-    Every process imports the class while it defines the choice. So its module imports nothing heavy, which
-    `make` may, and no module that has a choice, such as `trainer.config`. A variant with a field `time_scale`
-    is emulated: the run's report says so, and all emulated parts of a recipe have the same value.
+    Its module is imported while the choice is defined: it imports nothing heavy, as `make` may, and no module
+    with a choice, such as `trainer.config`. Emulated parts have `time_scale`, the same in a whole recipe.
     """
 
     name: Any
