@@ -25,7 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from astraflow.models.loading import export_tensors
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Sampling
 from astraflow.types.host_tensors import WeightSnapshot

@@ -26,7 +26,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from astraflow.models.loading import export_tensors
 from astraflow.protocols import StepResult
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.trainer.backend_factory import make_learner

@@ -39,7 +39,7 @@ from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.service.ingest import facts_of
 from astraflow.models.loading import export_tensors, fit_tensors, load_causal_lm
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job, Outcome
 from astraflow.rollout.engines.lane import Lanes
 from astraflow.rollout.renderer import load_renderer

@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from astraflow import wire
 from astraflow.models.export import begin_export
 from astraflow.models.loading import weights_by_name
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import run_service

@@ -11,7 +11,7 @@ import statistics
 from astraflow.errors import ConfigError
 from astraflow.models.loading import export_tensors, load_causal_lm
 from astraflow.recipe.recipe import Recipe
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.renderer import load_renderer
 from astraflow.tasks.rewards import make_reward

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -128,7 +128,7 @@ class Variant(Config):
 
     | group | choice | base class | `make` returns |
     |---|---|---|---|
-    | `astraflow.engines` | `rollout.engine` | this one | a function from a `WeightSnapshot` to an `Engine` |
+    | `astraflow.engines` | `rollout.engine` | `EngineVariant` | a maker of `Engine`s, one per policy |
     | `astraflow.backends` | `train.backend` | `BackendVariant` | a `TrainerBackend` or `Learner` |
     | `astraflow.workflows` | `workflow` | `WorkflowVariant` | a `Workflow` |
     | `astraflow.sources` | `tasks.sources` | `SourceVariant` | a `TaskSource` |
@@ -159,15 +159,15 @@ def with_installed(choice: Any, group: str) -> Any:
     """
     members: list[type[Config]] = []
     for member in get_args(choice):
-        members += [member] if tag_of(member) else _installed(group)
+        members += [member] if tag_of(member) else _installed(group, member)
     tags = [tag_of(member) for member in members]
     if repeated := [tag for tag in tags if tags.count(tag) > 1]:
         raise ConfigError(f"two variants of {group} have the name {repeated[0]!r}; uninstall one's package")
     return Annotated[Union[tuple(members)], Field(discriminator="name")]  # noqa: UP007 - made at run time
 
 
-def _installed(group: str) -> list[type[Variant]]:
-    variants: list[type[Variant]] = []
+def _installed(group: str, base: type[Config]) -> list[type[Config]]:
+    variants: list[type[Config]] = []
     for entry in added_to(group):
         try:
             variant = loaded(entry)
@@ -175,14 +175,10 @@ def _installed(group: str) -> list[type[Variant]]:
             raise ConfigError(f"{_source_of(entry)} does not load: {err}") from err
         if variant is None:
             continue
-        if not _is_variant(variant) or tag_of(variant) != entry.name:
-            raise ConfigError(f"{_source_of(entry)} is no Variant whose `name` is {entry.name!r}")
+        if not (isinstance(variant, type) and issubclass(variant, base)) or tag_of(variant) != entry.name:
+            raise ConfigError(f"{_source_of(entry)} is no {base.__name__} whose `name` is {entry.name!r}")
         variants.append(variant)
     return variants
-
-
-def _is_variant(given: object) -> TypeGuard[type[Variant]]:
-    return isinstance(given, type) and issubclass(given, Variant)
 
 
 def _source_of(entry: EntryPoint) -> str:

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from astraflow.models.loading import DTYPES, host_tensor, weights_by_name
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types.host_tensors import WeightSnapshot
 from drivers.transfer_driver import digest_of

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from astraflow.models.loading import export_tensors
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 

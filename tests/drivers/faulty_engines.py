@@ -2,7 +2,7 @@
 
 import msgspec
 
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Generation
 from astraflow.types.host_tensors import WeightSnapshot

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from astraflow.losses.policy import LossInputs, LossOutput, grpo
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Generation, Task
 from astraflow.types.host_tensors import WeightSnapshot

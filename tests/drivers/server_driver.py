@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from astraflow.addons.inference_servers.config import SglangEngineConfig, VllmEngineConfig
 from astraflow.addons.inference_servers.server_engine import ServerEngine
 from astraflow.models.loading import install_tensors
-from astraflow.rollout.config import SglangEngineConfig, VllmEngineConfig
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.types import GenerateRequest, Generation, Sampling
 from astraflow.types.host_tensors import WeightSnapshot

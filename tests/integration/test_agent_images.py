@@ -14,8 +14,8 @@ from astraflow import wire
 from astraflow.errors import RolloutError, WireError
 from astraflow.models.images import image_rules
 from astraflow.models.loading import load_causal_lm
-from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.rollout.renderer import load_renderer

@@ -10,7 +10,7 @@ import torch
 
 from astraflow.addons.doctor.drift import measure_drift
 from astraflow.models.loading import load_causal_lm
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.trainer.backend_factory import make_learner

@@ -22,7 +22,8 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import RolloutError
 from astraflow.protocols import Engine
-from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
+from astraflow.rollout.config import RolloutConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.scoring import ScoringPool

@@ -12,11 +12,11 @@ import numpy as np
 import psutil
 import pytest
 
+from astraflow.addons.inference_servers.config import AttachConfig
 from astraflow.addons.inference_servers.server_api import Address
 from astraflow.addons.inference_servers.sglang_api import SglangApi
 from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.errors import ConfigError, RolloutError, ServiceError, WeightsError
-from astraflow.rollout.config import AttachConfig
 from astraflow.rollout.engines.factory import make_engine
 from drivers.server_driver import (
     PROMPT,

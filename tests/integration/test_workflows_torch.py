@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from astraflow.addons.agents.agent import function_run
 from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.addons.tiny_models.tokenizer import make_tokenizer
-from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.renderer import load_renderer

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from astraflow.addons.inference_servers.config import AttachConfig, VllmEngineConfig
 from astraflow.addons.inference_servers.server_engine import ServerEngine
 from astraflow.errors import ConfigError, RolloutError, WeightsError
-from astraflow.rollout.config import AttachConfig, VllmEngineConfig
 from drivers.server_driver import PROMPT, TinyModel, all_running, ask, engine_on
 from drivers.system_driver import ROOT
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from astraflow.addons.cluster.pool_sizer import seats_of
-from astraflow.addons.inference_servers.server_process import OWN_ENV_PREFIX
 from astraflow.config import Config, Use
 from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
@@ -30,7 +29,7 @@ from astraflow.protocols import LAUNCHER, Needs, ProcessSpec
 from astraflow.recipe.access import CA_VARIABLE, network_modules, tls_files, tokens_of
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.rollout.config import ServerEngineConfig
+from astraflow.rollout.engine_config import EngineVariant
 from astraflow.service.process import MODULE_PATH_VARIABLE
 from astraflow.service.server import is_loopback
 from astraflow.trainer.backend_config import BackendVariant
@@ -296,7 +295,9 @@ class _Nodes:
     ) -> ProcessSpec:
         """One process. With a `role`, it calls the dataflow in that role, and gets the role's token if there
         are any."""
-        secrets = _own_env(self._recipe) if role else {}
+        engine = self._recipe.rollout.engine
+        is_installed = isinstance(engine, EngineVariant)
+        secrets = dict(engine.secret_env) if role and is_installed else {}
         if role and self._tokens:
             secrets[TOKEN_VARIABLE] = self._tokens[role]
         return ProcessSpec(
@@ -326,14 +327,6 @@ def _allowed(recipe: Recipe) -> list[str]:
 def _gpus(gpus: Sequence[str], idx: int) -> dict[str, str]:
     """Which GPUs the process of a service sees, and so its engine and the servers that it starts."""
     return {"CUDA_VISIBLE_DEVICES": gpus[idx % len(gpus)]} if gpus else {}
-
-
-def _own_env(recipe: Recipe) -> dict[str, str]:
-    """The values of `rollout.engine.env`, for those processes that may start the engine's server."""
-    engine = recipe.rollout.engine
-    if not isinstance(engine, ServerEngineConfig):
-        return {}
-    return {OWN_ENV_PREFIX + name: value for name, value in engine.own_env.items()}
 
 
 def num_threads(component: Config) -> int:

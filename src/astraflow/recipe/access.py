@@ -10,7 +10,7 @@ from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import scoring_tasks, uses
-from astraflow.rollout.config import ServerEngineConfig
+from astraflow.rollout.engine_config import EngineVariant
 from astraflow.rollout.judging import judges_of
 from astraflow.service.server import is_loopback
 from astraflow.workflows.config import AgentConfig, HostedConfig, ProgramConfig
@@ -68,14 +68,12 @@ def own_ca_file(recipe: Recipe) -> str:
 
 def network_modules(recipe: Recipe) -> tuple[str, ...]:
     """What a rollout service runs for the recipe: modules that it imports, an agent's command, and the
-    command of the engine's server."""
+    commands of the engine."""
     parts: list[Config] = [recipe.workflow, recipe.tasks.without_curators, recipe.rollout, recipe.eval]
     used = {use.use.partition(":")[0] for part in parts for use in uses(part)}
     engine = recipe.rollout.engine
-    if isinstance(engine, ServerEngineConfig) and not engine.attach.url:
-        # Environment variables can change what the command does, so they are allowed together with it.
-        variables = [f"{name}={value}" for name, value in engine.env.items()]
-        used.add(shlex.join([*variables, engine.python, *engine.args]))
+    if isinstance(engine, EngineVariant):
+        used.update(engine.commands)
     judges = [
         judge for tasks in scoring_tasks(recipe).values() for judge in judges_of(tasks).values() if judge.url
     ]

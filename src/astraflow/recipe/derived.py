@@ -22,7 +22,7 @@ from astraflow.models.families import context_limit
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_plan import scoring_tasks
 from astraflow.recipe.sources import OpenSources, open_sources, workflow_of
-from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
+from astraflow.rollout.engine_config import ModelEngineConfig
 from astraflow.rollout.judging import judges_of
 from astraflow.tasks.selection import longest_prompt
 from astraflow.workflows.config import SingleTurnConfig
@@ -46,7 +46,7 @@ def left_open(recipe: Recipe) -> list[str]:
         if policy.table.groups_per_batch == "auto"
     ]
     engine = recipe.rollout.engine
-    if isinstance(engine, TorchEngineConfig | ServerEngineConfig) and engine.max_context == "auto":
+    if isinstance(engine, ModelEngineConfig) and engine.max_context == "auto":
         keys.append("rollout.engine.max_context")
     return keys
 
@@ -64,7 +64,7 @@ def derived(recipe: Recipe, sources: OpenSources | None = None) -> Recipe:
     policies = {name: _with_batch(policy, num_tasks) for name, policy in recipe.policies.items()}
     rollout = recipe.rollout
     engine = rollout.engine
-    if isinstance(engine, TorchEngineConfig | ServerEngineConfig) and engine.max_context == "auto":
+    if isinstance(engine, ModelEngineConfig) and engine.max_context == "auto":
         rollout = _changed(rollout, engine=_changed(engine, max_context=_context(recipe, sources)))
     return _changed(recipe, policies=policies, rollout=rollout)
 

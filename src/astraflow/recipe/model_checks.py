@@ -23,7 +23,8 @@ from astraflow.models.families import (
 from astraflow.models.hub import is_cached, model_path
 from astraflow.models.weight_files import check_weight_files
 from astraflow.recipe.recipe import PolicyConfig
-from astraflow.rollout.config import RolloutConfig, ServerEngineConfig, TorchEngineConfig
+from astraflow.rollout.config import RolloutConfig
+from astraflow.rollout.engine_config import ModelEngineConfig, TorchEngineConfig
 from astraflow.user_input.hub_names import is_hub_name
 from astraflow.user_input.mistakes import near_path
 from astraflow.user_input.user_files import check_regular, is_there
@@ -96,14 +97,14 @@ def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exa
     if policy.role == "trained" and reason:
         raise ConfigError(f"{who}: policies.{name}.train.shard.{reason}")
     engine = rollout.engine
-    if not isinstance(engine, TorchEngineConfig | ServerEngineConfig):
-        return
     if isinstance(engine, TorchEngineConfig) and (reason := engine_refusal(config)):
         raise ConfigError(
             f"{who} cannot generate with rollout.engine `torch`: {reason}. Use rollout.engine `vllm` or "
             "`sglang` (docs/models.md says what was tried)"
         )
-    if reason := length_refusal(config, max_context=engine.context):
+    if isinstance(engine, ModelEngineConfig) and (
+        reason := length_refusal(config, max_context=engine.context)
+    ):
         raise ConfigError(f"{who}: {reason}")
 
 

@@ -27,7 +27,8 @@ from astraflow.recipe.cluster_config import ClusterConfig, LauncherConfig, Local
 from astraflow.recipe.eval_config import EvalConfig
 from astraflow.recipe.gallery import model_folder
 from astraflow.recipe.trackers import TrackerVariant, tracker_key
-from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
+from astraflow.rollout.config import RolloutConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.service.server import is_loopback
 from astraflow.tasks.config import TasksConfig
 from astraflow.trainer.backend_config import TorchBackendConfig

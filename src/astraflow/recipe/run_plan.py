@@ -17,7 +17,7 @@ from astraflow.errors import ConfigError
 from astraflow.recipe.cluster_config import LocalLauncherConfig
 from astraflow.recipe.eval_config import BestConfig, EvalSetConfig, TrainingReward, TrainingWorkflow
 from astraflow.recipe.recipe import PolicyConfig, Recipe
-from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
+from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
 from astraflow.rollout.evaluation import EvalRules
 from astraflow.tasks.config import TasksConfig
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo, Sampling
@@ -155,8 +155,8 @@ def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
     text: dict[str, Any] = config.get("text_config") or {}  # multimodal models have one
     sizes: list[Any] = [part.get("max_position_embeddings") for part in (config, text)]
     engine = recipe.rollout.engine
-    is_ours = isinstance(engine, TorchEngineConfig | ServerEngineConfig)
-    sizes.append(engine.context if is_ours else getattr(engine, "max_context", 0))
+    if isinstance(engine, ModelEngineConfig | EngineVariant):
+        sizes.append(engine.context)
     return max((size for size in sizes if isinstance(size, int)), default=0)
 
 

@@ -33,14 +33,14 @@ from astraflow.recipe.roles import check_roles
 from astraflow.recipe.run_plan import named_uses, scoring_tasks, uses
 from astraflow.recipe.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
 from astraflow.recipe.trackers import check_tracker
-from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
+from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
 from astraflow.rollout.judging import judges_of
 from astraflow.run.start_checks import (
     check_addresses,
     check_certificates,
     check_devices,
+    check_engine,
     check_run_folder,
-    check_server,
 )
 from astraflow.tasks.config import (
     RewardConfig,
@@ -146,7 +146,7 @@ def check_recipe(
             mistakes.of(_check_workflow, f"eval.sets.{name}.workflow", config)
     mistakes.of(_check_judges, recipe)
     mistakes.of(_check_lengths, recipe)
-    mistakes.of(_check_attached, recipe)
+    mistakes.of(_check_engine_services, recipe)
     for name, policy in recipe.trained.items():
         mistakes.of(_check_learns, name, policy)
     sources = _checked_sources(recipe, mistakes, broken, unbuilt)
@@ -198,7 +198,7 @@ def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
 def _check_machine(recipe: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
     """GPUs and servers; with a run folder, also the folder, ports and certificates."""
     mistakes.of(check_devices, recipe)
-    mistakes.of(check_server, recipe)
+    mistakes.of(check_engine, recipe)
     if run_dir is None:
         return
     mistakes.of(check_run_folder, recipe, run_dir)
@@ -349,7 +349,7 @@ def _played(recipe: Recipe) -> dict[str, TaskSourceConfig]:
 
 def _check_lengths(recipe: Recipe) -> None:
     engine = recipe.rollout.engine
-    if not isinstance(engine, TorchEngineConfig | ServerEngineConfig):
+    if not isinstance(engine, ModelEngineConfig):
         return
     for name, policy in recipe.policies.items():
         if engine.max_context != "auto" and policy.sampling.max_tokens >= engine.max_context:
@@ -359,23 +359,13 @@ def _check_lengths(recipe: Recipe) -> None:
             )
 
 
-def _check_attached(recipe: Recipe) -> None:
-    """A server that the run did not start holds the weights of one policy, for one service."""
+def _check_engine_services(recipe: Recipe) -> None:
     engine = recipe.rollout.engine
-    if not isinstance(engine, ServerEngineConfig) or not engine.attach.url:
-        return
-    where = "rollout.engine.attach.url"
-    num_policies = len(recipe.policies)
-    if num_policies > 1 or recipe.most_services > 1:
-        raise ConfigError(
-            f"{where} is one server, which cannot serve {num_policies} policies for "
-            f"{recipe.most_services} services; let the engine start its own servers, or "
-            "use one policy and rollout.services = 1"
-        )
-    if recipe.eval.sets and not engine.attach.pinned_url:
-        raise ConfigError(
-            f"{where} is set and eval.sets need a second server; name it in "
-            "rollout.engine.attach.pinned_url, or remove eval.sets and evaluate with `astraflow eval`"
+    if isinstance(engine, EngineVariant):
+        engine.check_services(
+            num_policies=len(recipe.policies),
+            num_services=recipe.most_services,
+            has_evals=bool(recipe.eval.sets),
         )
 
 

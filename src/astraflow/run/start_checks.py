@@ -1,5 +1,5 @@
-"""Checks what a run needs of the machine that starts it: GPUs, the server of an engine, ports, certificates
-and the run folder.
+"""Checks what a run needs of the machine that starts it: GPUs, what the engine needs, ports,
+certificates and the run folder.
 
 It starts no service and writes nothing. PyTorch and a server's own Python are asked in a process of a second.
 """
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from astraflow.addons.inference_servers.server_process import server_environment, server_program
 from astraflow.config import Config
 from astraflow.errors import ConfigError
 from astraflow.processes.program import choose_addresses
@@ -19,12 +18,20 @@ from astraflow.recipe.cluster_config import LocalLauncherConfig
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.rollout.config import ServerEngineConfig, SglangEngineConfig, TorchEngineConfig
+from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
 from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.mistakes import hint
 
-__all__ = ["check_addresses", "check_certificates", "check_devices", "check_run_folder", "check_server"]
+__all__ = [
+    "ask_program",
+    "check_addresses",
+    "check_certificates",
+    "check_devices",
+    "check_engine",
+    "check_run_folder",
+    "last_line",
+]
 
 _DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xla", "xpu")
 """Kinds of devices that PyTorch knows and a model may run on."""
@@ -87,43 +94,23 @@ def _gpus() -> tuple[int, str]:
     """Number of GPUs that PyTorch can use, and its version. Raises: ConfigError if it is not installed."""
     if sys.platform == "linux" and not any((Path("/dev") / name).exists() for name in _GPU_FILES):
         return 0, ""
-    asked = _asked([sys.executable, "-P", "-c", _COUNT_GPUS])
+    asked = ask_program([sys.executable, "-P", "-c", _COUNT_GPUS])
     if asked.returncode:
         if "No module named 'torch'" in asked.stderr:
             raise ConfigError(install_hint("a recipe that computes on a GPU", ["torch"]))
-        raise ConfigError(f"PyTorch cannot be asked for GPUs: {_last_line(asked.stderr)}")
+        raise ConfigError(f"PyTorch cannot be asked for GPUs: {last_line(asked.stderr)}")
     number, version = asked.stdout.split()[-2:]
     return int(number), version
 
 
-# --- servers --------------------------------------------------------------------------------------
-
-
-def check_server(recipe: Recipe) -> None:
-    """Raises: ConfigError if the Python of an engine's server does not exist or has no server installed."""
+def check_engine(recipe: Recipe) -> None:
+    """Raises: ConfigError if this machine lacks what the engine needs."""
     engine = recipe.rollout.engine
-    if not isinstance(engine, ServerEngineConfig) or engine.attach.url or not _has_services_here(recipe):
-        return
-    python = server_program(engine.python)
-    library = "sglang" if isinstance(engine, SglangEngineConfig) else "vllm"
-    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
-    where = f"rollout.engine.python = {engine.python!r}"
-    try:
-        asked = _asked([python, "-c", find], env=server_environment(engine.env))
-    except OSError as err:
-        raise ConfigError(
-            f"{where} cannot be run: {err.strerror}; expected the Python of an environment that has "
-            f"{library} installed"
-        ) from err
-    if asked.returncode:
-        said = _last_line(asked.stderr)
-        raise ConfigError(
-            f"{where} has no {library}{f': {said}' if said else ''}; install it there, e.g. with "
-            f"`{python} -m pip install {library}`, or name another Python"
-        )
+    if isinstance(engine, EngineVariant) and _has_services_here(recipe):
+        engine.check_machine()
 
 
-def _asked(command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def ask_program(command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """What a short program answers. It runs in `/`, whose files shadow no module."""
     try:
         return subprocess.run(
@@ -133,7 +120,8 @@ def _asked(command: list[str], env: dict[str, str] | None = None) -> subprocess.
         raise ConfigError(f"{command[0]} did not answer within {_ASK_TIMEOUT_S:.0f} s") from err
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """The last line of what a program printed; empty if it printed nothing."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""
 

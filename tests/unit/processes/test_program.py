@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.errors import ConfigError
 from astraflow.processes.dataflow_process import guarded
 from astraflow.processes.program import Addresses, check_files, choose_addresses, program
@@ -17,7 +18,6 @@ from astraflow.recipe.access import check_allowed, needs_tokens, network_modules
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import changes_between
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.rollout.config import ServerEngineConfig
 from astraflow.service.client import MemoryTransport
 from astraflow.service.server import is_loopback
 

@@ -12,7 +12,7 @@ from astraflow.processes.rollout_process import own_rollout, recipe_of
 from astraflow.recipe.access import check_allowed
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import code_fingerprint, fingerprints, run_info, run_plan, uses
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 
 
 def make_recipe(folder: Path, **changes: object) -> Recipe:

@@ -21,7 +21,7 @@ from astraflow.addons.tinker.wire_types import (
 )
 from astraflow.errors import ConfigError, DataError, RolloutError, TrainingError
 from astraflow.models.loading import load_causal_lm, torch_tensor
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.torch.torch_backend import TorchBackend

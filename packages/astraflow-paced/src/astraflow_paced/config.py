@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from astraflow.config import Variant
 from astraflow.protocols import Engine, Learner
+from astraflow.rollout.engine_config import EngineVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.conversation import Workflow
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PacedBackendConfig", "PacedEngineConfig", "PacedWorkflowConfig"]
 
 
-class PacedEngineConfig(Variant):
+class PacedEngineConfig(EngineVariant):
     """Emulates the speed of a GPU without a model, for benchmarks of the system; tokens are random and
     nothing can be learned. It needs the extra `paced`."""
 
@@ -48,6 +48,11 @@ class PacedEngineConfig(Variant):
     """Seconds for which the requests of a policy pause while a new version is loaded."""
     time_scale: float = Field(default=1.0, gt=0)
     """Emulated seconds per second of the wall clock; the same everywhere in a recipe."""
+
+    @property
+    def context(self) -> int:
+        """`max_context`."""
+        return self.max_context
 
     def make(self) -> Callable[[WeightSnapshot], Engine]:
         """Makes the engines of one service, one per policy. They share one emulated device."""

@@ -36,8 +36,8 @@ from astraflow.recipe.access import has_sandboxed_agents
 from astraflow.recipe.model_checks import check_model, is_to_be_fetched
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.sources import OpenSources, open_sources
-from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.renderer import load_renderer, load_tokenizer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.run.hosting import host_models, open_runner, starting_weights

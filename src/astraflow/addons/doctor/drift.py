@@ -16,7 +16,7 @@ from astraflow.addons.doctor.machine import Finding
 from astraflow.errors import ConfigError, DeadlineError
 from astraflow.protocols import Learner, StepResult, Write
 from astraflow.recipe.recipe import PolicyConfig, Recipe
-from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
+from astraflow.rollout.engine_config import ModelEngineConfig
 from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig
@@ -162,9 +162,8 @@ def _limit(recipe: Recipe, policy: PolicyConfig) -> float:
     if recipe.exact:
         return 0.0
     parts = (recipe.rollout.engine, policy.train.backend)
-    dtypes = {
-        p.dtype for p in parts if isinstance(p, TorchEngineConfig | ServerEngineConfig | TorchBackendConfig)
-    }
+    # A dtype is a field of every engine that computes with one; which values it has differs.
+    dtypes = {p.model_dump()["dtype"] for p in parts if isinstance(p, ModelEngineConfig | TorchBackendConfig)}
     return _LIMIT_BF16 if dtypes == {"bfloat16"} else LIMIT
 
 

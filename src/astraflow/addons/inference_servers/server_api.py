@@ -14,8 +14,8 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.errors import RefusedError, UnavailableError
-from astraflow.rollout.config import ServerEngineConfig
 from astraflow.types import Media, Sampling
 
 __all__ = ["Address", "Command", "Gauges", "LabelSpan", "Part", "ServerApi", "ServerHttp"]

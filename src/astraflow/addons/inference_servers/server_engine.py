@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import Gauges, Part, ServerApi, ServerHttp
 from astraflow.addons.inference_servers.server_life import Served, ServerLife
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
@@ -35,7 +36,6 @@ from astraflow.errors import (
     WeightsError,
 )
 from astraflow.protocols import Capacity, SlotName
-from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.requests import check_sampling, check_tokens, stop_ids_below
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.types import BusySpan, GenerateRequest, Generation

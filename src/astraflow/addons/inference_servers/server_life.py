@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import Address, Gauges, ServerApi, ServerHttp
 from astraflow.addons.inference_servers.server_process import ServerProcess, server_program
 from astraflow.errors import (
@@ -29,7 +30,6 @@ from astraflow.errors import (
     ServiceError,
     UnavailableError,
 )
-from astraflow.rollout.config import ServerEngineConfig
 
 __all__ = ["Served", "ServerLife"]
 

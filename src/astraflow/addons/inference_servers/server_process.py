@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from astraflow.addons.inference_servers import keeper
+from astraflow.addons.inference_servers.config import PASSED_ON_PREFIX, REFERENCE
 from astraflow.errors import ConfigError
-from astraflow.rollout.config import REFERENCE
 from astraflow.service.loopback import proxy_exemptions
 
-__all__ = ["OWN_ENV_PREFIX", "ServerProcess", "server_environment", "server_program"]
+__all__ = ["ServerProcess", "server_environment", "server_program"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +41,6 @@ _LOWER_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
 """A line of a lower level reports no error: vLLM warns of limits by naming the error that they may lead
 to."""
 _READ_BYTES = 1 << 16
-OWN_ENV_PREFIX = "ASTRAFLOW_ENV_"
-"""Prefix of the names of `rollout.engine.env` in the environment of the launcher's processes."""
 _PRIVATE_PREFIXES = ("ASTRAFLOW_", "PYTHONPATH", "PYTHONHOME")
 """Variables that the server must not see: tokens of the run, and paths to this environment's packages, which
 would hide those of the server's own environment."""
@@ -82,7 +80,7 @@ def _looked_up(name: str, value: str) -> str:
     reference = REFERENCE.fullmatch(value)
     if reference is None:
         return value
-    for variable in (OWN_ENV_PREFIX + reference[1], reference[1]):
+    for variable in (PASSED_ON_PREFIX + reference[1], reference[1]):
         if variable in os.environ:
             return os.environ[variable]
     raise ConfigError(

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import (
     Address,
     Command,
@@ -25,7 +26,6 @@ from astraflow.addons.inference_servers.server_api import (
     ServerHttp,
 )
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
-from astraflow.rollout.config import ServerEngineConfig
 from astraflow.types import Media, Sampling
 
 __all__ = ["SglangApi"]

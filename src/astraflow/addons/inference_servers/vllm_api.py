@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import (
     Address,
     Command,
@@ -29,7 +30,6 @@ from astraflow.addons.inference_servers.server_api import (
 )
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
 from astraflow.models.images import IMAGE
-from astraflow.rollout.config import ServerEngineConfig
 from astraflow.types import Media, Sampling
 
 __all__ = ["VllmApi"]

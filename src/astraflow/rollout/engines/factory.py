@@ -3,20 +3,11 @@
 import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
-from astraflow.addons.inference_servers.server_api import ServerApi
-from astraflow.addons.inference_servers.server_engine import ServerEngine
-from astraflow.addons.inference_servers.sglang_api import SglangApi
-from astraflow.addons.inference_servers.vllm_api import VllmApi
-from astraflow.config import Use, Variant, check_args, load_attr
+from astraflow.config import Use, check_args, load_attr
 from astraflow.protocols import Engine
-from astraflow.rollout.config import (
-    EngineConfig,
-    SglangEngineConfig,
-    TorchEngineConfig,
-    VllmEngineConfig,
-)
+from astraflow.rollout.config import EngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.types.host_tensors import WeightSnapshot
 
 __all__ = ["engine_maker", "make_engine", "preload"]
@@ -39,11 +30,9 @@ def engine_maker(config: EngineConfig, *, exact: bool = False) -> Callable[[Weig
     """
     if isinstance(config, Use):
         return partial(_users_engine, config)
-    if isinstance(config, Variant):
-        return cast("Callable[[WeightSnapshot], Engine]", config.make())
     if isinstance(config, TorchEngineConfig):
         return partial(_torch_engine, config, exact=exact)
-    return partial(ServerEngine, _server_api(config), config)
+    return config.make()
 
 
 def make_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
@@ -76,7 +65,3 @@ def _torch_engine(config: TorchEngineConfig, snapshot: WeightSnapshot, *, exact:
     from astraflow.rollout.engines.torch_engine import TorchEngine
 
     return TorchEngine(config, snapshot, exact=exact)
-
-
-def _server_api(config: VllmEngineConfig | SglangEngineConfig) -> ServerApi:
-    return VllmApi() if isinstance(config, VllmEngineConfig) else SglangApi()

@@ -27,7 +27,7 @@ from astraflow.errors import RolloutError
 from astraflow.models.images import image_rules
 from astraflow.models.loading import FittedTensors, empty_causal_lm, install_tensors
 from astraflow.protocols import SlotName
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.cache import KvCache
 from astraflow.rollout.engines.experts import ExpertRecorder
 from astraflow.rollout.engines.forward import Forward, make_forward

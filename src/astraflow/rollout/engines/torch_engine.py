@@ -29,7 +29,7 @@ from astraflow.errors import ConfigError, Error, ImageError, RolloutError, Servi
 from astraflow.models.images import check_media
 from astraflow.models.loading import FittedTensors, fit_tensors
 from astraflow.protocols import Capacity, SlotName
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job
 from astraflow.rollout.engines.lane import Lanes, LoadedModel
 from astraflow.rollout.engines.requests import (

@@ -7,7 +7,7 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError, WeightsError
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types.host_tensors import WeightSnapshot

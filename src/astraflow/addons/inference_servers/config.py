@@ -1,0 +1,143 @@
+"""The engines `vllm` and `sglang` of a recipe: servers of their own, one per policy."""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal, Self
+
+from pydantic import Field, field_serializer, model_validator
+
+from astraflow.config import Config
+from astraflow.errors import ConfigError
+from astraflow.protocols import Engine
+from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
+from astraflow.types.host_tensors import WeightSnapshot
+from astraflow.user_input.text_forms import Variable
+
+__all__ = [
+    "PASSED_ON_PREFIX",
+    "REFERENCE",
+    "AttachConfig",
+    "ServerEngineConfig",
+    "SglangEngineConfig",
+    "VllmEngineConfig",
+]
+
+PASSED_ON_PREFIX = "ASTRAFLOW_ENV_"
+"""Prefix of the names of `rollout.engine.env` in the environment of the launcher's processes."""
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A reference to a value in the environment: `${HF_TOKEN}`."""
+
+
+class AttachConfig(Config):
+    """Servers that already run, for one policy and one rollout service; if `url` is empty, the engine starts
+    its own."""
+
+    url: str = ""
+    """Address of the server, e.g. `http://127.0.0.1:8000`."""
+    pinned_url: str = ""
+    """Address of a second server, which serves the pinned versions that evaluation uses."""
+    weights_dir: str = ""
+    """Folder in which new weights are written for the server to read; empty: `/dev/shm` if it exists, else
+    the temporary folder."""
+
+    @model_validator(mode="after")
+    def _needs_url(self) -> Self:
+        if self.pinned_url and not self.url:
+            raise ValueError("pinned_url is set, but url is not; name the server that generates in url")
+        return self
+
+
+class ServerEngineConfig(ModelEngineConfig, EngineVariant):
+    """What the engines that drive a separate server have in common."""
+
+    python: str
+    """Python interpreter that has the server installed; a path is relative to the folder that the command
+    runs in."""
+    args: tuple[str, ...] = ()
+    """Further arguments of the server's command, passed on unchanged."""
+    env: dict[Variable, str] = Field(default_factory=dict)
+    """Further environment variables of the server. A value `${NAME}` is that of the rollout service's own
+    variable; any other stays on the machine of the run, and is such a reference wherever the recipe goes."""
+    attach: AttachConfig = AttachConfig()
+    """Servers to use instead of starting new ones."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Data type of weights and computation; attention kernels on a GPU need a 16-bit type."""
+    start_timeout_s: float = Field(default=900.0, gt=0)
+    """Largest time, in seconds, from the start or restart of the server until it serves."""
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    """Largest time, in seconds, for one request or one update of the weights."""
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The server's command, with the environment variables that can change what it does."""
+        if self.attach.url:
+            return ()
+        variables = [f"{name}={value}" for name, value in self.env.items()]
+        return (shlex.join([*variables, self.python, *self.args]),)
+
+    @property
+    def secret_env(self) -> Mapping[str, str]:
+        """The variables whose values stand in the recipe itself, for the server that the engine starts."""
+        own = {name: value for name, value in self.env.items() if not REFERENCE.fullmatch(value)}
+        return {PASSED_ON_PREFIX + name: value for name, value in own.items()}
+
+    def check_machine(self) -> None:
+        """Raises: ConfigError if `python` doesn't exist, or has no server installed."""
+        from astraflow.addons.inference_servers.server_check import check_python
+
+        if not self.attach.url:
+            check_python(self.python, library=self.name, env=self.env)
+
+    def check_services(self, *, num_policies: int, num_services: int, has_evals: bool) -> None:
+        """A server that the run did not start holds the weights of one policy, for one service."""
+        if not self.attach.url:
+            return
+        where = "rollout.engine.attach.url"
+        if num_policies > 1 or num_services > 1:
+            raise ConfigError(
+                f"{where} is one server, which cannot serve {num_policies} policies for {num_services} "
+                "services; let the engine start its own servers, or use one policy and rollout.services = 1"
+            )
+        if has_evals and not self.attach.pinned_url:
+            raise ConfigError(
+                f"{where} is set and eval.sets need a second server; name it in "
+                "rollout.engine.attach.pinned_url, or remove eval.sets and evaluate with `astraflow eval`"
+            )
+
+    @field_serializer("env")
+    def _env_without_values(self, env: dict[str, str]) -> dict[str, str]:
+        return {name: value if REFERENCE.fullmatch(value) else f"${{{name}}}" for name, value in env.items()}
+
+
+class VllmEngineConfig(ServerEngineConfig):
+    """A vLLM server per policy, started and supervised by the rollout service."""
+
+    name: Literal["vllm"] = "vllm"
+    python: str = ".venv-vllm/bin/python"
+    """Python interpreter that has vLLM installed; a path is relative to the folder that the command runs
+    in."""
+
+    def make(self) -> Callable[[WeightSnapshot], Engine]:
+        """Starts a server per policy, unless `attach` names one."""
+        from astraflow.addons.inference_servers.server_engine import ServerEngine
+        from astraflow.addons.inference_servers.vllm_api import VllmApi
+
+        return partial(ServerEngine, VllmApi(), self)
+
+
+class SglangEngineConfig(ServerEngineConfig):
+    """An SGLang server per policy, started and supervised by the rollout service."""
+
+    name: Literal["sglang"] = "sglang"
+    python: str = ".venv-sglang/bin/python"
+    """Python interpreter that has SGLang installed; a path is relative to the folder that the command runs
+    in."""
+
+    def make(self) -> Callable[[WeightSnapshot], Engine]:
+        """Starts a server per policy, unless `attach` names one."""
+        from astraflow.addons.inference_servers.server_engine import ServerEngine
+        from astraflow.addons.inference_servers.sglang_api import SglangApi
+
+        return partial(ServerEngine, SglangApi(), self)

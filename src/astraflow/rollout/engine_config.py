@@ -1,0 +1,81 @@
+"""The engine `torch` of a recipe, and the base class of engines that packages add."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from astraflow.config import Config, Variant
+from astraflow.protocols import Engine
+from astraflow.types.host_tensors import WeightSnapshot
+
+__all__ = ["EngineVariant", "ModelEngineConfig", "TorchEngineConfig"]
+
+_AUTO_CONTEXT = 256
+"""Context of an engine that is made without looking at tasks. A run always looks at them."""
+
+
+class ModelEngineConfig(Config):
+    """What all engines that generate with the policy's own model have in common."""
+
+    name: Any
+    """A `Literal` in each subclass."""
+    num_slots: int = Field(default=128, ge=1, le=65_536)
+    """Number of requests that run at the same time."""
+    max_context: Literal["auto"] | Annotated[int, Field(ge=2, le=2**24)] = "auto"
+    """Largest number of tokens of a prompt and its completion together. `auto`: what the tasks and
+    `sampling.max_tokens` need, or 4,096 if a workflow has several turns; at most what the models take."""
+    num_threads: int = Field(default=1, ge=1, le=1024)
+    """Number of CPU threads of the engine; keep the sum over all processes within the machine's cores."""
+
+    @property
+    def context(self) -> int:
+        """`max_context` as a number; 256 for `auto` until the tasks are known."""
+        return _AUTO_CONTEXT if self.max_context == "auto" else self.max_context
+
+
+class TorchEngineConfig(ModelEngineConfig):
+    """Embedded engine for Hugging Face causal language models, with continuous batching on a CPU or one
+    GPU."""
+
+    name: Literal["torch"] = "torch"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of weights, KV cache and computation."""
+    device: str = "cpu"
+    """Device, e.g. `cpu` or `cuda:0`."""
+    record_experts: bool = False
+    """Record which experts a mixture of experts chose where it sampled a token. The trainer then sends the
+    token to the same ones (router replay)."""
+
+
+class EngineVariant(Variant):
+    """Base of the config of an engine that an installed package adds.
+
+    Only `make` must be written; the rest is what a run asks about an engine that needs more than its model.
+    """
+
+    def make(self) -> Callable[[WeightSnapshot], Engine]:
+        """The function that makes the engines of one service, one per policy."""
+        raise NotImplementedError
+
+    @property
+    def context(self) -> int:
+        """Largest number of tokens of a prompt and its completion together; 0 if only the model limits it."""
+        return 0
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """Commands that the engine runs. A service that joins over the network must be told to allow them."""
+        return ()
+
+    @property
+    def secret_env(self) -> Mapping[str, str]:
+        """Secret environment variables for the processes that make the engine."""
+        return {}
+
+    def check_machine(self) -> None:
+        """Raises: ConfigError if this machine, where rollout services are about to start, can't run the
+        engine."""
+
+    def check_services(self, *, num_policies: int, num_services: int, has_evals: bool) -> None:
+        """Raises: ConfigError if the engine can't serve so many policies for so many services."""
