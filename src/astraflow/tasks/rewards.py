@@ -479,7 +479,7 @@ def _reward_of_rows() -> RewardVariant:
     """The installed reward for tasks that are a prompt and an answer. Raises: ConfigError."""
     variants = [v for v in configs_in(SingleRewardConfig) if issubclass(v, RewardVariant) and v.scores_rows]
     if len(variants) != 1:
-        names = ", ".join(str(tag_of(variant)) for variant in variants) or "none"
+        names = ", ".join(sorted(str(tag_of(variant)) for variant in variants)) or "none"
         raise ConfigError(
             "tasks.reward = source needs one installed reward for tasks that are a prompt and an answer "
             f"(installed: {names}); name a reward in tasks.reward, such as exact"
