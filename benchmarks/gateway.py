@@ -42,6 +42,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from astraflow.addons.agents.config import HostedConfig
 from astraflow.addons.agents.hosted import Hosted
 from astraflow.addons.agents.hosts.config import HostedSourceConfig
 from astraflow.addons.agents.hosts.host import Host
@@ -59,7 +60,6 @@ from astraflow.tasks.sources import make_source
 from astraflow.types import BusySpan, GenerateRequest, Generation, PolicyInfo, Sampling, Task
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.calls import tagged_calls
-from astraflow.workflows.config import HostedConfig
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from harness import Runs, report, show_table
 from lean_http import LeanTransport

@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from astraflow.addons.agents.config import AgentConfig
 from astraflow.protocols import Engine, Renderer
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, GenerateRequest
-from astraflow.workflows.config import AgentConfig
 from astraflow.workflows.factory import make_workflow
 from drivers.rollout_fakes import Scores, exact, make_policy, make_task
 from drivers.system_driver import ROOT

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 import msgspec
-
 from astraflow.addons.cluster.pool_sizer import PoolSizer
+
 from astraflow.config import parse_config
 from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.service.failed_steps import FailedSteps
@@ -13,7 +13,6 @@ from astraflow.dataflow.service.trainer_contacts import TrainerContacts
 from astraflow.processes.supervisor import ServiceState
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.report.silence import advice_text, silent_parts, wait_text
-from astraflow.report.wait_words import reasons_text, scaling_text
 from astraflow.report.watch.sight import Sight
 from astraflow.report.watch.watchdog import RULES, alarms_now
 from astraflow.types import (
@@ -24,6 +23,7 @@ from astraflow.types import (
     Wait,
     WaitReason,
 )
+from astraflow.types.wait_words import reasons_text, scaling_text
 from astraflow.types.waits import RUN, Party
 from drivers.core_driver import Driver, make_core_plan, make_table
 from drivers.sights import make_policy_status, make_sight, make_steps, make_wait, make_worker

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from astraflow.addons.agents.config import HostedConfig
 from astraflow.addons.agents.hosted import Hosted
 from astraflow.addons.agents.hosts.host import Host
 from astraflow.addons.agents.hosts.messages import HostedSpec
@@ -15,7 +16,6 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, Task
 from astraflow.workflows.calls import tagged_calls
-from astraflow.workflows.config import HostedConfig
 from drivers.rollout_fakes import ScriptedEngine, exact, make_policy, make_task
 from drivers.workflow_driver import letter_renderer
 

@@ -4,15 +4,11 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from itertools import accumulate
 from typing import TypeAlias
 
 from jinja2 import Template
 
-from astraflow.addons.search.retrieval.bm25 import Bm25
-from astraflow.addons.search.retrieval.documents import Document
-from astraflow.addons.search.retrieval.index import SearchIndex
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.renderer import ChatRenderer
@@ -55,7 +51,7 @@ SAYINGS = (
     "yes", "no", "5", "6", "2", "large", "small", "So 5.", "<think>hm, 5?</think>", "<think>no end",
     '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>',
     '<tool_call>{"name": "add", "arguments": {"a": "2"}}</tool_call>', "<tool_call>{</tool_call>",
-    "<task>1+1</task>", "<task>half</task><task>the rest</task>", "", "\n",
+    "<task>1+1</task>", "<task>half</task><task>the rest</task>", "\n",
     "<think>split?</think><task>half</task>",
     '<think>add</think><tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>',
 )  # fmt: skip
@@ -64,12 +60,6 @@ SAYINGS = (
 
 SAID = "(5|yes|no)"
 """What is a query for the workflow `search`, of all that is said."""
-
-
-@cache
-def small_index() -> SearchIndex:
-    """What the workflow `search` searches: one document, which has one of the words that are said."""
-    return SearchIndex([Document("yes", "Yes means no.")], Bm25.built(["yes means no"]))
 
 
 class LetterTokenizer:

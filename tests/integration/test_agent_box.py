@@ -204,10 +204,11 @@ except ConfigError as err:
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", NO_BOX, *script(tmp_path, body)]
     run = partial(subprocess.run, command, capture_output=True, text=True, check=True)
     done = await asyncio.to_thread(run)
-    assert "AGENT PROGRAMS RUN WITHOUT A BOX (user and mount namespaces: No space left" in done.stderr
+    assert "WITHOUT A BOX (user and mount namespaces: No space left" in done.stderr
     unboxed, boxless = done.stdout.splitlines()
     assert unboxed == "1.0"
-    assert "workflow.run.box = required, but this machine cannot make a box: user and mount" in boxless
+    assert "box = required, but this machine" in boxless
+    assert ": user and mount" in boxless
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -116,7 +116,7 @@ async def test_what_went_wrong_is_named() -> None:
     ):
         with pytest.raises(RolloutError, match=f"(?s){message}"):
             await play_program(ASKS + code, box="sandbox", sandbox=settings)
-    with pytest.raises(ConfigError, match=r"'no-such-agent' cannot be started: no such program"):
+    with pytest.raises(ConfigError, match=r"'no-such-agent' .*: no such program"):
         await play_program("", box="sandbox", command=["no-such-agent"])
 
 
@@ -137,7 +137,7 @@ async def test_without_a_sandbox_no_program_runs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(
         ConfigError,
-        match=r"workflow.run.box = sandbox: this machine has no usable sandbox.*bwrap is not installed",
+        match=r"workflow\.run\.box = sandbox: .*bwrap is not installed",
     ):
         await play_program("", box="sandbox", command=command, sandbox={"backend": "bubblewrap"})
     assert not left.exists()

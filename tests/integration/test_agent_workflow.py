@@ -19,12 +19,13 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from astraflow.addons.agents.agent import AgentTask, agent, function_run
+from astraflow.addons.agents.config import AgentConfig
 from astraflow.config import Config, parse_config
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode
-from astraflow.workflows.config import AgentConfig, WorkflowConfig
+from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.conversation import AgentReport, Endpoint, Workflow
 from astraflow.workflows.factory import make_workflow
 from drivers.rollout_fakes import ScriptedEngine, exact, make_policy, make_task

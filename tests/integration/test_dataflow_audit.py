@@ -310,4 +310,4 @@ async def test_a_group_that_is_used_too_often_is_found(tmp_path: Path) -> None:
     async with running(tmp_path, replaying()) as run:
         await play_run(run)
     report = rewritten(tmp_path, double_use)
-    assert any("group 0 is in 5 batches, at most 2 may hold it" in text for text in report.problems)
+    assert any("group 0 is in 5 batches, at most 2" in text for text in report.problems)

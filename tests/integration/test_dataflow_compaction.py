@@ -132,7 +132,7 @@ async def test_a_changed_fate_of_a_closed_group_is_found(tmp_path: Path, sql: st
 
 async def test_a_journal_that_lacks_its_newest_record_is_not_compacted(tmp_path: Path) -> None:
     await half_run(tmp_path)
-    with pytest.raises(JournalError, match=r"not compacted, for it does not hold: record \d+ is missing"):
+    with pytest.raises(JournalError, match=r"not compacted.* record \d+ is missing"):
         compact(tmp_path, num_missing=1, num_pieces=1000)
     assert audit(tmp_path).problems == ()
 
@@ -140,6 +140,6 @@ async def test_a_journal_that_lacks_its_newest_record_is_not_compacted(tmp_path:
 async def test_a_journal_that_does_not_hold_is_not_compacted(tmp_path: Path) -> None:
     await half_run(tmp_path)
     problems = edited(tmp_path, "UPDATE records SET at_s = at_s + 1 WHERE seq = 9").problems
-    with pytest.raises(JournalError, match="not compacted, for it does not hold: record 9 was changed"):
+    with pytest.raises(JournalError, match=r"not compacted.* record 9 was changed"):
         compact(tmp_path)
     assert audit(tmp_path).problems == problems

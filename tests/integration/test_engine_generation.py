@@ -206,7 +206,7 @@ async def test_a_slot_waits_for_requests_of_exactly_its_version(folder: Path, sl
 
 async def test_a_version_in_no_slot_is_refused_and_may_be_retried(folder: Path) -> None:
     engine = make_engine_on(snapshot(folder))
-    with pytest.raises(RolloutError, match="version 9 of 'actor' is in no slot: live is version 0") as caught:
+    with pytest.raises(RolloutError, match=r"version 9 of 'actor' .* version 0") as caught:
         await engine.generate(ask(version=9))
     assert caught.value.is_retryable
     await engine.close()
@@ -219,9 +219,7 @@ async def test_a_bad_update_is_refused_and_the_old_version_keeps_serving(folder:
     bad = make_random_model(seed=1)
     with torch.no_grad():
         bad.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
-    with pytest.raises(
-        WeightsError, match=r"layers.1.mlp.down_proj.weight holds 1 values that are not finite"
-    ):
+    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.down_proj\.weight .*1 .*not finite"):
         await engine.load(snapshot_of(bad, folder, 1), slot="live")
     with pytest.raises(WeightsError, match="do not fit the model"):
         await engine.load(snapshot_of(make_random_model("llama"), folder, 1), slot="pinned")

@@ -54,7 +54,7 @@ async def all_running(engine: TorchEngine, count: int) -> None:
 
 async def test_a_prompt_that_leaves_no_room_is_refused_with_numbers(snapshot: WeightSnapshot) -> None:
     engine = make_engine_on(snapshot, max_context=16)
-    with pytest.raises(RolloutError, match=r"16 tokens leave no room within .*max_context = 16") as caught:
+    with pytest.raises(RolloutError, match=r"16 tokens .*max_context = 16") as caught:
         await engine.generate(ask(tuple(range(2, 18))))
     assert not caught.value.is_retryable
     with pytest.raises(RolloutError, match="17 tokens leave no room"):

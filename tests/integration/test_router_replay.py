@@ -167,9 +167,7 @@ def forced_logprobs(model_dir: Path, sample: Sample) -> np.ndarray:
 def test_experts_of_another_model_are_refused(model_dir: Path, generations: list[Generation]) -> None:
     samples = samples_of(generations)
     wide = [with_experts(s, np.zeros((len(s.trajectory.mask), 3)), width=3) for s in samples]
-    with pytest.raises(
-        WireError, match=r"stream 'experts' has 3 uint8 values per token; the policy's trainer reads 4 uint8"
-    ):
+    with pytest.raises(WireError, match=r"stream 'experts' has 3 uint8 .* reads 4 uint8"):
         metrics_of(make_learner(model_dir), wide)
     high = [with_experts(s, np.full((len(s.trajectory.mask), WIDTH), NUM_EXPERTS)) for s in samples]
     with pytest.raises(WireError, match=r"stream 'experts' has 4 at a trained token; expected 0 to 3"):
@@ -178,7 +176,7 @@ def test_experts_of_another_model_are_refused(model_dir: Path, generations: list
 
 def test_a_model_without_experts_does_not_take_them(tmp_path: Path, generations: list[Generation]) -> None:
     dense = make_learner(save_tiny("qwen3", tmp_path))
-    with pytest.raises(WireError, match=r"no router of its model is known.*record_experts: false"):
+    with pytest.raises(WireError, match=r"no router .*record_experts: false"):
         metrics_of(dense, samples_of(generations))
 
 

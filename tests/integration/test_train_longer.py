@@ -192,14 +192,14 @@ async def test_a_schedule_that_nobody_told_the_dataflow_shows(tmp_path: Path) ->
     plan = with_steps(make_plan(num_steps=1), 2)
     lie = ScheduleChanged(schedule=with_steps(plan, 7).schedule)
     problems = forged(tmp_path, ScheduleChanged(schedule=plan.schedule), (lie,))
-    assert any("the schedule changes to one that no plan of the run tells" in text for text in problems)
+    assert any("the schedule changes to one that no plan" in text for text in problems)
 
 
 async def test_a_resume_that_no_further_steps_allow_shows(tmp_path: Path) -> None:
     await extended(tmp_path)
     assert audit(tmp_path).problems == ()
     problems = forged(tmp_path, RunResumed(), (RunResumed(), RunResumed()))
-    assert any("a run is resumed that had not failed, nor got more steps" in text for text in problems)
+    assert any("is resumed that had not failed" in text for text in problems)
 
 
 async def test_a_plan_that_names_no_evaluation_is_damage(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 what a full forward of the recorded version gives."""
 
 import asyncio
-import inspect
 import string
 from collections import Counter
 from functools import cache, partial
@@ -14,7 +13,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from astraflow.addons.agents.agent import function_run
 from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.addons.tiny_models.tokenizer import make_tokenizer
 from astraflow.rollout.dialogue import HostedPolicy
@@ -25,13 +23,11 @@ from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import GenerateRequest, Generation, Trajectory
 from astraflow.wire import array
-from astraflow.workflows.factory import WORKFLOWS
-from astraflow.workflows.tools import make_tool
 from drivers.engine_models import snapshot_of
 from drivers.environment_fakes import Counting, config_of, task_of
-from drivers.gateway_driver import two_turns
+from drivers.installed_workflows import FUNCTIONS, required
 from drivers.rollout_fakes import exact, make_policy, make_task
-from drivers.workflow_driver import Sampled, digests, small_index, versions_of
+from drivers.workflow_driver import Sampled, digests, versions_of
 
 WORDS = (
     "</think>", "<task>", "</task>", "yes", "no", "small", "large",
@@ -130,19 +126,16 @@ def trained(trajectory: Trajectory) -> Sampled:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", sorted(WORKFLOWS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
 async def test_a_full_forward_gives_the_recorded_logprobs(name: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    function = WORKFLOWS[name]
-    needed: dict[str, Any] = {"tools": [make_tool(add)], "run": function_run(two_turns), "index": small_index}
-    required = {key: needed[key] for key in needed.keys() & inspect.signature(function).parameters.keys()}
     engine = Updated(folder)
     hosted = HostedPolicy(make_policy("actor", max_tokens=24), engine, load_renderer(folder))
     environments = Environments({"count": config_of(Counting)})
     await environments.open()
     task = task_of("count") if name == "environment" else make_task()
     async with EpisodeRunner(
-        {"actor": hosted}, partial(function, **required), exact, environments=environments
+        {"actor": hosted}, partial(FUNCTIONS[name], **required(name)), exact, environments=environments
     ) as runner:
         episodes = await asyncio.gather(*(runner.episode(task, seed=seed) for seed in range(6)))
         await engine.update()  # on a busy machine all may have ended before the first update

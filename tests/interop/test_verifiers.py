@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.agents.config import HostedConfig
 from astraflow.addons.agents.hosts.config import HostedSourceConfig
 from astraflow.addons.agents.hosts.host import HostedEpisodeError
 from astraflow.errors import ConfigError, DataError
 from astraflow.tasks.sources import make_source
 from astraflow.types import Episode
-from astraflow.workflows.config import HostedConfig
 from drivers.hosted_driver import config, hosted
 from drivers.rollout_fakes import ScriptedEngine
 from drivers.system_driver import ROOT

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.agents.config import AgentConfig
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import GenerateRequest
-from astraflow.workflows.config import AgentConfig
 from astraflow.workflows.factory import make_workflow
 from drivers.rollout_fakes import exact, make_policy, make_task
 from drivers.system_driver import ROOT

@@ -79,7 +79,7 @@ def test_needs_that_no_node_can_meet_are_named_before_anything_runs(cluster: Ray
     run = runs.start(recipe, *cluster.arguments, place=cluster.place)
     assert run.finish() != 0
     text = "".join(run.lines)
-    assert "no machine of the Ray cluster has 1 CPUs, 1 GPUs" in text, text
+    assert "Ray cluster has 1 CPUs, 1 GPUs" in text, text
     assert wait_gone(run.pids(), timeout_s=5.0) == []
 
 
@@ -94,7 +94,7 @@ def test_without_a_cluster_the_error_names_the_address_and_the_remedy(runs: Runs
         check=False,
     )
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "launcher.address = '127.0.0.1:9': cannot join the Ray cluster" in done.stderr + done.stdout
+    assert "launcher.address = '127.0.0.1:9': cannot join" in done.stderr + done.stdout
     assert "ray start --head" in done.stderr + done.stdout
 
 

@@ -155,7 +155,7 @@ async def test_a_killed_server_is_named_with_its_last_lines_and_started_again(mo
         running = asyncio.create_task(engine.generate(ask(max_tokens=2000)))
         await all_running(engine, 1)
         os.kill(server.pid, signal.SIGKILL)
-        with pytest.raises(RolloutError, match=r"server of 'actor' was killed by signal 9.*its last lines"):
+        with pytest.raises(RolloutError, match=r"'actor' was killed by signal 9.*its last lines"):
             await running
         again = await engine.generate(ask(max_tokens=30))
         assert set(again.versions) == {1}

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from astraflow.report.wait_words import wait_line
+from astraflow.types.wait_words import wait_line
 from simulator.chaos import chaos
 from simulator.clock import World
 from simulator.dataflow import Dataflow, Record

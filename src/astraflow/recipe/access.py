@@ -13,7 +13,7 @@ from astraflow.recipe.run_plan import scoring_tasks, uses
 from astraflow.rollout.engine_config import EngineVariant
 from astraflow.rollout.judging import judges_of
 from astraflow.service.server import is_loopback
-from astraflow.workflows.config import AgentConfig, HostedConfig, ProgramConfig
+from astraflow.workflows.variant import WorkflowVariant
 
 __all__ = [
     "CA_VARIABLE",
@@ -39,7 +39,7 @@ def needs_tokens(recipe: Recipe) -> bool:
     """Whether every caller must show a token: something listens beyond loopback, or programs that are not
     part of the run share this machine with it."""
     is_reachable = not (is_loopback(recipe.dataflow.host) and is_loopback(recipe.weights.host))
-    return is_reachable or bool(_agent_programs(recipe) or _hosts(recipe))
+    return is_reachable or any(workflow.commands for workflow in _workflows(recipe))
 
 
 def tokens_of(recipe: Recipe, folder: RunFolder) -> dict[str, str]:
@@ -79,9 +79,8 @@ def network_modules(recipe: Recipe) -> tuple[str, ...]:
     ]
     # The key goes to the endpoint, so both are allowed together.
     used.update(f"{judge.url} {judge.key_variable}".strip() for judge in judges)
-    used.update(shlex.join(program.command) for program in _agent_programs(recipe))
-    # What a host imports, it imports in the Python that the recipe names; both are allowed together.
-    used.update(f"{host.python} {host.serve}" for host in _hosts(recipe))
+    for workflow in _workflows(recipe):
+        used.update(workflow.commands)
     return tuple(sorted(used))
 
 
@@ -97,20 +96,11 @@ def check_allowed(recipe: Recipe, allow: tuple[str, ...]) -> None:
 
 
 def has_sandboxed_agents(recipe: Recipe) -> bool:
-    """Whether agent programs run in the sandbox."""
-    return any(program.box == "sandbox" for program in _agent_programs(recipe))
+    """Whether programs of the workflows run in the sandbox."""
+    return any(workflow.needs_sandbox for workflow in _workflows(recipe))
 
 
-def _workflows(recipe: Recipe) -> list[Config]:
-    """The workflows of training and of evaluation sets."""
-    return [recipe.workflow, *(config.workflow for config in recipe.eval.sets.values())]
-
-
-def _hosts(recipe: Recipe) -> list[HostedConfig]:
-    return [workflow for workflow in _workflows(recipe) if isinstance(workflow, HostedConfig)]
-
-
-def _agent_programs(recipe: Recipe) -> list[ProgramConfig]:
-    """The programs that are started for episodes."""
-    agents = [workflow for workflow in _workflows(recipe) if isinstance(workflow, AgentConfig)]
-    return [agent.run for agent in agents if isinstance(agent.run, ProgramConfig)]
+def _workflows(recipe: Recipe) -> list[WorkflowVariant]:
+    """The workflows of training and of evaluation sets, but those of the user's own."""
+    given = [recipe.workflow, *(config.workflow for config in recipe.eval.sets.values())]
+    return [workflow for workflow in given if isinstance(workflow, WorkflowVariant)]

@@ -11,19 +11,24 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from astraflow.config import parse_config
+from pydantic import TypeAdapter
+
+from astraflow.config import Config, parse_config
 from astraflow.errors import ConfigError
+from astraflow.recipe.eval_config import EvalWorkflowConfig
 from astraflow.recipe.gallery import gallery_root
 from astraflow.recipe.recipe import Recipe
 from astraflow.user_input.mistakes import hint
+from astraflow.workflows.variant import WorkflowVariant
 
 __all__ = ["SCALES", "scaled"]
 
 _JsonMap = dict[str, Any]
 
-_CORPUS = "asearcher-corpus/documents.jsonl"
 _ENVIRONMENTS = "environments.json"
 """Arguments that make the tasks of an environment easy, by the environment's class."""
+_WORKFLOWS: TypeAdapter[Config] = TypeAdapter(EvalWorkflowConfig)
+"""The workflows of training and of evaluation sets."""
 _MAX_TOKENS = 96
 """Tokens of a completion; those of the model `tiny` are characters."""
 _NUM_TASKS = 2
@@ -47,9 +52,8 @@ def _smoke(recipe: _JsonMap) -> None:
     for section in _sections(recipe):
         if section.get("name") == "prepared":
             section["folder"] = str(fixtures / section["dataset"])
-        if section.get("name") == "folder" and "path" in section:
-            section.clear()
-            section |= _small_index(fixtures / _CORPUS)
+    for section in (recipe, *recipe["eval"]["sets"].values()):
+        section["workflow"] = _shrunk_workflow(section["workflow"], fixtures)
     easy_args: dict[str, _JsonMap] = json.loads((fixtures / _ENVIRONMENTS).read_text(encoding="utf-8"))
     for environment in recipe["tasks"]["environments"].values():
         environment["args"] |= easy_args.get(environment["use"], {})
@@ -78,13 +82,15 @@ def _shrink_policy(policy: _JsonMap) -> None:
     train["backend"] = {"name": "torch"}
 
 
+def _shrunk_workflow(section: _JsonMap, fixtures: Path) -> _JsonMap:
+    workflow = _WORKFLOWS.validate_json(json.dumps(section))
+    if not isinstance(workflow, WorkflowVariant):
+        return section
+    return json.loads(workflow.shrunk(fixtures).model_dump_json())
+
+
 def _at_most(value: int | Literal["auto"], limit: int) -> int:
     return limit if value == "auto" else min(value, limit)
-
-
-def _small_index(documents: Path) -> _JsonMap:
-    reader = {"name": "use", "use": "astraflow.addons.search.retrieval.documents:read_documents"}
-    return {"name": "memory", "documents": {**reader, "args": {"path": str(documents)}}}
 
 
 def _sections(node: object) -> Iterator[_JsonMap]:

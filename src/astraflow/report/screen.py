@@ -27,10 +27,10 @@ from astraflow.report.silence import (
     wait_text,
 )
 from astraflow.report.terminal_text import printable
-from astraflow.report.wait_words import party_text
 from astraflow.report.watch.watchdog import NOTHING_WRONG, Watch, over_text
 from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord, WorkerStatus
 from astraflow.types.alarm import Alarm
+from astraflow.types.wait_words import party_text
 
 __all__ = [
     "RATE_STEPS",

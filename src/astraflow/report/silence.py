@@ -8,8 +8,8 @@ because a process hangs.
 from collections.abc import Mapping, Sequence
 
 from astraflow.processes.supervisor import ServiceState
-from astraflow.report.wait_words import party_text, reasons_text, scaling_text
 from astraflow.types import ScalingAdvice, StatusReply, Wait, WaitReason
+from astraflow.types.wait_words import party_text, reasons_text, scaling_text
 from astraflow.types.waits import NO_ROOM, POOL, SILENT, Party
 
 __all__ = ["advice_text", "service_wait_text", "silent_parts", "wait_text", "waits_text"]

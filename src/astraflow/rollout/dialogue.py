@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -28,17 +28,20 @@ from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
 from astraflow.types.bounds import as_label
+from astraflow.user_input.installed import added_to, loaded
 from astraflow.workflows.calls import CallParser, tagged_calls
 from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy
 
 __all__ = [
     "Answer",
     "Dialogue",
+    "Gateway",
     "HostedPolicy",
     "OpensEndpoint",
     "RecordedConversation",
     "Said",
     "generation_seed",
+    "installed_gateway",
     "prompt_of",
     "with_tools",
 ]
@@ -132,7 +135,37 @@ class Answer(msgspec.Struct, frozen=True):
 OpensEndpoint: TypeAlias = Callable[
     ["Dialogue", CallParser, Mapping[str, str]], AbstractAsyncContextManager[Endpoint]
 ]
-"""Opens an episode's endpoint for agent programs, as `Policies.endpoint`; the gateway does."""
+"""Opens an episode's endpoint for agent programs, as `Policies.endpoint`; a gateway does."""
+
+
+class Gateway(Protocol):
+    """Serves the endpoints of all episodes of a process."""
+
+    def endpoint(
+        self, dialogue: "Dialogue", parser: CallParser, roles: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[Endpoint]:
+        """Opens the endpoint of one episode until the block ends; see `Policies.endpoint`."""
+        ...
+
+    async def close(self) -> None:
+        """Stops what serves the endpoints, if it was ever started."""
+        ...
+
+
+def installed_gateway() -> Gateway:
+    """The gateway that an installed package names as an entry point of the group `astraflow.gateways`.
+
+    Raises: ConfigError if there is none, or more than one.
+    """
+    entries = added_to("astraflow.gateways")
+    made = [gateway() for gateway in map(loaded, entries) if gateway is not None]
+    if len(made) != 1:
+        found = ", ".join(entry.value for entry in entries) or "none"
+        raise ConfigError(
+            "endpoints for agent programs need exactly one installed package with a gateway (entry points "
+            f"of the group astraflow.gateways: {found})"
+        )
+    return made[0]
 
 
 def generation_seed(episode_seed: int, idx: int) -> int:

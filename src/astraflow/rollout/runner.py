@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +21,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from astraflow import wire
-from astraflow.addons.agents.gateway.gateway import Gateway
 from astraflow.errors import DeadlineError, Error, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
-from astraflow.rollout.dialogue import Dialogue, HostedPolicy
+from astraflow.rollout.dialogue import Dialogue, Gateway, HostedPolicy, installed_gateway
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Conduct, Scores
 from astraflow.rollout.progress import EpisodeProgress
@@ -41,8 +41,10 @@ from astraflow.types import (
 )
 from astraflow.types.facts import episode_weights
 from astraflow.user_input.own_code import error_text, own_frames, raised_at
+from astraflow.workflows.calls import CallParser
 from astraflow.workflows.conversation import (
     MAX_TIMES,
+    Endpoint,
     OpenWorkflow,
     Play,
     Rewards,
@@ -177,7 +179,8 @@ class EpisodeRunner:
         """Late scores that metrics of episodes have told of."""
         self._timeout_s = timeout_s
         self._evaluation = evaluation or {}
-        self._gateway = Gateway()
+        self._gateway: Gateway | None = None
+        """Made for the first episode that opens an endpoint."""
 
     async def __aenter__(self) -> "EpisodeRunner":
         try:
@@ -199,7 +202,8 @@ class EpisodeRunner:
         """Closes the gateway of agent programs, if it was ever opened, and what workflows share."""
         for workflow in self._open_workflows():
             await workflow.close()
-        await self._gateway.close()
+        if self._gateway is not None:
+            await self._gateway.close()
 
     def _open_workflows(self) -> list[OpenWorkflow]:
         workflows = [self._workflow, *[conduct.workflow for conduct in self._evaluation.values()]]
@@ -268,7 +272,7 @@ class EpisodeRunner:
         dialogue = Dialogue(
             self._policies,
             seed=seed,
-            opens=self._gateway.endpoint,
+            opens=self._endpoint,
             pinned=pinned,
             sampling=conduct.sampling,
             progress=progress,
@@ -293,6 +297,14 @@ class EpisodeRunner:
         # A user's reward, score or metric may be a number that the dataflow would refuse; so it is checked
         # here, where the error fails one episode instead of the request that carries many.
         return wire.checked(episode)
+
+    def _endpoint(
+        self, dialogue: Dialogue, parser: CallParser, roles: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[Endpoint]:
+        """Opens an endpoint for the programs of an episode. Raises: as `installed_gateway`."""
+        if self._gateway is None:
+            self._gateway = installed_gateway()
+        return self._gateway.endpoint(dialogue, parser, roles)
 
     async def _rewards(self, workflow: Workflow, task: ScoredTask, dialogue: Dialogue) -> Rewards:
         """What the workflow returns, within its time. Raises: as `episode`."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from astraflow.addons.code.code_and_test import reference_of
-from astraflow.addons.code.config import CodeTestsReward
 from astraflow.algorithms.credit import (
     GdpoCredit,
     GroupRelativeCredit,
@@ -44,9 +42,7 @@ from astraflow.run.start_checks import (
 )
 from astraflow.tasks.config import (
     RewardConfig,
-    TasksConfig,
     TaskSourceConfig,
-    WeightedReward,
 )
 from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
@@ -56,12 +52,7 @@ from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
 from astraflow.user_input.mistakes import hint
-from astraflow.workflows.config import (
-    AgentConfig,
-    CodeAndTestConfig,
-    EnvironmentWorkflowConfig,
-    HostedConfig,
-)
+from astraflow.workflows.config import EnvironmentWorkflowConfig, WorkflowConfig
 from astraflow.workflows.factory import make_workflow
 
 __all__ = ["CheckedRecipe", "check_recipe", "listed", "with_other_mistakes"]
@@ -300,7 +291,7 @@ def _checked_sources(
     for name in sources.eval:
         mistakes.of(_check_eval_size, name, recipe, sources)
     _check_answers(recipe, sources, mistakes, broken)
-    _check_test_writers(recipe, sources, mistakes)
+    _check_fits_workflow(recipe, sources, mistakes)
     return sources
 
 
@@ -372,7 +363,7 @@ def _check_engine_services(recipe: Recipe) -> None:
 def _check_answers(
     recipe: Recipe, sources: OpenSources, mistakes: _Mistakes, broken: Collection[str]
 ) -> None:
-    """The reward must be able to score every task. Agents and workflows of the user need not use it."""
+    """The reward must be able to score every task, unless the workflow may reward its episodes itself."""
     of_training = recipe.tasks.reward
     checks = [
         (f"tasks.sources.{name}", of_training, source, recipe.tasks.sources[name], recipe.workflow)
@@ -384,7 +375,7 @@ def _check_answers(
         checks.append((f"eval.sets.{name}", reward, source, config.source, workflow_of(config, recipe)))
     told: list[RewardConfig] = []
     for where, reward, source, config, workflow in checks:
-        if isinstance(workflow, Use | AgentConfig | HostedConfig) or reward in told:
+        if isinstance(workflow, Use) or workflow.rewards_itself or reward in told:
             continue
         if _is_whole(reward, broken) and not mistakes.of(_check_gradable, where, reward, source, config):
             told.append(reward)  # a reward that does not fit one source is told once
@@ -398,42 +389,25 @@ def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config
     return True
 
 
-def _check_test_writers(recipe: Recipe, sources: OpenSources, mistakes: _Mistakes) -> None:
-    """Where a policy writes test cases, the reward must run them, and the tasks must have right programs."""
-    if isinstance(recipe.workflow, CodeAndTestConfig):
-        mistakes.of(_check_runs_cases, recipe.tasks)
-        for name, source in sources.train.items():
-            tasks = looked_at(source, recipe.tasks.sources[name])
-            mistakes.of(_check_references, f"tasks.sources.{name}", tasks, recipe.workflow)
+def _check_fits_workflow(recipe: Recipe, sources: OpenSources, mistakes: _Mistakes) -> None:
+    """The reward and the tasks must be such that the workflow can use them."""
+    if not isinstance(recipe.workflow, Use):
+        mistakes.of(recipe.workflow.check_scoring, recipe.tasks.reward, recipe.tasks.extract)
+    for name, source in sources.train.items():
+        tasks = looked_at(source, recipe.tasks.sources[name])
+        mistakes.of(_check_tasks, f"tasks.sources.{name}", tasks, recipe.workflow)
     for name, source in sources.eval.items():
         config = recipe.eval.sets[name]
-        workflow = workflow_of(config, recipe)
-        if isinstance(workflow, CodeAndTestConfig):
-            tasks = looked_at(source, config.source)
-            mistakes.of(_check_references, f"eval.sets.{name}", tasks, workflow)
+        tasks = looked_at(source, config.source)
+        mistakes.of(_check_tasks, f"eval.sets.{name}", tasks, workflow_of(config, recipe))
 
 
-def _check_runs_cases(tasks: TasksConfig) -> None:
-    reward = tasks.reward
-    parts = reward.rewards.values() if isinstance(reward, WeightedReward) else [reward]
-    if not any(isinstance(part, CodeTestsReward | Use) for part in parts):
-        raise ConfigError(
-            f"the workflow code_and_test runs programs on test cases, which tasks.reward = {reward.name!r} "
-            "does not do; use {name: code_tests}"
-        )
-    if tasks.extract != "whole":
-        raise ConfigError(
-            f"tasks.extract = {tasks.extract!r} would also be looked for in the right programs, which the "
-            "workflow code_and_test runs; use `whole`, of which code_tests takes the last block of code"
-        )
-
-
-def _check_references(where: str, tasks: Iterable[Task], workflow: CodeAndTestConfig) -> None:
-    for task in tasks:
-        try:
-            reference_of(task, workflow.reference)
-        except DataError as err:
-            raise DataError(f"{where}: {err}") from err
+def _check_tasks(where: str, tasks: Iterable[Task], workflow: WorkflowConfig) -> None:
+    try:
+        if not isinstance(workflow, Use):
+            workflow.check_tasks(tasks)
+    except DataError as err:
+        raise DataError(f"{where}: {err}") from err
 
 
 def _check_batch(name: str, policy: PolicyConfig, sources: OpenSources) -> None:

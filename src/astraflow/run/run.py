@@ -28,11 +28,11 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
-from astraflow.addons.cluster.pool import Pool
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.service.clock import SteadyClock
 from astraflow.errors import ConfigError, ServiceError, UnavailableError
 from astraflow.processes.launcher import make_launcher, reachable
+from astraflow.processes.pool import Pool
 from astraflow.processes.program import Addresses, check_files, choose_addresses, program
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import Launcher, ProcessSpec

@@ -1,6 +1,6 @@
 """Who waits for whom in a run, and why, as kinds and numbers.
 
-Programs decide by these. `report/wait_words.py` turns them into sentences for people; no program reads
+Programs decide by these. `types/wait_words.py` turns them into sentences for people; no program reads
 those.
 """
 

@@ -1,4 +1,4 @@
-"""Functions that the built-in workflows share.
+"""Functions that workflows with several roles share.
 
 They decide which policy plays which role, mix a role's own reward with the team's, find the choice that a
 text names, and run parts of an episode in parallel.
@@ -7,21 +7,11 @@ text names, and run parts of an episode in parallel.
 import asyncio
 import re
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-from astraflow.config import Config, Variant
 from astraflow.workflows.conversation import Policies, Policy
 
-__all__ = [
-    "PolicyRoles",
-    "WorkflowVariant",
-    "blended",
-    "in_parallel",
-    "is_right",
-    "last_choice",
-    "name_at",
-    "policy_at",
-]
+__all__ = ["blended", "in_parallel", "is_right", "last_choice", "name_at", "policy_at"]
 
 _RIGHT_SCORE = 0.5
 """Rewards go from 0 or -1 (wrong) to 1 (right). Partial credit below one half does not count as right."""
@@ -30,24 +20,6 @@ _RIGHT_SCORE = 0.5
 def name_at(names: Sequence[str], given: str, place: int) -> str:
     """The policy of a role: `given` unless it is empty, else the recipe's policy at `place`, or its last."""
     return given or names[min(place, len(names) - 1)]
-
-
-class PolicyRoles(Config):
-    """Base of the workflow configs: decides which policy plays which role."""
-
-    roles: ClassVar[tuple[str, ...]] = ("policy",)
-    """Fields that name a policy each: the first defaults to the recipe's first policy, and so on."""
-    is_replayable: ClassVar[bool] = False
-    """Whether the requests of an episode depend on nothing but its task, its seed and the completions so far.
-    It then makes the same requests when it runs again, as long as it gets the same completions."""
-
-    def acting(self, names: Sequence[str]) -> dict[str, str]:
-        """Maps each role to a policy, where the recipe's policies are `names`."""
-        return {role: name_at(names, getattr(self, role), place) for place, role in enumerate(self.roles)}
-
-
-class WorkflowVariant(PolicyRoles, Variant):
-    """Base of a workflow's config that an installed package adds; `make` returns the workflow."""
 
 
 def policy_at(policies: Policies, given: str, place: int) -> Policy:

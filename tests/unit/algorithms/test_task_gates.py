@@ -264,7 +264,7 @@ def test_the_same_curator_twice_is_refused_but_for_two_policies():
 
 def test_the_state_of_other_curators_is_refused():
     state = make_curation([GresoConfig()], sources={"a": 3}, seed=0).state()
-    with pytest.raises(DataError, match="of the curators greso; the recipe names solved"):
+    with pytest.raises(DataError, match="curators greso; the recipe names solved"):
         make_curation([SolvedConfig()], sources={"a": 3}, seed=0).restore(state)
 
 

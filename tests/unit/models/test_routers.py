@@ -43,5 +43,5 @@ def test_the_weights_of_the_experts_that_a_router_chose_are_those_it_gave_them(m
 
 def test_a_model_without_experts_has_no_routers_and_an_unknown_router_is_named() -> None:
     assert routers_of(make_model("qwen3")) == ()
-    with pytest.raises(DataError, match="Llama4ForCausalLM: no module that chooses experts"):
+    with pytest.raises(DataError, match=r"Llama4ForCausalLM: no module .* experts"):
         routers_of(make_model("llama4_text"))

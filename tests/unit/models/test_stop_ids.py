@@ -107,13 +107,13 @@ def test_an_end_that_was_not_sampled_is_added_with_its_white_space(tmp_path: Pat
 @pytest.mark.parametrize("value", ["2", True, [1, "2"], 1.5, {"a": 1}])
 def test_an_end_that_is_not_an_id_is_named_with_its_file(tmp_path: Path, value: object) -> None:
     folder = make_folder(tmp_path, config=ends(value))
-    with pytest.raises(DataError, match=r"config\.json: eos_token_id = .* expected a token id"):
+    with pytest.raises(DataError, match=r"config\.json: eos_token_id = .* a token id"):
         load_renderer(folder)
 
 
 def test_a_broken_config_is_named(tmp_path: Path) -> None:
     (make_folder(tmp_path) / "generation_config.json").write_text("{")
-    with pytest.raises(DataError, match=r"generation_config\.json, line 1 is not valid JSON"):
+    with pytest.raises(DataError, match=r"generation_config\.json, line 1 .*JSON"):
         load_renderer(tmp_path)
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(DataError, match=r"generation_config\.json is not a JSON object"):

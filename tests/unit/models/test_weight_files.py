@@ -36,15 +36,13 @@ def test_whole_files_pass(folder: Path) -> None:
 def test_a_file_that_is_cut_short_is_named(kept: int, folder: Path) -> None:
     path = folder / "model-2.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(DataError, match=r"its model-2.safetensors has \d+ (of \d+ )?bytes .* interrupted\?"):
+    with pytest.raises(DataError, match=r"model-2\.safetensors has \d+ (of \d+ )?bytes"):
         check_weight_files(folder)
 
 
 def test_a_file_that_the_index_names_and_is_missing_is_named(folder: Path) -> None:
     (folder / "model-2.safetensors").unlink()
-    with pytest.raises(
-        DataError, match=r"it lacks model-2.safetensors, which model.safetensors.index.json names"
-    ):
+    with pytest.raises(DataError, match=r"lacks model-2\.safetensors, .*index\.json"):
         check_weight_files(folder)
 
 

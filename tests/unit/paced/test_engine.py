@@ -211,7 +211,7 @@ async def test_a_device_whose_timer_fails_fails_all_requests_and_says_why(snapsh
     await until(lambda: engine.capacity().num_running == 1)
     clock.device.submit(PacedJob("actor", 1, 0.0, ended=bug))
     clock.settle()
-    with pytest.raises(RolloutError, match="the paced device failed: ZeroDivisionError: a bug"):
+    with pytest.raises(RolloutError, match="device failed: ZeroDivisionError: a bug"):
         await running
     with pytest.raises(RolloutError, match="the paced device failed"):
         await engine.generate(request())

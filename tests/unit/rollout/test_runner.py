@@ -487,7 +487,7 @@ async def test_a_workflow_records_what_another_policy_makes_of_each_sampled_toke
 
 async def test_policies_of_different_tokenizers_do_not_score_each_other() -> None:
     teacher = make_hosted("teacher", Halving(), renderer=Shouting(), is_trained=False)
-    with pytest.raises(RolloutError, match=r"policy teacher reads .* as 'AB', .* same tokenizer"):
+    with pytest.raises(RolloutError, match=r"teacher reads .* as 'AB', .* same tokenizer"):
         await with_teacher(teacher).episode(make_task(), seed=1)
 
 

@@ -263,7 +263,8 @@ async def test_an_async_call_over_its_deadline_fails_alone(judges: ScoringPool) 
         judges.score(make_task(idx=3), "late"), judges.score(make_task(), "5"), return_exceptions=True
     )
     assert isinstance(late, LateScoreError)
-    assert "sums/3: the reward took longer than tasks.score_timeout_s = 2.0" in str(late)
+    assert "sums/3: " in str(late)
+    assert "score_timeout_s = 2.0" in str(late)
     assert late.is_retryable
     assert well == 1.0
 

@@ -109,7 +109,7 @@ def test_an_empty_folder_is_filled(run_dir: Path, tmp_path: Path) -> None:
 
 def test_a_folder_with_something_in_it_is_refused_without_force(run_dir: Path, tmp_path: Path) -> None:
     export_version(run_dir, tmp_path / "model", version=6)
-    with pytest.raises(ConfigError, match="is not empty; name a new folder, or replace it with --force"):
+    with pytest.raises(ConfigError, match=r"is not empty; .* --force"):
         export_version(run_dir, tmp_path / "model")
     assert export_version(run_dir, tmp_path / "model", force=True).version == 7
     assert read_model(tmp_path / "model")[0].data[0] == 7

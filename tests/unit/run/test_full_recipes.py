@@ -86,7 +86,7 @@ def test_missing_data_name_the_command_that_gets_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = recipe_of(name, model="tiny")
-    with pytest.raises(DataError, match=r"is not prepared in .*; run `astraflow data prepare [\w-]+ --out"):
+    with pytest.raises(DataError, match=r"not prepared .* `astraflow data prepare [\w-]+ --out"):
         open_sources(recipe)
 
 
@@ -130,7 +130,7 @@ def test_other_overrides_win_over_the_scale() -> None:
 
 
 def test_an_unknown_scale_is_told_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"scale = 'smok' is no scale of recipes; did you mean \"smoke\"\?"):
+    with pytest.raises(ConfigError, match=r"scale = 'smok' .*did you mean \"smoke\"\?"):
         recipe_of("math/1.7b", scale="smok")
 
 

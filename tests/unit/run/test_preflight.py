@@ -77,7 +77,7 @@ def test_a_missing_folder_is_answered_with_its_neighbor_and_the_hub(
     monkeypatch.chdir(folder)
     (folder / "models").mkdir()
     write_model_folder(folder / "models" / "small")
-    with pytest.raises(DataError, match=r'did you mean "models/small"\?.* or name one on the .* OWNER/NAME'):
+    with pytest.raises(DataError, match=r'did you mean "models/small"\?.* OWNER/NAME'):
         check_recipe(make_recipe(folder, policies={"actor": make_policy(folder, model="models/smalll")}))
 
 
@@ -121,7 +121,7 @@ def test_a_broken_task_line_names_source_file_and_line(folder: Path) -> None:
 
 def test_a_batch_larger_than_all_tasks_is_refused_with_the_numbers(folder: Path) -> None:
     policy = make_policy(folder, table={"group_size": 2, "groups_per_batch": 11})
-    with pytest.raises(ConfigError, match=r"groups_per_batch = 11, but tasks\.sources hold only 10 tasks"):
+    with pytest.raises(ConfigError, match=r"groups_per_batch = 11, .*tasks\.sources .*10 tasks"):
         check_recipe(make_recipe(folder, policies={"actor": policy}))
 
 
@@ -139,7 +139,7 @@ def test_evaluating_on_the_training_tasks_is_refused(folder: Path) -> None:
 
 def test_a_policy_that_never_acts_is_refused(folder: Path) -> None:
     policies = {"actor": make_policy(folder), "critic": make_policy(folder)}
-    with pytest.raises(ConfigError, match=r"policies\.critic is trained, but .* lets only 'actor' act"):
+    with pytest.raises(ConfigError, match=r"policies\.critic is trained, .* only 'actor'"):
         check_recipe(make_recipe(folder, policies=policies))
 
 
@@ -187,7 +187,7 @@ def test_a_server_of_someone_elses_serves_one_policy_for_one_service(folder: Pat
     check_recipe(attached(folder, eval={"sets": {}}))
     with pytest.raises(ConfigError, match=r"cannot serve 1 policies for 2 services"):
         check_recipe(attached(folder, services=2))
-    with pytest.raises(ConfigError, match=r"eval\.sets need a second server; name it in .*pinned_url"):
+    with pytest.raises(ConfigError, match=r"eval\.sets need a second server.*pinned_url"):
         check_recipe(attached(folder))
 
 
@@ -321,9 +321,7 @@ def test_a_test_writer_needs_a_reward_that_runs_its_cases(folder: Path) -> None:
 
 
 def test_a_test_writer_needs_a_right_program_for_each_task(folder: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"tasks\.sources\.train: task train/0 has no right program.*reference"
-    ):
+    with pytest.raises(DataError, match=r"sources\.train: task train/0 has no .*reference"):
         check_recipe(coding(folder, answer=""))
 
 
@@ -507,7 +505,7 @@ def test_groups_of_one_are_refused_where_their_advantages_would_all_be_0(
     if not is_refused:
         check_recipe(recipe)
         return
-    with pytest.raises(ConfigError, match=r"group_size = 1: the credit .* compares .* set it to 2 or more"):
+    with pytest.raises(ConfigError, match=r"group_size = 1: .* compares .* 2 or more"):
         check_recipe(recipe)
 
 

@@ -146,9 +146,9 @@ def test_a_reward_may_return_a_score_with_metrics() -> None:
 
 
 def test_a_score_that_is_no_finite_number_is_refused() -> None:
-    with pytest.raises(RolloutError, match="the reward returned a Score of nan; expected a finite number"):
+    with pytest.raises(RolloutError, match="a Score of nan; expected a finite"):
         reward(own("scored_nan"))(TASK, "5")
-    with pytest.raises(RolloutError, match="the reward returned, under 'recall', inf; expected a finite"):
+    with pytest.raises(RolloutError, match="'recall', inf; expected a finite"):
         reward(own("scored_infinite_part"))(TASK, "5")
 
 

@@ -71,7 +71,7 @@ def test_a_template_goes_around_the_last_message_of_a_chat(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("template", ["no mark", "{prompt} and {prompt}", "{question}"])
 def test_a_template_without_one_place_for_the_prompt_is_refused(template: str) -> None:
-    with pytest.raises(ValueError, match=r"a template holds \{prompt\} once, where the prompt stands"):
+    with pytest.raises(ValueError, match=r"a template holds \{prompt\} once"):
         JsonlSourceConfig(path="x", template=template)
 
 
@@ -85,9 +85,8 @@ def test_rows_with_long_prompts_are_left_out_and_their_number_is_said(
     rows = ("abc", "abcdefgh", "abcd", "ab")
     kept = source(tmp_path, *rows, max_prompt_tokens=4, tokenizer_dir=model)
     assert prompts_of(kept) == ["abc", "abcd", "ab"]
-    assert (
-        "1 of 4 rows are left out, because their prompts have more than max_prompt_tokens = 4" in caplog.text
-    )
+    assert "1 of 4 rows" in caplog.text
+    assert "max_prompt_tokens = 4" in caplog.text
     caplog.clear()
     both = source(tmp_path, *rows, max_prompt_tokens=4, limit=2, tokenizer_dir=model)
     assert prompts_of(both) == ["abc", "abcd"]
@@ -102,11 +101,11 @@ def test_template_and_system_message_count_as_tokens_of_the_prompt(tmp_path: Pat
 def test_prompts_that_are_all_too_long_and_a_missing_tokenizer_are_errors(
     tmp_path: Path, model: Path
 ) -> None:
-    with pytest.raises(DataError, match="the prompts of all 2 rows have more than max_prompt_tokens = 1"):
+    with pytest.raises(DataError, match=r"all 2 rows .*max_prompt_tokens = 1"):
         source(tmp_path, "ab", "abc", max_prompt_tokens=1, tokenizer_dir=model)
-    with pytest.raises(DataError, match=r"tokenizer.json, whose tokens max_prompt_tokens counts, cannot be"):
+    with pytest.raises(DataError, match=r"tokenizer\.json, .*max_prompt_tokens .*cannot be"):
         source(tmp_path, "ab", max_prompt_tokens=1, tokenizer_dir=tmp_path)
-    with pytest.raises(ConfigError, match="max_prompt_tokens needs a tokenizer, but no model is known here"):
+    with pytest.raises(ConfigError, match="max_prompt_tokens needs a tokenizer"):
         source(tmp_path, "ab", max_prompt_tokens=1)
 
 
@@ -308,7 +307,7 @@ def test_named_columns_go_along_with_the_task(tmp_path: Path) -> None:
 
 def test_a_column_with_half_a_surrogate_pair_is_named(tmp_path: Path) -> None:
     row = {"prompt": "x", "answer": "5", "level": 1, "page": {"text": ["a\ud83d"]}}
-    with pytest.raises(DataError, match=r"line 1: 'page': Task: a text is not valid Unicode: .*; correct it"):
+    with pytest.raises(DataError, match=r"line 1: 'page': .*not valid Unicode: .*; correct it"):
         first_task(tmp_path, row, columns=("level", "page"))
 
 
@@ -403,7 +402,7 @@ def test_tables_refuse_missing_values_and_other_encodings(tmp_path: Path) -> Non
 def test_a_file_of_another_kind_names_the_source_that_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([VERL]), encoding="utf-8")
-    with pytest.raises(DataError, match=r"line 1 holds .*; \{name: datasets\} reads files of other kinds"):
+    with pytest.raises(DataError, match=r"line 1 holds .*\{name: datasets\} reads"):
         make_source(JsonlSourceConfig(path=str(path)))
 
 

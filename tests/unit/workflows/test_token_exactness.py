@@ -7,37 +7,29 @@ from typing import Any
 
 import pytest
 
-from astraflow.addons.agents.agent import function_run
 from astraflow.types import Message
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
-from astraflow.workflows.factory import WORKFLOWS
-from astraflow.workflows.tools import make_tool
-from drivers.gateway_driver import two_turns
-from drivers.workflow_driver import SAID, Sampled, Table, replayed, small_index
+from drivers.installed_workflows import FUNCTIONS, required
+from drivers.workflow_driver import SAID, Sampled, Table, replayed
 
-
-def add(a: int, b: int) -> int:
-    """Adds two numbers."""
-    return a + b
-
-
-REQUIRED: dict[str, dict[str, Any]] = {
-    "agent": {"run": function_run(two_turns)},
-    "search": {"index": small_index, "query_pattern": SAID},
-    "tool_use": {"tools": [make_tool(add)]},
+LONGEST: dict[str, Any] = {
+    "turns": 4,
+    "rounds": 4,
+    "depth": 2,
+    "num_solvers": 3,
+    "num_debaters": 3,
+    "query_pattern": SAID,
 }
-"""Arguments of those that have no default."""
-LONGEST = {"turns": 4, "rounds": 4, "depth": 2, "num_solvers": 3, "num_debaters": 3}
 """Settings that let more happen, where a workflow has them."""
 TEAMS = [("actor",), ("first", "second", "third")]
 SEEDS = range(6)
 
 
 def made(name: str) -> Workflow:
-    function = WORKFLOWS[name]
+    function = FUNCTIONS[name]
     known = inspect.signature(function).parameters
     longest = {key: value for key, value in LONGEST.items() if key in known}
-    return partial(function, **REQUIRED.get(name, {}), **longest)
+    return partial(function, **required(name), **longest)
 
 
 async def check_exact(table: Table, workflow: Workflow, seed: int) -> int:
@@ -55,7 +47,7 @@ async def check_exact(table: Table, workflow: Workflow, seed: int) -> int:
 
 @pytest.mark.parametrize("team", TEAMS, ids=len)
 @pytest.mark.parametrize("template", ["plain", "stripping", "agentic"])
-@pytest.mark.parametrize("name", sorted(WORKFLOWS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
 async def test_a_replay_gives_the_recorded_logprobs(name: str, template: str, team: tuple[str, ...]) -> None:
     table = Table(team, template=template)
     forks = [await check_exact(table, made(name), seed) for seed in SEEDS]
@@ -63,14 +55,16 @@ async def test_a_replay_gives_the_recorded_logprobs(name: str, template: str, te
         assert forks == [0] * len(forks)
 
 
-@pytest.mark.parametrize("name", sorted(WORKFLOWS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
 async def test_a_context_that_runs_full_changes_nothing_of_that(name: str) -> None:
     table = Table(("first", "second"), template="stripping", max_context=400)
     for seed in SEEDS:
         await check_exact(table, made(name), seed)
 
 
-@pytest.mark.parametrize("name", ["multi_turn", "solve_and_verify", "debate", "spawn", "tool_use"])
+@pytest.mark.parametrize(
+    "name", sorted({"multi_turn", "solve_and_verify", "debate", "spawn", "tool_use"} & FUNCTIONS.keys())
+)
 async def test_a_template_that_strips_reasoning_forks_conversations_of_several_turns(name: str) -> None:
     table = Table(template="stripping")
     assert sum([await check_exact(table, made(name), seed) for seed in range(30)]) > 0

@@ -1,33 +1,20 @@
 import inspect
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from pydantic_core import PydanticUndefined
 
-from astraflow.config import Config, Use, Variant, parse_config
+from astraflow.config import Config, Use, parse_config
 from astraflow.errors import ConfigError
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
-from astraflow.workflows.config import (
-    DebateConfig,
-    HostedConfig,
-    RouteConfig,
-    SingleTurnConfig,
-    SolveAndVerifyConfig,
-    WorkflowConfig,
-)
-from astraflow.workflows.factory import WORKFLOWS, is_replayable, make_workflow
-from astraflow.workflows.roles import PolicyRoles
+from astraflow.workflows.config import SingleTurnConfig, SolveAndVerifyConfig, WorkflowConfig
+from astraflow.workflows.factory import is_replayable, make_workflow
+from drivers.installed_workflows import CONFIGS, FUNCTIONS
 from drivers.rollout_fakes import ScriptedEngine, exact, make_policy, make_task
 from drivers.workflow_driver import letter_renderer
-
-CONFIGS: dict[str, type[PolicyRoles]] = {
-    config.model_fields["name"].default: config
-    for config in get_args(get_args(WorkflowConfig)[0])
-    if config not in (Use, HostedConfig) and not issubclass(config, Variant)
-}
 
 OWN = '''
 from astraflow.workflows.calls import ToolCall
@@ -67,13 +54,9 @@ def parsed(**workflow: Any) -> WorkflowConfig:
     return parse_config({"workflow": workflow}, Section).workflow
 
 
-def test_every_workflow_has_a_config() -> None:
-    assert sorted(CONFIGS) == sorted(WORKFLOWS)
-
-
-@pytest.mark.parametrize("name", sorted(WORKFLOWS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_a_config_has_exactly_the_arguments_of_its_function(name: str) -> None:
-    parameters = inspect.signature(WORKFLOWS[name]).parameters.values()
+    parameters = inspect.signature(FUNCTIONS[name]).parameters.values()
     keywords = {
         p.name: PydanticUndefined if p.default is p.empty else p.default
         for p in parameters
@@ -83,32 +66,14 @@ def test_a_config_has_exactly_the_arguments_of_its_function(name: str) -> None:
     assert fields == keywords
 
 
-@pytest.mark.parametrize("name", sorted(set(WORKFLOWS) - {"agent", "search", "tool_use"}))
+@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - {"agent", "search", "tool_use"}))
 def test_the_name_alone_is_a_whole_config(name: str) -> None:
     assert make_workflow(parsed(name=name)).keywords  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def test_a_host_needs_a_python_that_exists(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no .*/bin/python; make the environment"):
-        make_workflow(parsed(name="hosted", python=str(tmp_path), serve="verifiers"))
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"serve": "verifier"}, 'did you mean "verifiers"'),
-        ({"serve": "games.Games"}, 'not of the form "module:attr"'),
-        ({"serve": "verifiers", "keeps_env": ["ASTRAFLOW_TOKEN"]}, "belongs to the service"),
-    ],
-)
-def test_a_section_of_a_host_is_checked(section: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parsed(name="hosted", python="python3", **section)
-
-
 def test_workflows_that_depend_on_code_of_the_users_do_not_pass_for_replayable(module: str) -> None:
     replayable = {name for name, config in CONFIGS.items() if config.is_replayable}
-    assert set(WORKFLOWS) - replayable == {"agent", "environment", "tool_use"}
+    assert set(FUNCTIONS) - replayable - {"agent"} == {"environment", "tool_use"}
     assert is_replayable(parsed(name="multi_turn"))
     assert not is_replayable(parsed(name="environment"))
     assert not is_replayable(Use(use=f"{module}:own"))
@@ -179,8 +144,6 @@ def test_tools_that_cannot_be_are_refused_at_the_start(module: str, tools: list[
         ({"name": "multi_turn", "feedback": "no }"}, "a brace that stands for itself is written twice"),
         ({"name": "solve_and_verify", "team_share": 1.5}, "team_share"),
         ({"name": "solve_and_verify", "approve": "Y", "reject": "y"}, "stands for both choices"),
-        ({"name": "route", "small_choice": "a", "large_choice": "A"}, "stands for both choices"),
-        ({"name": "debate", "num_debaters": 1}, "num_debaters"),
         ({"name": "solve_and_verfy"}, 'did you mean "solve_and_verify"'),
     ],
 )
@@ -192,17 +155,3 @@ def test_a_wrong_setting_is_refused(workflow: dict[str, Any], message: str) -> N
 def test_roles_are_filled_by_place_and_the_last_policy_plays_the_rest() -> None:
     assert SingleTurnConfig().acting(("a", "b")) == {"policy": "a"}
     assert SolveAndVerifyConfig().acting(("a", "b")) == {"solver": "a", "verifier": "b"}
-    assert RouteConfig(small="c").acting(("a", "b")) == {"router": "a", "small": "c", "large": "b"}
-    assert list(DebateConfig(num_debaters=3).acting(("a", "b")).values()) == ["a", "b", "a"]
-
-
-def test_settings_of_the_sandbox_need_the_sandbox() -> None:
-    run: dict[str, Any] = {"name": "program", "command": ["my-agent"], "sandbox": {"disk_mb": 64}}
-    section = {"workflow": {"name": "agent", "run": run}}
-    with pytest.raises(ConfigError, match=r"sandbox is set, but box = preferred; set box: sandbox"):
-        parse_config(section, Section)
-    run["box"] = "sandbox"
-    parse_config(section, Section)
-    run["sandbox"] = {"memory_mb": 1}
-    with pytest.raises(ConfigError, match=r"memory_mb"):
-        parse_config(section, Section)

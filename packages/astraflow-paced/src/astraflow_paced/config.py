@@ -6,7 +6,7 @@ nothing heavy: what they describe is imported when it is made.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from astraflow.rollout.engine_config import EngineVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.conversation import Workflow
-from astraflow.workflows.roles import WorkflowVariant
+from astraflow.workflows.variant import WorkflowVariant
 
 if TYPE_CHECKING:
     from astraflow.trainer.config import TrainConfig
@@ -107,4 +107,4 @@ class PacedWorkflowConfig(WorkflowVariant):
         """The workflow with its arguments bound."""
         from astraflow_paced.workflow import paced
 
-        return cast("Workflow", partial(paced, **self.model_dump(exclude={"name"})))
+        return self.bound(paced)

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from astraflow.addons.agents.config import HostedConfig
 from astraflow.addons.agents.hosts.host import Host
 from astraflow.addons.agents.hosts.messages import Ended, HostedSpec, Part, RunRequest
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.user_input.mistakes import hint
 from astraflow.workflows.calls import CallParser
-from astraflow.workflows.config import HostedConfig
 from astraflow.workflows.conversation import Endpoint, Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import name_at
 

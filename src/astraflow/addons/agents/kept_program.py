@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 
 import astraflow
+from astraflow.addons.agents.config import ProgramConfig
 from astraflow.addons.agents.program_start import ProgramEnded, ProgramStart
 from astraflow.addons.sandbox.inside import keeper
 from astraflow.addons.sandbox.inside.enter import boot_code
 from astraflow.errors import ConfigError
-from astraflow.workflows.config import ProgramConfig
 
 __all__ = ["KeptPrograms"]
 

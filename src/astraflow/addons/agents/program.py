@@ -9,21 +9,30 @@ to `ASTRAFLOW_RESULT_URL`. If it does neither, the text that it printed is its f
 without the run's secrets (`kept_program.py`).
 """
 
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
-from astraflow.addons.agents.agent import AgentTask
+from astraflow.addons.agents.agent import AgentTask, agent
+from astraflow.addons.agents.config import ProgramConfig
 from astraflow.addons.agents.kept_program import KeptPrograms
 from astraflow.addons.agents.program_start import ProgramEnded, ProgramPlace, ProgramStart
 from astraflow.addons.agents.sandboxed_program import SandboxedPrograms
 from astraflow.addons.sandbox.passed_variables import passed_variables
 from astraflow.errors import ConfigError, RolloutError
-from astraflow.workflows.config import ProgramConfig
-from astraflow.workflows.conversation import AgentReport, Endpoint
+from astraflow.workflows.calls import CallParser
+from astraflow.workflows.conversation import (
+    AgentReport,
+    Endpoint,
+    Policies,
+    Rewards,
+    ScoredTask,
+    Workflow,
+)
 
-__all__ = ["ProgramRuns"]
+__all__ = ["ProgramRuns", "program_agent"]
 
 _MAX_TEXT = 65_536
 """Number of characters, from the end of the output, that are the final text."""
@@ -84,6 +93,20 @@ class ProgramRuns:
             raise RolloutError(_failure(program, f"ended with {ended.code}", ended, endpoint))
         text = ended.stdout[-_MAX_TEXT:].strip()
         return _left(ended.result) or endpoint.report or AgentReport(text=text or None)
+
+
+def program_agent(config: ProgramConfig, parser: CallParser, private: tuple[Path, ...]) -> Workflow:
+    """The workflow `agent` for a program; the metric `unboxed` counts episodes that ran without a box."""
+    runs = ProgramRuns(config, private=private)
+
+    async def workflow(task: ScoredTask, policies: Policies) -> Rewards:
+        model = config.model or next(iter(policies))
+        rewards = await agent(task, policies, run=partial(runs, model=model), parser=parser)
+        if not await runs.is_boxed():
+            rewards.add_metric("unboxed", 1.0)
+        return rewards
+
+    return workflow
 
 
 def _environment(kept: tuple[str, ...], endpoint: Endpoint, model: str) -> dict[str, str]:

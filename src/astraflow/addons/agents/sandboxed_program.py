@@ -5,13 +5,13 @@ import errno
 import os
 from pathlib import Path, PurePosixPath
 
+from astraflow.addons.agents.config import ProgramConfig
 from astraflow.addons.agents.program_start import ProgramEnded, ProgramStart
 from astraflow.addons.sandbox.backends import BoxMaker, chosen_maker
 from astraflow.addons.sandbox.command import CommandLimits
 from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.openings import openings_for
 from astraflow.errors import ConfigError, SandboxError
-from astraflow.workflows.config import ProgramConfig
 
 __all__ = ["SandboxedPrograms"]
 

@@ -1,1 +1,1 @@
-"""Launchers for SSH, Slurm, Ray and Kubernetes, and pools of services that grow and shrink."""
+"""Launchers for SSH, Slurm and Ray, and manifests for Kubernetes."""

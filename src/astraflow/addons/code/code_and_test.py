@@ -7,17 +7,31 @@ program.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Annotated, ClassVar, Literal
 
-from astraflow.errors import DataError
+from pydantic import AfterValidator, Field
+
+from astraflow.addons.code.config import CodeTestsReward
+from astraflow.config import Config, Use
+from astraflow.errors import ConfigError, DataError
 from astraflow.types import Task
 from astraflow.types.row_columns import row_of
-from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask
+from astraflow.user_input.mistakes import tag_of
+from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import blended, in_parallel, is_right, policy_at
+from astraflow.workflows.variant import PolicyRoles, Share, template
 
-__all__ = ["CASE_PATTERN", "FAILED_PROMPT", "TEST_PROMPT", "code_and_test", "reference_of"]
+__all__ = [
+    "CASE_PATTERN",
+    "FAILED_PROMPT",
+    "TEST_PROMPT",
+    "CodeAndTestConfig",
+    "code_and_test",
+    "reference_of",
+]
 
 TEST_PROMPT = (
     "Problem:\n{prompt}\n\nA program that may be wrong:\n{code}\n\nWrite a test case that a wrong program "
@@ -42,6 +56,70 @@ class _Attempt:
     answer: Completion
     score: float
     """On the task's own test cases."""
+
+
+def _finds_cases(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error as err:
+        raise ValueError(f"{pattern!r} is no regular expression: {err}") from err
+    if missing := {"input", "output"} - set(groups):
+        raise ValueError(f"it has no group (?P<{min(missing)}>...), which holds that part of a test case")
+    return pattern
+
+
+class CodeAndTestConfig(PolicyRoles):
+    """A test writer makes test cases for a coder's program; a program that fails one is written again."""
+
+    roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
+    is_replayable: ClassVar[bool] = True
+    name: Literal["code_and_test"] = "code_and_test"
+    coder: str = ""
+    """Policy that writes programs; empty: the recipe's first policy."""
+    tester: str = ""
+    """Policy that writes test cases; empty: the recipe's second policy."""
+    rounds: int = Field(default=2, ge=1)
+    """Largest number of programs."""
+    test_prompt: Annotated[str, template("prompt", "code")] = TEST_PROMPT
+    """Prompt of the tester, with `{prompt}` and `{code}`."""
+    retry_prompt: Annotated[str, template("prompt", "code", "input", "output")] = FAILED_PROMPT
+    """Prompt of the coder after a failed case, with `{prompt}`, `{code}`, `{input}` and `{output}`."""
+    case_pattern: Annotated[str, AfterValidator(_finds_cases)] = CASE_PATTERN
+    """Regular expression that finds a case in the tester's reply, with the groups `input` and `output`."""
+    max_cases: int = Field(default=4, ge=1, le=64)
+    """Largest number of cases that are used; more are ignored."""
+    reference: str = ""
+    """Column with a right program, which decides whether a case is valid; empty: the task's answer. The
+    source's `columns` have to name it."""
+    success_share: Share = 0.5
+    """Share of the last program's score in the tester's reward; the rest is the valid share of its cases."""
+    keeps_history: bool = True
+    """Keep one growing conversation with the coder; if false, each program starts a new one."""
+
+    def check_scoring(self, reward: Config, extract: str) -> None:
+        """The reward must run test cases, and take whole programs."""
+        from astraflow.tasks.config import WeightedReward
+
+        parts = reward.rewards.values() if isinstance(reward, WeightedReward) else [reward]
+        if not any(isinstance(part, CodeTestsReward | Use) for part in parts):
+            raise ConfigError(
+                "the workflow code_and_test runs programs on test cases, which tasks.reward = "
+                f"{tag_of(type(reward))!r} does not do; use {{name: code_tests}}"
+            )
+        if extract != "whole":
+            raise ConfigError(
+                f"tasks.extract = {extract!r} would also be looked for in the right programs, which the "
+                "workflow code_and_test runs; use `whole`, of which code_tests takes the last block of code"
+            )
+
+    def check_tasks(self, tasks: Iterable[Task]) -> None:
+        """Every task must have a right program."""
+        for task in tasks:
+            reference_of(task, self.reference)
+
+    def make(self) -> Workflow:
+        """The workflow."""
+        return self.bound(code_and_test)
 
 
 async def code_and_test(

@@ -44,8 +44,8 @@ from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.errors import ConfigError
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.recipe.recipe import Recipe
-from astraflow.report.wait_words import wait_line
 from astraflow.types import Item, Manifest, ServedVersions
+from astraflow.types.wait_words import wait_line
 from astraflow.user_input.mistakes import shown
 
 __all__ = ["Forecast", "ForecastPool", "PolicyForecast", "forecast", "parsed_pool"]

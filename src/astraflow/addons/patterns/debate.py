@@ -3,11 +3,15 @@
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Annotated, ClassVar, Literal
 
-from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask
+from pydantic import Field
+
+from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import blended, in_parallel
+from astraflow.workflows.variant import Share, WorkflowVariant, template
 
-__all__ = ["DEBATE_PROMPT", "debate", "seats"]
+__all__ = ["DEBATE_PROMPT", "DebateConfig", "debate", "seats"]
 
 DEBATE_PROMPT = (
     "Others answered:\n\n{answers}\n\nConsider them, then give your answer to the problem again:\n{prompt}"
@@ -18,6 +22,32 @@ def seats(names: Sequence[str], debaters: Sequence[str], num_debaters: int) -> t
     """The policy of each seat: `debaters` in turn, or all policies of the recipe if it names no debaters."""
     chosen = debaters or names
     return tuple(chosen[idx % len(chosen)] for idx in range(num_debaters))
+
+
+class DebateConfig(WorkflowVariant):
+    """Several debaters answer, read each other's answers, answer again, and vote."""
+
+    is_replayable: ClassVar[bool] = True
+    name: Literal["debate"] = "debate"
+    debaters: tuple[str, ...] = ()
+    """Policies that take the seats in turn; empty: all policies of the recipe."""
+    num_debaters: int = Field(default=2, ge=2, le=1024)
+    """Number of seats."""
+    rounds: int = Field(default=2, ge=1)
+    """Number of answers per debater."""
+    debate_prompt: Annotated[str, template("prompt", "answers")] = DEBATE_PROMPT
+    """Prompt of each further round, with `{prompt}` and the other debaters' `{answers}`."""
+    team_share: Share = 0.0
+    """Share of the vote's score in each reward."""
+
+    def acting(self, names: Sequence[str]) -> dict[str, str]:
+        """Maps each seat to its policy."""
+        seated = seats(names, self.debaters, self.num_debaters)
+        return {f"debaters.{idx}": name for idx, name in enumerate(seated)}
+
+    def make(self) -> Workflow:
+        """The workflow."""
+        return self.bound(debate)
 
 
 async def debate(

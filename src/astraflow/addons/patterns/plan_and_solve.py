@@ -1,14 +1,42 @@
 """The workflow `plan_and_solve`: a planner writes a plan, and solvers follow it."""
 
 from statistics import fmean
+from typing import Annotated, ClassVar, Literal
 
-from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
+from pydantic import Field
+
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import blended, in_parallel, policy_at
+from astraflow.workflows.variant import PolicyRoles, Share, template
 
-__all__ = ["FOLLOW_PROMPT", "PLAN_PROMPT", "plan_and_solve"]
+__all__ = ["FOLLOW_PROMPT", "PLAN_PROMPT", "PlanAndSolveConfig", "plan_and_solve"]
 
 PLAN_PROMPT = "{prompt}\n\nDo not solve this yet. Write a short plan, step by step."
 FOLLOW_PROMPT = "{prompt}\n\nFollow this plan:\n{plan}"
+
+
+class PlanAndSolveConfig(PolicyRoles):
+    """A planner writes a plan, and solvers follow it."""
+
+    roles: ClassVar[tuple[str, ...]] = ("planner", "solver")
+    is_replayable: ClassVar[bool] = True
+    name: Literal["plan_and_solve"] = "plan_and_solve"
+    planner: str = ""
+    """Policy that plans; empty: the recipe's first policy."""
+    solver: str = ""
+    """Policy that solves; empty: the recipe's second policy."""
+    num_solvers: int = Field(default=1, ge=1, le=1024)
+    """Number of answers that follow the plan, in parallel."""
+    plan_prompt: Annotated[str, template("prompt")] = PLAN_PROMPT
+    """Prompt of the planner, with `{prompt}`."""
+    follow_prompt: Annotated[str, template("prompt", "plan")] = FOLLOW_PROMPT
+    """Prompt of a solver, with `{prompt}` and `{plan}`."""
+    team_share: Share = 0.0
+    """Share of the solvers' mean score in a solver's reward."""
+
+    def make(self) -> Workflow:
+        """The workflow."""
+        return self.bound(plan_and_solve)
 
 
 async def plan_and_solve(

@@ -1,15 +1,41 @@
 """The workflow `propose_and_select`: a proposer makes proposals in parallel, and a selector picks one."""
 
 from statistics import fmean
+from typing import Annotated, ClassVar, Literal
 
-from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
+from pydantic import Field
+
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import blended, in_parallel, last_choice, policy_at
+from astraflow.workflows.variant import PolicyRoles, Share, template
 
-__all__ = ["SELECT_PROMPT", "propose_and_select"]
+__all__ = ["SELECT_PROMPT", "ProposeAndSelectConfig", "propose_and_select"]
 
 SELECT_PROMPT = (
     "Problem:\n{prompt}\n\n{proposals}\n\nWhich answer is right? End with its number, from 1 to {count}."
 )
+
+
+class ProposeAndSelectConfig(PolicyRoles):
+    """A proposer makes several proposals in parallel, and a selector picks one."""
+
+    roles: ClassVar[tuple[str, ...]] = ("proposer", "selector")
+    is_replayable: ClassVar[bool] = True
+    name: Literal["propose_and_select"] = "propose_and_select"
+    proposer: str = ""
+    """Policy that proposes; empty: the recipe's first policy."""
+    selector: str = ""
+    """Policy that selects; empty: the recipe's second policy."""
+    num_proposals: int = Field(default=4, ge=2, le=1024)
+    """Number of proposals to choose from."""
+    select_prompt: Annotated[str, template("prompt", "proposals", "count")] = SELECT_PROMPT
+    """Prompt of the selector, with `{prompt}`, `{proposals}` (numbered from 1) and `{count}`."""
+    team_share: Share = 0.0
+    """Share of the picked proposal's score in the reward of each proposal."""
+
+    def make(self) -> Workflow:
+        """The workflow."""
+        return self.bound(propose_and_select)
 
 
 async def propose_and_select(

@@ -1,14 +1,50 @@
 """The workflow `route`: a router sends each task to a small or to a large model."""
 
-from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from astraflow.workflows.roles import last_choice, policy_at
+from typing import Annotated, ClassVar, Literal
 
-__all__ = ["ROUTE_PROMPT", "route"]
+from pydantic import Field, model_validator
+
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
+from astraflow.workflows.roles import last_choice, policy_at
+from astraflow.workflows.variant import PolicyRoles, check_differ, template
+
+__all__ = ["ROUTE_PROMPT", "RouteConfig", "route"]
 
 ROUTE_PROMPT = (
     "Who should solve this problem: the small model, which is cheap, or the large one, which is better? "
     "End with small or large.\n\nProblem:\n{prompt}"
 )
+
+
+class RouteConfig(PolicyRoles):
+    """A router sends each task to a small or to a large model."""
+
+    roles: ClassVar[tuple[str, ...]] = ("router", "small", "large")
+    is_replayable: ClassVar[bool] = True
+    name: Literal["route"] = "route"
+    router: str = ""
+    """Policy that routes; empty: the recipe's first policy."""
+    small: str = ""
+    """The small model; empty: the recipe's second policy."""
+    large: str = ""
+    """The large model; empty: the recipe's third policy."""
+    large_cost: float = Field(default=0.2, ge=0)
+    """Subtracted from the router's reward when it chooses the large model."""
+    route_prompt: Annotated[str, template("prompt")] = ROUTE_PROMPT
+    """Prompt of the router, with `{prompt}`."""
+    small_choice: str = Field(default="small", min_length=1)
+    """Text that chooses the small model; if both this and `large_choice` occur, the last one counts."""
+    large_choice: str = Field(default="large", min_length=1)
+    """Text that chooses the large model."""
+
+    @model_validator(mode="after")
+    def _choices_differ(self) -> "RouteConfig":
+        check_differ(self.small_choice, self.large_choice)
+        return self
+
+    def make(self) -> Workflow:
+        """The workflow."""
+        return self.bound(route)
 
 
 async def route(

@@ -1,11 +1,23 @@
 """The workflow `spawn`: an agent may split its problem and start helpers in parallel, down to a depth."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
 
-from astraflow.workflows.conversation import Completion, Conversation, Policies, Policy, Rewards, ScoredTask
+from pydantic import Field
+
+from astraflow.workflows.conversation import (
+    Completion,
+    Conversation,
+    Policies,
+    Policy,
+    Rewards,
+    ScoredTask,
+    Workflow,
+)
 from astraflow.workflows.roles import in_parallel, policy_at
+from astraflow.workflows.variant import PolicyRoles, template
 
-__all__ = ["RESULTS_PROMPT", "SPLIT_PROMPT", "spawn"]
+__all__ = ["RESULTS_PROMPT", "SPLIT_PROMPT", "SpawnConfig", "spawn"]
 
 SPLIT_PROMPT = (
     "{prompt}\n\nAnswer, or split the problem: put each part that others should solve, complete in itself, "
@@ -72,6 +84,34 @@ def _parts(text: str) -> list[str]:
         parts.append(text[start:closing].strip())
         end = closing + len(_CLOSING)
     return parts
+
+
+class SpawnConfig(PolicyRoles):
+    """An agent may split its problem and start sub-agents in parallel, down to a given depth."""
+
+    roles: ClassVar[tuple[str, ...]] = ("agent", "helper")
+    is_replayable: ClassVar[bool] = True
+    name: Literal["spawn"] = "spawn"
+    agent: str = ""
+    """Policy that gets the task; empty: the recipe's first policy."""
+    helper: str = ""
+    """Policy that solves the parts; empty: the recipe's second policy."""
+    depth: int = Field(default=1, ge=1, le=64)
+    """Number of levels of helpers."""
+    max_parts: int = Field(default=4, ge=1, le=1024)
+    """Largest number of helpers per agent."""
+    max_helpers: int = Field(default=16, ge=1, le=1024)
+    """Largest number of helpers per episode."""
+    helper_cost: float = Field(default=0.0, ge=0)
+    """Subtracted from the root agent's reward per helper."""
+    split_prompt: Annotated[str, template("prompt")] = SPLIT_PROMPT
+    """Prompt of an agent that may split, with `{prompt}`; parts stand between `<task>` and `</task>`."""
+    results_prompt: Annotated[str, template("prompt", "results")] = RESULTS_PROMPT
+    """Prompt of an agent whose parts are solved, with `{prompt}` and `{results}`."""
+
+    def make(self) -> Workflow:
+        """The workflow."""
+        return self.bound(spawn)
 
 
 async def spawn(

@@ -5,16 +5,23 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Protocol, Self
 
+from pydantic import AfterValidator, Field
+
+from astraflow.addons.search.retrieval.config import FolderIndexConfig, IndexConfig, MemoryIndexConfig
 from astraflow.addons.search.retrieval.documents import Document
+from astraflow.config import Use
 from astraflow.errors import QueryError, RolloutError
 from astraflow.types import Message, ToolSpec
 from astraflow.workflows.calls import ToolCall, tagged_calls
-from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import policy_at
+from astraflow.workflows.variant import PolicyRoles, template
 
-__all__ = ["PASSAGE", "QUERY_PATTERN", "RESULTS", "SEARCH_TOOL", "Searchable", "search"]
+__all__ = ["PASSAGE", "QUERY_PATTERN", "RESULTS", "SEARCH_TOOL", "SearchConfig", "Searchable", "search"]
 
 QUERY_PATTERN = r"<search>(.*?)</search>"
 RESULTS = "<information>\n{results}\n</information>"
@@ -54,6 +61,60 @@ class _Found:
 
     documents: Sequence[Document] = ()
     problem: str = ""
+
+
+def _has_one_group(pattern: str) -> str:
+    try:
+        num_groups = re.compile(pattern).groups
+    except re.error as err:
+        raise ValueError(f"{pattern!r} is no regular expression: {err}") from err
+    if num_groups < 1:
+        raise ValueError(f"{pattern!r} has no group; the query is what its first group matches")
+    return pattern
+
+
+class SearchConfig(PolicyRoles):
+    """The policy searches an index, by tags in its text or by tool calls, until it answers."""
+
+    is_replayable: ClassVar[bool] = True
+    name: Literal["search"] = "search"
+    index: IndexConfig
+    """What is searched."""
+    policy: str = ""
+    """Policy that searches and answers; empty: the recipe's first policy."""
+    style: Literal["tags", "tools"] = "tags"
+    """How it searches: by text that `query_pattern` finds, or by calls of a tool `search` in `<tool_call>`
+    tags, which its chat template shows it."""
+    query_pattern: Annotated[str, AfterValidator(_has_one_group)] = QUERY_PATTERN
+    """Regular expression whose first group is the query (`.` also matches line breaks). End completions after
+    a query by `sampling.stop`, e.g. `["</search>"]`."""
+    max_searches: int = Field(default=4, ge=1)
+    """Largest number of searches per episode."""
+    top_k: int = Field(default=3, ge=1, le=100)
+    """Number of documents that a search shows."""
+    passage: Annotated[str, template("number", "title", "text")] = PASSAGE
+    """How a document is shown, with `{number}`, `{title}` and `{text}`."""
+    results: Annotated[str, template("results")] = RESULTS
+    """What is around the documents of a search, where the style is `tags`."""
+    max_passage_chars: int = Field(default=2_000, ge=1)
+    """Characters of a document's text that are shown."""
+    search_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds after which a search fails its episode."""
+
+    def make(self) -> Workflow:
+        """The workflow. Raises: ConfigError or DataError if the index is missing or broken."""
+        from astraflow.addons.search.retrieval.index import check_index, open_index
+
+        check_index(self.index)
+        return self.bound(search, index=partial(open_index, self.index))
+
+    def shrunk(self, fixtures: Path) -> Self:
+        """Searches a few documents instead of an index in a folder."""
+        if not isinstance(self.index, FolderIndexConfig):
+            return self
+        reader = "astraflow.addons.search.retrieval.documents:read_documents"
+        documents = Use(use=reader, args={"path": str(fixtures / "asearcher-corpus" / "documents.jsonl")})
+        return self.model_copy(update={"index": MemoryIndexConfig(documents=documents)})
 
 
 async def search(

@@ -1,7 +1,7 @@
 """Advice on how many rollout services a run could use, from who waited for whom lately.
 
 It is passive, and time is an argument, in seconds of any one clock. The shares are not stored: after a
-restart they start from zero. Who starts the services may act on the advice (`addons/cluster/pool.py`).
+restart they start from zero. Who starts the services may act on the advice (`processes/pool.py`).
 
 - A trainer's wait share is the time that it waited for batches, divided by all of its time. It covers the
   steps committed in the window and the wait that is going on now. Left out are the time before the first

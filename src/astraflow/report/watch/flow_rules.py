@@ -3,10 +3,10 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from astraflow.report.wait_words import party_text, wait_line
 from astraflow.report.watch.rule import Finding, Rule
 from astraflow.report.watch.sight import Sight
 from astraflow.types import PolicyStatus, Wait, WeightTransfer, WorkerStatus
+from astraflow.types.wait_words import party_text, wait_line
 from astraflow.types.waits import OVERDUE, PERSON, POOL, Party
 
 __all__ = ["FLOW_RULES"]

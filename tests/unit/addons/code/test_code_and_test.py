@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from astraflow.addons.code.code_and_test import code_and_test
+from astraflow.addons.code.code_and_test import CodeAndTestConfig, code_and_test
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError, DataError
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, GenerateRequest, Task
 from astraflow.types.row_columns import Row, row_of, with_row
-from astraflow.workflows.config import CodeAndTestConfig
 from drivers.rollout_fakes import CharRenderer, ScriptedEngine, make_hosted, make_policy
 
 TASK = with_row(

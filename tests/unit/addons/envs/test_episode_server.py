@@ -63,12 +63,12 @@ async def test_what_the_server_no_longer_holds_is_told_apart() -> None:
     now_s = 1000.0
     world = Household(**TINY, size=1)
     async with opened(make_app(world, clock=lambda: now_s)) as environment:
-        with pytest.raises(RolloutError, match=r"status 404: b'sample 7 is none.*no such sample") as unknown:
+        with pytest.raises(RolloutError, match=r"status 404: b'sample 7 .*no such sample") as unknown:
             await environment.reset(task(7), seed=0)
         assert not unknown.value.is_retryable
         session, _ = await environment.reset(task(), seed=0)
         now_s += EXPIRES_S + 1
-        with pytest.raises(RolloutError, match=r"does not know the episode; it expires .*status 404"):
+        with pytest.raises(RolloutError, match=r"expires .*status 404"):
             await environment.step(session, "look")
         session, _ = await environment.reset(task(), seed=0)
         for _ in range(4):
@@ -185,7 +185,7 @@ async def test_rewards_come_step_by_step() -> None:
 
 
 async def test_a_server_without_the_samples_is_told_when_it_is_opened() -> None:
-    with pytest.raises(ConfigError, match="has 1 samples of 'household'; `samples` asks for 2"):
+    with pytest.raises(ConfigError, match=r"1 samples of 'household'.* 2"):
         async with opened(make_app(Household(**TINY, size=1)), samples=2):
             raise AssertionError
     with pytest.raises(ConfigError, match="answered 404"):

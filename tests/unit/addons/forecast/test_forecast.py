@@ -77,12 +77,12 @@ def test_a_pool_that_is_no_number_of_services_is_refused(text: str) -> None:
 
 
 def test_a_kind_that_the_recipe_does_not_have_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"'slow' is not in cluster.pool.kinds \(there: none\)"):
+    with pytest.raises(ConfigError, match=r"'slow' .*cluster\.pool\.kinds \(there: none\)"):
         parsed_pool("slow=2", ClusterConfig())
 
 
 def test_the_speed_of_a_trainer_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"trainers\.actr: the recipe trains no such policy"):
+    with pytest.raises(ConfigError, match=r"trainers\.actr: .* no such policy"):
         told("1", {"trainers": {"actr": {}}})
 
 

@@ -37,9 +37,7 @@ def test_a_version_is_written_whole_and_one_with_infinite_values_is_not(dtype: s
     assert (path / "config.json").read_text() == "{}"
     (read,) = read_model(path)
     assert (read.dtype, read.data.tobytes()) == (dtype, first.tensors[0].data.tobytes())
-    with pytest.raises(
-        WeightsError, match="version 1 of 'actor': tensor w holds 2 values that are not finite"
-    ):
+    with pytest.raises(WeightsError, match=r"version 1 of 'actor': tensor w .*2 .*not finite"):
         folder.write(snapshot(tmp_path / "model", 1, tensor(INFINITE[dtype], dtype)))
     newer = folder.write(snapshot(tmp_path / "model", 2, tensor(1, dtype)))
     folder.keep_only(newer)
@@ -64,5 +62,5 @@ def test_another_architecture_is_refused_by_the_name_of_a_tensor(tmp_path: Path)
     first = snapshot(tmp_path / "model", 0, tensor(1, "float32"))
     folder = WeightsFolder("test", first, parent=str(tmp_path))
     other = snapshot(tmp_path / "model", 1, tensor(1, "float32"), tensor(1, "float32", "more"))
-    with pytest.raises(WeightsError, match=r"'more' has shape \(3,\), expected none \(1 tensors differ\)"):
+    with pytest.raises(WeightsError, match=r"'more' .*\(3,\), expected none \(1 tensors"):
         folder.write(other)

@@ -149,7 +149,7 @@ def test_a_program_that_cannot_run_is_named(project: Path) -> None:
     with pytest.raises(ConfigError, match=r"agent.py is in a private folder of this run"):
         opened(["agents/agent.py"], project, private=[project])
     shim = executable(project / "shims" / "python", "#!/bin/sh\n")
-    with pytest.raises(ConfigError, match="looks for the real python by files that the sandbox hides"):
+    with pytest.raises(ConfigError, match="files that the sandbox hides"):
         opened(["python"], project, path=str(shim.parent))
     executable(project / "loop", f"#!{project / 'loop'}\n")
     assert own(opened(["./loop"], project), project) == {"."}

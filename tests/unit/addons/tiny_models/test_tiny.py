@@ -67,7 +67,7 @@ def test_a_spec_with_experts_makes_a_mixture_whose_experts_are_taught(tmp_path: 
     before, after = (load_file(folder / "model.safetensors")[name] for folder in (untaught, taught))
     assert before.shape == (16, 16)
     assert not torch.equal(before, after)
-    with pytest.raises(ConfigError, match=r"experts_per_token \(2\) must be at most num_experts \(1\)"):
+    with pytest.raises(ConfigError, match=r"experts_per_token \(2\) .*num_experts \(1\)"):
         load_spec(RECIPES / "experts.yaml", ["architecture.num_experts=1"])
 
 
@@ -141,7 +141,7 @@ def test_a_folder_of_someone_elses_is_never_replaced(tmp_path: Path) -> None:
 
 def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
     lacking = spec(tokenizer={"characters": "0123456789"})
-    with pytest.raises(ConfigError, match=r"tokenizer\.characters lack a character of the demonstration"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.characters lack .* demonstration"):
         init_model(lacking, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 

@@ -138,7 +138,7 @@ async def test_a_missing_payload_is_noticed_at_open(tmp_path: Path) -> None:
     await journal.close()
     segment = tmp_path / "segments" / "00000000.seg"
     segment.write_bytes(segment.read_bytes()[:-1])
-    with pytest.raises(JournalError, match="payloads that the journal refers to are missing"):
+    with pytest.raises(JournalError, match=r"payloads .* are missing"):
         Journal(tmp_path)
 
 
@@ -353,7 +353,7 @@ async def test_a_log_that_does_not_follow_the_database_is_refused(tmp_path: Path
             await journal.durable(record(journal, core, name))
         await journal.close()
     shutil.copy(tmp_path / "other" / "journal.sqlite", tmp_path / "run" / "journal.sqlite")
-    with pytest.raises(JournalError, match="record 2 in the segments does not follow record 1"):
+    with pytest.raises(JournalError, match=r"record 2 .*does not follow record 1"):
         Journal(tmp_path / "run")
 
 

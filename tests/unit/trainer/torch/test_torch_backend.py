@@ -277,7 +277,7 @@ def test_the_mismatch_counts_tokens_of_the_trainers_version_only(model_dir: Path
 def test_a_logprob_whose_ratio_would_overflow_is_refused_by_name(model_dir: Path) -> None:
     fine = make_sample(episode_idx=0, advantage=1.0)
     absurd = make_sample(episode_idx=3, group_id=7, advantage=1.0, behavior=[-1.0, -200.0])
-    with pytest.raises(WireError, match=r"group 7/episode 3.*: logprob of token 4 is -200; .* at least -88"):
+    with pytest.raises(WireError, match=r"group 7/episode 3.*: .* token 4 is -200; .* -88"):
         make(model_dir).train_step(make_batch([fine, absurd]))
 
 

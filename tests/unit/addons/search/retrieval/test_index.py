@@ -97,7 +97,7 @@ def test_an_index_is_opened_once_per_process(documents: Path) -> None:
 
 
 def test_a_missing_index_names_the_command_that_builds_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no search index in .*gone; build it with `astraflow data index "):
+    with pytest.raises(DataError, match="gone; build it with `astraflow data index "):
         check_index(FolderIndexConfig(path=str(tmp_path / "gone")))
 
 
@@ -106,21 +106,21 @@ def test_an_index_of_another_format_is_refused(documents: Path) -> None:
     manifest = Path(config.path) / "index.json"
     manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 7'))
     for use in (check_index, open_index):
-        with pytest.raises(DataError, match=r"has the format 7, .* reads 1; remove the folder and build it"):
+        with pytest.raises(DataError, match=r"format 7, .* reads 1; remove the folder"):
             use(config)
 
 
 def test_an_index_that_the_library_cannot_read_names_both_versions(documents: Path) -> None:
     config = built(documents)
     (Path(config.path) / "indptr.csc.index.npy").write_bytes(b"something else")
-    with pytest.raises(DataError, match=r"was written by bm25s [\d.]+ and cannot be read by bm25s [\d.]+"):
+    with pytest.raises(DataError, match=r"written by bm25s [\d.]+ .* by bm25s [\d.]+"):
         open_index(config)
 
 
 def test_a_manifest_that_was_cut_short_is_named(documents: Path) -> None:
     config = built(documents)
     (Path(config.path) / "index.json").write_text('{"format": 1,')
-    with pytest.raises(DataError, match=r"index\.json cannot be read: .*; remove the folder"):
+    with pytest.raises(DataError, match=r"index\.json cannot be read.* remove the folder"):
         check_index(config)
 
 

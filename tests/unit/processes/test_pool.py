@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from astraflow.addons.cluster.pool import Pool, PoolDecision
-from astraflow.addons.cluster.pool_sizer import seats_of
 from astraflow.errors import DataError
+from astraflow.processes.pool import Pool, PoolDecision
+from astraflow.processes.pool_sizer import seats_of
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
 from astraflow.recipe.recipe import Recipe

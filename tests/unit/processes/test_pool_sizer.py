@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from astraflow.addons.cluster.pool_sizer import Change, PoolSizer, SeatState, seats_of
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError
+from astraflow.processes.pool_sizer import Change, PoolSizer, SeatState, seats_of
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.types import ScalingAdvice
 

@@ -33,8 +33,8 @@ from typing import Literal
 
 from astraflow.dataflow.service.demand import pace
 from astraflow.recipe.cluster_config import ClusterConfig
-from astraflow.report.wait_words import scaling_text
 from astraflow.types import ScalingAdvice
+from astraflow.types.wait_words import scaling_text
 
 __all__ = ["Change", "PoolSizer", "Seat", "SeatState", "seats_of"]
 

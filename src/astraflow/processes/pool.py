@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from astraflow.addons.cluster.pool_sizer import Change, PoolSizer, SeatState, seats_of
 from astraflow.errors import DataError
+from astraflow.processes.pool_sizer import Change, PoolSizer, SeatState, seats_of
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
 from astraflow.recipe.recipe import Recipe
