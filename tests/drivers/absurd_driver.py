@@ -76,6 +76,8 @@ def sound(kind: Any, known: Mapping[str, Any], name: str = "") -> Any:
         return {kind.tag_field: kind.tag, **fields} if kind.tag_field else fields
     if isinstance(kind, INFO.VarTupleType):
         return [sound(kind.item_type, known)]
+    if isinstance(kind, INFO.TupleType):
+        return [sound(part, known) for part in kind.item_types]
     if isinstance(kind, INFO.DictType):
         return {"a": sound(kind.value_type, known)}
     if isinstance(kind, INFO.UnionType):
@@ -86,11 +88,10 @@ def sound(kind: Any, known: Mapping[str, Any], name: str = "") -> Any:
 def variants(kind: Any, value: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """(what is changed, instead of `value`): each field of a sound value, and all that may stand there."""
     yield from ((f" = {_told(other)}", other) for other in _others(kind, value))
-    if isinstance(kind, INFO.StructType):
-        for idx, field in enumerate(kind.fields):
-            key = idx if kind.array_like else field.encode_name
-            for about, other in variants(field.type, value[key], known):
-                yield f".{field.name}{about}", _replaced(value, key, other)
+    if isinstance(kind, INFO.StructType | INFO.TupleType):
+        for key, name, part in _fields(kind):
+            for about, other in variants(part, value[key], known):
+                yield f"{name}{about}", _replaced(value, key, other)
     elif isinstance(kind, INFO.VarTupleType) and value:
         for about, other in variants(kind.item_type, value[0], known):
             yield f"[0]{about}", [other, *value[1:]]
@@ -102,6 +103,16 @@ def variants(kind: Any, value: Any, known: Mapping[str, Any]) -> Iterator[tuple[
             instead = sound(part, known) if idx or value is None else value
             yield f"|{idx}", instead
             yield from variants(part, instead, known)
+
+
+def _fields(kind: Any) -> list[tuple[int | str, str, Any]]:
+    """Key, name and type of each field of a struct, or of each item of a tuple of fixed length."""
+    if isinstance(kind, INFO.TupleType):
+        return [(idx, f"[{idx}]", part) for idx, part in enumerate(kind.item_types)]
+    return [
+        (idx if kind.array_like else field.encode_name, f".{field.name}", field.type)
+        for idx, field in enumerate(kind.fields)
+    ]
 
 
 def _replaced(value: Any, key: int | str, other: Any) -> Any:

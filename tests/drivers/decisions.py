@@ -20,9 +20,10 @@ REWORDED = (
     "astraflow.dataflow.core",
     "astraflow.dataflow.service",
     "astraflow.report",
+    "astraflow.types.wait_words",
     "astraflow.types.waits",
     "astraflow.processes.supervisor",
-    "astraflow.addons.cluster.pool_sizer",
+    "astraflow.processes.pool_sizer",
 )
 
 
