@@ -22,7 +22,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from astraflow.addons.object_stores.stores import Mirror
 from astraflow.errors import ConfigError, RefusedError, UnavailableError, WireError
 from astraflow.service.messages import item_response, read_item
 from astraflow.service.server import HttpServer, TokenAuth
@@ -47,6 +46,7 @@ from astraflow.weights.serving import (
     with_error_responses,
 )
 from astraflow.weights.stores.chunk_store import ChunkStore
+from astraflow.weights.stores.object_stores import Mirror
 
 __all__ = ["Publisher", "run_publisher"]
 

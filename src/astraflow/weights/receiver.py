@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from astraflow.addons.object_stores.stores import ObjectReader
 from astraflow.errors import UnavailableError, WeightsError
 from astraflow.service.client import HttpTransport, ServiceClient, Transport
 from astraflow.types import Manifest
@@ -42,6 +41,7 @@ from astraflow.weights.peers.peer import Spool, peer_ticket
 from astraflow.weights.peers.reputation import Reputation
 from astraflow.weights.peers.swarm import Swarm
 from astraflow.weights.readers import ChunkReader, FileReader, HttpReader, ManifestReader
+from astraflow.weights.stores.object_stores import ObjectReader
 from astraflow.weights.threads import off_loop
 from astraflow.weights.transfers import HeldVersion, HostCopy, Transfer, build, content_of
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from astraflow.addons.object_stores.stores import FolderStore
 from astraflow.types import Manifest
 from astraflow.weights.manifest import build_manifest, pack
 from astraflow.weights.stores.chunk_store import ChunkStore
+from astraflow.weights.stores.object_stores import FolderStore
 from drivers.weight_fakes import make_weights
 
 

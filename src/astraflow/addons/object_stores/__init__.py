@@ -1,1 +1,0 @@
-"""Versions of weights in object stores such as S3."""
