@@ -1,11 +1,25 @@
-"""The command line without add-ons: it lists its own commands, and names the add-on that has another one."""
+"""The core without add-ons: it imports, and names the add-on that has what somebody asks for."""
 
+import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import astraflow
+from drivers.weight_files import write_model_folder
+
+CORE = sorted(
+    module.name
+    for module in pkgutil.walk_packages(astraflow.__path__, "astraflow.", onerror=lambda _: None)
+    if not module.name.startswith("astraflow.addons") and module.name != "astraflow.weights.delta.jit"
+)
+"""All modules but those of add-ons, and one that needs the extra `fast`."""
+
 WITHOUT_ADD_ONS = """
-import sys
+import importlib, sys
 
 class NoAddOns:
     def find_spec(self, name, path=None, target=None):
@@ -14,6 +28,11 @@ class NoAddOns:
 
 sys.meta_path.insert(0, NoAddOns())
 """
+RECIPE = {
+    "name": "r",
+    "tasks": {"sources": {"train": {"name": "jsonl", "path": "tasks.jsonl"}}},
+    "policies": {"actor": {"model": "model"}},
+}
 
 
 def core_alone(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -25,6 +44,11 @@ def core_alone(code: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 def command(*arguments: str) -> str:
     """Code that calls the command line."""
     return f"from astraflow.cli.main import main\nmain({list(arguments)!r})"
+
+
+def test_every_module_of_the_core_imports_without_add_ons(tmp_path: Path) -> None:
+    done = core_alone(f"for name in {CORE!r}: importlib.import_module(name)", tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_help_lists_the_commands_of_the_core(tmp_path: Path) -> None:
@@ -41,3 +65,21 @@ def test_a_command_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None
         "error: `astraflow view` needs astraflow.addons.view, which this installation of AstraFlow leaves out"
     )
     assert done.stderr.strip() == told
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("trackers=[wandb]", 'trackers.0.name = "wandb" needs astraflow.addons.trackers,'),
+        (
+            "policies.actor.train.backend={name: own_loop, loop: {use: 'a:b'}}",
+            'policies.actor.train.backend.name = "own_loop" needs astraflow.addons.tinker,',
+        ),
+    ],
+)
+def test_a_name_of_an_add_on_that_is_left_out_is_told(tmp_path: Path, override: str, told: str) -> None:
+    write_model_folder(tmp_path / "model")
+    (tmp_path / "recipe.yaml").write_text(json.dumps(RECIPE))
+    done = core_alone(command("run", "recipe.yaml", "--dry-run", override), tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
