@@ -1,7 +1,7 @@
-"""The commands on pages that take minutes, a GPU, or other machines: nothing runs them here, so each is read as
-the command line reads it, down to the recipe with its overrides.
+"""Commands on pages that need minutes, a GPU, or other machines.
 
-The recipes and run folders in them that are only examples (`my.yaml`) stand for the quickstart.
+No test runs them, so each is parsed as the command line parses it, and its recipe is loaded with its overrides.
+Where a recipe is only an example (`my.yaml`), the quickstart takes its place.
 """
 
 import re
@@ -20,7 +20,25 @@ from drivers.system_driver import ROOT
 
 _LOADS_RECIPE = frozenset({"run", "try", "plan", "bundle"})
 _ELSEWHERE = frozenset(
-    ".venv-harbor/bin/harbor cd curl echo git hf kubectl make openssl pip podman python sh ssh trap wait .venv/bin/python".split()
+    {
+        ".venv-harbor/bin/harbor",
+        "cd",
+        "curl",
+        "echo",
+        "git",
+        "hf",
+        "kubectl",
+        "make",
+        "openssl",
+        "pip",
+        "podman",
+        "python",
+        "sh",
+        "ssh",
+        "trap",
+        "wait",
+        ".venv/bin/python",
+    }
 )
 """Programs that are not AstraFlow's. `make` has a test of its own below."""
 
@@ -47,7 +65,7 @@ def words_of(command: str) -> list[str]:
 
 
 def parse(words: list[str]) -> dict[str, Any]:
-    """The parameters that the command line gets. Raises: SystemExit or click's UsageError if it is refused."""
+    """The parameters that the command line gets. Raises: click's UsageError if it is wrong."""
     command: Any = typer.main.get_command(app)
     context: Any = None
     name = "astraflow"
