@@ -1,7 +1,7 @@
 """Commands on pages that need minutes, a GPU, or other machines.
 
-No test runs them, so each is parsed as the command line parses it, and its recipe is loaded with its overrides.
-Where a recipe is only an example (`my.yaml`), the quickstart takes its place.
+No test runs them, so each is parsed as the command line parses it, and its recipe is loaded with its
+overrides. Where a recipe is only an example (`my.yaml`), the quickstart takes its place.
 """
 
 import re
