@@ -21,7 +21,7 @@ PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
 BENCH_PARTS := curves dataflow_peers dataflow_server elastic_service environments exact_run gallery gpu_phases harness heldout lean_http multi_policy_services paper pool_run race schedules shaped_link transfer_queue_side trl_side turns unskipped viewer_beside weights_fanout
 
-.PHONY: .venv-agents help web test-browser quickstart gallery interop test test-all test-ray test-trackers test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference clean
+.PHONY: .venv-agents help web test-browser quickstart gallery interop test test-all test-ray test-trackers test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make bench [NAME=x [ARGS=--quick]]  run benchmarks/x.py, or all"
 	@echo "make paper [ROW=x]                  the paper's six results in kind, into docs/paper.md"
 	@echo "make gallery [SEED=n]               run every tiny recipe from nothing and write docs/gallery.md (30 minutes)"
+	@echo "make dist                           build the wheels and source archives of all packages into dist/"
 	@echo "make docs                           regenerate the generated pages and build the site in docs/site"
 
 $(BIN)/python:
@@ -231,6 +232,11 @@ docs reference: $(VENV)/.dev
 	$(BIN)/python -m astraflow.dataflow.service.openapi > docs/openapi.json
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/site/.doctrees docs docs/site
 	@echo "docs/site/index.html"
+
+dist: $(VENV)/.dev
+	rm -rf dist
+	@for package in . $(PACKAGES); do \
+	  (cd $$package && $(abspath $(BIN))/python -m hatchling build -d $(CURDIR)/dist) || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

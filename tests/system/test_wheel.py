@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,6 +136,24 @@ def files_of(distributions: set[str]) -> set[str]:
         for path in importlib.metadata.files(name) or ()
         if path.parts[0] not in {"..", "__pycache__"}
     }
+
+
+def test_a_source_archive_builds_the_same_wheel(wheels: list[str], tmp_path: Path) -> None:
+    """The wheels of the fixture are built from the checkout, these from what the archives contain."""
+    for source, wheel in zip(sorted(SOURCES, key=lambda path: path != ROOT), wheels, strict=True):
+        archives = tmp_path / Path(wheel).stem
+        build = [sys.executable, "-m", "hatchling", "build"]
+        subprocess.run([*build, "-t", "sdist", "-d", str(archives)], cwd=source, check=True)
+        (archive,) = archives.iterdir()
+        shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
+        folder = tmp_path / "unpacked" / archive.name.removesuffix(".tar.gz")
+        subprocess.run([*build, "-t", "wheel", "-d", str(archives)], cwd=folder, check=True)
+        assert content_of(archives / Path(wheel).name) == content_of(Path(wheel))
+
+
+def content_of(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def test_the_wheel_is_what_runs(installed: Installed) -> None:
