@@ -24,13 +24,13 @@ from astraflow.report.silence import (
     advice_text,
     service_wait_text,
     silent_parts,
-    wait_text,
+    waits_text,
 )
 from astraflow.report.terminal_text import printable
 from astraflow.report.watch.watchdog import NOTHING_WRONG, Watch, over_text
 from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord, WorkerStatus
 from astraflow.types.alarm import Alarm
-from astraflow.types.wait_words import party_text
+from astraflow.types.wait_words import waiting_text
 
 __all__ = [
     "RATE_STEPS",
@@ -323,10 +323,8 @@ def _waits_for(worker: WorkerStatus, unheard_s: float, silent: Mapping[str, floa
 def _waits_text(state: ScreenState, now_s: float) -> Text:
     if unanswered_s := state.unanswered_s(now_s):
         return Text(f"what waits for what: not known for {unanswered_s:.0f} s", style="dim")
-    waits = state.status.waits if state.status else ()
-    now_s = state.status.now_s if state.status else now_s
+    parts = waits_text(state.status, state.services)[:6] if state.status else ()
     silent = silent_parts(state.services, state.status)
-    parts = [wait_text(wait, now_s, silent) for wait in waits[:6]]
     scaling = advice_text(state.status.scaling, silent) if state.status else ""
     waiting = Text(printable("; ".join(parts)) or "nobody waits", style="dim")
     return waiting.append(f"\n{printable(scaling)}" if scaling else "")
@@ -414,7 +412,7 @@ def plain_step(state: ScreenState, record: StepRecord, now_s: float) -> str:
     total = f"/{num_steps}" if num_steps else ""
     eta = eta_text(state.steps.get(record.policy, ()), num_steps) if num_steps else ""
     waits = state.status.waits if state.status else ()
-    waiting = f"; {party_text(waits[0].who)} waits for {party_text(waits[0].whom)}" if waits else ""
+    waiting = f"; {waiting_text(waits[0].who, waits[0].whom)}" if waits else ""
     loss = next((f", loss {item.value:.4g}" for item in record.metrics if item.name == "loss"), "")
     frac = state.gradient_frac(record.policy)
     gradient = "" if frac is None else f" ({frac:.0%} with a gradient)"
@@ -436,8 +434,7 @@ def plain_idle(state: ScreenState, now_s: float) -> str:
     if state.status is None:
         starting = ", ".join(s.name for s in state.services if s.state == "running" and s.silent_s is None)
         return f"{head} starting: {starting or 'the dataflow does not answer yet'}"
-    silent = silent_parts(state.services, state.status)
-    waits = [wait_text(wait, state.status.now_s, silent) for wait in state.status.waits[:2]]
+    waits = waits_text(state.status, state.services)[:2]
     steps = ", ".join(f"{p.name} at step {p.step}/{p.num_steps}" for p in state.status.policies)
     return f"{head} {steps}: {'; '.join(waits) or 'nobody waits'}"
 

@@ -1,22 +1,22 @@
-"""Which parts of a run are silent, and what that means for the waits: words for the screen and `status`.
+"""Which parts of a run are silent, and what that means for the waits: texts for the screen and `status`.
 
-The dataflow knows who waits for whom, but a stopped trainer looks to it like one that trains a long step. The
-launcher knows which of its processes live. Both are joined here, so that nobody is told to change a recipe
-because a process hangs.
+The dataflow knows who waits for whom, but it can't tell a stopped trainer from one that trains a long step.
+The launcher knows which of its processes are alive. This module combines both, so that nobody is told to
+change a recipe when a process hangs.
 """
 
 from collections.abc import Mapping, Sequence
 
 from astraflow.processes.supervisor import ServiceState
 from astraflow.types import ScalingAdvice, StatusReply, Wait, WaitReason
-from astraflow.types.wait_words import party_text, reasons_text, scaling_text
+from astraflow.types.wait_words import party_text, reasons_text, scaling_text, waiting_text
 from astraflow.types.waits import NO_ROOM, POOL, SILENT, Party
 
 __all__ = ["advice_text", "service_wait_text", "silent_parts", "wait_text", "waits_text"]
 
 
 def silent_parts(services: Sequence[ServiceState], status: StatusReply | None) -> dict[str, float]:
-    """Names of the parts that are silent -> for how many seconds, as launcher and dataflow see it."""
+    """Maps the name of each silent part to the seconds of its silence, as launcher and dataflow see it."""
     silent = {s.name: s.age_s if s.silent_s is None else s.silent_s for s in services if s.is_silent}
     for wait in status.waits if status else ():
         if wait.has(SILENT) and wait.whom.name not in silent and status:
@@ -24,28 +24,37 @@ def silent_parts(services: Sequence[ServiceState], status: StatusReply | None) -
     return silent
 
 
+def waits_text(status: StatusReply, services: Sequence[ServiceState]) -> tuple[str, ...]:
+    """All waits of a run as sentences.
+
+    A silent service that waits for itself is left out: the list of services already says that it is silent.
+    """
+    silent = silent_parts(services, status)
+    return tuple(
+        wait_text(wait, status.now_s, silent)
+        for wait in status.waits
+        if not (wait.who == wait.whom and wait.who.name in silent)
+    )
+
+
 def wait_text(wait: Wait, now_s: float, silent: Mapping[str, float]) -> str:
-    """A wait in words. If the party that is waited for is silent, that is the reason, whatever else the wait
-    says."""
+    """One wait as a sentence.
+
+    If the awaited party is silent, the sentence gives that as the reason, whatever reasons the wait has.
+    """
     whom = _silent_trainer(wait.reasons, silent) or wait.whom
     what = reasons_text(wait.reasons)
-    if not wait.has(SILENT) and (reason := _silence_of(whom, silent)):
+    if not wait.has(SILENT) and (reason := _silence_text(whom, silent)):
         what = f"{what}; {reason}" if whom == POOL else reason
     waited_s = max(now_s - wait.since_s, 0)
-    return f"{party_text(wait.who)} waits for {party_text(whom)} ({what}, {waited_s:.1f} s)"
-
-
-def waits_text(status: StatusReply, services: Sequence[ServiceState]) -> tuple[str, ...]:
-    """All waits of a run in words."""
-    silent = silent_parts(services, status)
-    return tuple(wait_text(wait, status.now_s, silent) for wait in status.waits)
+    return f"{waiting_text(wait.who, whom)} ({what}, {waited_s:.1f} s)"
 
 
 def service_wait_text(reasons: Sequence[WaitReason], silent: Mapping[str, float]) -> str:
-    """What a rollout service reports that it waits for, in the few words of a table's cell; empty if it waits
-    for nothing.
+    """What a rollout service reports that it waits for, short enough for a table cell; empty if it waits for
+    nothing.
 
-    Why the policies take no more groups is said below the table, once for all services.
+    Why the policies take no more groups is said once for all services, below the table.
     """
     if trainer := _silent_trainer(reasons, silent):
         return f"{party_text(trainer)}, which is silent"
@@ -55,10 +64,12 @@ def service_wait_text(reasons: Sequence[WaitReason], silent: Mapping[str, float]
 
 
 def _silent_trainer(reasons: Sequence[WaitReason], silent: Mapping[str, float]) -> Party | None:
-    """The silent trainer of a policy that takes no more groups: that explains the wait better than the
-    dataflow can."""
+    """The silent trainer of a policy that takes no more groups.
+
+    Its silence explains the wait better than the reason that the dataflow gives.
+    """
     trainers = (Party(kind="trainer", name=name) for name in _full_policies(reasons))
-    return next((trainer for trainer in trainers if _silence_of(trainer, silent)), None)
+    return next((trainer for trainer in trainers if _silence_text(trainer, silent)), None)
 
 
 def _full_policies(reasons: Sequence[WaitReason]) -> list[str]:
@@ -67,14 +78,15 @@ def _full_policies(reasons: Sequence[WaitReason]) -> list[str]:
 
 
 def advice_text(advice: ScalingAdvice, silent: Mapping[str, float]) -> str:
-    """The advice on the number of services; none while a part is silent, since its waits say nothing."""
+    """The advice on the number of services. There is none while a part is silent, because then the wait
+    shares don't measure the pool's size."""
     if silent and advice.verdict != "none":
-        return f"no advice while {_listed(silent)} silent"
+        return f"no advice while {_subject(silent)} silent"
     return scaling_text(advice)
 
 
-def _silence_of(whom: Party, silent: Mapping[str, float]) -> str:
-    """Why `whom`, in the words of a wait, gives nothing; empty if it is not silent."""
+def _silence_text(whom: Party, silent: Mapping[str, float]) -> str:
+    """That `whom` is silent, and for how long; empty if it isn't."""
     match whom.kind:
         case "pool":
             names = [name for name in silent if not name.startswith(("trainer-", "publisher-", "dataflow"))]
@@ -83,9 +95,9 @@ def _silence_of(whom: Party, silent: Mapping[str, float]) -> str:
         case _:
             names = [whom.name or whom.kind]
     parts = {name: silent[name] for name in names if name in silent}
-    return f"{_listed(parts)} silent for {max(parts.values()):.0f} s" if parts else ""
+    return f"{_subject(parts)} silent for {max(parts.values()):.0f} s" if parts else ""
 
 
-def _listed(names: Mapping[str, float]) -> str:
-    """`a is`, or `a, b are`."""
+def _subject(names: Mapping[str, float]) -> str:
+    """The names and a verb that agrees with them: `a is`, or `a, b are`."""
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

@@ -9,7 +9,7 @@ from astraflow.types import ScalingAdvice, Wait, WaitReason
 from astraflow.types.status import ScalingVerdict
 from astraflow.types.waits import Party, WaitKind
 
-__all__ = ["party_text", "reason_text", "reasons_text", "scaling_text", "wait_line"]
+__all__ = ["party_text", "reason_text", "reasons_text", "scaling_text", "wait_line", "waiting_text"]
 
 
 def party_text(party: Party) -> str:
@@ -32,7 +32,15 @@ def party_text(party: Party) -> str:
 def wait_line(wait: Wait) -> str:
     """A whole wait without its length. Example: `rollout waits for trainer actor: version 0 of actor is not
     published`."""
-    return f"{party_text(wait.who)} waits for {party_text(wait.whom)}: {reasons_text(wait.reasons)}"
+    return f"{waiting_text(wait.who, wait.whom)}: {reasons_text(wait.reasons)}"
+
+
+def waiting_text(who: Party, whom: Party) -> str:
+    """Who waits for whom, without the reason.
+
+    A rollout service can wait for itself, for example until it has loaded a version. It is then named once.
+    """
+    return f"{party_text(who)} waits" if who == whom else f"{party_text(who)} waits for {party_text(whom)}"
 
 
 def reasons_text(reasons: Sequence[WaitReason]) -> str:
