@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.conversation import Rewards
-from astraflow.workflows.tools import make_tool
 from astraflow.workflows.variant import WorkflowVariant
 
 __all__ = ["CONFIGS", "FUNCTIONS", "required"]
@@ -42,6 +41,8 @@ def add(a: int, b: int) -> int:
 def required(name: str) -> dict[str, Any]:
     """Arguments of a workflow that have no default."""
     if name == "tool_use":
+        from astraflow.addons.tools.tool import make_tool
+
         return {"tools": [make_tool(add)]}
     if name == "agent":
         from astraflow.addons.agents.agent import function_run

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.tools.config import ToolUseConfig
+from astraflow.addons.tools.tool import Tool, ToolContext, ToolResult, run_call
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.types import Task
 from astraflow.workflows.calls import ToolCall
-from astraflow.workflows.config import ToolUseConfig
 from astraflow.workflows.factory import make_workflow
-from astraflow.workflows.tools import Tool, ToolContext, ToolResult, run_call
 from drivers.system_driver import wait_gone
 
 pytestmark = pytest.mark.timeout(120)

@@ -3,17 +3,66 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Annotated, ClassVar, Literal
 
-from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask
+from pydantic import Field, model_validator
+
+from astraflow.workflows.conversation import (
+    Completion,
+    Conversation,
+    Policies,
+    Rewards,
+    ScoredTask,
+    Workflow,
+)
 from astraflow.workflows.roles import blended, is_right, last_choice, policy_at
+from astraflow.workflows.variant import PolicyRoles, Share, check_differ, template
 
-__all__ = ["RETRY_PROMPT", "VERIFY_PROMPT", "solve_and_verify"]
+__all__ = ["RETRY_PROMPT", "VERIFY_PROMPT", "SolveAndVerifyConfig", "solve_and_verify"]
 
 VERIFY_PROMPT = (
     "Problem:\n{prompt}\n\nProposed answer:\n{answer}\n\n"
     "Is the answer right? Say what is wrong, if anything, and end with yes or no."
 )
 RETRY_PROMPT = "A reviewer rejects this answer:\n{critique}\n\nSolve the problem again:\n{prompt}"
+
+
+class SolveAndVerifyConfig(PolicyRoles):
+    """A verifier approves or rejects an answer; a rejected task is solved again with the critique."""
+
+    roles: ClassVar[tuple[str, ...]] = ("solver", "verifier")
+    is_replayable: ClassVar[bool] = True
+    name: Literal["solve_and_verify"] = "solve_and_verify"
+    solver: str = ""
+    """Policy that solves; empty: the recipe's first policy."""
+    verifier: str = ""
+    """Policy that verifies; empty: the recipe's second policy."""
+    rounds: int = Field(default=2, ge=1)
+    """Largest number of attempts."""
+    verify_prompt: Annotated[str, template("prompt", "answer")] = VERIFY_PROMPT
+    """Prompt of the verifier, with `{prompt}` and `{answer}`."""
+    retry_prompt: Annotated[str, template("prompt", "answer", "critique")] = RETRY_PROMPT
+    """Prompt of the solver after a rejection, with `{prompt}`, `{answer}` and `{critique}`."""
+    approve: str = Field(default="yes", min_length=1)
+    """Text that approves; if both this and `reject` occur, the last one counts."""
+    reject: str = Field(default="no", min_length=1)
+    """Text that rejects."""
+    keeps_history: bool = True
+    """Keep one growing conversation; if false, each attempt starts a new one."""
+    splits_verdicts: bool = False
+    """Record the verifier as `verifier_of_right` or `verifier_of_wrong`, depending on the answer that it
+    judges, for credit `role_balanced`."""
+    team_share: Share = 0.0
+    """Share of the episode's score in each reward: 0 is individual, 1 is shared."""
+
+    @model_validator(mode="after")
+    def _choices_differ(self) -> "SolveAndVerifyConfig":
+        check_differ(self.approve, self.reject)
+        return self
+
+    def make(self) -> Workflow:
+        """The workflow."""
+        return self.bound(solve_and_verify)
 
 
 @dataclass(frozen=True, slots=True)

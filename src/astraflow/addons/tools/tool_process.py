@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from astraflow.addons.tools.tool import ToolContext, ToolFailedError, shortened, text_of
 from astraflow.config import Use, load_attr
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.service.readable import until_readable
-from astraflow.workflows.tools import ToolContext, ToolFailedError, shortened, text_of
 
 __all__ = ["ToolProcesses"]
 

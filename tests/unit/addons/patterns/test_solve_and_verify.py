@@ -1,54 +1,10 @@
-"""Who is asked what, and who is rewarded for what, in each built-in workflow."""
-
 import pytest
 
-from astraflow.workflows.multi_turn import multi_turn
-from astraflow.workflows.solve_and_check import solve_and_check
-from astraflow.workflows.solve_and_verify import solve_and_verify
+from astraflow.addons.patterns.solve_and_verify import SolveAndVerifyConfig, solve_and_verify
+from astraflow.config import parse_config
+from astraflow.errors import ConfigError
 from drivers.rollout_fakes import ScriptedEngine
 from drivers.stage import Stage, lines, metrics, rewards
-
-# --- multi_turn -----------------------------------------------------------------------------------
-
-
-async def test_multi_turn_rewards_the_conversation_with_its_last_score() -> None:
-    stage = Stage(actor=lines("4", "5"))
-    episode = await stage.play(multi_turn, feedback="no, {score}")
-    assert rewards(episode) == [("actor", "actor", 1.0)]
-    assert stage.asked("actor") == "|2+3||4||no, 0.0||"
-    assert (episode.score, metrics(episode)["first_score"], metrics(episode)["turns"]) == (1.0, 0.0, 2.0)
-
-
-async def test_multi_turn_may_reward_each_turn_instead() -> None:
-    episode = await Stage(actor=lines("4", "6", "5")).play(multi_turn, rewards_each_turn=True)
-    (trajectory,) = episode.trajectories
-    assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 1.0]
-    assert trajectory.reward == 1.0
-
-
-async def test_multi_turn_ends_after_its_turns() -> None:
-    stage = Stage(actor="4")
-    assert (await stage.play(multi_turn, turns=2)).score == 0.0
-    assert len(stage.engines["actor"].requests) == 2
-
-
-async def test_multi_turn_ends_when_the_context_is_full() -> None:
-    stage = Stage(actor="4")
-    stage.engines["actor"] = ScriptedEngine("4", max_context=20)
-    episode = await stage.play(multi_turn, turns=9)
-    assert len(stage.engines["actor"].requests) == 1
-    assert (metrics(episode)["turns"], metrics(episode)["overflows"]) == (2.0, 1.0)
-
-
-async def test_a_verifier_whose_prompt_finds_no_room_is_no_failure() -> None:
-    stage = Stage(solver="5", verifier="yes")
-    stage.engines["verifier"] = ScriptedEngine("yes", max_context=20)
-    episode = await stage.play(solve_and_verify, rounds=1)
-    assert rewards(episode) == [("solver", "solver", 1.0)]
-    assert (episode.score, metrics(episode)["overflows"]) == (1.0, 1.0)
-
-
-# --- solve_and_verify -----------------------------------------------------------------------------
 
 
 async def test_solve_and_verify_retries_with_the_critique_and_rewards_both_for_their_jobs() -> None:
@@ -129,24 +85,25 @@ async def test_others_read_an_answer_without_its_reasoning() -> None:
     assert metrics(episode)["attempts"] == 1.0
 
 
-# --- solve_and_check ------------------------------------------------------------------------------
+async def test_a_verifier_whose_prompt_finds_no_room_is_no_failure() -> None:
+    stage = Stage(solver="5", verifier="yes")
+    stage.engines["verifier"] = ScriptedEngine("yes", max_context=20)
+    episode = await stage.play(solve_and_verify, rounds=1)
+    assert rewards(episode) == [("solver", "solver", 1.0)]
+    assert (episode.score, metrics(episode)["overflows"]) == (1.0, 1.0)
+
+
+def test_roles_are_filled_by_place() -> None:
+    assert SolveAndVerifyConfig().acting(("a", "b")) == {"solver": "a", "verifier": "b"}
 
 
 @pytest.mark.parametrize(
-    ("answer", "final", "share", "expected", "changed"),
+    ("setting", "message"),
     [
-        ("4", "5", 0.0, [0.0, 1.0], (1.0, 0.0)),
-        ("5", "4", 0.0, [1.0, 0.0], (0.0, 1.0)),
-        ("5", "5", 0.0, [1.0, 1.0], (0.0, 0.0)),
-        ("4", "5", 0.25, [0.25, 1.0], (1.0, 0.0)),
+        ({"team_share": 1.5}, "team_share"),
+        ({"approve": "Y", "reject": "y"}, "stands for both choices"),
     ],
 )
-async def test_solve_and_check_rewards_each_answer(
-    answer: str, final: str, share: float, expected: list[float], changed: tuple[float, float]
-) -> None:
-    stage = Stage(solver=answer, checker=final)
-    episode = await stage.play(solve_and_check, team_share=share, check_prompt="{prompt} {answer}")
-    assert rewards(episode) == [("solver", "solver", expected[0]), ("checker", "checker", expected[1])]
-    assert (metrics(episode)["fixed"], metrics(episode)["broken"]) == changed
-    assert episode.score == float(final == "5")
-    assert stage.asked("checker") == f"|2+3 {answer}||"
+def test_a_wrong_setting_is_refused(setting: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(setting, SolveAndVerifyConfig)

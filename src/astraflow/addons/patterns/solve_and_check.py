@@ -1,13 +1,36 @@
 """The workflow `solve_and_check`: a checker reads a solver's answer and gives the final answer itself."""
 
-from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from astraflow.workflows.roles import blended, is_right, policy_at
+from typing import Annotated, ClassVar, Literal
 
-__all__ = ["CHECK_PROMPT", "solve_and_check"]
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
+from astraflow.workflows.roles import blended, is_right, policy_at
+from astraflow.workflows.variant import PolicyRoles, Share, template
+
+__all__ = ["CHECK_PROMPT", "SolveAndCheckConfig", "solve_and_check"]
 
 CHECK_PROMPT = (
     "Problem:\n{prompt}\n\nAn answer that may be wrong:\n{answer}\n\nCheck it, then give the right answer."
 )
+
+
+class SolveAndCheckConfig(PolicyRoles):
+    """A checker reads the solver's answer and gives the final answer itself."""
+
+    roles: ClassVar[tuple[str, ...]] = ("solver", "checker")
+    is_replayable: ClassVar[bool] = True
+    name: Literal["solve_and_check"] = "solve_and_check"
+    solver: str = ""
+    """Policy that solves; empty: the recipe's first policy."""
+    checker: str = ""
+    """Policy that checks; empty: the recipe's second policy."""
+    check_prompt: Annotated[str, template("prompt", "answer")] = CHECK_PROMPT
+    """Prompt of the checker, with `{prompt}` and `{answer}`."""
+    team_share: Share = 0.0
+    """Share of the final answer's score in the solver's reward."""
+
+    def make(self) -> Workflow:
+        """The workflow."""
+        return self.bound(solve_and_check)
 
 
 async def solve_and_check(

@@ -5,11 +5,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from astraflow.addons.tools.tool import Tool, ToolContext, ToolResult, run_call
 from astraflow.types import Message
 from astraflow.workflows.calls import CALL_PARSERS, CallParser, ToolCall
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import in_parallel, policy_at
-from astraflow.workflows.tools import Tool, ToolContext, ToolResult, run_call
 
 __all__ = ["tool_use"]
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.tools.tool import Tool, ToolContext, make_tool, run_call
+from astraflow.addons.tools.tool_use import tool_use
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import ChatRenderer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode
 from astraflow.workflows.calls import ToolCall, bare_json_calls, tagged_calls
-from astraflow.workflows.tool_use import tool_use
-from astraflow.workflows.tools import Tool, ToolContext, make_tool, run_call
 from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_policy, make_task
 from drivers.workflow_driver import END, PLAIN, LetterTokenizer, letter_renderer
 

@@ -1,0 +1,72 @@
+"""The configs of the workflow `tool_use` and of its tools."""
+
+import inspect
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from astraflow.addons.tools.tool import Tool, make_tool
+from astraflow.addons.tools.tool_process import ToolProcesses
+from astraflow.addons.tools.tool_use import tool_use
+from astraflow.config import Use
+from astraflow.errors import ConfigError
+from astraflow.workflows.conversation import Workflow
+from astraflow.workflows.variant import ParserChoice, PolicyRoles, load_function, load_parser
+
+__all__ = ["ToolConfig", "ToolUseConfig"]
+
+
+class ToolConfig(Use):
+    """A function that a model may call. Example: `{use: "my_tools:search", args: {index: ./papers}}`."""
+
+    processes: int = Field(default=0, ge=0, le=256)
+    """Number of processes of the rollout service in which calls run, each of which is killed when a call
+    takes longer than `call_timeout_s`; 0: calls run in threads of the service, which nothing can kill."""
+
+    def make(self, where: str) -> Tool:
+        """The tool. Raises: ConfigError, naming its place in the recipe, if it cannot be loaded."""
+        function = load_function(self, where)
+        tool = make_tool(function)
+        if not self.processes:
+            return tool
+        if inspect.iscoroutinefunction(function):
+            raise ConfigError(
+                f"{where}: {self.use} is async and is cancelled at its deadline; `processes` is for "
+                "functions that block, so leave it out"
+            )
+        processes = ToolProcesses(self, num=self.processes)
+        return replace(tool, function=processes.call, turns=processes.turns)
+
+
+class ToolUseConfig(PolicyRoles):
+    """The model may call functions, which its own chat template presents to it, until it answers."""
+
+    name: Literal["tool_use"] = "tool_use"
+    tools: tuple[ToolConfig, ...] = Field(min_length=1)
+    """Plain functions with annotated parameters and a docstring; parameters that `args` sets are not shown to
+    the model, nor one annotated `ToolContext`, which tells the tool its task and its episode."""
+    policy: str = ""
+    """Policy that answers; empty: the recipe's first policy."""
+    parser: ParserChoice = "tagged"
+    """How calls are written: JSON in `<tool_call>` tags (Hermes, Qwen), bare JSON (Llama 3), or a function of
+    your own from a text to calls."""
+    max_calls: int = Field(default=8, ge=1)
+    """Largest number of calls per episode."""
+    call_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds after which a call is given up, or killed if it runs in a process; the model is told."""
+    max_result_chars: int = Field(default=4096, ge=1)
+    """Largest number of characters of a result that the model is shown."""
+    error_cost: float = Field(default=0.0, ge=0)
+    """Subtracted from the reward per call that failed."""
+
+    def make(self) -> Workflow:
+        """The workflow. Raises: ConfigError if a tool or the parser cannot be loaded."""
+        tools = tuple(tool.make(f"workflow.tools.{idx}") for idx, tool in enumerate(self.tools))
+        names = [tool.spec.name for tool in tools]
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
+            raise ConfigError(
+                f"workflow.tools: two tools are named {min(repeated)!r}; a call could mean either"
+            )
+        return self.bound(tool_use, tools=tools, parser=load_parser(self.parser))
