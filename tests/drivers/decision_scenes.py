@@ -13,7 +13,7 @@ from astraflow.processes.pool_sizer import PoolSizer
 from astraflow.processes.supervisor import ServiceState
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.report.silence import advice_text, silent_parts, wait_text
-from astraflow.report.watch.sight import Sight
+from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.report.watch.watchdog import RULES, alarms_now
 from astraflow.types import (
     FateCounts,
@@ -26,7 +26,7 @@ from astraflow.types import (
 from astraflow.types.wait_words import reasons_text, scaling_text
 from astraflow.types.waits import RUN, Party
 from drivers.core_driver import Driver, make_core_plan, make_table
-from drivers.sights import make_policy_status, make_sight, make_steps, make_wait, make_worker
+from drivers.run_snapshots import make_policy_status, make_snapshot, make_steps, make_wait, make_worker
 
 __all__ = ["play"]
 
@@ -44,16 +44,16 @@ def play(*, reads_words: bool) -> tuple[list[object], list[str]]:
         for wait in map(contacted, driver.core.waits(driver.now_s + 500.0)):
             done.append(plain(wait))
             said.append(wait_text(wait, driver.now_s, {}))
-    for sight in sights():
+    for snapshot in snapshots():
         for rule in RULES:
-            for finding in rule.find(sight):
+            for finding in rule.find(snapshot):
                 done.append((rule.name, finding.since_s))
                 said.append(finding.evidence)
-        done.append([alarm.rule for alarm in alarms_now(sight)])
-        silent = silent_parts(sight.services, sight.status)
+        done.append([alarm.rule for alarm in alarms_now(snapshot)])
+        silent = silent_parts(snapshot.services, snapshot.status)
         done.append(silent)
-        done += [plain(advice_of(sight))]
-        said += [text for text in [advice_text(advice_of(sight), silent)] if text]
+        done += [plain(advice_of(snapshot))]
+        said += [text for text in [advice_text(advice_of(snapshot), silent)] if text]
     for advice in all_advice():
         done += [plain(advice), *pool_changes(advice)]
         said.append(scaling_text(advice))
@@ -77,8 +77,8 @@ def without_details(data: object) -> object:
             return data
 
 
-def advice_of(sight: Sight) -> ScalingAdvice:
-    return sight.status.scaling if sight.status else ScalingAdvice()
+def advice_of(snapshot: RunSnapshot) -> ScalingAdvice:
+    return snapshot.status.scaling if snapshot.status else ScalingAdvice()
 
 
 def contacted(wait: Wait) -> Wait:
@@ -129,7 +129,7 @@ def started(**plan: object) -> Driver:
     return driver
 
 
-def sights() -> Iterator[Sight]:
+def snapshots() -> Iterator[RunSnapshot]:
     """Runs in which something is wrong, each of another kind."""
     actor = Party(kind="trainer", name="actor")
     pool = Party(kind="pool")
@@ -137,28 +137,28 @@ def sights() -> Iterator[Sight]:
     tickets = WaitReason(kind="tickets", policy="actor", num=12)
     stopped = ServiceState("trainer-actor", state="running", silent_s=9.0, is_silent=True, trouble="stopped")
     lost = (GroupOutcome(fate="filtered", by="zero_variance", num=40), GroupOutcome(fate="ready", num=1))
-    yield make_sight()
-    yield make_sight(waits=(held_batch(),))
-    yield make_sight(workers=(make_worker("w0", unheard_s=9.0), make_worker("w1")), waits=(silent,))
-    yield make_sight(workers=(make_worker("w0", unheard_s=9.0),), waits=(silent,))
+    yield make_snapshot()
+    yield make_snapshot(waits=(held_batch(),))
+    yield make_snapshot(workers=(make_worker("w0", unheard_s=9.0), make_worker("w1")), waits=(silent,))
+    yield make_snapshot(workers=(make_worker("w0", unheard_s=9.0),), waits=(silent,))
     overdue = WaitReason(kind="overdue", policy="actor", seconds=200.0, usual_s=2.0)
     late = make_wait(20.0, overdue, tickets, who=pool, whom=actor)
-    yield make_sight(waits=(late,))
-    yield make_sight(waits=(late,), services=(stopped,), scaling=ScalingAdvice(verdict="take_turns"))
+    yield make_snapshot(waits=(late,))
+    yield make_snapshot(waits=(late,), services=(stopped,), scaling=ScalingAdvice(verdict="take_turns"))
     not_asking = WaitReason(kind="not_asking", policy="actor", name="commit", seconds=60.0)
-    yield make_sight(waits=(make_wait(20.0, not_asking, who=RUN, whom=actor),))
-    yield make_sight(policy=make_policy_status(outcomes=lost), waits=(make_wait(6.0),))
+    yield make_snapshot(waits=(make_wait(20.0, not_asking, who=RUN, whom=actor),))
+    yield make_snapshot(policy=make_policy_status(outcomes=lost), waits=(make_wait(6.0),))
     idle = make_worker(tokens_per_s=0.0)
-    yield make_sight(workers=(idle,), waits=(make_wait(11.0),))
+    yield make_snapshot(workers=(idle,), waits=(make_wait(11.0),))
     evaluation = make_wait(11.0, who=Party(kind="eval", name="actor"))
-    yield make_sight(workers=(idle,), waits=(make_wait(11.0), evaluation))
+    yield make_snapshot(workers=(idle,), waits=(make_wait(11.0), evaluation))
     held = make_wait(1.0, tickets, who=pool, whom=actor)
-    yield make_sight(waits=(held,), scaling=ScalingAdvice(rollout_wait_frac=0.9, verdict="too_many"))
+    yield make_snapshot(waits=(held,), scaling=ScalingAdvice(rollout_wait_frac=0.9, verdict="too_many"))
     old = [msgspec.structs.replace(record, at_s=record.at_s - 130.0) for record in make_steps()]
     not_attached = make_wait(130.0, WaitReason(kind="not_attached", policy="actor"), who=RUN, whom=actor)
-    yield make_sight(steps={"actor": old}, waits=(not_attached,))
+    yield make_snapshot(steps={"actor": old}, waits=(not_attached,))
     failed = make_policy_status(fates=FateCounts(drawn=48, trained=36, failed=4, live=8))
-    yield make_sight(policy=failed)
+    yield make_snapshot(policy=failed)
 
 
 def held_batch() -> Wait:

@@ -42,7 +42,7 @@ def test_every_stopped_part_is_named_in_the_lines_the_log_and_the_status_and_goe
     assert "max_staleness" not in status.stdout
     signal_all(run, signal.SIGCONT)
     for _ in PARTS:
-        run.read_until("is well again")
+        run.read_until("has recovered")
     run.read_until("actor step ")
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 130, run.report()

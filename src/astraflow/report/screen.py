@@ -27,7 +27,7 @@ from astraflow.report.silence import (
     waits_text,
 )
 from astraflow.report.terminal_text import printable
-from astraflow.report.watch.watchdog import NOTHING_WRONG, Watch, over_text
+from astraflow.report.watch.watchdog import NO_ALARMS, AlarmUpdate, cleared_text
 from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord, WorkerStatus
 from astraflow.types.alarm import Alarm
 from astraflow.types.wait_words import waiting_text
@@ -88,7 +88,7 @@ class View(Protocol):
         ...
 
     def status(
-        self, status: StatusReply | None, services: Sequence[ServiceState], watch: Watch = NOTHING_WRONG
+        self, status: StatusReply | None, services: Sequence[ServiceState], update: AlarmUpdate = NO_ALARMS
     ) -> None:
         """The dataflow's state (None while it does not answer), the processes, and what is wrong."""
         ...
@@ -378,13 +378,13 @@ class LiveView:
         self._state.add_eval(record)
 
     def status(
-        self, status: StatusReply | None, services: Sequence[ServiceState], watch: Watch = NOTHING_WRONG
+        self, status: StatusReply | None, services: Sequence[ServiceState], update: AlarmUpdate = NO_ALARMS
     ) -> None:
         """Redraws."""
         self._state.take_status(status, services, time.time())
-        self._state.alarms = watch.alarms
+        self._state.alarms = update.alarms
         self._state.notes.extend(self._state.new_restarts(services))
-        self._state.notes.extend(over_text(alarm) for alarm in watch.over)
+        self._state.notes.extend(cleared_text(alarm) for alarm in update.cleared)
         self._draw()
 
     def note(self, text: str) -> None:
@@ -483,17 +483,17 @@ class PlainView:
         self._state.add_eval(record)
 
     def status(
-        self, status: StatusReply | None, services: Sequence[ServiceState], watch: Watch = NOTHING_WRONG
+        self, status: StatusReply | None, services: Sequence[ServiceState], update: AlarmUpdate = NO_ALARMS
     ) -> None:
         """Prints restarts, and what is newly wrong or well again; and, if nothing else happens, what is
         waited for."""
         now_s = self._clock()
         self._state.take_status(status, services, now_s)
-        self._state.alarms = watch.alarms
+        self._state.alarms = update.alarms
         news = (
             *self._state.new_restarts(services),
-            *(f"warning ({alarm.rule}): {alarm.text}" for alarm in watch.raised),
-            *(over_text(alarm) for alarm in watch.over),
+            *(f"warning ({alarm.rule}): {alarm.text}" for alarm in update.raised),
+            *(cleared_text(alarm) for alarm in update.cleared),
         )
         for text in news:
             self.note(text)
@@ -525,7 +525,7 @@ class SilentView:
         """Ignored."""
 
     def status(
-        self, status: StatusReply | None, services: Sequence[ServiceState], watch: Watch = NOTHING_WRONG
+        self, status: StatusReply | None, services: Sequence[ServiceState], update: AlarmUpdate = NO_ALARMS
     ) -> None:
         """Ignored."""
 

@@ -29,7 +29,7 @@ from astraflow.report.silence import waits_text
 from astraflow.report.summary import Summary
 from astraflow.report.terminal_text import printable
 from astraflow.report.watch.disk import DiskGauge
-from astraflow.report.watch.sight import LauncherLife, Sight
+from astraflow.report.watch.run_snapshot import LauncherState, RunSnapshot
 from astraflow.report.watch.watchdog import alarms_now
 from astraflow.service.client import ServiceClient
 from astraflow.types import EvalRecord, Item, ProgressTotals, StatusReply, StepRecord
@@ -103,14 +103,14 @@ async def run_status(where: str, token_file: Path | None, *, ca_file: str = "") 
     if where.startswith(("http://", "https://")):
         token = token_file.read_text(encoding="utf-8").strip() if token_file else ""  # noqa: ASYNC240
         reply, recent, progress = await _ask(where, token, ca_file)
-        sight = Sight(now_s=reply.now_s, status=reply, steps=recent.by_policy)
+        snapshot = RunSnapshot(now_s=reply.now_s, status=reply, steps=recent.by_policy)
         return RunStatus(
             where=where,
             name=reply.name,
             state=reply.state,
             reason=reply.reason,
             elapsed_s=reply.now_s - recent.earliest_s(reply.now_s),
-            alarms=alarms_now(sight),
+            alarms=alarms_now(snapshot),
             waits=waits_text(reply, ()),
             dataflow=reply,
             steps=recent.steps,
@@ -204,17 +204,17 @@ def _alarms(
     old_s = max(0.0, now_s - record.at_s) if record.at_s else 0.0
     is_old = record.state == "running" and old_s > _RECORD_FRESH_S
     state = state_of(record.launcher_pid) if is_old else "running"
-    sight = Sight(
+    snapshot = RunSnapshot(
         now_s=reply.now_s if reply else now_s,
         status=reply,
         services=_states(record, old_s),
         steps=recent.by_policy,
         unanswered_s=max(_DEADLINE_S, old_s) if failure else 0.0,
-        why_unanswered=failure,
-        disk=DiskGauge(folder).look(),
-        launcher=LauncherLife(record.launcher_pid, state, old_s) if is_old else None,
+        unanswered_reason=failure,
+        disk=DiskGauge(folder).measure(),
+        launcher=LauncherState(record.launcher_pid, state, old_s) if is_old else None,
     )
-    return alarms_now(sight, record.alarms if not is_old else ())
+    return alarms_now(snapshot, record.alarms if not is_old else ())
 
 
 def _states(record: RunRecord, old_s: float) -> tuple[ServiceState, ...]:

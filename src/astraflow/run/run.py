@@ -52,8 +52,8 @@ from astraflow.report.report import load_drawing, write_report
 from astraflow.report.screen import SilentView, View
 from astraflow.report.tracking import FINISHED_S, INTERRUPTED_S, Trackers
 from astraflow.report.watch.disk import DiskGauge
-from astraflow.report.watch.sight import Sight, StepMemory
-from astraflow.report.watch.watchdog import Watch, Watchdog, over_text
+from astraflow.report.watch.run_snapshot import RunSnapshot, StepMemory
+from astraflow.report.watch.watchdog import AlarmUpdate, Watchdog, cleared_text
 from astraflow.run.best import BestKeeper
 from astraflow.run.hub_models import with_fetched_models
 from astraflow.run.preflight import check_recipe
@@ -435,8 +435,8 @@ class Run:
             if status is not None:
                 await self._size(status, supervisor)
                 _note_done(status, supervisor)
-            watch = self._watch(status, supervisor, max(0.0, self._clock() - answered_s))
-            self._view.status(status, supervisor.states, watch)
+            alarms = self._watch(status, supervisor, max(0.0, self._clock() - answered_s))
+            self._view.status(status, supervisor.states, alarms)
             if turn % _SAVE_EVERY == 0:
                 self.note_change()
             await asyncio.sleep(_SHOW_EVERY_S)
@@ -452,28 +452,28 @@ class Run:
             with contextlib.suppress(UnavailableError):  # it is asked again at the next look
                 await DataflowClient(self._quick_http).ask_to_leave(handle)
 
-    def _watch(self, status: StatusReply | None, supervisor: Supervisor, unanswered_s: float) -> Watch:
+    def _watch(self, status: StatusReply | None, supervisor: Supervisor, unanswered_s: float) -> AlarmUpdate:
         """Looks for what is wrong, and logs what is new."""
         if status is not None:
             self._skew_s = status.now_s - self._clock()
-        watch = self._watchdog.look(
-            Sight(
+        update = self._watchdog.look(
+            RunSnapshot(
                 now_s=self._clock() + self._skew_s,
                 status=status,
                 services=supervisor.states,
                 steps=self._memory.steps,
                 unanswered_s=unanswered_s if unanswered_s > _UNANSWERED_S else 0.0,
-                disk=self._disk.look(),
+                disk=self._disk.measure(),
             )
         )
-        for alarm in watch.raised:
+        for alarm in update.raised:
             _log.warning("%s: %s", alarm.rule, alarm.text)
-        for alarm in watch.over:
-            _log.info("%s", over_text(alarm))
-        self._alarms = watch.alarms
-        if watch.raised or watch.over:
+        for alarm in update.cleared:
+            _log.info("%s", cleared_text(alarm))
+        self._alarms = update.alarms
+        if update.raised or update.cleared:
             self.note_change()
-        return watch
+        return update
 
     def _note_progress(self, name: str) -> None:
         if self._supervisor and name in {state.name for state in self._supervisor.states}:

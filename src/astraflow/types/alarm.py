@@ -9,7 +9,7 @@ class Alarm(Item, frozen=True, kw_only=True):
     """One thing that is wrong with a run.
 
     Example: `Alarm(rule="nothing_to_train", subject="trainer actor", since_s=1700000000.0, evidence="trainer
-    actor has had no batch for 12 s: 40 of 40 groups filtered by zero_variance", advice="...")`.
+    actor has had no batch for 12 s: 40 of 40 groups were filtered by zero_variance", advice="...")`.
     """
 
     rule: str

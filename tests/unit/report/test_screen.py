@@ -9,7 +9,7 @@ from rich.console import Console
 
 from astraflow.processes.supervisor import ServiceState
 from astraflow.report.screen import LiveView, PlainView, ScreenState, plain_eval, plain_step, render
-from astraflow.report.watch.sight import Sight
+from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.report.watch.watchdog import Watchdog, alarms_now
 from astraflow.types import (
     EvalRecord,
@@ -303,7 +303,7 @@ def test_a_stopped_trainer_is_named_and_nobody_is_advised_to_change_the_recipe()
     state = ScreenState("demo", "runs/demo", 100.0)
     state.status = make_waiting(POOL, TRAINER, TICKETS)
     state.services = (make_silent("trainer-actor", 14.0), ServiceState("rollout-0", state="running"))
-    state.alarms = alarms_now(Sight(now_s=114.0, status=state.status, services=state.services))
+    state.alarms = alarms_now(RunSnapshot(now_s=114.0, status=state.status, services=state.services))
     text = shown(state)
     for part in (
         "trainer-actor has shown no sign of life for 14 s: it is stopped; `kill -CONT 7` lets it continue",
@@ -393,12 +393,12 @@ def test_plain_lines_name_a_process_in_trouble_once_and_say_when_it_is_well_agai
     well = ServiceState("dataflow", state="running", silent_s=0.1)
     for service in (make_silent("dataflow", 9.0), make_silent("dataflow", 9.5), *[well] * 6):
         now[0] += 1.0
-        view.status(None, (service,), watchdog.look(Sight(now_s=now[0], services=(service,))))
+        view.status(None, (service,), watchdog.look(RunSnapshot(now_s=now[0], services=(service,))))
     first, second = out.getvalue().splitlines()
     assert first.startswith(
         "warning (stopped_process): dataflow has shown no sign of life for 9 s: it is stopped"
     )
-    assert second == "dataflow is well again (stopped_process)"
+    assert second == "dataflow has recovered (stopped_process)"
 
 
 def test_what_is_wrong_stands_on_the_screen_with_what_to_do() -> None:

@@ -1,24 +1,24 @@
-"""How much room the disk of a run folder has, and how much its next checkpoints take."""
+"""Measures the free space on a run folder's disk, and estimates the size of the next checkpoints."""
 
 import shutil
 from pathlib import Path
 
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.report.watch.sight import Disk
+from astraflow.report.watch.run_snapshot import Disk
 
 __all__ = ["DiskGauge"]
 
 
 class DiskGauge:
-    """Example: `DiskGauge(RunFolder(path)).look()`. Checkpoints are measured once each."""
+    """Example: `DiskGauge(RunFolder(path)).measure()`. Each checkpoint is measured only once."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._sizes: dict[Path, int] = {}
-        """The newest checkpoint of each policy -> its size in bytes."""
+        """Path of each policy's newest checkpoint -> its size in bytes."""
 
-    def look(self) -> Disk | None:
-        """The disk now; None if it cannot be asked."""
+    def measure(self) -> Disk | None:
+        """The state of the disk now; None if the system can't report it."""
         try:
             free_bytes = shutil.disk_usage(self._folder.path).free
             newest = _newest_checkpoints(self._folder.checkpoints)
@@ -40,7 +40,7 @@ def _newest_checkpoints(checkpoints: Path) -> list[Path]:
 
 
 def _size(folder: Path) -> int:
-    """Bytes in a folder, or none if it is being deleted."""
+    """Bytes in a folder; 0 if it is being deleted at this moment."""
     try:
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     except OSError:

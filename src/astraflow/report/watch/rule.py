@@ -3,41 +3,42 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from astraflow.report.watch.sight import Sight
+from astraflow.report.watch.run_snapshot import RunSnapshot
 
 __all__ = ["Finding", "Rule"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """That the condition of a rule holds for a part of the run."""
+    """One part of the run for which a rule's condition holds."""
 
     subject: str
     evidence: str
-    """A sentence that names the subject, with the numbers."""
+    """A sentence that names the subject and gives the figures."""
     since_s: float = 0.0
-    """When it began, Unix seconds; 0 if only the watchdog can say."""
+    """Start of the condition, in Unix seconds; 0 if it is unknown, so that the first finding counts as the
+    start."""
     advice: str | None = None
-    """Better advice than the rule's; empty if the evidence says what to do."""
+    """Advice that replaces the rule's; empty if the evidence already says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that can be wrong. `find` is pure: what it is given is all that it looks at."""
+    """One thing that can be wrong. `find` is pure: it reads nothing but the snapshot that it gets."""
 
     name: str
     condition: str
-    """In words, for the table in the docs."""
+    """The condition as a sentence, for the table in the docs."""
     advice: str
-    find: Callable[[Sight], Iterable[Finding]]
+    find: Callable[[RunSnapshot], Iterable[Finding]]
     holds_s: float = 0.0
-    """For how long the condition must hold before it is an alarm: single looks may deceive."""
+    """Time that the condition must hold before it raises an alarm, since a single snapshot can mislead."""
     is_symptom: bool = False
-    """Whether something else may be the cause: no alarm begins while another rule names one."""
+    """Whether something else may be the cause. A symptom raises no alarm while another rule names a cause."""
     is_cause: bool = True
-    """Whether it explains symptoms."""
+    """Whether the condition explains symptoms."""
 
     @property
     def is_cause_of_waits(self) -> bool:
-        """Whether others wait because of what it finds."""
+        """Whether a finding of this rule suppresses symptoms."""
         return self.is_cause and not self.is_symptom

@@ -1,51 +1,51 @@
 """The watchdog: says what is wrong with a run, why, and what to do.
 
-    Sight -> rules -> findings -> held long enough, causes before symptoms -> alarms
+    RunSnapshot -> rules -> findings -> persist long enough? cause before symptom? -> alarms
 
-The rules are pure. The watchdog only remembers since when each finding has held, so that a single look does
-not deceive, and that nothing is said twice. `alarms_now` is for those who look once.
+The rules are pure. The watchdog only remembers how long each finding has persisted, so that a single snapshot
+cannot mislead it, and that it raises each alarm once. `alarms_now` serves callers that have one snapshot.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from astraflow.report.watch.flow_rules import FLOW_RULES
 from astraflow.report.watch.learning_rules import LEARNING_RULES
 from astraflow.report.watch.process_rules import PROCESS_RULES
 from astraflow.report.watch.rule import Finding, Rule
-from astraflow.report.watch.sight import Sight
+from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.types.alarm import Alarm
 
-__all__ = ["NOTHING_WRONG", "RULES", "Watch", "Watchdog", "alarms_now", "over_text"]
+__all__ = ["NO_ALARMS", "RULES", "AlarmUpdate", "Watchdog", "alarms_now", "cleared_text"]
 
 RULES: tuple[Rule, ...] = (*PROCESS_RULES, *FLOW_RULES, *LEARNING_RULES)
 """All rules, in the order in which their alarms are shown."""
 
 _CALM_S = 5.0
-"""An alarm is over when its condition has not held for this long: it may come and go from look to look."""
+"""An alarm is cleared after this time without a finding, because a finding may come and go between looks."""
 
 _Key = tuple[str, str]
 """(rule, subject)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """What one look of the watchdog found."""
+class AlarmUpdate:
+    """The alarms after one look of the watchdog, and what this look changed."""
 
     alarms: tuple[Alarm, ...] = ()
-    """All that is wrong now."""
+    """All current alarms."""
     raised: tuple[Alarm, ...] = ()
-    """Those that are new."""
-    over: tuple[Alarm, ...] = ()
-    """Those that were, and are no more."""
+    """Alarms that this look raised."""
+    cleared: tuple[Alarm, ...] = ()
+    """Alarms whose condition no longer holds."""
 
 
-NOTHING_WRONG = Watch()
+NO_ALARMS = AlarmUpdate()
 
 
 @dataclass(slots=True)
-class _Held:
-    """A finding that holds."""
+class _OpenFinding:
+    """A finding that persists, and the alarm that it makes."""
 
     first_s: float
     last_s: float
@@ -55,64 +55,75 @@ class _Held:
 
 @dataclass(slots=True)
 class Watchdog:
-    """Example: `watch = Watchdog().look(sight)`, once per second; `watch.raised` is for the log."""
+    """Example: `update = Watchdog().look(snapshot)`, once per second; log `update.raised`."""
 
-    _held: dict[_Key, _Held] = field(default_factory=dict[_Key, _Held])
+    _open: dict[_Key, _OpenFinding] = field(default_factory=dict[_Key, _OpenFinding])
 
-    def look(self, sight: Sight) -> Watch:
-        """Applies all rules to what is seen now."""
-        now_s = sight.now_s
+    def look(self, snapshot: RunSnapshot) -> AlarmUpdate:
+        """Applies all rules to a snapshot that is newer than the last one."""
+        now_s = snapshot.now_s
         rules = {rule.name: rule for rule in RULES}
-        for rule, finding in _found(sight):
-            key = (rule.name, finding.subject)
-            held = self._held.get(key)
-            alarm = _alarm(rule, finding, held.first_s if held else now_s)
-            if held is None:
-                self._held[key] = _Held(now_s, now_s, alarm)
-            else:
-                held.last_s = now_s
-                held.alarm = alarm
-        over = [held for held in self._held.values() if now_s - held.last_s >= _CALM_S or held.last_s > now_s]
-        self._held = {key: held for key, held in self._held.items() if held not in over}
-        due = [h for h in self._held.values() if h.is_raised or _is_due(h, rules[h.alarm.rule])]
-        has_cause = any(rules[held.alarm.rule].is_cause_of_waits for held in due)
-        shown = [h for h in due if h.is_raised or not (has_cause and rules[h.alarm.rule].is_symptom)]
-        raised = [held for held in shown if not held.is_raised]
-        for held in raised:
-            held.is_raised = True
-        return Watch(
-            alarms=_ordered(held.alarm for held in shown),
-            raised=_ordered(held.alarm for held in raised),
-            over=tuple(held.alarm for held in over if held.is_raised),
+        self._note_findings(snapshot)
+        # A finding from the future means that the clock was set back: without this test, it would stay open
+        # until the clock catches up.
+        past = [item for item in self._open.values() if now_s - item.last_s >= _CALM_S or item.last_s > now_s]
+        self._open = {key: item for key, item in self._open.items() if item not in past}
+        due = [item for item in self._open.values() if item.is_raised or _is_due(item, rules)]
+        has_cause = any(rules[item.alarm.rule].is_cause_of_waits for item in due)
+        current = [i for i in due if i.is_raised or not (has_cause and rules[i.alarm.rule].is_symptom)]
+        raised = [item for item in current if not item.is_raised]
+        for item in raised:
+            item.is_raised = True
+        return AlarmUpdate(
+            alarms=_sort_by_rule(item.alarm for item in current),
+            raised=_sort_by_rule(item.alarm for item in raised),
+            cleared=tuple(item.alarm for item in past if item.is_raised),
         )
 
+    def _note_findings(self, snapshot: RunSnapshot) -> None:
+        """Opens the findings that are new, and renews the others."""
+        now_s = snapshot.now_s
+        for rule, finding in _find(snapshot):
+            key = (rule.name, finding.subject)
+            known = self._open.get(key)
+            alarm = _make_alarm(rule, finding, known.first_s if known else now_s)
+            if known is None:
+                self._open[key] = _OpenFinding(now_s, now_s, alarm)
+            else:
+                known.last_s = now_s
+                known.alarm = alarm
 
-def alarms_now(sight: Sight, known: Sequence[Alarm] = ()) -> tuple[Alarm, ...]:
-    """What one look can tell: alarms of rules that need no time. `known`: what a watchdog has found."""
-    found = [(rule, finding) for rule, finding in _found(sight) if rule.holds_s == 0.0]
+
+def alarms_now(snapshot: RunSnapshot, known: Sequence[Alarm] = ()) -> tuple[Alarm, ...]:
+    """The alarms that a single snapshot shows: those of rules whose condition needs no time to hold.
+
+    `known`: alarms that a watchdog raised earlier; they stay, with newer evidence where there is some.
+    """
+    found = [(rule, finding) for rule, finding in _find(snapshot) if rule.holds_s == 0.0]
     has_cause = any(rule.is_cause_of_waits for rule, _ in found)
     alarms = {(alarm.rule, alarm.subject): alarm for alarm in known}
     for rule, finding in found:
-        alarm = _alarm(rule, finding, sight.now_s)
+        alarm = _make_alarm(rule, finding, snapshot.now_s)
         if (alarm.rule, alarm.subject) in alarms or not (rule.is_symptom and has_cause):
             alarms[alarm.rule, alarm.subject] = alarm
-    return _ordered(alarms.values())
+    return _sort_by_rule(alarms.values())
 
 
-def over_text(alarm: Alarm) -> str:
-    """That an alarm is over."""
-    return f"{alarm.subject} is well again ({alarm.rule})"
+def cleared_text(alarm: Alarm) -> str:
+    """The message for an alarm that is cleared."""
+    return f"{alarm.subject} has recovered ({alarm.rule})"
 
 
-def _found(sight: Sight) -> Iterable[tuple[Rule, Finding]]:
-    return [(rule, finding) for rule in RULES for finding in rule.find(sight)]
+def _find(snapshot: RunSnapshot) -> Iterable[tuple[Rule, Finding]]:
+    return [(rule, finding) for rule in RULES for finding in rule.find(snapshot)]
 
 
-def _is_due(held: _Held, rule: Rule) -> bool:
-    return held.last_s - held.first_s >= rule.holds_s
+def _is_due(item: _OpenFinding, rules: Mapping[str, Rule]) -> bool:
+    """Whether a finding has persisted for as long as its rule demands."""
+    return item.last_s - item.first_s >= rules[item.alarm.rule].holds_s
 
 
-def _alarm(rule: Rule, finding: Finding, first_s: float) -> Alarm:
+def _make_alarm(rule: Rule, finding: Finding, first_s: float) -> Alarm:
     return Alarm(
         rule=rule.name,
         subject=finding.subject,
@@ -122,7 +133,7 @@ def _alarm(rule: Rule, finding: Finding, first_s: float) -> Alarm:
     )
 
 
-def _ordered(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
-    """In the order of the rules."""
+def _sort_by_rule(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
+    """The alarms in the order of `RULES`."""
     ranks = {rule.name: rank for rank, rule in enumerate(RULES)}
     return tuple(sorted(alarms, key=lambda alarm: ranks.get(alarm.rule, len(ranks))))

@@ -16,17 +16,17 @@ def test_the_newest_checkpoint_of_each_policy_says_what_the_next_ones_take(tmp_p
     folder = RunFolder(tmp_path / "run")
     folder.create()
     gauge = DiskGauge(folder)
-    first = gauge.look()
+    first = gauge.measure()
     assert first is not None
     assert first.checkpoint_bytes == 0
     assert first.free_bytes > 0
     checkpoint(folder, "actor", 10, 1000)
     checkpoint(folder, "actor", 20, 2000)
     checkpoint(folder, "critic", 10, 400)
-    second = gauge.look()
+    second = gauge.measure()
     assert second is not None
     assert second.checkpoint_bytes == 2400
 
 
 def test_a_folder_that_is_gone_has_no_disk(tmp_path: Path) -> None:
-    assert DiskGauge(RunFolder(tmp_path / "none")).look() is None
+    assert DiskGauge(RunFolder(tmp_path / "none")).measure() is None

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from astraflow.processes.supervisor import ServiceState
-from astraflow.report.watch.sight import Disk, LauncherLife, Sight, StepMemory
+from astraflow.report.watch.run_snapshot import Disk, LauncherState, RunSnapshot, StepMemory
 from astraflow.report.watch.watchdog import RULES
 from astraflow.types import (
     FateCounts,
@@ -18,21 +18,29 @@ from astraflow.types import (
     WeightTransfer,
 )
 from astraflow.types.waits import PERSON, POOL, RUN, Party
-from drivers.sights import NOW_S, TRAINER, make_policy_status, make_sight, make_steps, make_wait, make_worker
+from drivers.run_snapshots import (
+    NOW_S,
+    TRAINER,
+    make_policy_status,
+    make_snapshot,
+    make_steps,
+    make_wait,
+    make_worker,
+)
 
 W0 = Party(kind="service", name="w0")
 SILENT = WaitReason(kind="silent")
 
 
-def found_in(sight: Sight) -> dict[str, list[str]]:
+def found_in(snapshot: RunSnapshot) -> dict[str, list[str]]:
     """Rule -> what it says, for the rules that say something."""
-    texts = {rule.name: [finding.evidence for finding in rule.find(sight)] for rule in RULES}
+    texts = {rule.name: [finding.evidence for finding in rule.find(snapshot)] for rule in RULES}
     return {name: said for name, said in texts.items() if said}
 
 
-def only(sight: Sight, rule: str) -> str:
+def only(snapshot: RunSnapshot, rule: str) -> str:
     """What a rule says, which is the only one that says something."""
-    found = found_in(sight)
+    found = found_in(snapshot)
     assert list(found) == [rule], found
     (text,) = found[rule]
     return text
@@ -53,19 +61,19 @@ def with_rewards(rewards: list[float], **metrics: float) -> list[StepRecord]:
 
 
 def test_a_healthy_run_is_silent_at_its_start_in_its_course_and_at_its_end() -> None:
-    assert found_in(make_sight()) == {}
+    assert found_in(make_snapshot()) == {}
     starting = (ServiceState("rollout-0", state="running", age_s=3.0),)
-    assert found_in(make_sight(workers=(), steps={}, services=starting)) == {}
-    assert found_in(make_sight(status=None, steps={})) == {}
-    status = make_sight(workers=()).status
+    assert found_in(make_snapshot(workers=(), steps={}, services=starting)) == {}
+    assert found_in(make_snapshot(status=None, steps={})) == {}
+    status = make_snapshot(workers=()).status
     assert status is not None
-    assert found_in(make_sight(status=msgspec.structs.replace(status, state="finished"))) == {}
+    assert found_in(make_snapshot(status=msgspec.structs.replace(status, state="finished"))) == {}
 
 
 def test_a_batch_that_waits_for_a_person_is_named_with_what_the_person_can_do() -> None:
     reason = WaitReason(kind="batch_failed", policy="actor", step=3, num=2, detail="the loss is not finite")
     wait = make_wait(3.0, reason, whom=PERSON)
-    text = only(make_sight(waits=(wait,)), "held_batch")
+    text = only(make_snapshot(waits=(wait,)), "held_batch")
     assert "batch of step 4 could not be trained 2 times in a row: the loss is not finite" in text
     assert "`astraflow drop-batch RUN actor`" in text
 
@@ -74,7 +82,7 @@ def test_a_process_in_trouble_is_named_with_its_remedy() -> None:
     stopped = ServiceState(
         "rollout-0", state="running", silent_s=9.0, is_silent=True, trouble="it is stopped; `kill -CONT 7`"
     )
-    text = only(make_sight(services=(stopped,)), "stopped_process")
+    text = only(make_snapshot(services=(stopped,)), "stopped_process")
     assert text == "rollout-0 has shown no sign of life for 9 s: it is stopped; `kill -CONT 7`"
 
 
@@ -83,7 +91,7 @@ def test_a_process_that_gets_no_processor_is_not_called_stopped() -> None:
     starved = ServiceState(
         "rollout-0", state="running", silent_s=9.0, is_silent=True, trouble=trouble, is_starved=True
     )
-    text = only(make_sight(services=(starved,)), "starved_process")
+    text = only(make_snapshot(services=(starved,)), "starved_process")
     assert text == f"rollout-0 has shown no sign of life for 9 s: {trouble}"
 
 
@@ -91,34 +99,40 @@ def test_a_process_that_crashes_again_and_again_is_named_with_its_last_words() -
     state = ServiceState(
         "trainer-actor", state="restarting", restarts=2, exit_code=1, last_line="ValueError: no"
     )
-    text = only(make_sight(services=(state,)), "crashing_process")
-    assert "restarted 2 times, and ended last with code 1: ValueError: no" in text
-    assert found_in(make_sight(services=(dataclasses.replace(state, restarts=1),))) == {}
+    text = only(make_snapshot(services=(state,)), "crashing_process")
+    assert "restarted 2 times; it last ended with code 1: ValueError: no" in text
+    assert found_in(make_snapshot(services=(dataclasses.replace(state, restarts=1),))) == {}
     well = dataclasses.replace(state, state="running", age_s=31.0, silent_s=0.1)
-    assert found_in(make_sight(services=(well,))) == {}
+    assert found_in(make_snapshot(services=(well,))) == {}
 
 
 def test_a_silent_service_elsewhere_is_named_and_one_that_came_back_is_not() -> None:
     wait = make_wait(9.0, SILENT, who=RUN, whom=W0)
     others = (make_worker("w0", unheard_s=9.0), make_worker("w1"))
-    text = only(make_sight(workers=others, waits=(wait,)), "silent_service")
+    text = only(make_snapshot(workers=others, waits=(wait,)), "silent_service")
     assert text == "rollout service w0 has given no sign of life for 9 s"
     again = (*others, make_worker("w0"))
-    assert found_in(make_sight(workers=again, waits=(wait,))) == {}
+    assert found_in(make_snapshot(workers=again, waits=(wait,))) == {}
     alive = ServiceState("w0", state="running", age_s=90.0, silent_s=1.0)  # the launcher knows better
-    assert found_in(make_sight(workers=others, waits=(wait,), services=(alive,))) == {}
+    assert found_in(make_snapshot(workers=others, waits=(wait,), services=(alive,))) == {}
 
 
 def test_a_pool_without_a_service_that_is_heard_of_is_named() -> None:
-    text = only(make_sight(workers=()), "no_rollout_service")
-    assert text == "no rollout service is left; 6 groups wait to be finished"
+    text = only(make_snapshot(workers=()), "no_rollout_service")
+    assert text == "no rollout service is left; 6 groups are unfinished"
     new = make_policy_status(fates=FateCounts(), num_running_groups=0)
-    assert found_in(make_sight(workers=(), policy=new, waits=(make_wait(20.0, who=RUN, whom=TRAINER),))) == {}
-    late = make_sight(workers=(), policy=new, waits=(make_wait(61.0, who=RUN, whom=TRAINER),))
+    assert (
+        found_in(make_snapshot(workers=(), policy=new, waits=(make_wait(20.0, who=RUN, whom=TRAINER),))) == {}
+    )
+    late = make_snapshot(workers=(), policy=new, waits=(make_wait(61.0, who=RUN, whom=TRAINER),))
     assert "no rollout service has joined" in only(late, "no_rollout_service")
     wait = make_wait(9.0, SILENT, who=RUN, whom=W0)
-    text = only(make_sight(workers=(make_worker("w0", unheard_s=9.0),), waits=(wait,)), "no_rollout_service")
-    assert text == "no rollout service is left: w0 was heard of last, 9 s ago; 6 groups wait to be finished"
+    text = only(
+        make_snapshot(workers=(make_worker("w0", unheard_s=9.0),), waits=(wait,)), "no_rollout_service"
+    )
+    assert (
+        text == "no rollout service is left: the last one, w0, fell silent 9 s ago; 6 groups are unfinished"
+    )
     old = ServiceState("rollout-0", state="running", age_s=61.0, silent_s=1.0)
     assert "has joined" in only(dataclasses.replace(late, services=(old,)), "no_rollout_service")
 
@@ -127,10 +141,10 @@ def test_a_service_that_is_set_aside_is_named_with_its_last_error() -> None:
     worker = msgspec.structs.replace(
         make_worker(), is_set_aside=True, failed_in_a_row=3, last_failure="OSError: no disk"
     )
-    text = only(make_sight(workers=(worker, make_worker("w1"))), "failing_service")
+    text = only(make_snapshot(workers=(worker, make_worker("w1"))), "failing_service")
     assert "after 3 failures in a row; its last error: OSError: no disk" in text
     failed = make_policy_status(fates=FateCounts(drawn=48, trained=36, failed=4, live=8))
-    assert list(found_in(make_sight(workers=(worker,), policy=failed))) == ["failing_episodes"]
+    assert list(found_in(make_snapshot(workers=(worker,), policy=failed))) == ["failing_episodes"]
 
 
 def test_failures_of_every_service_are_named_before_a_group_is_lost() -> None:
@@ -139,131 +153,137 @@ def test_failures_of_every_service_are_named_before_a_group_is_lost() -> None:
         msgspec.structs.replace(make_worker(name), failed_in_a_row=3, last_failure=nan)
         for name in ("w0", "w1")
     ]
-    text = only(make_sight(workers=tuple(failing)), "failing_episodes")
-    assert text == f"every rollout service failed 3 times in a row or more; the last error: {nan}"
+    text = only(make_snapshot(workers=tuple(failing)), "failing_episodes")
+    assert text == f"every rollout service has failed at least 3 times in a row; the last error: {nan}"
     healthy = (failing[0], make_worker("w1"))
-    assert "failing_episodes" not in found_in(make_sight(workers=healthy))
+    assert "failing_episodes" not in found_in(make_snapshot(workers=healthy))
 
 
 def test_a_dataflow_that_does_not_answer_is_named_unless_its_process_says_why() -> None:
-    sight = make_sight(status=None, unanswered_s=5.0)
-    assert "has not answered for 5 s" in only(sight, "dataflow_silent")
-    why = dataclasses.replace(sight, why_unanswered="refused")
+    snapshot = make_snapshot(status=None, unanswered_s=5.0)
+    assert "has not answered for 5 s" in only(snapshot, "dataflow_silent")
+    why = dataclasses.replace(snapshot, unanswered_reason="refused")
     assert only(why, "dataflow_silent") == "the dataflow does not answer (refused)"
     stopped = ServiceState("dataflow", state="running", silent_s=9.0, is_silent=True, trouble="it is stopped")
-    assert list(found_in(dataclasses.replace(sight, services=(stopped,)))) == ["stopped_process"]
+    assert list(found_in(dataclasses.replace(snapshot, services=(stopped,)))) == ["stopped_process"]
 
 
 def test_a_launcher_that_writes_no_more_is_named() -> None:
-    text = only(make_sight(launcher=LauncherLife(pid=7, state="stopped", silent_s=40.0)), "launcher_silent")
+    text = only(
+        make_snapshot(launcher=LauncherState(pid=7, state="stopped", silent_s=40.0)), "launcher_silent"
+    )
     assert text.startswith("the launcher (process 7) has shown no sign of life for 40 s: it is stopped")
-    assert found_in(make_sight(launcher=LauncherLife(pid=7, state="running", silent_s=3.0))) == {}
+    assert found_in(make_snapshot(launcher=LauncherState(pid=7, state="running", silent_s=3.0))) == {}
 
 
 @pytest.mark.parametrize(
     ("free_bytes", "said"),
     [
-        (1000, "is full (1,000 bytes free), so nothing new is recorded"),
+        (1000, "is full (1,000 bytes free), so it can record nothing new"),
         (500_000_000, "has 500 MB left"),
-        (3_000_000_000, "has 3,000 MB left, and the next checkpoints take about 4,000 MB"),
+        (3_000_000_000, "has 3,000 MB left, but the next checkpoints take about 4,000 MB"),
     ],
 )
 def test_a_disk_that_is_soon_full_is_named(free_bytes: int, said: str) -> None:
     disk = Disk("runs/x", free_bytes, checkpoint_bytes=4_000_000_000 if free_bytes > 1e9 else 0)
-    assert said in only(make_sight(disk=disk), "disk_low")
+    assert said in only(make_snapshot(disk=disk), "disk_low")
 
 
 def test_a_disk_with_room_is_not_named() -> None:
-    assert found_in(make_sight(disk=Disk("runs/x", 5_000_000_000, checkpoint_bytes=4_000_000_000))) == {}
+    assert found_in(make_snapshot(disk=Disk("runs/x", 5_000_000_000, checkpoint_bytes=4_000_000_000))) == {}
 
 
 def test_weights_of_which_no_byte_comes_are_missing_and_slow_ones_are_late() -> None:
     stuck = make_worker(transfers=(coming(quiet_s=9.0),))
-    text = only(make_sight(workers=(stuck,)), "weights_missing")
-    assert "no byte has come for 9 s (20 of 40 MB are here after 10 s)" in text
+    text = only(make_snapshot(workers=(stuck,)), "weights_missing")
+    assert "no byte has arrived for 9 s (20 of 40 MB in 10 s)" in text
     failing = make_worker(transfers=(coming(age_s=6.0, arrived_bytes=0, problem="refused"),))
-    assert text != (other := only(make_sight(workers=(failing,)), "weights_missing"))
+    assert text != (other := only(make_snapshot(workers=(failing,)), "weights_missing"))
     assert other.endswith("the last try failed: refused")
     slow = make_worker(transfers=(coming(arrived_bytes=1_000_000),))
-    text = only(make_sight(workers=(slow,)), "slow_link")
+    text = only(make_snapshot(workers=(slow,)), "slow_link")
     assert "1 of 40 MB in 10 s (0.1 MB/s), so it takes about 400 s; a step takes 1 s" in text
 
 
 def test_a_transfer_that_keeps_up_with_the_steps_or_waits_to_be_verified_is_no_alarm() -> None:
     quick = make_worker(transfers=(coming(),))
-    assert found_in(make_sight(workers=(quick,), steps={"actor": make_steps(every_s=20.0)})) == {}
+    assert found_in(make_snapshot(workers=(quick,), steps={"actor": make_steps(every_s=20.0)})) == {}
     whole = make_worker(transfers=(coming(arrived_bytes=40_000_000, quiet_s=30.0),))
-    assert found_in(make_sight(workers=(whole,))) == {}
+    assert found_in(make_snapshot(workers=(whole,))) == {}
     first = make_worker(transfers=(coming(),))
-    assert found_in(make_sight(workers=(first,), steps={})) == {}
+    assert found_in(make_snapshot(workers=(first,), steps={})) == {}
 
 
 def test_a_scorer_that_hangs_is_told_from_one_that_is_always_slow() -> None:
     hangs = make_worker(num_scoring=12, scoring_s=6.0)
-    text = only(make_sight(workers=(hangs,)), "scoring_hangs")
-    assert "12 of its 16 episodes wait for their score, the first for 6 s; usually it takes 0.01 s" in text
+    text = only(make_snapshot(workers=(hangs,)), "scoring_hangs")
+    assert (
+        "12 of its 16 episodes wait for their score, the oldest for 6 s; scoring usually takes 0.01 s" in text
+    )
     slow = {"actor": make_steps(**{"episode/score_s": 4.0})}
-    assert found_in(make_sight(workers=(hangs,), steps=slow)) == {}
+    assert found_in(make_snapshot(workers=(hangs,), steps=slow)) == {}
     few = make_worker(num_scoring=2, scoring_s=60.0)
-    assert found_in(make_sight(workers=(few,))) == {}
+    assert found_in(make_snapshot(workers=(few,))) == {}
     assert "scoring_hangs" in found_in(
-        make_sight(workers=(make_worker(num_scoring=12, scoring_s=9.0),), steps={})
+        make_snapshot(workers=(make_worker(num_scoring=12, scoring_s=9.0),), steps={})
     )
 
 
 def test_groups_that_fail_are_named_with_the_last_error() -> None:
     worker = msgspec.structs.replace(make_worker(), last_failure="RolloutError: the reward is nan")
     policy = make_policy_status(fates=FateCounts(drawn=48, trained=36, failed=4, live=8))
-    text = only(make_sight(workers=(worker,), policy=policy), "failing_episodes")
+    text = only(make_snapshot(workers=(worker,), policy=policy), "failing_episodes")
     assert text == "actor: 4 of 40 groups failed; the last error: RolloutError: the reward is nan"
     one = make_policy_status(fates=FateCounts(drawn=45, trained=36, failed=1, live=8))
-    assert found_in(make_sight(workers=(worker,), policy=one)) == {}
+    assert found_in(make_snapshot(workers=(worker,), policy=one)) == {}
 
 
 def test_a_trainer_without_a_batch_is_told_what_became_of_the_groups() -> None:
     ready = GroupOutcome(fate="ready", num=1)
     filtered = GroupOutcome(fate="filtered", by="zero_variance", num=40)
     policy = make_policy_status(outcomes=(ready, filtered), num_episodes=160, score_mean=0.0)
-    text = only(make_sight(policy=policy, waits=(make_wait(6.0),)), "nothing_to_train")
-    assert "had no batch for 6 s: 40 of 41 groups filtered by zero_variance" in text
+    text = only(make_snapshot(policy=policy, waits=(make_wait(6.0),)), "nothing_to_train")
+    assert "had no batch for 6 s: 40 of 41 groups were filtered by zero_variance" in text
     assert "the mean score of 160 episodes is 0" in text
     failed = make_policy_status(outcomes=(GroupOutcome(fate="failed", num=40),))
-    assert found_in(make_sight(policy=failed, waits=(make_wait(6.0),))) == {}
+    assert found_in(make_snapshot(policy=failed, waits=(make_wait(6.0),))) == {}
     half = (msgspec.structs.replace(ready, num=20), msgspec.structs.replace(filtered, num=20))
     mixed = make_policy_status(outcomes=half)
-    assert found_in(make_sight(policy=mixed, waits=(make_wait(6.0),))) == {}
-    assert found_in(make_sight(policy=policy, waits=(make_wait(2.0),))) == {}
+    assert found_in(make_snapshot(policy=mixed, waits=(make_wait(6.0),))) == {}
+    assert found_in(make_snapshot(policy=policy, waits=(make_wait(2.0),))) == {}
 
 
 def test_a_starved_table_is_named_once_its_wait_is_unusual_and_not_during_evaluation() -> None:
     idle = make_worker(tokens_per_s=0.0)
-    text = only(make_sight(workers=(idle,), waits=(make_wait(11.0),)), "starved_table")
-    assert "has waited 11 s for step 10 (usually 0.2 s), 2 of 4 groups are ready and 6 being made" in text
+    text = only(make_snapshot(workers=(idle,), waits=(make_wait(11.0),)), "starved_table")
+    assert (
+        "has waited 11 s for step 10 (usually 0.2 s); 2 of 4 groups are ready, and 6 are in progress" in text
+    )
     assert text.endswith("1 rollout service runs 16 episodes and generates 0 tokens/s")
-    assert found_in(make_sight(waits=(make_wait(11.0),))) == {}  # tokens are generated
-    assert "starved_table" in found_in(make_sight(waits=(make_wait(31.0),)))
+    assert found_in(make_snapshot(waits=(make_wait(11.0),))) == {}  # tokens are generated
+    assert "starved_table" in found_in(make_snapshot(waits=(make_wait(31.0),)))
     slow = {"actor": make_steps(batch_wait_s=9.0)}
-    assert found_in(make_sight(workers=(idle,), waits=(make_wait(11.0),), steps=slow)) == {}
+    assert found_in(make_snapshot(workers=(idle,), waits=(make_wait(11.0),), steps=slow)) == {}
     evaluating = (make_wait(11.0), make_wait(11.0, who=Party(kind="eval", name="actor")))
-    assert found_in(make_sight(workers=(idle,), waits=evaluating)) == {}
-    assert found_in(make_sight(workers=(idle,), waits=(make_wait(50.0),), steps={})) == {}
+    assert found_in(make_snapshot(workers=(idle,), waits=evaluating)) == {}
+    assert found_in(make_snapshot(workers=(idle,), waits=(make_wait(50.0),), steps={})) == {}
 
 
 def test_a_trainer_much_slower_than_the_pool_is_named_with_its_times() -> None:
     held = make_wait(1.0, WaitReason(kind="tickets", policy="actor", num=12), who=POOL, whom=TRAINER)
     idle = ScalingAdvice(rollout_wait_frac=0.9)
-    text = only(make_sight(waits=(held,), scaling=idle), "slow_trainer")
+    text = only(make_snapshot(waits=(held,), scaling=idle), "slow_trainer")
     assert "90% of the rollout slots have been empty" in text
-    assert text.endswith("a step takes 1 s, 0.5 s of it training")
-    assert found_in(make_sight(waits=(held,), scaling=ScalingAdvice(rollout_wait_frac=0.6))) == {}
+    assert text.endswith("a step takes 1 s, of which training takes 0.5 s")
+    assert found_in(make_snapshot(waits=(held,), scaling=ScalingAdvice(rollout_wait_frac=0.6))) == {}
     last = make_policy_status(step=98)
-    assert found_in(make_sight(waits=(held,), scaling=idle, policy=last)) == {}
+    assert found_in(make_snapshot(waits=(held,), scaling=idle, policy=last)) == {}
 
 
 def test_a_trainer_that_is_overdue_is_named() -> None:
     reason = WaitReason(kind="overdue", policy="actor", seconds=200.0, usual_s=2.0)
     wait = make_wait(20.0, reason, who=POOL, whom=TRAINER)
-    assert "it is overdue: nothing was heard" in only(make_sight(waits=(wait,)), "overdue_trainer")
+    assert "it is overdue: nothing was heard" in only(make_snapshot(waits=(wait,)), "overdue_trainer")
 
 
 @pytest.mark.parametrize("process", ["trainer-actor", "publisher-actor"])
@@ -273,47 +293,47 @@ def test_a_trainer_whose_process_is_stopped_is_not_also_overdue(
 ) -> None:
     wait = make_wait(20.0, WaitReason(kind=kind, policy="actor"), who=POOL, whom=TRAINER)
     stopped = ServiceState(process, state="running", silent_s=9.0, is_silent=True, trouble="it is stopped")
-    only(make_sight(waits=(wait,), services=(stopped,)), "stopped_process")
+    only(make_snapshot(waits=(wait,), services=(stopped,)), "stopped_process")
     other = dataclasses.replace(stopped, name="trainer-verifier")
-    assert set(found_in(make_sight(waits=(wait,), services=(other,)))) == {
+    assert set(found_in(make_snapshot(waits=(wait,), services=(other,)))) == {
         "stopped_process",
         "overdue_trainer",
     }
     anew = ServiceState(process, state="running", restarts=1, age_s=5.0)
-    assert found_in(make_sight(waits=(wait,), services=(anew,))) == {}
+    assert found_in(make_snapshot(waits=(wait,), services=(anew,))) == {}
     soon_named = ServiceState(process, state="running", silent_s=3.0, age_s=90.0)
-    assert found_in(make_sight(waits=(wait,), services=(soon_named,))) == {}
+    assert found_in(make_snapshot(waits=(wait,), services=(soon_named,))) == {}
 
 
 def test_what_waits_for_a_stopped_process_is_not_named_beside_it() -> None:
     publisher = ServiceState("publisher-actor", state="running", is_silent=True, trouble="it is stopped")
     stuck = make_worker(transfers=(coming(quiet_s=9.0),))
-    only(make_sight(workers=(stuck,), services=(publisher,)), "stopped_process")
+    only(make_snapshot(workers=(stuck,), services=(publisher,)), "stopped_process")
     slow = make_worker(transfers=(coming(arrived_bytes=1_000_000),))
-    only(make_sight(workers=(slow,), services=(publisher,)), "stopped_process")
+    only(make_snapshot(workers=(slow,), services=(publisher,)), "stopped_process")
     scorer = ServiceState("rollout-0", state="running", trouble="a process that it started is stopped")
     hangs = make_worker(num_scoring=12, scoring_s=6.0)
-    only(make_sight(workers=(hangs,), services=(scorer,)), "stopped_process")
+    only(make_snapshot(workers=(hangs,), services=(scorer,)), "stopped_process")
 
 
 def test_a_service_much_slower_than_its_peers_is_named() -> None:
     pool = (make_worker("a"), make_worker("b"), make_worker("c", tokens_per_s=100.0))
-    text = only(make_sight(workers=pool), "slow_service")
-    assert text == "c generates 100 tokens/s, its 2 peers 1,500 (median)"
+    text = only(make_snapshot(workers=pool), "slow_service")
+    assert text == "c generates 100 tokens/s; the median of its 2 peers is 1,500"
     mixed = (make_worker("a"), make_worker("b"), make_worker("c", tokens_per_s=300.0))
-    assert found_in(make_sight(workers=mixed)) == {}
+    assert found_in(make_snapshot(workers=mixed)) == {}
     waiting = (
         make_worker("a"),
         make_worker("b"),
         make_worker("c", tokens_per_s=0.0, waits_for=(WaitReason(kind="first_version", policy="actor"),)),
     )
-    assert found_in(make_sight(workers=waiting)) == {}
+    assert found_in(make_snapshot(workers=waiting)) == {}
 
 
 def test_a_run_that_makes_no_step_for_long_is_named_with_its_waits() -> None:
     old = [msgspec.structs.replace(record, at_s=record.at_s - 130.0) for record in make_steps()]
     wait = make_wait(130.0, WaitReason(kind="not_attached", policy="actor"), who=RUN, whom=TRAINER)
-    text = only(make_sight(steps={"actor": old}, waits=(wait,)), "no_progress")
+    text = only(make_snapshot(steps={"actor": old}, waits=(wait,)), "no_progress")
     assert (
         "no step for 130 s (usually 1 s): run waits for trainer actor: it has not attached yet (for 130 s)"
         in text
@@ -322,47 +342,55 @@ def test_a_run_that_makes_no_step_for_long_is_named_with_its_waits() -> None:
 
 def test_rewards_that_never_differ_are_named_after_five_steps() -> None:
     none = {"num_gradient_tokens": 0.0}
-    text = only(make_sight(steps={"actor": with_rewards([0.0] * 5, **none)}), "reward_constant")
-    assert text == "actor: the mean reward was always 0, in all 5 steps, so there is nothing to learn"
-    later = only(make_sight(steps={"actor": with_rewards([0.2, 0.1, *[0.0] * 6], **none)}), "reward_constant")
-    assert later.startswith("actor: the mean reward was always 0, in the last 6 steps")
-    assert found_in(make_sight(steps={"actor": with_rewards([0.0] * 4, **none)})) == {}
+    text = only(make_snapshot(steps={"actor": with_rewards([0.0] * 5, **none)}), "reward_constant")
+    assert text == "actor: the mean reward was always 0 in all 5 steps, so there is nothing to learn"
+    later = only(
+        make_snapshot(steps={"actor": with_rewards([0.2, 0.1, *[0.0] * 6], **none)}), "reward_constant"
+    )
+    assert later.startswith("actor: the mean reward was always 0 in the last 6 steps")
+    assert found_in(make_snapshot(steps={"actor": with_rewards([0.0] * 4, **none)})) == {}
 
 
 def test_small_batches_whose_mean_reward_is_the_same_by_chance_are_not_named() -> None:
     some = {"num_gradient_tokens": 100.0}
-    assert found_in(make_sight(steps={"actor": with_rewards([0.5] * 9, **some)})) == {}
-    assert found_in(make_sight(steps={"actor": with_rewards([0.5] * 9)})) == {}
-    assert list(found_in(make_sight(steps={"actor": with_rewards([0.0] * 20)}))) == ["reward_constant"]
+    assert found_in(make_snapshot(steps={"actor": with_rewards([0.5] * 9, **some)})) == {}
+    assert found_in(make_snapshot(steps={"actor": with_rewards([0.5] * 9)})) == {}
+    assert list(found_in(make_snapshot(steps={"actor": with_rewards([0.0] * 20)}))) == ["reward_constant"]
 
 
 def test_steps_without_a_gradient_are_named() -> None:
-    text = only(make_sight(steps={"actor": make_steps(num_gradient_tokens=6.0)}), "no_gradient")
+    text = only(make_snapshot(steps={"actor": make_steps(num_gradient_tokens=6.0)}), "no_gradient")
     assert "2.0% of the committed tokens had a gradient in the last 8 steps" in text
-    assert found_in(make_sight(steps={"actor": make_steps(num_gradient_tokens=60.0)})) == {}
+    assert found_in(make_snapshot(steps={"actor": make_steps(num_gradient_tokens=60.0)})) == {}
 
 
 def test_trajectories_that_are_cut_off_are_named() -> None:
     cut = {"episode/truncated_frac": 0.7}
-    assert "70% of the trajectories met" in only(make_sight(steps={"actor": make_steps(**cut)}), "truncation")
+    assert "70% of the trajectories reached" in only(
+        make_snapshot(steps={"actor": make_steps(**cut)}), "truncation"
+    )
 
 
 def test_an_entropy_that_collapsed_is_named_only_if_nothing_was_won_by_it() -> None:
     before, after = make_steps(20, entropy=0.5)[:10], make_steps(20, entropy=0.01)[10:]
-    assert found_in(make_sight(steps={"actor": [*before, *after]})) == {}
+    assert found_in(make_snapshot(steps={"actor": [*before, *after]})) == {}
     worse = [msgspec.structs.replace(record, reward_mean=0.05 + record.step * 1e-4) for record in after]
-    text = only(make_sight(steps={"actor": [*before, *worse]}), "entropy_collapse")
+    text = only(make_snapshot(steps={"actor": [*before, *worse]}), "entropy_collapse")
     assert "the entropy fell from 0.5 to 0.01 nats per token" in text
 
 
 def test_logprobs_that_disagree_are_named_and_stale_ones_only_if_they_are_far_apart() -> None:
     fresh = {"actor": make_steps(logprob_mismatch=0.3)}
-    assert "0.3 nats apart for tokens of the newest version" in only(make_sight(steps=fresh), "logprob_gap")
-    stale = {"actor": make_steps(behavior_gap=0.8)}
-    assert "0.8 nats apart or more in each of the last 3 steps" in only(
-        make_sight(steps=stale), "logprob_gap"
+    assert "differ by 0.3 nats on average for tokens of the newest version" in only(
+        make_snapshot(steps=fresh), "logprob_gap"
     )
-    assert found_in(make_sight(steps={"actor": make_steps(behavior_gap=0.05, logprob_mismatch=1e-3)})) == {}
+    stale = {"actor": make_steps(behavior_gap=0.8)}
+    assert "by at least 0.8 nats on average in each of the last 3 steps" in only(
+        make_snapshot(steps=stale), "logprob_gap"
+    )
+    assert (
+        found_in(make_snapshot(steps={"actor": make_steps(behavior_gap=0.05, logprob_mismatch=1e-3)})) == {}
+    )
 
 
 def test_the_memory_keeps_the_first_steps_and_the_newest() -> None:

@@ -1,7 +1,7 @@
-"""What the watchdog sees of a run: everything that its rules may look at, at one moment.
+"""A run at one moment: everything that the rules of the watchdog may read.
 
-It is made of what the dataflow, the launcher and the steps already tell; nothing is measured for it alone but
-the room on the disk.
+It combines what the dataflow, the launcher and the steps report anyway. Only the free disk space is measured
+for the watchdog alone.
 """
 
 import itertools
@@ -15,16 +15,16 @@ from astraflow.processes.supervisor import ServiceState
 from astraflow.types import PolicyStatus, StatusReply, StepRecord, Wait, WorkerStatus
 from astraflow.types.waits import POOL, Party
 
-__all__ = ["Disk", "LauncherLife", "Sight", "StepMemory", "newest_values"]
+__all__ = ["Disk", "LauncherState", "RunSnapshot", "StepMemory", "newest_values"]
 
 _NEWEST = 8
-"""Steps that say what is usual."""
+"""Number of newest steps from which the usual value of a metric is computed."""
 _KEPT_FIRST = 5
-_KEPT = 32
+_KEPT_NEWEST = 32
 _SILENT_S = 2.0
-"""A process that works gives a sign of life every second."""
-_ANEW_S = 30.0
-"""A process that was restarted imports libraries and loads a checkpoint before it works again."""
+"""A healthy process gives a sign of life every second; this allows for one that is late."""
+_RESTARTING_S = 30.0
+"""A restarted process needs this long to import libraries and load a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,56 +32,59 @@ class Disk:
     """The disk of the run folder."""
 
     where: str
+    """Path of the run folder."""
     free_bytes: int
     checkpoint_bytes: int = 0
-    """What the next checkpoints of all policies will take, by those that are there."""
+    """Expected size of the next checkpoints of all policies: the size of the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class LauncherLife:
-    """The launching process, as somebody else sees it."""
+class LauncherState:
+    """The launcher, as another process sees it."""
 
     pid: int
     state: ProcessState
     silent_s: float
-    """Age of its last word in `run.json`."""
+    """Time since it last wrote `run.json`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """A run at one moment. What is not known is empty.
+class RunSnapshot:
+    """A run at one moment. Unknown fields are empty.
 
-    Example: `Sight(now_s=status.now_s, status=status, steps={"actor": records})`.
+    Example: `RunSnapshot(now_s=status.now_s, status=status, steps={"actor": records})`.
     """
 
     now_s: float
-    """Unix seconds, by the clock of the dataflow."""
+    """Unix seconds on the dataflow's clock."""
     status: StatusReply | None = None
     services: Sequence[ServiceState] = ()
     """The processes that the launcher started."""
     steps: Mapping[str, Sequence[StepRecord]] = field(default_factory=dict[str, Sequence[StepRecord]])
     """Policy -> its steps, oldest first: the first few, and the newest."""
     unanswered_s: float = 0.0
-    """Since when the dataflow has not answered; 0 if it does."""
-    why_unanswered: str = ""
+    """Seconds for which the dataflow has not answered; 0 if it answers."""
+    unanswered_reason: str = ""
+    """The error of the last request; empty if only the time is known."""
     disk: Disk | None = None
-    launcher: LauncherLife | None = None
+    launcher: LauncherState | None = None
+    """None while its record in `run.json` is fresh."""
 
     @property
     def policies(self) -> Sequence[PolicyStatus]:
-        """Policies that still have steps to do, while the run goes on."""
+        """Policies that still have steps to do, while the run continues."""
         if self.status is None or self.status.state != "running":
             return ()
         return [policy for policy in self.status.policies if policy.step < policy.num_steps]
 
     @property
     def workers(self) -> Sequence[WorkerStatus]:
-        """Rollout services, while the run goes on."""
+        """Rollout services, while the run continues."""
         return self.status.workers if self.status is not None and self.status.state == "running" else ()
 
     @property
     def waits(self) -> Sequence[Wait]:
-        """Who waits for whom, while the run goes on."""
+        """Who waits for whom, while the run continues."""
         return self.status.waits if self.status is not None and self.status.state == "running" else ()
 
     def waits_for_batch(self) -> Iterator[tuple[PolicyStatus, Wait]]:
@@ -92,19 +95,19 @@ class Sight:
                     yield policy, wait
 
     def silence_s(self, worker: WorkerStatus) -> float:
-        """Seconds since a rollout service was heard of."""
+        """Seconds since the last sign of life of a rollout service."""
         return max(0.0, self.now_s - worker.last_seen_s)
 
     def is_in_trouble(self, *names: str) -> bool:
         """Whether one of these processes is stopped, hangs or has crashed, or seems to.
 
-        Rules about processes say so, now or soon. What waits for such a process is no second thing that is
-        wrong.
+        The rules about processes name it, now or within seconds. A part that waits for such a process is not
+        a second fault, so rules about waits skip it.
         """
         return any(_is_in_trouble(service) for service in self.services if service.name in names)
 
     def usual(self, policy: str, metric: str) -> float | None:
-        """Median of a number over the newest steps; None if fewer than three tell it."""
+        """Median of a metric over the newest steps; None if fewer than three report it."""
         values = newest_values(self.steps.get(policy, ()), metric, _NEWEST)
         return statistics.median(values) if len(values) >= 3 else None
 
@@ -118,7 +121,7 @@ class Sight:
 
 def _is_in_trouble(service: ServiceState) -> bool:
     is_silent = service.silent_s is not None and service.silent_s >= _SILENT_S
-    is_new = service.restarts > 0 and service.age_s < _ANEW_S
+    is_new = service.restarts > 0 and service.age_s < _RESTARTING_S
     return bool(service.trouble) or is_silent or is_new or service.state == "restarting"
 
 
@@ -130,19 +133,19 @@ class StepMemory:
         self._newest: dict[str, deque[StepRecord]] = {}
 
     def add(self, record: StepRecord) -> None:
-        """Remembers a step; they come in order."""
+        """Keeps a step. Steps must arrive in order."""
         first = self._first.setdefault(record.policy, [])
         if len(first) < _KEPT_FIRST:
             first.append(record)
         else:
-            self._newest.setdefault(record.policy, deque(maxlen=_KEPT)).append(record)
+            self._newest.setdefault(record.policy, deque(maxlen=_KEPT_NEWEST)).append(record)
 
     @property
     def steps(self) -> dict[str, Sequence[StepRecord]]:
-        """Policy -> steps, oldest first."""
+        """Policy -> its steps, oldest first."""
         return {policy: [*first, *self._newest.get(policy, ())] for policy, first in self._first.items()}
 
 
 def newest_values(records: Sequence[StepRecord], metric: str, num: int) -> list[float]:
-    """A number of the newest steps, oldest first; steps that do not tell it are left out."""
+    """A metric of the newest `num` steps, oldest first; steps that don't report it are left out."""
     return [item.value for record in records[-num:] for item in record.metrics if item.name == metric]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from astraflow.report.watch.sight import Sight
+from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.types import (
     FateCounts,
     Load,
@@ -17,7 +17,15 @@ from astraflow.types import (
 )
 from astraflow.types.waits import POOL, Party
 
-__all__ = ["NOW_S", "TRAINER", "make_policy_status", "make_sight", "make_steps", "make_wait", "make_worker"]
+__all__ = [
+    "NOW_S",
+    "TRAINER",
+    "make_policy_status",
+    "make_snapshot",
+    "make_steps",
+    "make_wait",
+    "make_worker",
+]
 
 NOW_S = 1000.0
 
@@ -67,7 +75,7 @@ def make_wait(waited_s: float, *reasons: WaitReason, who: Party = TRAINER, whom:
     return Wait(who=who, whom=whom, reasons=reasons, since_s=NOW_S - waited_s)
 
 
-def make_sight(**changes: object) -> Sight:
+def make_snapshot(**changes: object) -> RunSnapshot:
     """A healthy run: one service, one policy. `policy`, `workers` and `waits` change its status."""
     status = StatusReply(
         name="demo", state="running", reason="", now_s=NOW_S,
@@ -78,4 +86,4 @@ def make_sight(**changes: object) -> Sight:
     if "scaling" in changes:
         status = msgspec.structs.replace(status, scaling=changes.pop("scaling"))
     fields: dict[str, object] = {"now_s": NOW_S, "status": status, "steps": {"actor": make_steps()}}
-    return Sight(**(fields | changes))  # type: ignore[arg-type]
+    return RunSnapshot(**(fields | changes))  # type: ignore[arg-type]
