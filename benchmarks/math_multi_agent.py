@@ -28,9 +28,9 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
+from astraflow.addons.evaluation.evaluation import EvalSize, evaluate
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.run.evaluation import EvalSize, evaluate
 from astraflow.run.hosting import host_models
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model

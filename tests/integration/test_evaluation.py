@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from astraflow.addons.evaluation.evaluation import EvalReport, EvalScore, EvalSize, evaluate, evaluation_table
+from astraflow.addons.evaluation.target import Endpoint, find_target, hosting
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.access import network_modules
 from astraflow.recipe.recipe import Recipe
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.run.eval_target import Endpoint, find_target, hosting
-from astraflow.run.evaluation import EvalReport, EvalScore, EvalSize, evaluate, evaluation_table
 from astraflow.service.server import HttpServer
 from astraflow.types import GenerateRequest, Message, Sampling
 from drivers.recipe_builders import make_digit_model, make_digit_recipe

@@ -15,9 +15,8 @@ import typer
 
 import astraflow
 from astraflow.cli.command_group import CommandGroup
-from astraflow.cli.evaluation import evaluate, export
 from astraflow.cli.recipes import recipes
-from astraflow.cli.runs import audit, drop_batch, run, status, try_task
+from astraflow.cli.runs import audit, drop_batch, export, run, status, try_task
 from astraflow.cli.services import join, publish, rank, serve, train
 from astraflow.cli.start import init_project
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
@@ -68,7 +67,6 @@ app.command("try")(try_task)
 app.command("status")(status)
 app.command("audit")(audit)
 app.command("drop-batch")(drop_batch)
-app.command("eval")(evaluate)
 app.command("export")(export)
 app.command("join", rich_help_panel="Single services")(join)
 app.command("serve", rich_help_panel="Single services")(serve)

@@ -1,4 +1,4 @@
-"""Commands about whole runs: `run`, `try`, `status`, `audit`, `drop-batch`."""
+"""Commands about whole runs: `run`, `try`, `status`, `audit`, `drop-batch`, `export`."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from astraflow.user_input.user_files import is_there
 if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe as LoadedRecipe
 
-__all__ = ["audit", "drop_batch", "fetch_models", "load_with_checks", "run", "status", "try_task"]
+__all__ = ["audit", "drop_batch", "export", "fetch_models", "load_with_checks", "run", "status", "try_task"]
 
 Recipe = Annotated[
     str,
@@ -353,3 +353,32 @@ def drop_batch(
 
     trust(ca_file)
     raise typer.Exit(drop_and_report(where, policy, step=step, reason=reason, token_file=token_file))
+
+
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Run folder; the run may be live.", metavar="RUN_DIR")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR")],
+    version: Annotated[
+        int,
+        typer.Option("--version", help="Version of a run's weights. Default: the newest.", min=-1, max=MOST),
+    ] = -1,
+    policy: Annotated[
+        str, typer.Option("--policy", help="Name of the policy. Default: the recipe's first trained one.")
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace DIR if it is a model folder.")] = False,
+) -> None:
+    """Write a version of a run's weights as a Hugging Face folder, bit-equal to what was served.
+
+    `from_pretrained` opens it: weights, config, tokenizer and chat template. The written files are read back
+    and checked against the digest of the version. No service is needed. For a version that the run no longer
+    keeps, the error names the versions that it still keeps.
+
+    Example: `astraflow export runs/quickstart models/trained`.
+    """
+    from astraflow.run.export import export_version
+
+    done = export_version(run_dir, out, policy=policy, version=version, force=force)
+    print(
+        f"{done.folder}: {done.policy} version {done.version}, {done.num_bytes:,} bytes of weights, "
+        f"digest {done.digest}"
+    )

@@ -12,15 +12,16 @@ from pathlib import Path
 from astraflow.errors import ConfigError, WeightsError
 from astraflow.models.adapters import merged
 from astraflow.models.chat_template import write_template_defaults
+from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.run.eval_target import chosen_policy
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor
+from astraflow.user_input.mistakes import hint
 from astraflow.weights.manifest import digest_of, pack
 from astraflow.weights.snapshot import ADAPTER_FOLDER, read_safetensors, snapshot_to_folder
 from astraflow.weights.stores.saved_versions import SavedVersions
 
-__all__ = ["Exported", "export_version"]
+__all__ = ["Exported", "chosen_policy", "export_version"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,19 @@ class Exported:
     digest: str
     """xxh3-128 over the tensors of the version, as in the manifest. Unless adapters were merged, the written
     file has the same digest."""
+
+
+def chosen_policy(recipe: Recipe, policy: str) -> str:
+    """The named policy; if the name is empty, the first trained one.
+
+    Raises: ConfigError for a name that the recipe does not have.
+    """
+    known = tuple(recipe.trained) or tuple(recipe.policies)
+    if not policy:
+        return known[0]
+    if policy not in recipe.policies:
+        raise ConfigError(f"--policy {policy}: no such policy{hint(policy, list(recipe.policies))}")
+    return policy
 
 
 def export_version(

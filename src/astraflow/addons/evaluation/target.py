@@ -14,13 +14,13 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import policy_info
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.run.export import chosen_policy
 from astraflow.run.hosting import host_models
 from astraflow.types.host_tensors import WeightSnapshot
-from astraflow.user_input.mistakes import hint
 from astraflow.weights.snapshot import read_model
 from astraflow.weights.stores.saved_versions import SavedVersions
 
-__all__ = ["Endpoint", "Target", "chosen_policy", "find_target", "hosting"]
+__all__ = ["Endpoint", "Target", "find_target", "hosting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,6 @@ class Target:
     """`run`, `model` or `endpoint`."""
     version: int = -1
     endpoint: Endpoint | None = None
-
-
-def chosen_policy(recipe: Recipe, policy: str) -> str:
-    """The named policy; if the name is empty, the first trained one.
-
-    Raises: ConfigError for a name that the recipe does not have.
-    """
-    known = tuple(recipe.trained) or tuple(recipe.policies)
-    if not policy:
-        return known[0]
-    if policy not in recipe.policies:
-        raise ConfigError(f"--policy {policy}: no such policy{hint(policy, list(recipe.policies))}")
-    return policy
 
 
 def find_target(

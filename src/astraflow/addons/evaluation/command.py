@@ -1,4 +1,4 @@
-"""Commands about the weights of a run: `eval`, `export`."""
+"""The command `eval`."""
 
 import asyncio
 import os
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.options import MOST
 
 if TYPE_CHECKING:
-    from astraflow.run.eval_target import Target
-    from astraflow.run.evaluation import EvalReport, EvalSize
+    from astraflow.addons.evaluation.evaluation import EvalReport, EvalSize
+    from astraflow.addons.evaluation.target import Target
 
-__all__ = ["evaluate", "export"]
+__all__ = ["EVAL", "evaluate"]
 
 _FAILED = 1
 _Policy = Annotated[
@@ -78,11 +79,11 @@ def evaluate(
     `astraflow eval models/quickstart --recipe recipes/quickstart.yaml --json`,
     `astraflow eval http://127.0.0.1:8000/v1 --recipe recipes/quickstart.yaml --tasks 64`.
     """
+    from astraflow.addons.evaluation.evaluation import EvalSize
+    from astraflow.addons.evaluation.target import Endpoint, find_target
     from astraflow.cli.runs import fetch_models
     from astraflow.models.hub import fetch_model, model_path
     from astraflow.recipe.recipe import load_recipe
-    from astraflow.run.eval_target import Endpoint, find_target
-    from astraflow.run.evaluation import EvalSize
     from astraflow.user_input.hub_names import is_hub_name
 
     for folder in (Path.cwd(), *((recipe.resolve().parent,) if recipe else ())):
@@ -101,15 +102,15 @@ def evaluate(
     else:
         from rich.console import Console
 
-        from astraflow.run.evaluation import evaluation_table
+        from astraflow.addons.evaluation.evaluation import evaluation_table
 
         Console().print(evaluation_table(report))
     raise typer.Exit(_FAILED if any(score.num_failed for score in report.sets) else 0)
 
 
 async def _evaluated(target: "Target", size: "EvalSize", *, is_shown: bool) -> "EvalReport":
-    from astraflow.run.eval_target import hosting
-    from astraflow.run.evaluation import EvalReport, evaluate
+    from astraflow.addons.evaluation.evaluation import EvalReport, evaluate
+    from astraflow.addons.evaluation.target import hosting
 
     def progress(name: str, done: int, total: int) -> None:
         end = "\n" if done == total else "\r"
@@ -128,25 +129,4 @@ async def _evaluated(target: "Target", size: "EvalSize", *, is_shown: bool) -> "
     )
 
 
-def export(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder; the run may be live.", metavar="RUN_DIR")],
-    out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR")],
-    version: _Version = -1,
-    policy: _Policy = "",
-    force: Annotated[bool, typer.Option("--force", help="Replace DIR if it is a model folder.")] = False,
-) -> None:
-    """Write a version of a run's weights as a Hugging Face folder, bit-equal to what was served.
-
-    `from_pretrained` opens it: weights, config, tokenizer and chat template. The written files are read back
-    and checked against the digest of the version. No service is needed. For a version that the run no longer
-    keeps, the error names the versions that it still keeps.
-
-    Example: `astraflow export runs/quickstart models/trained`.
-    """
-    from astraflow.run.export import export_version
-
-    done = export_version(run_dir, out, policy=policy, version=version, force=force)
-    print(
-        f"{done.folder}: {done.policy} version {done.version}, {done.num_bytes:,} bytes of weights, "
-        f"digest {done.digest}"
-    )
+EVAL = AddedCommand(evaluate, after="bundle")
