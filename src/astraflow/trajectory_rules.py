@@ -34,7 +34,6 @@ __all__ = [
     "MAX_LOGPROB",
     "MIN_LOGPROB",
     "check_shape",
-    "check_trajectory",
     "check_values",
     "num_sampled_in",
     "values_hold",
@@ -56,12 +55,6 @@ _HINTS = {
     "rollout.engine.record_experts: false"
 }
 _ENTRY_BYTES: dict[wire.ColumnType, int] = {"int32": 4, "float32": 4, "uint8": 1}
-
-
-def check_trajectory(trajectory: Trajectory, rules: SampleRules) -> None:
-    """Checks all rules. Raises: WireError, naming the first one that is violated."""
-    check_shape(trajectory, rules)
-    check_values(trajectory, rules)
 
 
 def check_shape(trajectory: Trajectory, rules: SampleRules | None) -> int:

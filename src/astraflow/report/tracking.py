@@ -184,19 +184,15 @@ class _Keeper:
 
     def _started(self) -> "subprocess.Popen[bytes]":
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        module = "astraflow.report.tracker_process"
+        command = [self._python, "-m", module, str(self._folder.path), self._key]
         read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
         try:
             with self._log_path.open("ab", buffering=0) as log, self._lock:
                 log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} tracker {self._key} starts\n".encode())
                 self._process = subprocess.Popen(
-                    [
-                        self._python,
-                        "-m",
-                        "astraflow.report.tracker_process",
-                        str(self._folder.path),
-                        self._key,
-                    ],
+                    command,
                     stdin=read_fd,
                     stdout=log,
                     stderr=log,

@@ -46,6 +46,7 @@ from astraflow.types import (
     Wait,
     WaitReason,
 )
+from astraflow.types.wait_words import reason_text
 from astraflow.types.waits import PERSON, POOL, Party
 
 __all__ = ["Handler", "TrainerRoutes"]
@@ -134,30 +135,21 @@ class TrainerRoutes:
             SliceRequest(rank, world, media_type, page, self._run.page_bytes),
             state=state,
         )
-        self._check_size(policy, step, len(content), world)
+        self._check_size(policy, step, len(content))
         return Response(content, media_type=media_type)
 
-    def _check_size(self, policy: str, step: int, num_bytes: int, world: int) -> None:
-        """Raises: RefusedError if a slice is too large for one body, and was not asked for in pages. The
-        status then says so as well."""
+    def _check_size(self, policy: str, step: int, num_bytes: int) -> None:
+        """Raises: RefusedError if a slice is too large for one body, and was not requested in pages. The
+        status then shows the same problem."""
         limit = self._run.max_batch_bytes
         if num_bytes <= limit:
             self._run.oversized.pop(policy, None)
             return
-        problem = (
-            f"the batch of step {step + 1} of policy {policy!r} has {num_bytes} bytes for each of {world} "
-            f"ranks, and at most {limit} can be sent at once; it stays that of its step until it is dropped "
-            "(`astraflow drop-batch`). The trainer must ask for it in pages "
-            "(`page=0`, docs/protocol/routes.md). "
-            f"Else lower policies.{policy}.table.groups_per_batch, its group_size or its "
-            "sampling.max_tokens, or use more ranks"
-        )
-        since_s = self._dispatcher.clock()
         reason = WaitReason(kind="batch_too_large", policy=policy, step=step, num=num_bytes, total=limit)
         who = Party(kind="trainer", name=policy)
-        wait = Wait(who=who, whom=PERSON, reasons=(reason,), since_s=since_s)
+        wait = Wait(who=who, whom=PERSON, reasons=(reason,), since_s=self._dispatcher.clock())
         self._run.oversized.setdefault(policy, wait)
-        raise RefusedError(problem, code="too_large", status=413)
+        raise RefusedError(f"policy {policy!r}: {reason_text(reason)}", code="too_large", status=413)
 
     async def publish(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/versions`; a frozen policy has no session, and its `epoch` is 0."""
@@ -169,9 +161,8 @@ class TrainerRoutes:
         manifest = self._run.tables.whole(body, policy, known)
         check_publication(manifest, kept[-1] if kept and is_trained else None)
         if is_trained:
-            recorded = (
-                bare(manifest) if kept else manifest
-            )  # the journal has the table with the first version
+            # The journal has the table of tensors from the first version, so later ones go without.
+            recorded = bare(manifest) if kept else manifest
             command = PublishVersion(policy=policy, epoch=body.epoch, step=body.step, manifest=recorded)
         else:
             command = PublishFrozen(policy=policy, manifest=manifest)

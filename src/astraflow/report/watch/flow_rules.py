@@ -55,8 +55,8 @@ _FIRST_STEP_S = 300.0
 # --- batches that wait for a person ---------------------------------------------------------------
 
 
-def _find_held_batches(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for wait in snapshot.waits:
+def _find_held_batches(run: RunSnapshot) -> Iterable[Finding]:
+    for wait in run.waits:
         if wait.whom == PERSON:
             yield Finding(party_text(wait.who), wait_line(wait), wait.since_s, advice="")
 
@@ -64,17 +64,17 @@ def _find_held_batches(snapshot: RunSnapshot) -> Iterable[Finding]:
 # --- weights --------------------------------------------------------------------------------------
 
 
-def _transfers(snapshot: RunSnapshot) -> Iterable[tuple[WorkerStatus, WeightTransfer]]:
+def _transfers(run: RunSnapshot) -> Iterable[tuple[WorkerStatus, WeightTransfer]]:
     """Unfinished transfers, with the services that receive them.
 
     Left out are transfers of services that are silent or in trouble, and of publishers in trouble: rules
     about processes report those.
     """
-    for worker in snapshot.workers:
+    for worker in run.workers:
         for transfer in worker.load.transfers:
             is_whole = 0 < transfer.num_bytes <= transfer.arrived_bytes
-            is_explained = snapshot.is_in_trouble(worker.name, f"publisher-{transfer.policy}")
-            if not (is_whole or is_explained) and snapshot.silence_s(worker) < _QUIET_S:
+            is_explained = run.is_in_trouble(worker.name, f"publisher-{transfer.policy}")
+            if not (is_whole or is_explained) and run.silence_s(worker) < _QUIET_S:
                 yield worker, transfer
 
 
@@ -86,8 +86,8 @@ def _is_stuck(transfer: WeightTransfer) -> bool:
     return transfer.quiet_s >= _QUIET_S or bool(transfer.problem and transfer.age_s >= _FAILING_S)
 
 
-def _find_missing_weights(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for worker, transfer in _transfers(snapshot):
+def _find_missing_weights(run: RunSnapshot) -> Iterable[Finding]:
+    for worker, transfer in _transfers(run):
         if not _is_stuck(transfer):
             continue
         why = f"; the last try failed: {transfer.problem}" if transfer.problem else ""
@@ -96,17 +96,17 @@ def _find_missing_weights(snapshot: RunSnapshot) -> Iterable[Finding]:
             f"{worker.name} cannot fetch version {transfer.version} of {transfer.policy}: no byte has "
             f"arrived for {transfer.quiet_s:.0f} s ({_progress_text(transfer)} in {transfer.age_s:.0f} "
             f"s){why}",
-            snapshot.now_s - transfer.age_s,
+            run.now_s - transfer.age_s,
         )
 
 
-def _find_slow_links(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for worker, transfer in _transfers(snapshot):
+def _find_slow_links(run: RunSnapshot) -> Iterable[Finding]:
+    for worker, transfer in _transfers(run):
         if _is_stuck(transfer) or transfer.age_s < _MEASURED_S or not transfer.arrived_bytes:
             continue
         bytes_per_s = transfer.arrived_bytes / transfer.age_s
         total_s = transfer.num_bytes / bytes_per_s
-        step_s = snapshot.step_s(transfer.policy)
+        step_s = run.step_s(transfer.policy)
         limit_s = _SLOW_FIRST_S if step_s is None else max(_MIN_SLOW_S, _SLOW_STEPS * step_s)
         if total_s <= limit_s:
             continue
@@ -116,46 +116,46 @@ def _find_slow_links(snapshot: RunSnapshot) -> Iterable[Finding]:
             f"{worker.name} fetches version {transfer.version} of {transfer.policy} over a slow link: "
             f"{_progress_text(transfer)} in {transfer.age_s:.0f} s ({bytes_per_s / 1e6:.3g} MB/s), so it "
             f"takes about {total_s:.0f} s{usual}",
-            snapshot.now_s - transfer.age_s,
+            run.now_s - transfer.age_s,
         )
 
 
 # --- episodes -------------------------------------------------------------------------------------
 
 
-def _find_hung_scoring(snapshot: RunSnapshot) -> Iterable[Finding]:
-    known = [snapshot.usual(policy, "episode/score_s") for policy in snapshot.steps]
+def _find_hung_scoring(run: RunSnapshot) -> Iterable[Finding]:
+    known = [run.usual(policy, "episode/score_s") for policy in run.steps]
     usual_s = max((value for value in known if value is not None), default=None)
     limit_s = _FIRST_SCORING_S if usual_s is None else max(_MIN_SCORING_S, _SCORING_FACTOR * usual_s)
-    for worker in snapshot.workers:
+    for worker in run.workers:
         load = worker.load
         if 2 * load.num_scoring <= load.num_running or load.scoring_s < limit_s:
             continue
-        if snapshot.is_in_trouble(worker.name):
+        if run.is_in_trouble(worker.name):
             continue
         usual = "" if usual_s is None else f"; scoring usually takes {usual_s:.2g} s"
         yield Finding(
             worker.name,
             f"{worker.name}: {load.num_scoring} of its {load.num_running} episodes wait for their score, the "
             f"oldest for {load.scoring_s:.0f} s{usual}",
-            snapshot.now_s - load.scoring_s,
+            run.now_s - load.scoring_s,
         )
 
 
 _FAILED_IN_ROW = 3
 
 
-def _find_failing_episodes(snapshot: RunSnapshot) -> Iterable[Finding]:
-    last = next((worker.last_failure for worker in snapshot.workers if worker.last_failure), "")
+def _find_failing_episodes(run: RunSnapshot) -> Iterable[Finding]:
+    last = next((worker.last_failure for worker in run.workers if worker.last_failure), "")
     because = f"; the last error: {last}" if last else ""
-    num_in_row = min((worker.failed_in_a_row for worker in snapshot.workers), default=0)
+    num_in_row = min((worker.failed_in_a_row for worker in run.workers), default=0)
     if num_in_row >= _FAILED_IN_ROW:
         # A failed episode is tried again on another service, with growing pauses. So its group counts as
         # failed only much later, and this alarm must not wait for that.
         text = f"every rollout service has failed at least {num_in_row} times in a row{because}"
         yield Finding("episodes", text)
         return
-    for policy in snapshot.policies:
+    for policy in run.policies:
         fates = policy.fates
         ended = fates.drawn - fates.live
         if fates.failed >= max(2, _FAILED_FRAC * ended):
@@ -165,8 +165,8 @@ def _find_failing_episodes(snapshot: RunSnapshot) -> Iterable[Finding]:
             )
 
 
-def _find_slow_services(snapshot: RunSnapshot) -> Iterable[Finding]:
-    busy = [worker for worker in snapshot.workers if _is_generating(worker)]
+def _find_slow_services(run: RunSnapshot) -> Iterable[Finding]:
+    busy = [worker for worker in run.workers if _is_generating(worker)]
     for worker in busy:
         others = [other.load.tokens_per_s for other in busy if other is not worker]
         if len(others) < 2:
@@ -195,9 +195,9 @@ _ADVICE_BY_FATE: Mapping[str, str] = {
 """Advice by the fate of most groups."""
 
 
-def _find_useless_groups(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for policy, wait in snapshot.waits_for_batch():
-        waited_s = snapshot.now_s - wait.since_s
+def _find_useless_groups(run: RunSnapshot) -> Iterable[Finding]:
+    for policy, wait in run.waits_for_batch():
+        waited_s = run.now_s - wait.since_s
         total = sum(outcome.num for outcome in policy.outcomes)
         lost = [outcome for outcome in policy.outcomes if outcome.fate != "ready"]
         is_known = total >= max(policy.groups_per_batch, _MIN_GROUPS)
@@ -219,15 +219,15 @@ def _find_useless_groups(snapshot: RunSnapshot) -> Iterable[Finding]:
         )
 
 
-def _find_starved_tables(snapshot: RunSnapshot) -> Iterable[Finding]:
-    evaluating = any(wait.who.kind == "eval" for wait in snapshot.waits)
-    for policy, wait in snapshot.waits_for_batch():
-        usual_s = snapshot.usual(policy.name, "batch_wait_s")
-        waited_s = snapshot.now_s - wait.since_s
+def _find_starved_tables(run: RunSnapshot) -> Iterable[Finding]:
+    evaluating = any(wait.who.kind == "eval" for wait in run.waits)
+    for policy, wait in run.waits_for_batch():
+        usual_s = run.usual(policy.name, "batch_wait_s")
+        waited_s = run.now_s - wait.since_s
         # An evaluation takes slots of the pool, so longer waits are normal.
         if usual_s is None or evaluating or waited_s < max(_STARVED_S, 3 * usual_s):
             continue
-        speed = sum(worker.load.tokens_per_s for worker in snapshot.workers)
+        speed = sum(worker.load.tokens_per_s for worker in run.workers)
         if speed > 0 and waited_s < max(_LONG_STARVED_S, _STARVED_FACTOR * usual_s):
             continue
         yield Finding(
@@ -235,7 +235,7 @@ def _find_starved_tables(snapshot: RunSnapshot) -> Iterable[Finding]:
             f"the table of {policy.name} is starved: its trainer has waited {waited_s:.0f} s for step "
             f"{policy.step + 1} (usually {usual_s:.2g} s); {policy.num_ready_groups} of "
             f"{policy.groups_per_batch} groups are ready, and {policy.num_running_groups} are in progress; "
-            f"{_pool_text(snapshot.workers, speed)}",
+            f"{_pool_text(run.workers, speed)}",
             wait.since_s,
             advice=_ADVICE_IF_STALLED if speed == 0 else None,
         )
@@ -254,16 +254,16 @@ def _pool_text(workers: Sequence[WorkerStatus], speed: float) -> str:
     return f"{len(workers)} rollout services run {num_running} episodes and generate {speed:,.0f} tokens/s"
 
 
-def _find_slow_trainers(snapshot: RunSnapshot) -> Iterable[Finding]:
-    share = snapshot.status.scaling.rollout_wait_frac if snapshot.status else 0.0
+def _find_slow_trainers(run: RunSnapshot) -> Iterable[Finding]:
+    share = run.status.scaling.rollout_wait_frac if run.status else 0.0
     if share < _HELD_FRAC:
         return
-    for policy in snapshot.policies:
-        wait = _find_wait_of_pool(snapshot, policy)
+    for policy in run.policies:
+        wait = _find_wait_of_pool(run, policy)
         if wait is None or policy.num_steps - policy.step <= _LAST_STEPS:
             continue
-        step_s = snapshot.step_s(policy.name)
-        train_s = snapshot.usual(policy.name, "train_s")
+        step_s = run.step_s(policy.name)
+        train_s = run.usual(policy.name, "train_s")
         takes = "" if step_s is None else f"; a step takes {step_s:.3g} s"
         takes += "" if train_s is None else f", of which training takes {train_s:.3g} s"
         yield Finding(
@@ -273,35 +273,33 @@ def _find_slow_trainers(snapshot: RunSnapshot) -> Iterable[Finding]:
         )
 
 
-def _find_wait_of_pool(snapshot: RunSnapshot, policy: PolicyStatus) -> Wait | None:
+def _find_wait_of_pool(run: RunSnapshot, policy: PolicyStatus) -> Wait | None:
     """The wait of the rollout services for the trainer of a policy."""
     trainer = Party(kind="trainer", name=policy.name)
-    return next((wait for wait in snapshot.waits if wait.who == POOL and wait.whom == trainer), None)
+    return next((wait for wait in run.waits if wait.who == POOL and wait.whom == trainer), None)
 
 
-def _find_overdue_trainers(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for wait in snapshot.waits:
+def _find_overdue_trainers(run: RunSnapshot) -> Iterable[Finding]:
+    for wait in run.waits:
         policy = wait.whom.name
-        if wait.has(OVERDUE) and not snapshot.is_in_trouble(f"trainer-{policy}", f"publisher-{policy}"):
+        if wait.has(OVERDUE) and not run.is_in_trouble(f"trainer-{policy}", f"publisher-{policy}"):
             yield Finding(party_text(wait.whom), wait_line(wait), wait.since_s)
 
 
-def _find_stalled_policies(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for policy in snapshot.policies:
-        records = snapshot.steps.get(policy.name, ())
-        step_s = snapshot.step_s(policy.name)
-        waits = [w for w in snapshot.waits if _is_about(policy, w.who) or _is_about(policy, w.whom)]
-        since_s = records[-1].at_s if records else min((w.since_s for w in waits), default=snapshot.now_s)
+def _find_stalled_policies(run: RunSnapshot) -> Iterable[Finding]:
+    for policy in run.policies:
+        records = run.steps.get(policy.name, ())
+        step_s = run.step_s(policy.name)
+        waits = [w for w in run.waits if _is_about(policy, w.who) or _is_about(policy, w.whom)]
+        since_s = records[-1].at_s if records else min((w.since_s for w in waits), default=run.now_s)
         limit_s = _FIRST_STEP_S if step_s is None else max(_NO_STEP_S, _NO_STEP_FACTOR * step_s)
-        if snapshot.now_s - since_s < limit_s or not waits:
+        if run.now_s - since_s < limit_s or not waits:
             continue
         usual = "" if step_s is None else f" (usually {step_s:.3g} s)"
-        chain = "; ".join(
-            f"{wait_line(wait)} (for {snapshot.now_s - wait.since_s:.0f} s)" for wait in waits[:3]
-        )
+        chain = "; ".join(f"{wait_line(wait)} (for {run.now_s - wait.since_s:.0f} s)" for wait in waits[:3])
         yield Finding(
             f"policy {policy.name}",
-            f"{policy.name} has completed no step for {snapshot.now_s - since_s:.0f} s{usual}: {chain}",
+            f"{policy.name} has completed no step for {run.now_s - since_s:.0f} s{usual}: {chain}",
             since_s,
         )
 

@@ -1,7 +1,7 @@
 """Rules about learning: rewards, gradients, entropy, logprobs. They read the newest steps."""
 
-import statistics
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from astraflow.report.watch.rule import Finding, Rule
 from astraflow.report.watch.run_snapshot import RunSnapshot, newest_values
@@ -25,8 +25,8 @@ _MAX_GAP = 0.5
 _GAP_STEPS = 3
 
 
-def _find_constant_rewards(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for policy, records in snapshot.steps.items():
+def _find_constant_rewards(run: RunSnapshot) -> Iterable[Finding]:
+    for policy, records in run.steps.items():
         same = _newest_with_equal_reward(records)
         if not _teach_nothing(same):
             continue
@@ -52,7 +52,7 @@ def _teach_nothing(same: Sequence[StepRecord]) -> bool:
 
 
 def _newest_with_equal_reward(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """The longest run of consecutive newest steps with the same mean reward, oldest first."""
+    """The newest consecutive steps with the same mean reward, oldest first."""
     same: list[StepRecord] = []
     for record in reversed(records):
         follows = not same or (record.reward_mean, record.step) == (same[-1].reward_mean, same[-1].step - 1)
@@ -62,49 +62,45 @@ def _newest_with_equal_reward(records: Sequence[StepRecord]) -> list[StepRecord]
     return same[::-1]
 
 
-def _find_missing_gradients(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for policy, records in snapshot.steps.items():
+def _find_missing_gradients(run: RunSnapshot) -> Iterable[Finding]:
+    for policy, records in run.steps.items():
         newest = [r for r in records[-_GRADIENT_STEPS:] if r.num_gradient_tokens is not None]
         shares = [(r.num_gradient_tokens or 0) / max(1, r.num_trained_tokens) for r in newest]
         if len(shares) < _GRADIENT_STEPS or max(shares) >= _NO_GRADIENT_FRAC:
             continue
         if _teach_nothing(_newest_with_equal_reward(records)):
             continue  # `reward_constant` reports it
-        reward = statistics.fmean(record.reward_mean for record in newest)
+        reward = fmean(record.reward_mean for record in newest)
         yield Finding(
             f"policy {policy}",
-            f"{policy}: only {statistics.fmean(shares):.1%} of the committed tokens had a gradient in the "
+            f"{policy}: only {fmean(shares):.1%} of the committed tokens had a gradient in the "
             f"last {_GRADIENT_STEPS} steps, because the rewards within most groups are equal; the mean "
             f"reward is {reward:.3g}",
             newest[0].at_s,
         )
 
 
-def _find_truncation(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for policy, records in snapshot.steps.items():
+def _find_truncation(run: RunSnapshot) -> Iterable[Finding]:
+    for policy, records in run.steps.items():
         shares = newest_values(records, "episode/truncated_frac", _GAP_STEPS)
         if len(shares) == _GAP_STEPS and min(shares) >= _TRUNCATED_FRAC:
             yield Finding(
                 f"policy {policy}",
-                f"{policy}: {statistics.fmean(shares):.0%} of the trajectories reached max_tokens in the "
+                f"{policy}: {fmean(shares):.0%} of the trajectories reached max_tokens in the "
                 f"last {_GAP_STEPS} steps",
                 records[-_GAP_STEPS].at_s,
             )
 
 
-def _find_entropy_collapse(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for policy, records in snapshot.steps.items():
+def _find_entropy_collapse(run: RunSnapshot) -> Iterable[Finding]:
+    for policy, records in run.steps.items():
         if len(records) < 2 * _STEPS or records[0].step != 0:
             continue  # the entropy of the first steps is unknown
         first = records[:_STEPS]
         newest = records[-_STEPS:]
         before = newest_values(first, "entropy", _STEPS)
         now = newest_values(newest, "entropy", _STEPS)
-        if (
-            len(before) < _STEPS
-            or len(now) < _STEPS
-            or statistics.fmean(now) >= _COLLAPSED_FRAC * _mean(before)
-        ):
+        if min(len(before), len(now)) < _STEPS or fmean(now) >= _COLLAPSED_FRAC * fmean(before):
             continue
         reward_before = _reward(first)
         reward = _reward(newest)
@@ -112,22 +108,18 @@ def _find_entropy_collapse(snapshot: RunSnapshot) -> Iterable[Finding]:
             continue
         yield Finding(
             f"policy {policy}",
-            f"{policy}: the entropy fell from {_mean(before):.3g} to {_mean(now):.3g} nats per token, and "
+            f"{policy}: the entropy fell from {fmean(before):.3g} to {fmean(now):.3g} nats per token, and "
             f"the mean reward is {reward:.3g} (at first {reward_before:.3g})",
             newest[0].at_s,
         )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values)
-
-
 def _reward(records: Sequence[StepRecord]) -> float:
-    return statistics.fmean(record.reward_mean for record in records)
+    return fmean(record.reward_mean for record in records)
 
 
-def _find_logprob_gaps(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for policy, records in snapshot.steps.items():
+def _find_logprob_gaps(run: RunSnapshot) -> Iterable[Finding]:
+    for policy, records in run.steps.items():
         fresh = newest_values(records, "logprob_mismatch", _STEPS)
         gaps = newest_values(records, "behavior_gap", _GAP_STEPS)
         if fresh and max(fresh) >= _MAX_MISMATCH:

@@ -28,23 +28,23 @@ _LOW_BYTES = 1024**3
 """A journal grows by up to a few MB per second, so this is used up within minutes."""
 
 
-def _find_stopped(snapshot: RunSnapshot) -> Iterable[Finding]:
-    yield from _find_troubles(snapshot, is_starved=False)
+def _find_stopped(run: RunSnapshot) -> Iterable[Finding]:
+    yield from _find_troubles(run, is_starved=False)
 
 
-def _find_starved(snapshot: RunSnapshot) -> Iterable[Finding]:
-    yield from _find_troubles(snapshot, is_starved=True)
+def _find_starved(run: RunSnapshot) -> Iterable[Finding]:
+    yield from _find_troubles(run, is_starved=True)
 
 
-def _find_troubles(snapshot: RunSnapshot, *, is_starved: bool) -> Iterable[Finding]:
-    for service in snapshot.services:
+def _find_troubles(run: RunSnapshot, *, is_starved: bool) -> Iterable[Finding]:
+    for service in run.services:
         if service.trouble and service.is_starved == is_starved:
-            since_s = snapshot.now_s - (service.silent_s or 0.0)
+            since_s = run.now_s - (service.silent_s or 0.0)
             yield Finding(service.name, trouble_text(service), since_s, advice="")
 
 
-def _find_crashing(snapshot: RunSnapshot) -> Iterable[Finding]:
-    for service in snapshot.services:
+def _find_crashing(run: RunSnapshot) -> Iterable[Finding]:
+    for service in run.services:
         is_young = service.state == "restarting" or service.age_s < _YOUNG_S
         if service.restarts >= _CRASHES and is_young:
             last_line = f": {service.last_line}" if service.last_line else ""
@@ -56,12 +56,12 @@ def _find_crashing(snapshot: RunSnapshot) -> Iterable[Finding]:
             )
 
 
-def _find_silent_services(snapshot: RunSnapshot) -> Iterable[Finding]:
-    silent = _find_silent_workers(snapshot)
-    if len(silent) == len(snapshot.workers):
+def _find_silent_services(run: RunSnapshot) -> Iterable[Finding]:
+    silent = _find_silent_workers(run)
+    if len(silent) == len(run.workers):
         return  # the pool is empty, which `no_rollout_service` reports
     for worker in silent:
-        silent_s = snapshot.silence_s(worker)
+        silent_s = run.silence_s(worker)
         if silent_s >= _LONG_SILENCE_S:
             yield Finding(
                 worker.name,
@@ -70,44 +70,44 @@ def _find_silent_services(snapshot: RunSnapshot) -> Iterable[Finding]:
             )
 
 
-def _find_silent_workers(snapshot: RunSnapshot) -> list[WorkerStatus]:
+def _find_silent_workers(run: RunSnapshot) -> list[WorkerStatus]:
     """Rollout services that have missed their heartbeats.
 
     Left out are services whose process the launcher watches, because it knows better whether they are alive:
     they may be importing a library. A service that joined again under its name counts by its newest entry.
     """
-    missed = {wait.whom.name for wait in snapshot.waits if wait.has(SILENT)}
-    watched = {service.name for service in snapshot.services if service.state == "running"}
-    heard = {worker.name for worker in snapshot.workers if snapshot.silence_s(worker) < _SHORT_SILENCE_S}
-    return [worker for worker in snapshot.workers if worker.name in missed - watched - heard]
+    missed = {wait.whom.name for wait in run.waits if wait.has(SILENT)}
+    watched = {service.name for service in run.services if service.state == "running"}
+    heard = {worker.name for worker in run.workers if run.silence_s(worker) < _SHORT_SILENCE_S}
+    return [worker for worker in run.workers if worker.name in missed - watched - heard]
 
 
-def _find_empty_pool(snapshot: RunSnapshot) -> Iterable[Finding]:
-    silent = _find_silent_workers(snapshot)
+def _find_empty_pool(run: RunSnapshot) -> Iterable[Finding]:
+    silent = _find_silent_workers(run)
     is_starting = any(
         service.name.startswith("rollout-") and service.state == "running" and service.age_s < _STARTING_S
-        for service in snapshot.services
+        for service in run.services
     )
-    if len(silent) < len(snapshot.workers) or not snapshot.policies or is_starting:
+    if len(silent) < len(run.workers) or not run.policies or is_starting:
         return
     gone = max(silent, key=lambda worker: worker.last_seen_s, default=None)
     what = "no rollout service has joined"
     if gone is not None:
-        silent_s = snapshot.silence_s(gone)
+        silent_s = run.silence_s(gone)
         what = f"no rollout service is left: the last one, {gone.name}, fell silent {silent_s:.0f} s ago"
-    elif any(policy.fates.drawn for policy in snapshot.policies):
+    elif any(policy.fates.drawn for policy in run.policies):
         what = "no rollout service is left"
-    elif max((snapshot.now_s - wait.since_s for wait in snapshot.waits), default=0.0) < _STARTING_S:
+    elif max((run.now_s - wait.since_s for wait in run.waits), default=0.0) < _STARTING_S:
         return  # a person, or another machine, still has time to start the first one
-    num = sum(policy.num_running_groups for policy in snapshot.policies)
+    num = sum(policy.num_running_groups for policy in run.policies)
     yield Finding(
         "rollout", f"{what}; {num} groups are unfinished", gone.last_seen_s if gone is not None else 0.0
     )
 
 
-def _find_failing_services(snapshot: RunSnapshot) -> Iterable[Finding]:
-    aside = [worker for worker in snapshot.workers if worker.is_set_aside]
-    if len(aside) == len(snapshot.workers) and any(policy.fates.failed for policy in snapshot.policies):
+def _find_failing_services(run: RunSnapshot) -> Iterable[Finding]:
+    aside = [worker for worker in run.workers if worker.is_set_aside]
+    if len(aside) == len(run.workers) and any(policy.fates.failed for policy in run.policies):
         return  # every service fails, so the cause lies elsewhere; `failing_episodes` reports it
     for worker in aside:
         yield Finding(
@@ -117,20 +117,20 @@ def _find_failing_services(snapshot: RunSnapshot) -> Iterable[Finding]:
         )
 
 
-def _check_dataflow(snapshot: RunSnapshot) -> Iterable[Finding]:
-    if snapshot.unanswered_s <= 0 or any(s.name == "dataflow" and s.trouble for s in snapshot.services):
+def _check_dataflow(run: RunSnapshot) -> Iterable[Finding]:
+    if run.unanswered_s <= 0 or any(s.name == "dataflow" and s.trouble for s in run.services):
         return
-    what = f"the dataflow does not answer ({snapshot.unanswered_reason})"
-    if not snapshot.unanswered_reason:
-        what = f"the dataflow has not answered for {snapshot.unanswered_s:.0f} s; its figures are that old"
-    yield Finding("dataflow", what, snapshot.now_s - snapshot.unanswered_s)
+    what = f"the dataflow does not answer ({run.unanswered_reason})"
+    if not run.unanswered_reason:
+        what = f"the dataflow has not answered for {run.unanswered_s:.0f} s; its figures are that old"
+    yield Finding("dataflow", what, run.now_s - run.unanswered_s)
 
 
-def _check_launcher(snapshot: RunSnapshot) -> Iterable[Finding]:
-    life = snapshot.launcher
-    if life is None or life.silent_s <= _RECORD_OLD_S or (snapshot.disk and _is_full(snapshot.disk)):
+def _check_launcher(run: RunSnapshot) -> Iterable[Finding]:
+    life = run.launcher
+    if life is None or life.silent_s <= _RECORD_OLD_S or (run.disk and _is_full(run.disk)):
         return
-    yield Finding("launcher", _launcher_text(life), snapshot.now_s - life.silent_s, advice="")
+    yield Finding("launcher", _launcher_text(life), run.now_s - life.silent_s, advice="")
 
 
 def _launcher_text(life: LauncherState) -> str:
@@ -150,8 +150,8 @@ def _is_full(disk: Disk) -> bool:
     return disk.free_bytes < _FULL_BYTES
 
 
-def _check_disk(snapshot: RunSnapshot) -> Iterable[Finding]:
-    disk = snapshot.disk
+def _check_disk(run: RunSnapshot) -> Iterable[Finding]:
+    disk = run.disk
     if disk is None:
         return
     free_mb = disk.free_bytes / 1e6
