@@ -150,7 +150,7 @@ def load_named(name: str, steps: int, *, is_small: bool) -> Load:
 def pool_of(kinds: Mapping[str, Mapping[str, float]] | None = None) -> ClusterConfig:
     """The pool that sizes itself, with the recipe's defaults but for the patience."""
     pool = {"kinds": kinds or {}, "patience_s": 120.0}
-    fields = {"least_services": 2, "most_services": MOST, "pool": pool}
+    fields = {"min_services": 2, "max_services": MOST, "pool": pool}
     return parse_config(fields, ClusterConfig, where="cluster")
 
 

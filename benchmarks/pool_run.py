@@ -108,7 +108,7 @@ class Load:
 
 def fixed(num_services: int) -> ClusterConfig:
     """A pool of always so many services."""
-    fields = {"least_services": num_services, "most_services": num_services}
+    fields = {"min_services": num_services, "max_services": num_services}
     return parse_config(fields, ClusterConfig, where="cluster")
 
 

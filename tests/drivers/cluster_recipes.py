@@ -15,8 +15,8 @@ def make_cluster_recipe(**sections: object) -> dict[str, object]:
         "cluster": {
             "rollout": {"cpus": 4, "gpus": 1, "memory_gb": 32, "labels": {"pool": "spot"}},
             "trainer": {"cpus": 8, "gpus": 1},
-            "least_services": 2,
-            "most_services": 16,
+            "min_services": 2,
+            "max_services": 16,
             "k8s": {
                 "image": "registry/astraflow:1",
                 "namespace": "rl",

@@ -188,7 +188,7 @@ def all_advice() -> Iterator[ScalingAdvice]:
 def pool_changes(advice: ScalingAdvice) -> Sequence[object]:
     """What becomes of a pool of seven that gets the same advice for two minutes."""
     pool = {"window_s": 100.0, "shrink_after_s": 100.0, "patience_s": 60.0}
-    cluster = parse_config({"most_services": 12, "pool": pool}, ClusterConfig, where="cluster")
+    cluster = parse_config({"max_services": 12, "pool": pool}, ClusterConfig, where="cluster")
     sizer = PoolSizer(cluster)
     states = {f"rollout-{idx}": "working" for idx in range(7)}
     changes = (sizer.decide(float(now_s), advice, states) for now_s in range(0, 1200, 5))  # type: ignore[arg-type]

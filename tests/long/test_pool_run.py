@@ -34,7 +34,7 @@ def sections() -> dict[str, Any]:
         "workflow": {"name": "paced"},
         "rollout": {"services": 1, "max_episodes": 8, "engine": engine},
         "cluster": {
-            "most_services": MOST,
+            "max_services": MOST,
             "pool": {"window_s": 20.0, "shrink_after_s": 5.0, "drain_s": 30.0},
         },
     }

@@ -32,7 +32,7 @@ class Loop:
         self.tokens: dict[str, int] = {}
         self.batches = 0.0
         self.waited_s = 0.0
-        fields = {"least_services": least, "most_services": MOST, "pool": pool}
+        fields = {"min_services": least, "max_services": MOST, "pool": pool}
         self.sizer = PoolSizer(parse_config(fields, ClusterConfig, where="cluster"))
         self.shares = WaitShares(WINDOW_S)
         self.shares.attached("actor", 0.0)

@@ -92,7 +92,7 @@ class Pool:
         earlier = _read_whole_lines(folder)
         # The recipe may have changed: what it does not have any more is left out.
         before = [name for name in earlier[-1].services if name in self._specs] if earlier else []
-        most = recipe.cluster.most_services
+        most = recipe.cluster.max_services
         self._asked_for = before[:most] or list(self._sizer.first(recipe.rollout.services))
         self.first_specs = tuple(
             spec for spec in specs if spec.name not in self._specs or spec.name in self._asked_for
@@ -103,8 +103,8 @@ class Pool:
     @property
     def text(self) -> str:
         """How many services there are, and why that changed last, in words."""
-        least = self._cluster.least_services
-        most = self._cluster.most_services
+        least = self._cluster.min_services
+        most = self._cluster.max_services
         size = f"{len(self._asked_for)} rollout services of {least} to {most}"
         leaving = f", {len(self._leaving)} finish their episodes" if self._leaving else ""
         return f"{size}{leaving}{f'; {self._last}' if self._last else ''}"

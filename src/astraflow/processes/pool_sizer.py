@@ -112,8 +112,8 @@ class PoolSizer:
     """Example: `change = sizer.decide(now_s, status.scaling, {"rollout-0": "working"})`."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
-        self._least = cluster.least_services
-        self._most = cluster.most_services
+        self._least = cluster.min_services
+        self._most = cluster.max_services
         self._rules = cluster.pool
         self._seats = {seat.name: seat for seat in seats_of(cluster)}
         self._states: dict[str, SeatState] = {}
@@ -236,7 +236,7 @@ class PoolSizer:
             return None
         chosen = self._cheapest_off(now_s)[:num_missing]
         names = tuple(seat.name for seat in chosen)
-        return Change(f"fewer than cluster.least_services = {self._least}", start=names) if names else None
+        return Change(f"fewer than cluster.min_services = {self._least}", start=names) if names else None
 
     def _growth(self, now_s: float, advice: ScalingAdvice) -> Change | None:
         if not self._too_few.has_lasted(now_s, _GROW_AFTER_FRAC * self._rules.window_s):

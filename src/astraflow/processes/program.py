@@ -153,7 +153,7 @@ def program(
         specs += [nodes.publisher(policy), nodes.trainer(policy, config)]
     specs += [nodes.frozen_publisher(policy) for policy in frozen]
     pool = recipe.cluster
-    num_services = len(seats_of(pool)) if pool.most_services else recipe.rollout.services
+    num_services = len(seats_of(pool)) if pool.max_services else recipe.rollout.services
     specs += [nodes.rollout(idx) for idx in range(num_services)]
     return tuple(specs)
 
@@ -272,7 +272,7 @@ class _Nodes:
         """What a rollout service reserves; in a pool of several kinds, on nodes with its kind's labels."""
         cluster = self._recipe.cluster
         needs = cluster.rollout.needs
-        if not cluster.most_services:
+        if not cluster.max_services:
             return needs
         kind = cluster.kinds[seats_of(cluster)[idx].kind]
         return replace(needs, labels={**needs.labels, **kind.labels})

@@ -149,7 +149,7 @@ class ServiceKindConfig(Config):
 
 
 class PoolConfig(Config):
-    """How a pool sizes itself, if `cluster.most_services` says that it does."""
+    """How a pool sizes itself if `cluster.max_services` is set."""
 
     kinds: dict[Name, ServiceKindConfig] = Field(default_factory=dict)
     """Kinds of services, by name; the cheapest for its speed comes first. Empty: all are alike."""
@@ -196,11 +196,11 @@ class ClusterConfig(Config):
     """Each trainer; for Kubernetes."""
     dataflow: NeedsConfig = NeedsConfig()
     """The dataflow, and each publisher; for Kubernetes."""
-    least_services: int = Field(default=1, ge=1, le=10_000)
+    min_services: int = Field(default=1, ge=1, le=10_000)
     """Fewest rollout services of a pool that sizes itself."""
-    most_services: int = Field(default=0, ge=0, le=10_000)
-    """Most of them; 0: the pool does not size itself, and has `rollout.services`. Otherwise these are those
-    that it starts with."""
+    max_services: int = Field(default=0, ge=0, le=10_000)
+    """Most rollout services of a pool that sizes itself, which starts with `rollout.services`. With 0, the pool
+    doesn't size itself."""
     pool: PoolConfig = PoolConfig()
     """How the pool sizes itself."""
     k8s: KubernetesConfig = KubernetesConfig()
@@ -209,20 +209,20 @@ class ClusterConfig(Config):
     @property
     def kinds(self) -> dict[str, ServiceKindConfig]:
         """The kinds of services of a pool that sizes itself; one without a name if all are alike."""
-        return self.pool.kinds or {"": ServiceKindConfig(most=max(1, self.most_services))}
+        return self.pool.kinds or {"": ServiceKindConfig(most=max(1, self.max_services))}
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> "ClusterConfig":
-        if not self.most_services:
+        if not self.max_services:
             return self
-        if self.most_services < self.least_services:
+        if self.max_services < self.min_services:
             raise ValueError(
-                f"most_services = {self.most_services} is below least_services = {self.least_services}"
+                f"max_services = {self.max_services} is below min_services = {self.min_services}"
             )
         room = sum(kind.most for kind in self.kinds.values())
-        if room < self.least_services:
+        if room < self.min_services:
             raise ValueError(
-                f"pool.kinds have room for {room} services, fewer than least_services = "
-                f"{self.least_services}; raise their `most`"
+                f"pool.kinds have room for {room} services, fewer than min_services = "
+                f"{self.min_services}; raise their `most`"
             )
         return self

@@ -274,11 +274,11 @@ class Recipe(Config):
         return dataflow if is_elsewhere or listens_everywhere(host) else host
 
     @property
-    def most_services(self) -> int:
+    def max_services(self) -> int:
         """Most rollout services that the run itself starts."""
         pool = self.cluster
         room = sum(kind.most for kind in pool.kinds.values())
-        return min(pool.most_services, room) if pool.most_services else self.rollout.services
+        return min(pool.max_services, room) if pool.max_services else self.rollout.services
 
     @property
     def tokenizer_dir(self) -> Path:

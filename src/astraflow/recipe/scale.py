@@ -64,7 +64,7 @@ def _smoke(recipe: _JsonMap) -> None:
         "scorers": 1,
         "engine": {"name": "torch", "num_slots": 32, "max_context": 1024},
     }
-    recipe["cluster"]["most_services"] = 0
+    recipe["cluster"]["max_services"] = 0
     recipe["eval"]["every"] = 3
     for chosen in recipe["eval"]["sets"].values():
         chosen["num_tasks"] = _at_most(chosen["num_tasks"], _NUM_TASKS)

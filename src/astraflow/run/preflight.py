@@ -355,7 +355,7 @@ def _check_engine_services(recipe: Recipe) -> None:
     if isinstance(engine, EngineVariant):
         engine.check_services(
             num_policies=len(recipe.policies),
-            num_services=recipe.most_services,
+            num_services=recipe.max_services,
             has_evals=bool(recipe.eval.sets),
         )
 

@@ -219,7 +219,7 @@ class Run:
 
     def start(self, group: asyncio.TaskGroup, starter: Launcher, specs: Sequence[ProcessSpec]) -> None:
         """Starts the processes, and all loops in `group`."""
-        if self.recipe.cluster.most_services:
+        if self.recipe.cluster.max_services:
             self._pool = Pool(self.recipe, self.folder, specs, clock=self._clock)
             specs = self._pool.first_specs
         supervisor = Supervisor(starter, specs, on_change=self.note_change)

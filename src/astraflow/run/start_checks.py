@@ -87,7 +87,7 @@ def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
 
 def _has_services_here(recipe: Recipe) -> bool:
     """Whether rollout services run on this machine."""
-    return isinstance(recipe.launcher, LocalLauncherConfig) and recipe.most_services > 0
+    return isinstance(recipe.launcher, LocalLauncherConfig) and recipe.max_services > 0
 
 
 def _gpus() -> tuple[int, str]:

@@ -24,7 +24,7 @@ AS_ADVISED = "no advice yet: too little was seen"
 
 def make_recipe(**cluster: object) -> Recipe:
     pool = {"window_s": 10.0, "shrink_after_s": 10.0, "drain_s": 30.0}
-    section = {"least_services": 1, "most_services": 4, "pool": pool, **cluster}
+    section = {"min_services": 1, "max_services": 4, "pool": pool, **cluster}
     recipe = make_cluster_recipe(cluster=section, rollout={"services": 1})
     return Recipe.model_validate_json(msgspec.json.encode(recipe))
 

@@ -21,7 +21,7 @@ AS_ADVISED = "no advice yet: too little was seen"
 
 def make_cluster(**fields: Any) -> ClusterConfig:
     pool = {"window_s": 100.0, "shrink_after_s": 100.0, "patience_s": 60.0} | fields.pop("pool", {})
-    return parse_config({"most_services": 8, **fields, "pool": pool}, ClusterConfig, where="cluster")
+    return parse_config({"max_services": 8, **fields, "pool": pool}, ClusterConfig, where="cluster")
 
 
 def names(*numbers: int) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def test_a_pool_at_most_doubles_at_once() -> None:
 
 
 def test_a_pool_never_passes_its_bounds() -> None:
-    pool = Watched(7, least_services=2)
+    pool = Watched(7, min_services=2)
     pool.wait(30, missing=5)
     assert pool.num == 8
     pool.join()
@@ -125,14 +125,14 @@ def test_one_look_without_a_surplus_keeps_the_pool() -> None:
 
 
 def test_a_pool_below_its_least_is_filled_at_once() -> None:
-    pool = Watched(3, least_services=3)
+    pool = Watched(3, min_services=3)
     del pool.states["rollout-1"]
-    assert pool.look() == Change("fewer than cluster.least_services = 3", start=names(1))
+    assert pool.look() == Change("fewer than cluster.min_services = 3", start=names(1))
 
 
 @pytest.mark.parametrize(("asked", "begins"), [(0, 2), (3, 3), (99, 8)])
 def test_a_run_begins_with_as_many_as_its_recipe_says_within_the_bounds(asked: int, begins: int) -> None:
-    assert len(PoolSizer(make_cluster(least_services=2)).first(asked)) == begins
+    assert len(PoolSizer(make_cluster(min_services=2)).first(asked)) == begins
 
 
 # --- what the training needs ---
@@ -274,16 +274,16 @@ def test_a_machine_that_is_taken_away_counts_as_one_that_starts() -> None:
     pool.states = dict.fromkeys(pool.states, "starting")
     changes = pool.wait(62, missing=0)
     assert changes[0] == Change("not at work after 60 s", stop=names(2, 3))
-    assert changes[1] == Change("fewer than cluster.least_services = 1", start=names(0))
+    assert changes[1] == Change("fewer than cluster.min_services = 1", start=names(0))
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"most_services": 2, "least_services": 3}, "most_services = 2 is below least_services = 3"),
+        ({"max_services": 2, "min_services": 3}, "max_services = 2 is below min_services = 3"),
         (
-            {"least_services": 5, "pool": {"kinds": KINDS}},
-            "pool.kinds have room for 4 services, fewer than least_services = 5",
+            {"min_services": 5, "pool": {"kinds": KINDS}},
+            "pool.kinds have room for 4 services, fewer than min_services = 5",
         ),
     ],
 )

@@ -122,7 +122,7 @@ CLUSTER: list[tuple[str, Any, str]] = [
     ("dataflow.memory_gb", 1e15, "less than or equal to 1000000"),
     ("rollout.labels", {"a b": "c"}, "a label's key"),
     ("rollout.labels", {"a": "c\nd"}, "a label's value"),
-    ("most_services", 10**9, "less than or equal to 10000"),
+    ("max_services", 10**9, "less than or equal to 10000"),
     ("pool.kinds.spot.most", 10**9, "less than or equal to 10000"),
 ]
 

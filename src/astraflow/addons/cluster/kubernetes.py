@@ -197,16 +197,16 @@ class _Run:
             "selector": {"matchLabels": self._labels("rollout")},
             "template": self._template("rollout", [container], needs, volumes=[]),
         }
-        if not self._cluster.most_services:  # otherwise the autoscaler owns the number
+        if not self._cluster.max_services:  # otherwise the autoscaler owns the number
             spec["replicas"] = self._recipe.rollout.services
         return self.object("apps/v1", "Deployment", "rollout", part="rollout") | {"spec": spec}
 
     def autoscaler(self) -> list[_Manifest]:
         """Keeps as many rollout services as the run could keep busy; nothing if the pool is fixed."""
-        if not self._cluster.most_services:
+        if not self._cluster.max_services:
             return []
-        least = self._cluster.least_services
-        most = self._cluster.most_services
+        least = self._cluster.min_services
+        most = self._cluster.max_services
         if self._cluster.pool.kinds:
             raise ConfigError(
                 "cluster.pool.kinds are for launchers: here all rollout services are of one Deployment, so "

@@ -121,7 +121,7 @@ def _threads(recipe: Recipe) -> dict[str, int]:
                 policy.train.backend
             )
     engine = num_threads(recipe.rollout.engine)
-    return {**trainers, **{f"rollout-{idx}": engine for idx in range(recipe.most_services)}}
+    return {**trainers, **{f"rollout-{idx}": engine for idx in range(recipe.max_services)}}
 
 
 def thread_finding(threads: Mapping[str, int], cores: int) -> Finding:
@@ -198,11 +198,11 @@ def _num_parameters(policy: PolicyConfig) -> int:
 def _memory(recipe: Recipe) -> Finding:
     """Whether the run fits into free host memory. What lies on a GPU is not counted."""
     sizes = {name: _num_parameters(policy) for name, policy in recipe.policies.items()}
-    num_processes = recipe.most_services + 2 * len(recipe.trained) + 1
+    num_processes = recipe.max_services + 2 * len(recipe.trained) + 1
     # An engine on the CPU serves one set of weights while it installs another. An engine on a GPU, or in a
     # server, keeps one in host memory: the version that it received last.
     engine_bytes = 8 if _is_on_cpu(recipe.rollout.engine) else 4
-    engines = recipe.most_services * engine_bytes * sum(sizes.values())
+    engines = recipe.max_services * engine_bytes * sum(sizes.values())
     trainers = sum(_trainer_bytes(policy) * sizes[name] for name, policy in recipe.trained.items())
     need = num_processes * _PROCESS_GIB * GIB + engines + trainers
     free = psutil.virtual_memory().available

@@ -139,7 +139,7 @@ def test_a_pool_that_does_not_size_itself_has_a_number_and_no_autoscaler() -> No
         (
             {
                 "cluster": {
-                    "most_services": 4,
+                    "max_services": 4,
                     "pool": {"kinds": {"spot": {"most": 4}}},
                     "k8s": {"image": "x"},
                 }
