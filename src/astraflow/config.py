@@ -13,7 +13,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -30,7 +29,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from astraflow.errors import ConfigError
-from astraflow.user_input.installed import added_to, loaded
+from astraflow.user_input.installed import added_to, load_or_explain, source_of
 from astraflow.user_input.mistakes import (
     configs_in,
     distinct,
@@ -134,6 +133,7 @@ class Variant(Config):
     | `astraflow.sources` | `tasks.sources` | `SourceVariant` | a `TaskSource` |
     | `astraflow.rewards` | `tasks.reward` | `RewardVariant` | a `Scorer` |
     | `astraflow.trackers` | `trackers` | `TrackerVariant` | a `Tracker` |
+    | `astraflow.launchers` | `launcher` | `LauncherVariant` | a `Launcher` |
 
     Its module is imported while the choice is defined: it imports nothing heavy, as `make` may, and no module
     with a choice, such as `trainer.config`. Emulated parts have `time_scale`, the same in a whole recipe.
@@ -169,22 +169,13 @@ def with_installed(choice: Any, group: str) -> Any:
 def _installed(group: str, base: type[Config]) -> list[type[Config]]:
     variants: list[type[Config]] = []
     for entry in added_to(group):
-        try:
-            variant = loaded(entry)
-        except (ImportError, AttributeError) as err:
-            raise ConfigError(f"{_source_of(entry)} does not load: {err}") from err
+        variant = load_or_explain(entry)
         if variant is None:
             continue
         if not (isinstance(variant, type) and issubclass(variant, base)) or tag_of(variant) != entry.name:
-            raise ConfigError(f"{_source_of(entry)} is no {base.__name__} whose `name` is {entry.name!r}")
+            raise ConfigError(f"{source_of(entry)} is no {base.__name__} whose `name` is {entry.name!r}")
         variants.append(variant)
     return variants
-
-
-def _source_of(entry: EntryPoint) -> str:
-    """The entry point and its package, for messages."""
-    package = entry.dist.name if entry.dist is not None else "an installed package"
-    return f"{entry.value} ({package}, entry point {entry.name!r} of {entry.group})"
 
 
 # --- from files to a mapping ----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import astraflow
+from astraflow.recipe.recipe import Recipe
 from drivers.weight_files import write_model_folder
 
 CORE = sorted(
@@ -75,6 +76,7 @@ def test_a_command_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None
             "policies.actor.train.backend={name: own_loop, loop: {use: 'a:b'}}",
             'policies.actor.train.backend.name = "own_loop" needs astraflow.addons.tinker,',
         ),
+        ("launcher=slurm", 'launcher.name = "slurm" needs astraflow.addons.cluster,'),
     ],
 )
 def test_a_name_of_an_add_on_that_is_left_out_is_told(tmp_path: Path, override: str, told: str) -> None:
@@ -83,3 +85,43 @@ def test_a_name_of_an_add_on_that_is_left_out_is_told(tmp_path: Path, override: 
     done = core_alone(command("run", "recipe.yaml", "--dry-run", override), tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
+
+
+def test_the_option_for_a_launcher_of_an_add_on_that_is_left_out_names_the_add_on(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(json.dumps(RECIPE))
+    done = core_alone(command("run", "recipe.yaml", "--dry-run", "--on", "slurm"), tmp_path)
+    assert done.returncode == 2
+    assert "error: --on slurm needs astraflow.addons.cluster, which this" in done.stderr
+
+
+JOIN = """
+import json
+from pathlib import Path
+from astraflow.errors import ConfigError
+from astraflow.processes.rollout_process import recipe_of
+from astraflow.recipe.run_plan import RunInfo
+
+text = Path("resolved.json").read_text()
+info = lambda text: RunInfo(
+    name="r", run_id="", state="running", policies=(), workflow="single_turn", fingerprints=None, recipe=text
+)
+assert recipe_of(info(text), "http://head:8400").model_dump_json() == text
+try:
+    recipe_of(info(text.replace('{"name":"local"}', '{"name":"slurm"}')), "http://head:8400")
+except ConfigError as err:
+    print(err)
+"""
+
+
+def test_a_joining_service_reads_sections_of_add_ons_and_names_what_it_lacks(tmp_path: Path) -> None:
+    recipe = Recipe.model_validate_json(json.dumps({**RECIPE, "cluster": {"k8s": {"image": "mine"}}}))
+    (tmp_path / "resolved.json").write_text(recipe.model_dump_json())
+    done = core_alone(JOIN, tmp_path)
+    assert done.returncode == 0, done.stderr
+    where, advice = done.stdout.splitlines()
+    assert where.startswith(
+        'the recipe of http://head:8400: launcher.name = "slurm" needs astraflow.addons.c'
+    )
+    assert advice.startswith(
+        "The run itself accepts this recipe: install the same version of AstraFlow here,"
+    )

@@ -56,7 +56,8 @@ _On = Annotated[
     str,
     typer.Option(
         "--on",
-        help="Where rollout services run: `local`, `ssh`, `ray` or `slurm`. Default: the recipe's launcher.",
+        help="Launcher of the rollout services: `local`, or an installed one such as `ssh`. Default: the "
+        "recipe's launcher.",
     ),
 ]
 
@@ -221,14 +222,15 @@ def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
     Raises: ConfigError for another name.
     """
     from astraflow.config import load_mapping
-    from astraflow.recipe.cluster_config import BUILT_IN_LAUNCHERS
+    from astraflow.recipe.cluster_config import launcher_names
 
     if not on:
         return list(overrides)
-    if on not in BUILT_IN_LAUNCHERS:
+    if on not in (names := launcher_names()):
+        from astraflow.user_input.installed import where_to_find
         from astraflow.user_input.mistakes import hint
 
-        raise ConfigError(f"--on {on} is not a launcher{hint(on, BUILT_IN_LAUNCHERS)}")
+        raise ConfigError(f"--on {on} {where_to_find(on) or f'is not a launcher{hint(on, names)}'}")
     section: object = load_mapping(file).get("launcher", "local")
     name = cast("Mapping[str, object]", section).get("name") if isinstance(section, Mapping) else section
     if name == on:

@@ -8,6 +8,7 @@ launcher, the process and what was expected.
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from astraflow.config import Config, Use, check_args, load_attr
@@ -21,12 +22,7 @@ from astraflow.protocols import (
     ProcessLife,
     ProcessSpec,
 )
-from astraflow.recipe.cluster_config import (
-    LauncherConfig,
-    RayLauncherConfig,
-    SlurmLauncherConfig,
-    SshLauncherConfig,
-)
+from astraflow.recipe.cluster_config import LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.recipe import Recipe
 from astraflow.service.server import is_loopback
 from astraflow.user_input.own_code import described
@@ -39,38 +35,32 @@ _log = logging.getLogger(__name__)
 def make_launcher(config: LauncherConfig) -> Launcher:
     """The recipe's launcher; a class of the user's own is called as `attr(**args)`.
 
-    Raises: ConfigError if it cannot be imported, does not take the arguments, or has no `start` and `close`;
-    or if there is no Ray cluster, or a host that does not answer.
+    Raises: ConfigError if it cannot be imported, does not take the arguments, or has no `start` and `close`,
+    or if the launcher itself finds that it cannot start processes.
     """
-    if isinstance(config, RayLauncherConfig):
-        from astraflow.addons.cluster.ray_launcher import RayLauncher
-
-        return RayLauncher(config)
-    if isinstance(config, SshLauncherConfig):
-        from astraflow.addons.cluster.ssh_launcher import SshLauncher
-
-        return SshLauncher(config)
-    if isinstance(config, SlurmLauncherConfig):
-        from astraflow.addons.cluster.slurm_launcher import SlurmLauncher
-
-        return SlurmLauncher(config)
-    if not isinstance(config, Use):
+    if isinstance(config, LocalLauncherConfig):
         return LocalLauncher()
-    attr = load_attr(config.use, where="launcher.use")
-    check_args(attr, config.args, where="launcher.args")
+    if isinstance(config, Use):
+        attr = load_attr(config.use, where="launcher.use")
+        check_args(attr, config.args, where="launcher.args")
+        return _make_foreign(partial(attr, **config.args), f"launcher.use = {config.use!r}")
+    return _make_foreign(config.make, f"launcher.name = {config.name!r}")
+
+
+def _make_foreign(make: Callable[[], object], where: str) -> Launcher:
+    """A launcher that isn't the core's; `where` is its place in the recipe. Raises: ConfigError."""
     try:
-        launcher = attr(**config.args)
-    except Exception as err:  # code of the user's, which may raise anything
-        raise ConfigError(
-            f"launcher.use = {config.use!r} could not be made: it raised {described(err)}"
-        ) from err
+        launcher = make()
+    except Error:
+        raise
+    except Exception as err:  # code from outside, which may raise anything
+        raise ConfigError(f"{where} could not be made: it raised {described(err)}") from err
     missing = _missing(launcher, ("start", "close"))
     if missing:
         raise ConfigError(
-            f"launcher.use = {config.use!r} makes {launcher!r}, which is no launcher: it has no "
-            f"{' and no '.join(missing)}"
+            f"{where} makes {launcher!r}, which is not a launcher: it has no {' and no '.join(missing)}"
         )
-    return launcher
+    return cast("Launcher", launcher)
 
 
 def reachable(recipe: Recipe, launcher: Launcher) -> Recipe:

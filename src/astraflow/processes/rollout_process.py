@@ -87,8 +87,17 @@ def _check_peer(peer: str, recipe: Recipe) -> None:
 
 
 def recipe_of(info: RunInfo, url: str) -> Recipe:
-    """The recipe that a run sends to joining services."""
-    return parse_config(msgspec.json.decode(info.recipe), Recipe, where=f"the recipe of {url}")
+    """The recipe that a run sends to joining services.
+
+    Raises: ConfigError if this machine lacks a package whose components the recipe names.
+    """
+    try:
+        return parse_config(msgspec.json.decode(info.recipe), Recipe, where=f"the recipe of {url}")
+    except ConfigError as err:
+        raise ConfigError(
+            f"{err}\nThe run itself accepts this recipe: install the same version of AstraFlow here, and the "
+            "packages whose components the recipe names"
+        ) from err
 
 
 def own_rollout(recipe: Recipe, overrides: tuple[str, ...]) -> RolloutConfig:

@@ -1,46 +1,27 @@
 """The sections `launcher` and `cluster` of a recipe: what starts the processes, and what each reserves."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, with_installed
+from astraflow.errors import ConfigError
 from astraflow.protocols import Needs
-from astraflow.user_input.text_forms import Argument, Name, Word, text_form
+from astraflow.recipe.launcher_variant import LauncherVariant
+from astraflow.user_input.installed import added_to, load_or_explain, source_of
+from astraflow.user_input.mistakes import configs_in, tag_of
+from astraflow.user_input.text_forms import Name, text_form
 
 __all__ = [
-    "BUILT_IN_LAUNCHERS",
     "ClusterConfig",
-    "KubernetesConfig",
     "LauncherConfig",
     "LocalLauncherConfig",
     "NeedsConfig",
     "PoolConfig",
-    "RayLauncherConfig",
     "ServiceKindConfig",
-    "SlurmLauncherConfig",
-    "SshLauncherConfig",
+    "launcher_names",
 ]
 
-_SshHost = Annotated[
-    str, text_form(r"[^-\s\x00-\x1f\x7f-\x9f][^\s\x00-\x1f\x7f-\x9f]{0,299}", "a host as `ssh` takes it")
-]
-"""What begins with a dash would be an option of `ssh`."""
-_Partition = Annotated[str, text_form(r"([A-Za-z0-9_.][A-Za-z0-9_.,-]{0,299})?", "names of partitions")]
-_Namespace = Annotated[
-    str,
-    text_form(
-        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "1 to 63 lower-case letters, digits and `-` between them"
-    ),
-]
-"""A name by RFC 1123, as Kubernetes wants it."""
-_ObjectName = Annotated[
-    str,
-    text_form(
-        r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?",
-        "the name of an object of Kubernetes: lower-case letters, digits, and `.` and `-` between them",
-    ),
-]
 _LabelKey = Annotated[
     str,
     text_form(
@@ -57,59 +38,14 @@ class LocalLauncherConfig(Config):
     name: Literal["local"] = "local"
 
 
-class RayLauncherConfig(Config):
-    """Start the rollout services on the nodes of a Ray cluster, and everything else on this one. Needs
-    `astraflow[ray]` on all nodes."""
-
-    name: Literal["ray"] = "ray"
-    address: Word = "auto"
-    """`HOST:PORT` of the cluster that this machine is a node of; `auto` finds it, or takes `RAY_ADDRESS`."""
-    autoscales: bool = False
-    """The cluster adds nodes when they are needed. Otherwise, a service that no node has room for, however
-    idle, is an error."""
-    runtime_env: dict[str, Any] = Field(default_factory=dict)
-    """Ray's runtime environment of the services, e.g. `{working_dir: .}` with modules of your own."""
+LauncherConfig = LocalLauncherConfig | LauncherVariant | Use
+if not TYPE_CHECKING:  # which launchers are installed is known at run time only
+    LauncherConfig = with_installed(LauncherConfig, "astraflow.launchers")
 
 
-class SshLauncherConfig(Config):
-    """Start the rollout services on hosts that `ssh` reaches, and everything else on this machine. Needs
-    `astraflow[quickstart]` on all hosts."""
-
-    name: Literal["ssh"] = "ssh"
-    hosts: tuple[_SshHost, ...] = Field(min_length=1, max_length=10_000)
-    """What `ssh` is called with: `gpu-1`, `me@gpu-1`, or `ssh://me@gpu-1:2222`."""
-    python: Argument = "python3"
-    """The Python on the hosts that has astraflow, e.g. `~/astraflow/.venv/bin/python`."""
-    options: tuple[Argument, ...] = ()
-    """Further arguments of `ssh`, e.g. `[-i, cluster.key]`; `~/.ssh/config` is read, too."""
-    address: Word = "auto"
-    """Address of this machine that the hosts call; `auto`: the one that they see `ssh` come from."""
-
-
-class SlurmLauncherConfig(Config):
-    """Start each rollout service as a job of Slurm, and everything else on this machine. Needs
-    `astraflow[quickstart]` on all nodes."""
-
-    name: Literal["slurm"] = "slurm"
-    partition: _Partition = ""
-    """Partition of the jobs; empty: Slurm's default."""
-    python: Argument = "python3"
-    """The Python on the nodes that has astraflow."""
-    notice_s: int = Field(default=60, ge=10, le=3600)
-    """A job is told of its time limit this many seconds before, drains, and goes on as another job."""
-    options: tuple[Argument, ...] = ()
-    """Further arguments of `srun`, e.g. `[--account=mine, --qos=low, --time=4:00:00]`."""
-    address: Word = "auto"
-    """Address of this machine that the nodes call; `auto`: the one of its host name."""
-
-
-LauncherConfig = Annotated[
-    LocalLauncherConfig | RayLauncherConfig | SshLauncherConfig | SlurmLauncherConfig | Use,
-    Field(discriminator="name"),
-]
-
-BUILT_IN_LAUNCHERS = ("local", "ray", "ssh", "slurm")
-"""What `--on` may name."""
+def launcher_names() -> list[str]:
+    """The names of the launchers that are available on this machine."""
+    return [str(tag_of(choice)) for choice in configs_in(LauncherConfig) if choice is not Use]
 
 
 class NeedsConfig(Config):
@@ -169,23 +105,6 @@ class PoolConfig(Config):
     """Time for a service that has to go to finish its episodes; what is not finished then is leased again."""
 
 
-class KubernetesConfig(Config):
-    """What `astraflow cluster render` writes into manifests besides what processes reserve."""
-
-    image: Word = ""
-    """Image with astraflow, e.g. built from the `Containerfile`. Must be set to render."""
-    namespace: _Namespace = "default"
-    """Namespace of everything."""
-    storage_gb: float = Field(default=20.0, gt=0, le=1_000_000)
-    """Size of each volume, in 10^9 bytes: one for the journal, and one per trainer."""
-    storage_class: _ObjectName = ""
-    """Class of the volumes; empty: the cluster's default."""
-    models_claim: _ObjectName = ""
-    """PersistentVolumeClaim that is mounted at `/models`, read-only; empty: the image has the models."""
-    monitoring_namespace: _Namespace = "monitoring"
-    """Namespace that may read `/metrics`."""
-
-
 class ClusterConfig(Config):
     """What processes reserve on the nodes of a cluster, and how many there are. The launcher `local` reserves
     nothing."""
@@ -199,12 +118,10 @@ class ClusterConfig(Config):
     min_services: int = Field(default=1, ge=1, le=10_000)
     """Fewest rollout services of a pool that sizes itself."""
     max_services: int = Field(default=0, ge=0, le=10_000)
-    """Most rollout services of a pool that sizes itself, which starts with `rollout.services`. With 0, the pool
-    doesn't size itself."""
+    """Most rollout services of a pool that sizes itself. Such a pool starts with `rollout.services`. With 0,
+    the pool doesn't size itself."""
     pool: PoolConfig = PoolConfig()
     """How the pool sizes itself."""
-    k8s: KubernetesConfig = KubernetesConfig()
-    """Image, namespace and volumes; for Kubernetes."""
 
     @property
     def kinds(self) -> dict[str, ServiceKindConfig]:
@@ -226,3 +143,37 @@ class ClusterConfig(Config):
                 f"{self.min_services}; raise their `most`"
             )
         return self
+
+
+def _with_installed_sections(config: type[ClusterConfig]) -> type[ClusterConfig]:
+    """The config class with a section for each entry point of `astraflow.cluster`, under that name.
+
+    An entry point names a config class whose keys all have defaults, for a command of its package. If it is
+    in an add-on that this installation leaves out, the section stays plain data: the recipe may come from a
+    machine that has the add-on, and nothing here reads the section.
+
+    Raises: ConfigError if an entry point does not load or does not name such a class.
+    """
+    sections: dict[str, Any] = {}
+    for entry in added_to("astraflow.cluster"):
+        section: object = load_or_explain(entry)
+        if section is None:
+            sections[entry.name] = (dict[str, Any], Field(default_factory=dict))
+        elif isinstance(section, type) and issubclass(section, Config) and _is_optional(section):
+            summary = " ".join(str(section.__doc__).split())
+            sections[entry.name] = (section, Field(default=section(), description=summary))
+        else:
+            raise ConfigError(f"{source_of(entry)} must be a config class whose keys all have defaults")
+    if taken := sections.keys() & config.model_fields.keys():
+        raise ConfigError(f"an entry point of astraflow.cluster has the name of the key cluster.{min(taken)}")
+    return create_model(
+        config.__name__, __base__=config, __module__=config.__module__, __doc__=config.__doc__, **sections
+    )
+
+
+def _is_optional(section: type[Config]) -> bool:
+    return not any(field.is_required() for field in section.model_fields.values())
+
+
+if not TYPE_CHECKING:  # which packages have a section is known at run time only
+    ClusterConfig = _with_installed_sections(ClusterConfig)

@@ -228,8 +228,8 @@ class Recipe(Config):
     weights: WeightsConfig = WeightsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     launcher: LauncherConfig = LocalLauncherConfig()
-    """Starts the processes of the run: `local`, `ssh`, `ray`, `slurm`, or a launcher of your own; `--on`
-    chooses, too."""
+    """Starts the processes of the run: on this machine (`local`), with an installed launcher, or with your
+    own. The option `--on` chooses one, too."""
     cluster: ClusterConfig = ClusterConfig()
     trackers: tuple[TrackerConfig, ...] = ()
     """Where the rows of `metrics.jsonl` are shown besides: names, such as `[tensorboard]`, or sections, such

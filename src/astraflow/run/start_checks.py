@@ -15,6 +15,7 @@ from astraflow.errors import ConfigError
 from astraflow.processes.program import choose_addresses
 from astraflow.recipe.access import tls_files
 from astraflow.recipe.cluster_config import LocalLauncherConfig
+from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
 from astraflow.recipe.run_folder import RunFolder
@@ -87,7 +88,11 @@ def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
 
 def _has_services_here(recipe: Recipe) -> bool:
     """Whether rollout services run on this machine."""
-    return isinstance(recipe.launcher, LocalLauncherConfig) and recipe.max_services > 0
+    launcher = recipe.launcher
+    starts_here = isinstance(launcher, LocalLauncherConfig) or (
+        isinstance(launcher, LauncherVariant) and not launcher.spans_machines
+    )
+    return starts_here and recipe.max_services > 0
 
 
 def _gpus() -> tuple[int, str]:

@@ -9,7 +9,9 @@ from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, entry_points, requires
 from typing import Any
 
-__all__ = ["added_to", "loaded", "where_to_find"]
+from astraflow.errors import ConfigError
+
+__all__ = ["added_to", "load_or_explain", "loaded", "source_of", "where_to_find"]
 
 _ADD_ONS = "astraflow.addons."
 
@@ -38,6 +40,20 @@ def loaded(entry: EntryPoint) -> Any | None:
         if f"{err.name}.".startswith(_ADD_ONS):
             return None
         raise
+
+
+def load_or_explain(entry: EntryPoint) -> Any | None:
+    """The same. Raises: ConfigError that names the package if it can't be loaded."""
+    try:
+        return loaded(entry)
+    except (ImportError, AttributeError) as err:
+        raise ConfigError(f"{source_of(entry)} does not load: {err}") from err
+
+
+def source_of(entry: EntryPoint) -> str:
+    """The entry point and its package, for messages."""
+    package = entry.dist.name if entry.dist is not None else "an installed package"
+    return f"{entry.value} ({package}, entry point {entry.name!r} of {entry.group})"
 
 
 def where_to_find(name: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -13,7 +14,8 @@ from astraflow.processes.launcher import make_launcher, reachable, start_process
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
-from astraflow.recipe.cluster_config import LocalLauncherConfig, RayLauncherConfig
+from astraflow.recipe.cluster_config import LocalLauncherConfig
+from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.recipe.recipe import Recipe
 
 
@@ -87,13 +89,43 @@ def test_a_launcher_of_ones_own_gets_its_arguments() -> None:
     [
         ("OneHandle", {"handles": 1}, r"launcher\.args\.handles is not an argument.*handle"),
         ("OneHandle", {}, r"could not be made: it raised TypeError.*'handle'"),
-        ("not_a_launcher", {}, "makes 5, which is no launcher: it has no start and no close"),
+        ("not_a_launcher", {}, "makes 5, which is not a launcher: it has no start and no close"),
         ("Missing", {}, "Missing"),
     ],
 )
 def test_what_is_no_launcher_is_refused(attr: str, args: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         make_launcher(Use(use=f"{__name__}:{attr}", args=args))
+
+
+class Installed(LauncherVariant):
+    """The config of a launcher that a package adds; `handle` is what its `make` returns or raises."""
+
+    name: Literal["installed"] = "installed"
+    handle: Any = 0
+
+    def make(self) -> Any:
+        if isinstance(self.handle, Exception):
+            raise self.handle
+        return self.handle
+
+
+def test_an_installed_config_makes_its_launcher() -> None:
+    launcher = OneHandle(None)
+    assert make_launcher(Installed(handle=launcher)) is launcher
+
+
+@pytest.mark.parametrize(
+    ("handle", "problem"),
+    [
+        (KeyError("node7"), r"launcher\.name = 'installed' could not be made: it raised KeyError: 'node7'"),
+        (ConfigError("no such node"), "^no such node$"),
+        (5, r"launcher\.name = 'installed' makes 5, which is not a launcher: it has no start and no close"),
+    ],
+)
+def test_an_installed_config_that_makes_no_launcher_is_named(handle: object, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        make_launcher(Installed(handle=handle))
 
 
 @pytest.mark.parametrize(
@@ -189,8 +221,3 @@ def test_what_works_on_one_machine_only_is_refused_on_several(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         reachable(make_recipe(**sections), Spanning(None))  # type: ignore[arg-type]
-
-
-def test_the_address_of_a_ray_client_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"ray://head:10001.*ray job submit"):
-        make_launcher(RayLauncherConfig(address="ray://head:10001"))

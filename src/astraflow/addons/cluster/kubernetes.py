@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astraflow.addons.cluster.cluster_needs import pod_needs
+from astraflow.addons.cluster.config import KubernetesConfig
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
 from astraflow.processes.program import TOKEN_VARIABLE, num_threads
@@ -73,7 +74,7 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
             "(GPUs: cluster.rollout.gpus; encryption: the network of the cluster)"
         )
     _check_labels(recipe.cluster)
-    if not recipe.cluster.k8s.image:
+    if not KubernetesConfig.of(recipe.cluster).image:
         raise ConfigError(
             "cluster.k8s.image is empty; name an image with astraflow, e.g. built by the Containerfile"
         )
@@ -128,6 +129,7 @@ class _Run:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._cluster: ClusterConfig = recipe.cluster
+        self._k8s = KubernetesConfig.of(recipe.cluster)
         self._prefix = _name(recipe.name)
         self._url = f"http://{self._prefix}-dataflow:{_DATAFLOW_PORT}"
         self._ports = {policy: _FIRST_WEIGHTS_PORT + idx for idx, policy in enumerate(recipe.published)}
@@ -136,7 +138,7 @@ class _Run:
         """The head of an object."""
         metadata = {
             "name": f"{self._prefix}-{suffix}",
-            "namespace": self._cluster.k8s.namespace,
+            "namespace": self._k8s.namespace,
             "labels": self._labels(part),
         }
         return {"apiVersion": version, "kind": kind, "metadata": metadata}
@@ -288,7 +290,7 @@ class _Run:
         own = {"podSelector": {"matchLabels": self._labels()}}
         monitoring = {
             "namespaceSelector": {
-                "matchLabels": {"kubernetes.io/metadata.name": self._cluster.k8s.monitoring_namespace}
+                "matchLabels": {"kubernetes.io/metadata.name": self._k8s.monitoring_namespace}
             }
         }
         weights = [{"protocol": "TCP", "port": port} for port in self._ports.values()]
@@ -336,7 +338,7 @@ class _Run:
         """A container that may write to its volumes only, and has no rights of its own."""
         return {
             "name": name,
-            "image": self._cluster.k8s.image,
+            "image": self._k8s.image,
             "command": ["astraflow", *arguments],
             "env": _environment(1),
             "resources": _resources(needs),
@@ -359,7 +361,7 @@ class _Run:
             },
         }
         made: list[_Manifest] = [{"name": "tmp", "emptyDir": {}}, *(known[name] for name in volumes)]
-        if claim := self._cluster.k8s.models_claim:
+        if claim := self._k8s.models_claim:
             made.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
         spec: _Manifest = {
             "automountServiceAccountToken": False,
@@ -389,15 +391,14 @@ class _Run:
         return mounts
 
     def _models_mount(self) -> list[_Manifest]:
-        return [_mount("models", "/models") | {"readOnly": True}] if self._cluster.k8s.models_claim else []
+        return [_mount("models", "/models") | {"readOnly": True}] if self._k8s.models_claim else []
 
     def _claim(self) -> _Manifest:
-        config = self._cluster.k8s
         spec: _Manifest = {
             "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": f"{round(config.storage_gb * 1000)}M"}},
+            "resources": {"requests": {"storage": f"{round(self._k8s.storage_gb * 1000)}M"}},
         }
-        return spec | ({"storageClassName": config.storage_class} if config.storage_class else {})
+        return spec | ({"storageClassName": self._k8s.storage_class} if self._k8s.storage_class else {})
 
     def _token(self, role: str) -> _Manifest:
         source = {"secretKeyRef": {"name": f"{self._prefix}-tokens", "key": role}}

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import astraflow
+from astraflow.addons.cluster.config import RayLauncherConfig
 from astraflow.addons.cluster.process_host import ProcessHost
 from astraflow.addons.cluster.ray_process import NodeOf, RayProcess
 from astraflow.addons.cluster.room import Room, contents_of, is_movable, missing_room, naming_wait
 from astraflow.errors import ConfigError, Error, ServiceError
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
-from astraflow.recipe.cluster_config import RayLauncherConfig
 from astraflow.user_input.extras import install_command
 
 __all__ = ["RayLauncher", "room_of"]

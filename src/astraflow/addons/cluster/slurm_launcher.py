@@ -16,13 +16,13 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from astraflow.addons.cluster.config import SlurmLauncherConfig
 from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.piped_process import PipedProcesses
 from astraflow.addons.cluster.room import contents_of, is_movable, naming_wait
 from astraflow.errors import ConfigError
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import ProcessHandle, ProcessSpec
-from astraflow.recipe.cluster_config import SlurmLauncherConfig
 from astraflow.service.server import is_loopback
 
 __all__ = ["SlurmLauncher", "remedy_for", "srun_command"]

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import astraflow
+from astraflow.addons.cluster.config import SshLauncherConfig
 from astraflow.addons.cluster.host_frames import Hello
 from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.piped_process import PipedProcesses, asked
@@ -28,7 +29,6 @@ from astraflow.addons.cluster.room import Room, contents_of, is_movable, missing
 from astraflow.errors import ConfigError
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
-from astraflow.recipe.cluster_config import SshLauncherConfig
 from astraflow.service.server import is_loopback
 
 __all__ = ["HostBook", "HostEntry", "SshLauncher", "remedy_for", "ssh_command"]

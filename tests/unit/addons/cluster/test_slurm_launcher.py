@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.addons.cluster.config import SlurmLauncherConfig
 from astraflow.addons.cluster.slurm_launcher import SlurmLauncher, remedy_for, srun_command
 from astraflow.errors import ConfigError
 from astraflow.protocols import Needs, ProcessSpec
-from astraflow.recipe.cluster_config import SlurmLauncherConfig
 
 
 def command(needs: Needs, **settings: object) -> list[str]:

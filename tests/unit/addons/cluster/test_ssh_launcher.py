@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from astraflow.addons.cluster.config import SshLauncherConfig
 from astraflow.addons.cluster.room import Room
 from astraflow.addons.cluster.ssh_launcher import HostBook, HostEntry, SshLauncher, remedy_for, ssh_command
 from astraflow.errors import ConfigError
 from astraflow.protocols import Needs
-from astraflow.recipe.cluster_config import SshLauncherConfig
 
 ONE = Needs(cpus=1.0)
 
