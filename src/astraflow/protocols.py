@@ -50,8 +50,10 @@ __all__ = [
     "EntropyUse",
     "Environment",
     "EpisodeTracker",
+    "HostedModel",
     "ImageRenderer",
     "InteractiveEnvironment",
+    "Judge",
     "Launcher",
     "Learner",
     "LifeReporter",
@@ -214,6 +216,38 @@ class Scorer(Protocol):
         Raises: RolloutError or DataError if the completion cannot be scored; that is never a score of 0.
         """
         ...
+
+
+class HostedModel(Protocol):
+    """A policy that a rollout service serves."""
+
+    @property
+    def engine(self) -> "Engine": ...
+
+    @property
+    def renderer(self) -> "Renderer": ...
+
+
+class Judge(Protocol):
+    """Asks a model what texts are worth. The config of a reward makes it, for one rollout service."""
+
+    @property
+    def unclear(self) -> float:
+        """Value of a completion without the part that is judged."""
+        ...
+
+    async def start(self) -> None:
+        """Prepares the calls. Raises: UnavailableError or ConfigError if the model cannot be asked."""
+
+    async def value(self, task: Task, text: str, policies: Mapping[str, HostedModel]) -> tuple[float, bool]:
+        """The value of a text, and whether the model gave a verdict.
+
+        `policies`: those that the service serves. Raises: RolloutError if the model cannot be asked.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends what `start` or a call started."""
 
 
 # --- tables: limiting, picking and evicting the groups of one policy ------------------------------

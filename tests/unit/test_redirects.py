@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from astraflow.addons.inference_servers.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.addons.inference_servers.server_api import ServerHttp
 from astraflow.errors import ConfigError, Error, RefusedError, RolloutError, WeightsError
-from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.service.client import ServiceClient
 from astraflow.service.server import HttpServer
 from astraflow.types import GenerateRequest, Message, Sampling

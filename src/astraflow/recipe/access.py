@@ -74,11 +74,8 @@ def network_modules(recipe: Recipe) -> tuple[str, ...]:
     engine = recipe.rollout.engine
     if isinstance(engine, EngineVariant):
         used.update(engine.commands)
-    judges = [
-        judge for tasks in scoring_tasks(recipe).values() for judge in judges_of(tasks).values() if judge.url
-    ]
-    # The key goes to the endpoint, so both are allowed together.
-    used.update(f"{judge.url} {judge.key_variable}".strip() for judge in judges)
+    judges = [judge for tasks in scoring_tasks(recipe).values() for judge in judges_of(tasks).values()]
+    used.update(judge.endpoint for judge in judges if judge.endpoint)
     for workflow in _workflows(recipe):
         used.update(workflow.commands)
     return tuple(sorted(used))

@@ -108,7 +108,9 @@ def _asks_once(recipe: Recipe) -> bool:
     """Whether every trajectory is one prompt and one completion."""
     workflows = [recipe.workflow, *(workflow_of(config, recipe) for config in recipe.eval.sets.values())]
     has_judges = any(
-        judge.policy for tasks in scoring_tasks(recipe).values() for judge in judges_of(tasks).values()
+        judge.judging_policy
+        for tasks in scoring_tasks(recipe).values()
+        for judge in judges_of(tasks).values()
     )
     return not has_judges and all(isinstance(workflow, SingleTurnConfig) for workflow in workflows)
 

@@ -39,7 +39,7 @@ from astraflow.rollout.scoring_process import (
     score_calls,
     start_worker,
 )
-from astraflow.tasks.config import ExactReward, JudgeReward, TasksConfig
+from astraflow.tasks.config import ExactReward, TasksConfig
 from astraflow.tasks.rewards import RecipeReward, make_reward
 from astraflow.tasks.variants import RewardVariant
 from astraflow.types import Task
@@ -263,7 +263,7 @@ def _is_harmless(tasks: TasksConfig) -> bool:
     """Whether scoring can run in the rollout service. A pattern may take forever on the text of a model."""
     reward = tasks.reward
     is_harmless = reward.is_harmless if isinstance(reward, RewardVariant) else False
-    return (is_harmless or isinstance(reward, ExactReward | JudgeReward)) and not tasks.format
+    return (is_harmless or isinstance(reward, ExactReward)) and not tasks.format
 
 
 def _score_of(outcome: Outcome) -> Score:

@@ -314,15 +314,16 @@ def _check_judges(recipe: Recipe) -> None:
     """A judge that is a policy of the run keeps its weights, so that scores stay comparable."""
     for where, tasks in scoring_tasks(recipe).items():
         for judge in judges_of(tasks).values():
-            if not judge.policy:
+            name = judge.judging_policy
+            if not name:
                 continue
-            if judge.policy not in recipe.policies:
-                known = hint(judge.policy, list(recipe.policies))
-                raise ConfigError(f"{where}.reward: the judge {judge.policy!r} is not a policy{known}")
-            role = recipe.policies[judge.policy].role
+            if name not in recipe.policies:
+                known = hint(name, list(recipe.policies))
+                raise ConfigError(f"{where}.reward: the judge {name!r} is not a policy{known}")
+            role = recipe.policies[name].role
             if role != "frozen":
                 raise ConfigError(
-                    f"{where}.reward: the judge {judge.policy!r} is a policy of the role {role}; give it "
+                    f"{where}.reward: the judge {name!r} is a policy of the role {role}; give it "
                     "`role: frozen`, since a judge that changes would change what the scores mean"
                 )
 

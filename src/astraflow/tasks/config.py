@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, Union, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from astraflow.config import Config, Use, with_installed
-from astraflow.tasks.variants import RewardVariant, RowsConfig, SourceVariant
+from astraflow.tasks.variants import JudgeVariant, RewardVariant, RowsConfig, SourceVariant
 from astraflow.user_input.hub_names import is_hub_name
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Name
 
 __all__ = [
-    "JUDGE_PROMPT",
     "EnvironmentConfig",
     "EnvironmentSourceConfig",
     "ExactReward",
@@ -21,7 +20,6 @@ __all__ = [
     "FormatReward",
     "HubSourceConfig",
     "JsonlSourceConfig",
-    "JudgeReward",
     "Pattern",
     "RewardConfig",
     "SingleRewardConfig",
@@ -132,49 +130,6 @@ class FormatReward(Config):
     """Value of a completion that does not match."""
 
 
-JUDGE_PROMPT = (
-    "Question:\n{prompt}\n\nRight answer:\n{answer}\n\nGiven answer:\n{text}\n\n"
-    "Is the given answer right? Think briefly, and end with yes or no."
-)
-
-
-class JudgeReward(Config):
-    """The verdict of a model: a frozen policy of the run, or a model behind an OpenAI-compatible endpoint."""
-
-    name: Literal["judge"] = "judge"
-    policy: str = ""
-    """The frozen policy that judges; empty if `url` is set."""
-    url: str = ""
-    """Base URL of an endpoint, e.g. `http://127.0.0.1:8000/v1`; empty if `policy` is set."""
-    model: str = ""
-    """Name of the model at `url`; empty: the first one that it lists."""
-    key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
-    """Environment variable of the rollout services that holds the key for `url`; empty: it needs none."""
-    prompt: str = JUDGE_PROMPT
-    """What the judge is asked; `{prompt}` and `{answer}` stand for those of the task, `{text}` for what is
-    judged."""
-    verdicts: dict[str, float] = Field(
-        default_factory=lambda: {"yes": 1.0, "no": 0.0}, min_length=1, max_length=64
-    )
-    """Words and their values; the one that stands last in the reply counts, behind any reasoning."""
-    unclear: float = Field(default=0.0, ge=-1e6, le=1e6)
-    """Value of a reply without any of the words, and of a completion without the part that is judged."""
-    max_tokens: int = Field(default=512, ge=1)
-    """Largest number of tokens of the reply, which is greedy."""
-
-    @model_validator(mode="after")
-    def _is_one_model(self) -> Self:
-        if bool(self.policy) == bool(self.url):
-            raise ValueError("a judge is either a `policy` or the model at a `url`; name one of them")
-        if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url = {self.url!r} is no URL; expected e.g. http://127.0.0.1:8000/v1")
-        if (self.model or self.key_variable) and not self.url:
-            raise ValueError("model and key_variable belong to `url`, which is empty")
-        if "{text}" not in self.prompt:
-            raise ValueError("prompt: it must show what is judged, where it says {text}")
-        return self
-
-
 class TrlReward(Use):
     """A reward function in the form of TRL: `def reward(completions, **columns)` returns a list of numbers.
     It gets whole completions."""
@@ -189,9 +144,7 @@ class VerlReward(Use):
     name: Literal["verl"] = "verl"  # pyright: ignore[reportIncompatibleVariableOverride] - another variant
 
 
-SingleRewardConfig = (
-    SourceReward | ExactReward | FormatReward | JudgeReward | TrlReward | VerlReward | RewardVariant | Use
-)
+SingleRewardConfig = SourceReward | ExactReward | FormatReward | TrlReward | VerlReward | RewardVariant | Use
 if not TYPE_CHECKING:
     SingleRewardConfig = with_installed(SingleRewardConfig, "astraflow.rewards")
 
@@ -216,7 +169,7 @@ class WeightedReward(Config):
                     raise ValueError(f"{key}: {name!r} is not a reward (rewards: {', '.join(self.rewards)})")
         if both := [name for name in self.factors if name in self.weights]:
             raise ValueError(f"weights: {both[0]!r} is one of `factors`, which have no weight")
-        if judges := [name for name in self.factors if isinstance(self.rewards[name], JudgeReward)]:
+        if judges := [name for name in self.factors if isinstance(self.rewards[name], JudgeVariant)]:
             raise ValueError(f"factors: {judges[0]!r} is a judge, which can only be added")
         if not set(self.rewards) - set(self.factors):
             raise ValueError("factors: all rewards are factors; one that they multiply must be left")

@@ -26,7 +26,6 @@ from astraflow.tasks.answers import AnswerScorer, answer_checker, extract_answer
 from astraflow.tasks.config import (
     ExactReward,
     FormatReward,
-    JudgeReward,
     RewardConfig,
     SingleRewardConfig,
     SourceReward,
@@ -38,7 +37,7 @@ from astraflow.tasks.environment import make_environment, without_environment
 from astraflow.tasks.own_rewards import OwnReward, check_own_reward, make_own_reward
 from astraflow.tasks.rows import naming_row
 from astraflow.tasks.selection import looked_at
-from astraflow.tasks.variants import PromptsConfig, RewardVariant, RowsConfig, SourceVariant
+from astraflow.tasks.variants import JudgeVariant, PromptsConfig, RewardVariant, RowsConfig, SourceVariant
 from astraflow.types import Task
 from astraflow.types.bounds import as_label
 from astraflow.types.row_columns import is_of_row
@@ -71,7 +70,7 @@ def make_reward(config: TasksConfig) -> "RecipeReward":
     parts = tuple(
         _Part(_scorer(reward, config, where), config.extract, name, weight, name in factors)
         for name, where, reward, weight in _singles(config.reward)
-        if not isinstance(reward, JudgeReward)
+        if not isinstance(reward, JudgeVariant)
     )
     return RecipeReward(parts, config.format, format_weight)
 
@@ -368,8 +367,6 @@ def _scorer(reward: SingleRewardConfig, config: TasksConfig, where: str) -> Scor
             return _SourceScorer(reward.allow, config)
         case ExactReward():
             return AnswerScorer(_exact)
-        case JudgeReward():
-            raise ConfigError(f"{where}: a judge is asked by the rollout service")
         case FormatReward():
             return _FormatScorer(reward.pattern, reward.otherwise)
         case RewardVariant():

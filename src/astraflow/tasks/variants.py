@@ -12,12 +12,13 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from astraflow.config import Config, Variant
-from astraflow.protocols import Scorer, TaskSource
+from astraflow.protocols import Judge, Scorer, TaskSource
 from astraflow.types import Task
 
 __all__ = [
     "MAX_COLUMNS",
     "PROMPT_MARK",
+    "JudgeVariant",
     "PromptsConfig",
     "RewardVariant",
     "RowsConfig",
@@ -145,3 +146,27 @@ class RewardVariant(Variant):
         """
         del source
         return None
+
+
+class JudgeVariant(RewardVariant):
+    """Base of a reward's config whose values a model gives.
+
+    The rollout service asks the model, and not a process that scores. So such a reward can be added to
+    others, but not be one of the `factors` that multiply them.
+    """
+
+    is_harmless: ClassVar[bool] = True
+
+    @property
+    def judging_policy(self) -> str:
+        """The policy of the run that it asks, which must be frozen; empty: none."""
+        return ""
+
+    @property
+    def endpoint(self) -> str:
+        """What it asks outside of the run, as `astraflow join --allow` names it; empty: nothing."""
+        return ""
+
+    def make_judge(self) -> Judge:
+        """Makes what asks the model, in a rollout service."""
+        raise NotImplementedError

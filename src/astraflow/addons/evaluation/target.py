@@ -105,7 +105,7 @@ async def hosting(target: Target) -> AsyncGenerator[tuple[Mapping[str, HostedPol
 
 @asynccontextmanager
 async def _calling(target: Target) -> AsyncGenerator[HostedPolicy]:
-    from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
+    from astraflow.addons.inference_servers.openai_engine import OpenAiEngine, TextRenderer
 
     assert target.endpoint is not None
     recipe = target.recipe

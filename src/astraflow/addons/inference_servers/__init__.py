@@ -1,1 +1,1 @@
-"""Engines whose model runs in a server of its own: vLLM and SGLang."""
+"""Engines whose model runs in a server: vLLM and SGLang, and OpenAI-compatible endpoints for evaluation."""

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from astraflow.addons.inference_servers.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.errors import ConfigError, RolloutError, UnavailableError
-from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.service.server import HttpServer
 from astraflow.types import GenerateRequest, Message, Sampling
 

@@ -1,0 +1,68 @@
+"""The reward `judge` of a recipe."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from astraflow.protocols import Judge
+from astraflow.tasks.variants import JudgeVariant
+
+__all__ = ["JUDGE_PROMPT", "JudgeReward"]
+
+JUDGE_PROMPT = (
+    "Question:\n{prompt}\n\nRight answer:\n{answer}\n\nGiven answer:\n{text}\n\n"
+    "Is the given answer right? Think briefly, and end with yes or no."
+)
+
+
+class JudgeReward(JudgeVariant):
+    """The verdict of a model: a frozen policy of the run, or a model behind an OpenAI-compatible endpoint."""
+
+    name: Literal["judge"] = "judge"
+    policy: str = ""
+    """The frozen policy that judges; empty if `url` is set."""
+    url: str = ""
+    """Base URL of an endpoint, e.g. `http://127.0.0.1:8000/v1`; empty if `policy` is set."""
+    model: str = ""
+    """Name of the model at `url`; empty: the first one that it lists."""
+    key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
+    """Environment variable of the rollout services that holds the key for `url`; empty: it needs none."""
+    prompt: str = JUDGE_PROMPT
+    """What the judge is asked; `{prompt}` and `{answer}` stand for those of the task, `{text}` for what is
+    judged."""
+    verdicts: dict[str, float] = Field(
+        default_factory=lambda: {"yes": 1.0, "no": 0.0}, min_length=1, max_length=64
+    )
+    """Words and their values; the one that stands last in the reply counts, behind any reasoning."""
+    unclear: float = Field(default=0.0, ge=-1e6, le=1e6)
+    """Value of a reply without any of the words, and of a completion without the part that is judged."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Largest number of tokens of the reply, which is greedy."""
+
+    @model_validator(mode="after")
+    def _is_one_model(self) -> Self:
+        if bool(self.policy) == bool(self.url):
+            raise ValueError("a judge is either a `policy` or the model at a `url`; name one of them")
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url = {self.url!r} is no URL; expected e.g. http://127.0.0.1:8000/v1")
+        if (self.model or self.key_variable) and not self.url:
+            raise ValueError("model and key_variable belong to `url`, which is empty")
+        if "{text}" not in self.prompt:
+            raise ValueError("prompt: it must show what is judged, where it says {text}")
+        return self
+
+    @property
+    def judging_policy(self) -> str:
+        """The policy that judges; empty for an endpoint."""
+        return self.policy
+
+    @property
+    def endpoint(self) -> str:
+        """The URL and the variable with its key: the key goes there, so both are allowed together."""
+        return f"{self.url} {self.key_variable}".strip()
+
+    def make_judge(self) -> Judge:
+        """The judge."""
+        from astraflow.addons.judge.judge import ModelJudge
+
+        return ModelJudge(self)

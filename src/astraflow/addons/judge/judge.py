@@ -1,0 +1,99 @@
+"""Asks a model what a text is worth, and reads the verdict in its reply."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+
+from astraflow.addons.inference_servers.openai_engine import OpenAiEngine, TextRenderer
+from astraflow.addons.judge.config import JudgeReward
+from astraflow.errors import ConfigError, RolloutError
+from astraflow.protocols import Engine, HostedModel, ReasoningRenderer, Renderer
+from astraflow.types import GenerateRequest, Message, Sampling, Task
+from astraflow.workflows.calls import without_reasoning
+from astraflow.workflows.roles import last_choice
+
+__all__ = ["ModelJudge"]
+
+_MARK = re.compile(r"\{(prompt|answer|text)\}")
+"""All marks are replaced in one pass: what is shown may hold marks itself."""
+
+
+class ModelJudge:
+    """Asks a policy of the run or the model at an endpoint. Implements `Judge`.
+
+    Example: `judge = ModelJudge(JudgeReward(policy="judge"))`; `await judge.start()`;
+    `await judge.value(task, "5", policies)`.
+    """
+
+    def __init__(self, config: JudgeReward) -> None:
+        self._config = config
+        self._endpoint: OpenAiEngine | None = None
+
+    @property
+    def unclear(self) -> float:
+        """Value of a completion without the part that is judged."""
+        return self._config.unclear
+
+    async def start(self) -> None:
+        """Finds the endpoint, if the judge is one. Raises: UnavailableError; ConfigError if it refuses."""
+        config = self._config
+        if not config.url:
+            return
+        key = os.environ.get(config.key_variable, "") if config.key_variable else ""
+        if config.key_variable and not key:
+            raise ConfigError(
+                f"the judge's key_variable = {config.key_variable!r} is not set in this service's environment"
+            )
+        self._endpoint = OpenAiEngine(config.url, model=config.model, api_key=key)
+        await self._endpoint.check()
+
+    async def value(self, task: Task, text: str, policies: Mapping[str, HostedModel]) -> tuple[float, bool]:
+        """The value of a text, and whether the judge said it. Raises: RolloutError."""
+        config = self._config
+        shown = {"prompt": task.prompt, "answer": task.answer, "text": text}
+        question = _MARK.sub(lambda mark: shown[mark[1]], config.prompt)
+        engine, renderer = self._model(policies)
+        prompt = renderer.render([Message(role="user", content=question)])
+        max_context = engine.capacity().max_context
+        if len(prompt) >= max_context:
+            raise RolloutError(
+                f"task {task.id}: the judge's prompt has {len(prompt)} tokens, its context {max_context}: "
+                "raise rollout.engine.max_context",
+                is_retryable=False,
+            )
+        sampling = Sampling(
+            temperature=0.0,
+            max_tokens=min(max_context - len(prompt), config.max_tokens),
+            seed=_seed(question),
+        )
+        generation = await engine.generate(GenerateRequest(token_ids=prompt, sampling=sampling, version=-1))
+        if generation.finish_reason == "abort":
+            raise RolloutError(f"task {task.id}: the judge's engine aborted its reply")
+        is_thinking = isinstance(renderer, ReasoningRenderer) and renderer.opens_reasoning(prompt)
+        text = renderer.parse(generation.token_ids).content
+        reply = without_reasoning(text, begins_inside=is_thinking)
+        verdict = last_choice(reply, tuple(config.verdicts))
+        return config.verdicts.get(verdict, config.unclear), bool(verdict)
+
+    async def close(self) -> None:
+        """Ends the connections to the endpoint."""
+        if self._endpoint is not None:
+            await self._endpoint.close()
+
+    def _model(self, policies: Mapping[str, HostedModel]) -> tuple[Engine, Renderer]:
+        if self._endpoint is not None:
+            return self._endpoint, TextRenderer()
+        hosted = policies.get(self._config.policy)
+        if hosted is None:
+            raise RolloutError(
+                f"the judge, policy {self._config.policy!r}, is not served here "
+                f"({', '.join(policies) or 'none is'}); a service that scores must host it",
+                is_retryable=False,
+            )
+        return hosted.engine, hosted.renderer
+
+
+def _seed(question: str) -> int:
+    """The same question has the same answer, also in another attempt."""
+    return int.from_bytes(hashlib.blake2b(question.encode(), digest_size=4).digest()) >> 1
