@@ -4,8 +4,8 @@
 `make mutants PACKAGE=trainer` tries one folder and those below it. A mutant is one change inside of a
 function: another operator, number, boundary, argument or keyword. mutmut finds the changes; changes of text
 are left out, because only words differ. The related tests of a file are the unit, golden, property and
-integration tests that import it, directly or through other modules; the nearest 8 files of them. Prints each
-survivor, then the share that was noticed.
+integration tests that import it, directly or through other modules; at most the 8 nearest test files run.
+Prints each survivor, then the share that was noticed.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def modules_of(test: Path) -> frozenset[str]:
         read.add(path)
         names = imports_of(path)
         found |= {name for name in names if name.startswith("astraflow")}
-        helpers = {TESTS / f"{name}.py" for name in names if "." not in name}
+        helpers = {TESTS.joinpath(*name.split(".")).with_suffix(".py") for name in names}
         to_read += [helper for helper in helpers - read if helper.exists()]
     return frozenset(found)
 
