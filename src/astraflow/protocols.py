@@ -70,7 +70,6 @@ __all__ = [
     "Remover",
     "Renderer",
     "Reward",
-    "RunPage",
     "SampleRulesProvider",
     "Sampler",
     "Score",
@@ -903,23 +902,6 @@ class MultiMachineLauncher(Protocol):
 
 
 # --- metrics --------------------------------------------------------------------------------------
-
-
-class RunPage(Protocol):
-    """A page about a run that a browser can open while the run lasts: the time in its `async with`.
-
-    Made as `attr(run_dir, log_path)` from an entry point of the group `astraflow.pages`. It may raise OSError
-    if it can't listen.
-    """
-
-    @property
-    def url(self) -> str:
-        """Where a browser finds the page."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
 
 
 class Tracker(Protocol):

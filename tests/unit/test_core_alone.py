@@ -68,6 +68,20 @@ def test_a_command_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None
     assert done.stderr.strip() == told
 
 
+def test_a_run_has_no_page_and_prints_plain_lines(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+from rich.console import Console
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.report.view import ShownRun
+from astraflow.run.commands import make_pages
+terminal = Console(force_terminal=True)
+assert make_pages(ShownRun("r", "runs/r", RunFolder(Path("runs/r")), terminal, has_link=True)) == []
+"""
+    done = core_alone(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from astraflow.dataflow.client import DataflowClient
-from astraflow.report.screen import RATE_STEPS, ScreenState
+from astraflow.report.overview import RATE_STEPS, RunOverview
 from astraflow.types import EvalRecord, StatusReply, StepRecord
 
 __all__ = ["Recent", "recent_of"]
@@ -32,10 +32,9 @@ class Recent:
         """The time of the earliest step or evaluation that is known; now without any."""
         return min((record.at_s for record in (*self.steps, *self.evals)), default=now_s)
 
-    def screen(self, status: StatusReply, *, name: str, where: str, started_s: float) -> ScreenState:
-        """What is shown of it and of the status."""
-        state = ScreenState(name, where, started_s)
-        state.status = status
+    def overview(self, status: StatusReply, *, name: str, where: str, started_s: float) -> RunOverview:
+        """What is known of the run, with its status."""
+        state = RunOverview(name, where, started_s, status=status)
         for record in self.evals:
             state.add_eval(record)
         for record in self.steps:

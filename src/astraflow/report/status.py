@@ -22,9 +22,9 @@ from astraflow.processes.process_state import state_of
 from astraflow.processes.supervisor import ServiceState
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.report.ending import known_end
+from astraflow.report.overview import RunOverview, services_text, status_lines
 from astraflow.report.recent import Recent, recent_of
 from astraflow.report.report import load_summary, summary_table
-from astraflow.report.screen import render, services_text
 from astraflow.report.silence import waits_text
 from astraflow.report.summary import Summary
 from astraflow.report.terminal_text import printable
@@ -80,6 +80,13 @@ class RunStatus(Item, frozen=True, kw_only=True):
     if the dataflow does not say."""
     summary: Summary | None = None
     """The results of a run that has ended."""
+
+    def overview(self) -> RunOverview:
+        """What is known of a run whose dataflow answers."""
+        assert self.dataflow is not None
+        began_s = self.dataflow.now_s - self.elapsed_s
+        recent = Recent(self.steps, self.evals)
+        return recent.overview(self.dataflow, name=self.name, where=self.where, started_s=began_s)
 
 
 def show_status(where: str, token_file: Path | None, *, as_json: bool = False) -> int:
@@ -247,16 +254,13 @@ def _print(status: RunStatus) -> None:
         console.print(f"{status.where} is {status.state}; its dataflow does not answer", highlight=False)
         console.print(services_text(states))
         return
-    now_s = status.dataflow.now_s
-    state = Recent(status.steps, status.evals).screen(
-        status.dataflow, name=status.name, where=status.where, started_s=now_s - status.elapsed_s
-    )
-    state.services = states
-    console.print(render(state, now_s))
-    if status.pool:
-        console.print(Text(printable(f"pool: {status.pool}")), soft_wrap=True)
-    if status.progress and (text := _progress_text(status.progress)):
-        console.print(Text(text), soft_wrap=True)
+    overview = status.overview()
+    overview.services = states
+    pool = f"pool: {status.pool}" if status.pool else ""
+    progress = _progress_text(status.progress) if status.progress else ""
+    for line in filter(None, (*status_lines(overview, status.dataflow), pool, progress)):
+        console.print(Text(printable(line)), soft_wrap=True)
+    console.print(services_text(states))
 
 
 def _progress_text(progress: ProgressTotals) -> str:

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from astraflow.dataflow.audit import audit
 from astraflow.errors import DataError
-from astraflow.protocols import RunPage
 from astraflow.recipe.model_checks import check_model
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import (
@@ -27,9 +26,9 @@ from astraflow.recipe.resume import (
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.report.ending import interruption
 from astraflow.report.report import load_summary, summary_table, write_report
-from astraflow.report.screen import LiveView, PlainView, View
 from astraflow.report.summary import Summary
 from astraflow.report.terminal_text import printable
+from astraflow.report.view import PlainView, RunPage, ShownRun, View
 from astraflow.run.drop_batch import drop_batch
 from astraflow.run.offline import collect_batches, train_from_batches
 from astraflow.run.run import Run, launch
@@ -37,7 +36,7 @@ from astraflow.trainer.columns import reward_mean
 from astraflow.types import Batch, StepRecord
 from astraflow.user_input.installed import added_to, loaded
 
-__all__ = ["drop_and_report", "run_only_rollout", "run_only_train", "run_recipe", "show_audit"]
+__all__ = ["drop_and_report", "make_pages", "run_only_rollout", "run_only_train", "run_recipe", "show_audit"]
 
 _INTERRUPTED = 130
 """Exit code of a command that was interrupted."""
@@ -52,15 +51,13 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
     console = Console()
     if folder.is_finished and _has_nothing_to_do(folder, recipe, run_dir):
         return _show_finished(folder, recipe, run_dir, console)
-    is_live = console.is_terminal and not is_plain
-    view: View = (
-        LiveView(recipe.name, str(run_dir), console)
-        if is_live
-        else PlainView(recipe.name, str(run_dir), sys.stdout)
-    )
+    terminal = console if console.is_terminal and not is_plain else None
+    pages = make_pages(ShownRun(recipe.name, str(run_dir), folder, terminal, has_link=recipe.view))
+    plain = PlainView(recipe.name, str(run_dir), sys.stdout)
+    view = next((page.view for page in pages if page.view is not None), plain)
     runs: list[Run] = []
     try:
-        is_finished = asyncio.run(_until_end(recipe, run_dir, view, module_path, runs))
+        is_finished = asyncio.run(_until_end(recipe, run_dir, (pages, view), module_path, runs))
     except Exception:
         view.close()
         if runs:  # it has started, so there is something to show
@@ -106,10 +103,15 @@ def _show_finished(folder: RunFolder, recipe: Recipe, run_dir: Path, console: Co
 
 
 async def _until_end(
-    recipe: Recipe, run_dir: Path, view: View, module_path: tuple[str, ...], runs: list[Run]
+    recipe: Recipe,
+    run_dir: Path,
+    shown: tuple[list[RunPage], View],
+    module_path: tuple[str, ...],
+    runs: list[Run],
 ) -> bool:
-    """Runs the recipe; returns whether it finished, False if it was interrupted. `runs` gets the run once it
-    has started."""
+    """Runs the recipe; returns whether it finished, False if it was interrupted. `shown` are the pages of the
+    run and its view. `runs` gets the run once it has started."""
+    pages, view = shown
     interrupted = asyncio.Event()
     reasons: list[str] = []
     loop = asyncio.get_running_loop()
@@ -137,7 +139,7 @@ async def _until_end(
         ended = asyncio.ensure_future(run.wait())
         stopped = asyncio.ensure_future(interrupted.wait())
         try:
-            async with _pages(recipe, run, view):
+            async with _offered(pages, view):
                 await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 run.note_stop(reasons[0])
@@ -149,20 +151,25 @@ async def _until_end(
             log.close()
 
 
+def make_pages(run: ShownRun) -> list[RunPage]:
+    """The pages about a run that installed packages have."""
+    makers = [loaded(entry) for entry in added_to("astraflow.pages")]
+    made: list[RunPage | None] = [make_page(run) for make_page in makers if make_page is not None]
+    return [page for page in made if page is not None]
+
+
 @asynccontextmanager
-async def _pages(recipe: Recipe, run: Run, view: View) -> AsyncGenerator[None]:
-    """Offers the installed pages about the run while the block runs, unless the recipe says otherwise."""
+async def _offered(pages: list[RunPage], view: View) -> AsyncGenerator[None]:
+    """Offers the pages while the block runs, and says where they are."""
     async with AsyncExitStack() as stack:
-        for entry in added_to("astraflow.pages") if recipe.view else ():
-            if (make_page := loaded(entry)) is None:
-                continue
+        for page in pages:
             try:
-                page: RunPage = make_page(run.folder.path, run.folder.logs / f"{entry.name}.log")
+                await stack.enter_async_context(page)
             except OSError as err:
                 view.note(f"there is no page about this run: {err}")
                 continue
-            await stack.enter_async_context(page)
-            view.note(f"see the run at {page.url}")
+            if page.url:
+                view.note(f"see the run at {page.url}")
         yield
 
 

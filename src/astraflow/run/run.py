@@ -49,8 +49,8 @@ from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.report.ending import ABANDONED, reason_of
 from astraflow.report.metrics_log import MetricsLog
 from astraflow.report.report import load_drawing, write_report
-from astraflow.report.screen import SilentView, View
 from astraflow.report.tracking import FINISHED_S, INTERRUPTED_S, Trackers
+from astraflow.report.view import View
 from astraflow.report.watch.disk import DiskGauge
 from astraflow.report.watch.run_snapshot import RunSnapshot, StepMemory
 from astraflow.report.watch.watchdog import AlarmUpdate, Watchdog, cleared_text
@@ -505,7 +505,7 @@ async def launch(
         addresses = choose_addresses(recipe, _earlier_ports(folder))
         _prepare(folder, recipe)
         folder.reserve()
-        run = Run(recipe, folder, addresses, view or SilentView(), module_path=module_path)
+        run = Run(recipe, folder, addresses, view or View(), module_path=module_path)
         try:
             async with asyncio.TaskGroup() as group:
                 try:

@@ -2,15 +2,11 @@
 
 import io
 
-from rich.console import Console
-
-from astraflow.report.screen import PlainView, ScreenState, render
 from astraflow.report.terminal_text import printable, speaker_of
-from astraflow.types import Load, Message, StatusReply, Wait, WaitReason, WorkerStatus
-from astraflow.types.waits import Party
+from astraflow.report.view import PlainView
+from astraflow.types import Message
 
 EVIL = "[/x][bold]\x1b[2J\x1b]52;c;aGk=\x07\u202e\x9b31m"
-EVIL_REASON = WaitReason(kind="scoring", detail=EVIL)
 
 
 def test_hidden_characters_are_written_out() -> None:
@@ -27,31 +23,6 @@ def test_hidden_characters_are_written_out() -> None:
 def test_a_message_says_who_spoke() -> None:
     said = [Message(role="user", content=""), Message(role="assistant", content="", name="actor as verifier")]
     assert [speaker_of(message) for message in said] == ["user", "assistant (actor as verifier)"]
-
-
-def evil_status() -> StatusReply:
-    worker = WorkerStatus(
-        id="w", name=EVIL, engine="torch", hosts=("actor",), num_leases=0, last_seen_s=0.0,
-        load=Load(waits_for=(EVIL_REASON,)),
-    )  # fmt: skip
-    party = Party(kind="service", name=EVIL)
-    wait = Wait(who=party, whom=party, reasons=(EVIL_REASON,), since_s=0.0)
-    return StatusReply(
-        name="run", state="running", reason="", now_s=1.0, policies=(), workers=(worker,), waits=(wait,)
-    )
-
-
-def test_markup_and_escapes_of_a_service_are_shown_as_text() -> None:
-    state = ScreenState("run", "runs/run", 0.0)
-    state.status = evil_status()
-    state.notes.append(EVIL)
-    console = Console(width=400, force_terminal=False, file=io.StringIO())
-    with console.capture() as captured:
-        console.print(render(state, 1.0))
-    text = captured.get()
-    assert text.count("[/x][bold]\\x1b[2J") >= 4
-    assert "\x1b" not in text
-    assert "\u202e" not in text
 
 
 def test_plain_lines_obey_nobody() -> None:

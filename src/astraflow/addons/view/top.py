@@ -19,12 +19,11 @@ from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from astraflow.addons.view.filters import EpisodeFilter
 from astraflow.addons.view.index import RunIndex
+from astraflow.addons.view.screen import render
 from astraflow.addons.view.search import search
 from astraflow.addons.view.terminal import episodes_table
 from astraflow.errors import Error
-from astraflow.report.recent import Recent
 from astraflow.report.report import summary_table
-from astraflow.report.screen import render
 from astraflow.report.status import RunStatus, run_status
 from astraflow.report.terminal_text import printable
 
@@ -121,8 +120,4 @@ def state_of(status: RunStatus) -> RenderableType:
         ended: list[RenderableType] = [Text(printable(f"{status.where} is {status.state}{reason}"))]
         table: Table | None = summary_table(status.summary) if status.summary is not None else None
         return Group(*problems, *ended, *([table] if table is not None else []))
-    now_s = status.dataflow.now_s
-    state = Recent(status.steps, status.evals).screen(
-        status.dataflow, name=status.name, where=status.where, started_s=now_s - status.elapsed_s
-    )
-    return Group(*problems, render(state, now_s))
+    return Group(*problems, render(status.overview(), status.dataflow.now_s))

@@ -1,4 +1,4 @@
-"""The door of the viewer, with the real viewer behind it."""
+"""The viewer that starts when it is needed, with the real viewer process."""
 
 import asyncio
 import os
@@ -12,9 +12,9 @@ import psutil
 import pytest
 from yarl import URL
 
-from astraflow.addons.view.viewer_door import ViewerDoor
+from astraflow.addons.view.lazy_viewer import LazyViewer
+from astraflow.addons.view.startup_page import StartupPage
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
-from astraflow.addons.view.viewer_porch import Porch
 from drivers.view_runs import RunWriter
 
 pytestmark = pytest.mark.timeout(120)
@@ -48,7 +48,7 @@ def listener() -> Iterator[socket.socket]:
 
 async def test_the_page_is_there_before_the_viewer(listener: socket.socket) -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with Porch(listener):
+    with StartupPage(listener):
         silent = socket.create_connection(listener.getsockname())  # it keeps nobody waiting
         async with aiohttp.ClientSession() as session:
             for path, (media, content) in page_files().items():
@@ -57,7 +57,7 @@ async def test_the_page_is_there_before_the_viewer(listener: socket.socket) -> N
                     assert reply.headers["content-type"] == media
                     assert PAGE_HEADERS.items() <= {k.lower(): v for k, v in reply.headers.items()}.items()
                     assert await reply.read() == content
-            for path in ("/assets/../viewer_door.py", "/assets/report.css", "//example.org/api/"):
+            for path in ("/assets/../lazy_viewer.py", "/assets/report.css", "//example.org/api/"):
                 async with session.get(URL(url + path, encoded=True), allow_redirects=False) as reply:
                     assert reply.status == 404
         silent.close()
@@ -68,14 +68,14 @@ async def test_a_viewer_is_started_by_its_first_visitor_and_again_after_its_end(
     run = RunWriter(tmp_path / "run")
     run.group(0, [1.0])
     run.close()
-    async with ViewerDoor(tmp_path / "run", tmp_path / "logs" / "viewer.log") as door:
-        url = door.url
+    async with LazyViewer(tmp_path / "run", tmp_path / "logs" / "viewer.log") as viewer:
+        url = viewer.url
         await asyncio.sleep(0)
         assert viewers() == []
-        assert await runs_at(door.url) == ["run"]
+        assert await runs_at(viewer.url) == ["run"]
         (first,) = viewers()
         os.kill(first.pid, signal.SIGKILL)
-        assert await runs_at(door.url) == ["run"]
+        assert await runs_at(viewer.url) == ["run"]
         (second,) = viewers()
         assert second.pid != first.pid
         assert second.nice() == 19
@@ -87,8 +87,8 @@ async def test_a_viewer_is_started_by_its_first_visitor_and_again_after_its_end(
 
 async def test_a_taken_port_is_no_obstacle(tmp_path: Path) -> None:
     async with (
-        ViewerDoor(tmp_path, tmp_path / "a.log") as one,
-        ViewerDoor(tmp_path, tmp_path / "b.log") as two,
+        LazyViewer(tmp_path, tmp_path / "a.log") as one,
+        LazyViewer(tmp_path, tmp_path / "b.log") as two,
     ):
         assert one.url != two.url
         assert one.url.startswith("http://127.0.0.1:")

@@ -1,11 +1,11 @@
-"""The address of a run's viewer: a socket that listens from the start, and a process once somebody comes.
+"""The viewer that `astraflow run` offers: a listening socket, and a process as soon as somebody connects.
 
-    launching process:  the door listens on loopback; at a connection it starts the viewer, and shows the
-                        empty page until the viewer is ready
-    viewer process:     accepts from the same socket; reads the run folder; ends after ten quiet minutes
+    launching process:  listens on loopback; at a connection, starts the viewer, and serves the empty page
+                        until the viewer is ready
+    viewer process:     accepts from the same socket; reads the run folder; exits after ten idle minutes
 
-So a viewer that nobody opens costs the run one open socket. One that ends, for whatever reason, is started
-again at the next connection.
+A viewer that nobody opens costs the run one open socket. A viewer that has exited, for whatever reason, is
+started again at the next connection.
 """
 
 import asyncio
@@ -14,70 +14,63 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Self
 
-from astraflow.addons.view.viewer_porch import Porch
+from astraflow.addons.view.startup_page import StartupPage
 from astraflow.processes.program import PRIVATE_VARIABLE, TOKEN_VARIABLE
+from astraflow.report.view import RunPage, ShownRun
 from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE
 from astraflow.service.readable import until_readable
 
-__all__ = ["ViewerDoor"]
+__all__ = ["LazyViewer", "make_viewer"]
 
 _HOST = "127.0.0.1"
 _PORT = 7433
-"""Taken if it is free, so that a link to the page lasts; otherwise any free port."""
+"""Used if it is free, so that a link to the page stays valid; otherwise any free port."""
 _PAUSE_S = 2.0
-"""Between the end of a viewer and the start of the next one: one that fails at once must not spin."""
+"""Pause before a viewer is started again, so that one that fails at once does not use up a CPU."""
 _GRACE_S = 1.0
 _MODULE = "astraflow.addons.view.process"
-"""By name: the viewer stands above this package."""
 
 
-class ViewerDoor:
-    """Example: `async with ViewerDoor(run_dir, log_path) as door: print(door.url)`."""
+class LazyViewer(RunPage):
+    """Example: `async with LazyViewer(run_dir, log_path) as viewer: print(viewer.url)`."""
 
     def __init__(self, run_dir: Path, log_path: Path) -> None:
-        """Raises: OSError if loopback cannot be listened on."""
         self._run_dir = run_dir
         self._log_path = log_path
-        self._listener = _listening()
-        self._task: asyncio.Task[None] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._stack = contextlib.AsyncExitStack()
 
-    @property
-    def url(self) -> str:
-        """Where a browser finds the page."""
-        return f"http://{_HOST}:{self._listener.getsockname()[1]}"
-
-    async def __aenter__(self) -> "ViewerDoor":
-        self._task = asyncio.create_task(self._keep(), name="viewer door")
+    async def __aenter__(self) -> Self:
+        """Raises: OSError if no port of loopback can be bound."""
+        listener = self._stack.enter_context(_make_listener())
+        self.url = f"http://{_HOST}:{listener.getsockname()[1]}"
+        task = asyncio.create_task(self._serve(listener), name="lazy viewer")
+        self._stack.push_async_callback(_cancel, task)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        self._listener.close()
+        await self._stack.aclose()
 
-    async def _keep(self) -> None:
+    async def _serve(self, listener: socket.socket) -> None:
         """Starts a viewer at each connection that finds none, until cancelled."""
         while True:
-            await until_readable(self._listener.fileno())  # the connection waits for whoever accepts
+            await until_readable(listener.fileno())  # the connection stays in the backlog for the viewer
             try:
-                await self._run_viewer()
+                await self._run_viewer(listener)
             except OSError as err:
                 self._log(f"the viewer cannot be started: {err}")
             await asyncio.sleep(_PAUSE_S)
 
-    async def _run_viewer(self) -> None:
+    async def _run_viewer(self, listener: socket.socket) -> None:
         """Runs one viewer until it ends; ends it when cancelled. Raises: OSError."""
         read_fd, write_fd = os.pipe()
         ready_fd, tells_fd = os.pipe()
-        # The viewer ends when the launching process does, for then the first pipe closes. The second one
+        # The first pipe closes when the launching process ends; the viewer then ends, too. The second one
         # closes when the viewer is ready, or has ended.
         try:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
-            fd = self._listener.fileno()
+            fd = listener.fileno()
             with self._log_path.open("ab", buffering=0) as log:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -97,7 +90,7 @@ class ViewerDoor:
             os.close(tells_fd)
             tells_fd = -1
             try:
-                with Porch(self._listener):
+                with StartupPage(listener):
                     await until_readable(ready_fd)  # closed by a viewer that is ready, or has ended
                 await process.wait()
             finally:
@@ -112,7 +105,7 @@ class ViewerDoor:
             log.write(f"{text}\n")
 
 
-def _listening() -> socket.socket:
+def _make_listener() -> socket.socket:
     """Raises: OSError."""
     for port in (_PORT, 0):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -130,14 +123,20 @@ def _listening() -> socket.socket:
 
 
 def _environment(parent_fd: int) -> dict[str, str]:
-    """That of the launching process, without what is only for services; the viewer gets no token."""
+    """The environment of the launching process without what only services may have, such as tokens."""
     dropped = {TOKEN_VARIABLE, PRIVATE_VARIABLE, LIFE_FD_VARIABLE}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, PARENT_FD_VARIABLE: str(parent_fd)}
 
 
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ends a process that still runs, first kindly."""
+    """Ends a process that still runs: asks it to exit, then kills it."""
     for signal_process in (process.terminate, process.kill):
         if process.returncode is not None:
             return
@@ -146,3 +145,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_S):
                 await process.wait()
+
+
+def make_viewer(run: ShownRun) -> LazyViewer | None:
+    """The viewer of a run; None if its recipe has `view: false`."""
+    return LazyViewer(run.folder.path, run.folder.logs / "viewer.log") if run.has_link else None

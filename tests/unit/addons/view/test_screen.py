@@ -1,4 +1,4 @@
-"""What a person sees: pure text from what was told."""
+"""The live screen: pure text from what is known of a run."""
 
 import errno
 import io
@@ -7,91 +7,36 @@ import re
 import msgspec
 from rich.console import Console
 
+from astraflow.addons.view.screen import LiveView, render
 from astraflow.processes.supervisor import ServiceState
-from astraflow.report.screen import LiveView, PlainView, ScreenState, plain_eval, plain_step, render
+from astraflow.report.overview import RunOverview, step_line
 from astraflow.report.watch.run_snapshot import RunSnapshot
-from astraflow.report.watch.watchdog import Watchdog, alarms_now
-from astraflow.types import (
-    EvalRecord,
-    FateCounts,
-    Load,
-    MetricItem,
-    PolicyStatus,
-    PushedTasks,
-    ScalingAdvice,
-    ServedVersions,
-    StatusReply,
-    StepRecord,
-    Wait,
-    WaitReason,
-    WorkerStatus,
-)
+from astraflow.report.watch.watchdog import alarms_now
+from astraflow.types import Load, MetricItem, PushedTasks, StatusReply, Wait, WaitReason, WorkerStatus
 from astraflow.types.alarm import Alarm
 from astraflow.types.waits import POOL, Party
-
-TRAINER = Party(kind="trainer", name="actor")
-GROUPS = WaitReason(kind="groups", policy="actor", step=2, num=0, total=4)
-TICKETS = WaitReason(kind="tickets", policy="actor", num=8)
-
-
-def make_step(step: int, **changes: object) -> StepRecord:
-    fields: dict[str, object] = {
-        "policy": "actor",
-        "step": step,
-        "version": step + 1,
-        "at_s": 100.0 + step,
-        "reward_mean": 0.5,
-        "staleness_mean": 0.25,
-        "staleness_max": 1,
-        "num_groups": 4,
-        "num_samples": 16,
-        "num_trained_tokens": 300,
-        "num_discarded_groups": 0,
-        "metrics": (),
-    }
-    return StepRecord(**(fields | changes))  # type: ignore[arg-type]
+from drivers.shown_runs import (
+    GROUPS,
+    TICKETS,
+    TRAINER,
+    make_eval,
+    make_silent,
+    make_status,
+    make_step,
+    make_waiting,
+)
 
 
-def make_eval(version: int, score: float) -> EvalRecord:
-    return EvalRecord(
-        policy="actor", version=version, step=version, eval_set="heldout", num_tasks=16, num_samples=16,
-        num_failed=0, score_mean=score, score_stderr=0.01, at_s=100.0,
-    )  # fmt: skip
-
-
-def make_status() -> StatusReply:
-    policy = PolicyStatus(
-        name="actor", step=3, num_steps=10, newest_version=3, durable_step=2, epoch=1, num_tickets=5,
-        max_tickets=8, num_running_groups=2, num_ready_groups=3, groups_per_batch=4, staleness_bound=2,
-        redone_steps=0, fates=FateCounts(drawn=20, trained=12, filtered=3, live=5),
-    )  # fmt: skip
-    load = Load(tokens_per_s=1500.0, versions=(ServedVersions(policy="actor", versions=(3,)),))
-    worker = WorkerStatus(
-        id="r.1",
-        name="rollout-0",
-        engine="torch",
-        hosts=("actor",),
-        num_leases=7,
-        load=load,
-        last_seen_s=99.0,
-    )
-    wait = Wait(who=TRAINER, whom=POOL, reasons=(GROUPS,), since_s=98.0)
-    return StatusReply(
-        name="demo", state="running", reason="", now_s=100.0, policies=(policy,), workers=(worker,),
-        waits=(wait,),
-    )  # fmt: skip
-
-
-def shown(state: ScreenState, width: int = 160) -> str:
+def shown(state: RunOverview, width: int = 160, unanswered_s: float = 0.0) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(render(state, 142.0))
+    console.print(render(state, 142.0, unanswered_s=unanswered_s))
     out = console.file
     assert isinstance(out, io.StringIO)
     return out.getvalue()
 
 
 def test_the_screen_shows_steps_scores_queues_and_waits() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
+    state = RunOverview("demo", "runs/demo", 100.0)
     state.status = make_status()
     state.services = (
         ServiceState("dataflow", state="running", restarts=2),
@@ -120,7 +65,7 @@ def test_the_screen_shows_steps_scores_queues_and_waits() -> None:
 
 
 def test_nothing_is_cut_where_80_columns_are_all_there_are() -> None:
-    state = ScreenState("quickstart", "runs/quickstart", 100.0)
+    state = RunOverview("quickstart", "runs/quickstart", 100.0)
     policy = msgspec.structs.replace(
         make_status().policies[0], step=100, num_steps=150, num_tickets=192, max_tickets=192
     )
@@ -149,7 +94,7 @@ def test_nothing_is_cut_where_80_columns_are_all_there_are() -> None:
 
 
 def test_many_scores_take_more_lines_rather_than_being_cut() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
+    state = RunOverview("demo", "runs/demo", 100.0)
     state.status = make_status()
     for number in range(6):
         state.add_eval(msgspec.structs.replace(make_eval(0, 0.1), eval_set=f"set-{number}"))
@@ -161,42 +106,34 @@ def test_many_scores_take_more_lines_rather_than_being_cut() -> None:
 
 
 def test_the_screen_shows_the_loss_and_when_training_will_be_done() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
+    state = RunOverview("demo", "runs/demo", 100.0)
     state.status = make_status()
     metrics = (MetricItem("loss", 0.125), MetricItem("episode/turns", 2.5))
     for step in range(3):
         state.add_step(make_step(step, metrics=metrics))
     assert "actor: ETA 0:07  loss 0.125  turns 2.5" in shown(state)
-    assert "loss 0.125, ETA 0:07" in plain_step(state, make_step(2, metrics=metrics), 142.0)
+    assert "loss 0.125, ETA 0:07" in step_line(state, make_step(2, metrics=metrics), 142.0)
 
 
 def test_the_screen_tells_committed_tokens_from_those_with_a_gradient() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
+    state = RunOverview("demo", "runs/demo", 100.0)
     state.status = make_status()
     for step in range(2):
         state.add_step(make_step(step, metrics=(MetricItem("num_gradient_tokens", 75.0, "sum"),)))
-    assert "committed 300 tok/s (25% with a gradient)" in plain_step(state, make_step(2), 142.0)
+    assert "committed 300 tok/s (25% with a gradient)" in step_line(state, make_step(2), 142.0)
     text = shown(state)
     assert "25%" in text
     assert ("committed" in text, "trained" in text) == (True, False)
 
 
-def test_the_screen_says_nothing_of_gradients_that_no_trainer_reports() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
-    state.status = make_status()
-    for step in range(2):
-        state.add_step(make_step(step))
-    assert "committed 300 tok/s, ETA" in plain_step(state, make_step(2), 142.0)
-
-
 def test_the_screen_stands_before_the_dataflow_answers() -> None:
-    text = shown(ScreenState("demo", "runs/demo", 142.0))
+    text = shown(RunOverview("demo", "runs/demo", 142.0))
     assert "starting" in text
     assert "nobody waits" in text
 
 
 def test_the_screen_counts_pushed_tasks_if_there_are_any() -> None:
-    state = ScreenState("demo", "runs/demo", started_s=0.0)
+    state = RunOverview("demo", "runs/demo", started_s=0.0)
     state.status = make_status()
     assert "pushed" not in shown(state)
     pushed = PushedTasks(num_accepted=7, num_waiting=2, num_refused=3)
@@ -205,7 +142,7 @@ def test_the_screen_counts_pushed_tasks_if_there_are_any() -> None:
 
 
 def test_the_screen_counts_scores_that_did_not_come_if_there_are_any() -> None:
-    state = ScreenState("demo", "runs/demo", started_s=0.0)
+    state = RunOverview("demo", "runs/demo", started_s=0.0)
     state.status = make_status()
     assert "too late" not in shown(state)
     (worker, *others) = state.status.workers
@@ -215,40 +152,11 @@ def test_the_screen_counts_scores_that_did_not_come_if_there_are_any() -> None:
     assert f"{worker.name}: 1,200 scores came too late, 3 scorer errors" in shown(state)
 
 
-def test_a_plain_line_has_the_step_of_how_many() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
-    state.status = make_status()
-    line = plain_step(state, make_step(3), 161.0)
-    assert line.startswith("1:01 actor step 4/10: reward 0.500")
-    assert line.endswith("trainer actor waits for rollout")
-
-
-def test_an_evaluation_line_counts_failures_only_if_there_are_any() -> None:
-    assert (
-        plain_eval(make_eval(3, 0.5)) == "actor version 3 on heldout: 0.500 +- 0.010 (16 tasks, 16 episodes)"
-    )
-
-
-def test_plain_lines_come_at_most_every_two_seconds() -> None:
-    now, out = [100.0], io.StringIO()
-    view = PlainView("demo", "runs/demo", out, clock=lambda: now[0])
-    for step in range(6):
-        view.step(make_step(step))
-        now[0] += 0.9
-    assert [line.split()[3] for line in out.getvalue().splitlines()] == ["1:", "4:"]
-
-
 class Gone(io.StringIO):
     """An output whose reader went away."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.EIO, "Input/output error")
-
-
-def test_a_run_outlives_the_reader_of_its_lines() -> None:
-    view = PlainView("demo", "runs/demo", Gone())
-    view.step(make_step(0))
-    view.note("stopping")
 
 
 def test_a_run_outlives_its_terminal() -> None:
@@ -257,18 +165,6 @@ def test_a_run_outlives_its_terminal() -> None:
     console.file = Gone()
     view.note("stopping")
     view.close()
-
-
-def test_a_restart_is_said_once() -> None:
-    out = io.StringIO()
-    view = PlainView("demo", "runs/demo", out)
-    crashed = ServiceState("rollout-0", state="restarting", restarts=1, exit_code=-9)
-    for _ in range(3):
-        view.status(None, [crashed])
-    assert out.getvalue() == "rollout-0 ended with code -9; restart 1\n"
-    failed = ServiceState("trainer", state="restarting", restarts=1, exit_code=1, last_line="ValueError: no")
-    view.status(None, [crashed, failed])
-    assert out.getvalue().endswith("restart 1\ntrainer ended with code 1; restart 1: ValueError: no\n")
 
 
 def test_the_live_view_draws_what_it_was_told() -> None:
@@ -286,21 +182,8 @@ def test_the_live_view_draws_what_it_was_told() -> None:
     assert "dataflow ended with code -9; restart 2" in out.getvalue()
 
 
-def make_silent(name: str, silent_s: float) -> ServiceState:
-    trouble = "it is stopped; `kill -CONT 7` lets it continue"
-    return ServiceState(
-        name, state="running", pid=7, age_s=90.0, silent_s=silent_s, is_silent=True, trouble=trouble
-    )
-
-
-def make_waiting(who: Party, whom: Party, reason: WaitReason) -> StatusReply:
-    wait = Wait(who=who, whom=whom, reasons=(reason,), since_s=86.0)
-    scaling = ScalingAdvice(verdict="take_turns")
-    return msgspec.structs.replace(make_status(), waits=(wait,), scaling=scaling)
-
-
 def test_a_stopped_trainer_is_named_and_nobody_is_advised_to_change_the_recipe() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
+    state = RunOverview("demo", "runs/demo", 100.0)
     state.status = make_waiting(POOL, TRAINER, TICKETS)
     state.services = (make_silent("trainer-actor", 14.0), ServiceState("rollout-0", state="running"))
     state.alarms = alarms_now(RunSnapshot(now_s=114.0, status=state.status, services=state.services))
@@ -317,7 +200,7 @@ def test_a_stopped_trainer_is_named_and_nobody_is_advised_to_change_the_recipe()
 
 
 def test_every_wait_for_a_stopped_trainer_says_that_it_is_stopped() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
+    state = RunOverview("demo", "runs/demo", 100.0)
     status = make_waiting(Party(kind="service", name="rollout-0"), TRAINER, TICKETS)
     (worker,) = status.workers
     worker = msgspec.structs.replace(worker, load=msgspec.structs.replace(worker.load, waits_for=(TICKETS,)))
@@ -334,29 +217,29 @@ def test_every_wait_for_a_stopped_trainer_says_that_it_is_stopped() -> None:
 
 
 def test_a_stopped_publisher_explains_what_waits_for_its_trainer() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
+    state = RunOverview("demo", "runs/demo", 100.0)
     state.status = make_waiting(POOL, TRAINER, TICKETS)
     state.services = (make_silent("publisher-actor", 14.0),)
     assert "rollout waits for trainer actor (publisher-actor is silent for 14 s" in shown(state)
 
 
 def test_a_stopped_rollout_service_is_what_the_trainer_waits_for() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
+    state = RunOverview("demo", "runs/demo", 100.0)
     state.status = make_waiting(TRAINER, POOL, GROUPS)
     state.services = (make_silent("rollout-0", 14.0),)
     assert "(step 3: 0 groups ready, 4 make a batch; rollout-0 is silent for 14 s, 14.0 s)" in shown(state)
 
 
 def test_old_figures_are_said_to_be_old() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
-    state.take_status(make_status(), (), 128.0)
-    text = shown(state)
+    state = RunOverview("demo", "runs/demo", 100.0)
+    state.update(make_status(), ())
+    text = shown(state, unanswered_s=14.0)
     assert "what waits for what: not known for 14 s" in text
     assert "trainer actor waits for rollout" not in text
 
 
 def test_a_rollout_service_that_is_not_heard_of_is_marked() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
+    state = RunOverview("demo", "runs/demo", 100.0)
     (worker,) = make_status().workers
     worker = msgspec.structs.replace(worker, last_seen_s=80.0)
     state.status = msgspec.structs.replace(make_status(), workers=(worker,))
@@ -365,47 +248,39 @@ def test_a_rollout_service_that_is_not_heard_of_is_marked() -> None:
     assert line.split()[-1] == "silent"
 
 
-def plain_lines(status: StatusReply | None, services: tuple[ServiceState, ...], seconds: int) -> list[str]:
-    """What a plain view prints in that time, if it is told the same twice per second."""
-    now, out = [100.0], io.StringIO()
-    view = PlainView("demo", "runs/demo", out, clock=lambda: now[0])
-    for _ in range(2 * seconds):
-        now[0] += 0.5
-        view.status(status, services)
-    return out.getvalue().splitlines()
-
-
-def test_plain_lines_say_what_is_waited_for_while_no_step_comes() -> None:
-    lines = plain_lines(make_status(), (), 150)
-    wait = "trainer actor waits for rollout (step 3: 0 groups ready, 4 make a batch, 2.0 s)"
-    assert lines[0] == f"0:15 actor at step 3/10: {wait}"
-    assert [line.split()[0] for line in lines] == ["0:15", "0:45", "1:45"]
-
-
-def test_plain_lines_say_what_is_starting_before_the_dataflow_answers() -> None:
-    starting = (ServiceState("dataflow", state="running", age_s=9.0),)
-    assert plain_lines(None, starting, 20) == ["0:15 starting: dataflow"]
-
-
-def test_plain_lines_name_a_process_in_trouble_once_and_say_when_it_is_well_again() -> None:
-    now, out, watchdog = [100.0], io.StringIO(), Watchdog()
-    view = PlainView("demo", "runs/demo", out, clock=lambda: now[0])
-    well = ServiceState("dataflow", state="running", silent_s=0.1)
-    for service in (make_silent("dataflow", 9.0), make_silent("dataflow", 9.5), *[well] * 6):
-        now[0] += 1.0
-        view.status(None, (service,), watchdog.look(RunSnapshot(now_s=now[0], services=(service,))))
-    first, second = out.getvalue().splitlines()
-    assert first.startswith(
-        "warning (stopped_process): dataflow has shown no sign of life for 9 s: it is stopped"
-    )
-    assert second == "dataflow has recovered (stopped_process)"
-
-
 def test_what_is_wrong_stands_on_the_screen_with_what_to_do() -> None:
-    state = ScreenState("demo", "runs/demo", 100.0)
+    state = RunOverview("demo", "runs/demo", 100.0)
     state.alarms = (
         Alarm(
             rule="disk_low", subject="disk", since_s=1.0, evidence="5 MB are \x1b[2J left", advice="free some"
         ),
     )
     assert "5 MB are \\x1b[2J left; free some" in shown(state)
+
+
+EVIL = "[/x][bold]\x1b[2J\x1b]52;c;aGk=\x07\u202e\x9b31m"
+EVIL_REASON = WaitReason(kind="scoring", detail=EVIL)
+
+
+def evil_status() -> StatusReply:
+    worker = WorkerStatus(
+        id="w", name=EVIL, engine="torch", hosts=("actor",), num_leases=0, last_seen_s=0.0,
+        load=Load(waits_for=(EVIL_REASON,)),
+    )  # fmt: skip
+    party = Party(kind="service", name=EVIL)
+    wait = Wait(who=party, whom=party, reasons=(EVIL_REASON,), since_s=0.0)
+    return StatusReply(
+        name="run", state="running", reason="", now_s=1.0, policies=(), workers=(worker,), waits=(wait,)
+    )
+
+
+def test_markup_and_escapes_of_a_service_are_shown_as_text() -> None:
+    state = RunOverview("run", "runs/run", 0.0)
+    state.status = evil_status()
+    console = Console(width=400, force_terminal=False, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(render(state, 1.0, notes=(EVIL,)))
+    text = captured.get()
+    assert text.count("[/x][bold]\\x1b[2J") >= 4
+    assert "\x1b" not in text
+    assert "\u202e" not in text

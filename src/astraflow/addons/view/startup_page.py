@@ -1,7 +1,7 @@
-"""Shows the viewer's page while the viewer is still starting, which takes seconds on a busy machine.
+"""Serves the viewer's page while the viewer is still starting, which takes seconds on a busy machine.
 
-The page comes at once, empty. What it asks for waits until the viewer accepts, and is then sent there by a
-redirect, to the same address.
+The empty page loads at once. Its requests for data wait until the viewer accepts connections, and are then
+sent there by a redirect to the same address.
 """
 
 import socket
@@ -11,20 +11,20 @@ from typing import Self, cast
 
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
 
-__all__ = ["Porch"]
+__all__ = ["StartupPage"]
 
 _POLL_S = 0.02
 _READ_S = 5.0
-"""Longest silence of a visitor in the middle of its request."""
+"""Longest pause of a client in the middle of its request."""
 
 
-class Porch:
-    """Answers on a socket that listens, until it is left. Example: `with Porch(listener): ...`."""
+class StartupPage:
+    """Answers on a listening socket until its block ends. Example: `with StartupPage(listener): ...`."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._server = _Server(listener)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="viewer porch", daemon=True
+            target=self._server.serve_forever, args=(_POLL_S,), name="startup page", daemon=True
         )
 
     def __enter__(self) -> Self:
@@ -39,7 +39,7 @@ class Porch:
 
 
 class _Server(ThreadingHTTPServer):
-    """Accepts from a socket that others accept from, too. A slow visitor keeps nobody waiting."""
+    """Accepts from a socket that the viewer accepts from, too. A slow client does not block others."""
 
     daemon_threads = True
     block_on_close = False
@@ -52,7 +52,7 @@ class _Server(ThreadingHTTPServer):
         self.is_over = threading.Event()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A visitor that leaves in the middle is nobody's trouble."""
+        """Ignores clients that disconnect in the middle of a request."""
         del request, client_address
 
 
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {}, b"")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the launcher's terminal is for the run."""
+        """Logs nothing: the launcher's terminal is for the run."""
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
         self.send_response(status)
