@@ -194,7 +194,10 @@ async def test_the_status_tells_what_came_of_lost_attempts(
         status = await run_status(run.url, None)
         assert status.progress == ProgressTotals(num_resumed_tokens=1234, num_resampled_tokens=5)
         assert await asyncio.to_thread(show_status, run.url, None) == 0
-    told = "resumed: 1,234 tokens of lost attempts went on elsewhere, 5 reported ones were sampled again"
+    told = (
+        "resumed: 1,234 tokens of lost attempts were reused by other services, 5 reported tokens were "
+        "sampled again"
+    )
     assert told in " ".join(capsys.readouterr().out.split())
 
 

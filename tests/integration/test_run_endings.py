@@ -149,13 +149,17 @@ async def cancel(run: Run) -> None:
 @pytest.mark.parametrize(
     ("end", "expected", "reason"),
     [
-        (leave, nullcontext(), "the program that launched it ended it"),
+        (
+            leave,
+            nullcontext(),
+            "the program that launched it left its `launch` block before the run was over",
+        ),
         (interrupt, nullcontext(), "it was interrupted by Ctrl-C (SIGINT)"),
         (raise_error, pytest.raises(KeyError), "KeyError: 'my own'"),
         (
             cancel,
             pytest.raises(asyncio.CancelledError),
-            "the program that launched it was interrupted, or cancelled it",
+            "the program that launched it was interrupted, or it cancelled the run",
         ),
     ],
 )
@@ -193,7 +197,7 @@ async def test_a_run_that_never_began_has_a_summary_without_numbers(recipe: Reci
             await run.wait()
     summary = load_summary(RunFolder(tmp_path / "run"))
     assert (summary.state, summary.audit_ok, summary.policies) == ("failed", False, ())
-    assert summary.audit_problems[0].startswith("nothing is recorded")
+    assert summary.audit_problems[0].startswith("the run recorded nothing")
 
 
 async def test_a_new_start_forgets_the_earlier_reason_and_summary(recipe: Recipe, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_run_that_ended_is_no_hung_run(
     shown = capsys.readouterr().out
     assert f"{where} is {state}: trainer-actor failed for good\nValueError: \\x1b[2Jno" in shown
     assert f"demo: {state}" in shown or f"digits: {state}" in shown
-    assert "continue it with `astraflow run` and the same recipe" in shown
+    assert "to resume it, use `astraflow run` with the same recipe" in shown
 
 
 def test_json_has_all_that_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

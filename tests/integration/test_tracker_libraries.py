@@ -85,5 +85,5 @@ def test_wandb_without_a_key_is_said_and_does_not_hold_the_run(
     tracked.start()
     tracked.write(make_step(0))
     tracked.close(deadline_s=120.0)
-    assert "wandb did not take 1 rows" in tracked.notes[-1]
+    assert "wandb did not process 1 rows" in tracked.notes[-1]
     assert "No API key configured" in tracked.notes[-1]

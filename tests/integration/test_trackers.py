@@ -60,8 +60,8 @@ def test_one_that_cannot_be_opened_is_said_and_the_others_work(tmp_path: Path) -
         "drivers.tracker_examples-Failing ended with code 1: PermissionError: the key is not valid"
         in tracked.notes[0]
     )
-    assert "the run goes on" in tracked.notes[0]
-    assert "drivers.tracker_examples-Failing did not take 1 rows" in tracked.notes[-1]
+    assert "the run continues" in tracked.notes[0]
+    assert "drivers.tracker_examples-Failing did not process 1 rows" in tracked.notes[-1]
 
 
 def test_one_that_hangs_slows_nobody_and_what_it_did_not_take_is_counted(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_one_that_hangs_slows_nobody_and_what_it_did_not_take_is_counted(tmp_pat
     assert time.monotonic() - began - wrote_s < 5.0
     assert wrote_s < 5.0
     assert tracked.notes == [tracked.notes[0]]
-    assert "drivers.tracker_examples-Hanging did not take 2000 rows within 1 s" in tracked.notes[0]
+    assert "drivers.tracker_examples-Hanging did not process 2000 rows within 1 s" in tracked.notes[0]
 
 
 def test_one_that_does_not_close_is_ended(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_one_that_does_not_close_is_ended(tmp_path: Path) -> None:
     wait_for(lambda: steps_of(tracked, key_of("HangingAtTheEnd")))
     tracked.close(deadline_s=1.0)
     assert tracked.notes == [
-        "tracker drivers.tracker_examples-HangingAtTheEnd took all rows, but did not close within 1 s"
+        "tracker drivers.tracker_examples-HangingAtTheEnd processed all rows, but did not close within 1 s"
     ]
 
 
@@ -97,7 +97,7 @@ def test_one_that_takes_nothing_for_long_is_started_again(tmp_path: Path) -> Non
     wait_for(lambda: steps_of(tracked, key_of("Hanging")))
     tracked.write(make_step(1))
     wait_for(lambda: len(tracked.notes) > 0)
-    assert "has taken no row for 1 s, and is started again" in tracked.notes[0]
+    assert "has processed no row for 1 s and is restarted" in tracked.notes[0]
     wait_for(lambda: len(tracked.kept(key_of("Hanging"), "opened")) > 1)
     tracked.close(deadline_s=0.5)
 

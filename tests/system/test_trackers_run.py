@@ -38,10 +38,10 @@ def test_neither_a_tracker_that_fails_nor_one_that_hangs_holds_up_a_run_and_both
     assert time.monotonic() - began_s < 6.0
     told = "".join(run.lines)
     num = len(rows(run))
-    assert f"tracker tests.drivers.tracker_examples-Failing did not take {num} rows" in told, told
-    assert f"tracker tests.drivers.tracker_examples-Hanging did not take {num - 1} rows within 3 s" in told, (
-        told
-    )
+    assert f"tracker tests.drivers.tracker_examples-Failing did not process {num} rows" in told, told
+    assert (
+        f"tracker tests.drivers.tracker_examples-Hanging did not process {num - 1} rows within 3 s" in told
+    ), told
     losses = EventAccumulator(str(run.run_dir / "tensorboard" / "actor")).Reload().Scalars("loss")
     assert [event.step for event in losses] == list(range(1, num + 1))
 
@@ -51,4 +51,4 @@ def test_a_tracker_that_hangs_holds_a_finished_run_for_its_deadline_and_no_longe
     assert run.finish() == 0, run.report()
     last_row_s = (run.run_dir / "metrics.jsonl").stat().st_mtime
     assert time.time() - last_row_s < 40.0
-    assert "Hanging did not take 19 rows within 20 s" in "".join(run.lines)
+    assert "Hanging did not process 19 rows within 20 s" in "".join(run.lines)

@@ -1,4 +1,4 @@
-"""The best version of each policy as summaries show it: which one it is, and where its model folder lies."""
+"""The best version of each policy, as summaries show it: which one it is, and where its model folder is."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,24 +12,24 @@ from astraflow.types import EvalRecord, Item
 __all__ = ["BEST_PREFIX", "BestVersion", "best_version", "folder_of", "is_best"]
 
 BEST_PREFIX = "best-step-"
-"""How the names of these folders begin."""
+"""Prefix of the names of these folders."""
 
 
 class BestVersion(Item, frozen=True, kw_only=True):
-    """The best version of a policy by the recipe's `eval.best`."""
+    """The best version of a policy according to the recipe's `eval.best`."""
 
     step: int
-    """Steps that the weights have done."""
+    """Number of steps after which the version was published."""
     version: int
     by: str
     """The rule, e.g. `max heldout`."""
     value: float
     folder: str
-    """Path of its model folder in the run folder; empty while it is not written."""
+    """Path of its model folder, relative to the run folder; empty until it is written."""
 
 
 def best_version(folder: RunFolder, recipe: Recipe, evals: Sequence[EvalRecord]) -> BestVersion | None:
-    """The best version among the evaluations of one policy; None if none is kept."""
+    """The best version among the evaluations of one policy; None if the recipe keeps none."""
     marked = [record for record in evals if is_best(record, recipe.eval.best)]
     if not marked:
         return None
@@ -45,19 +45,19 @@ def best_version(folder: RunFolder, recipe: Recipe, evals: Sequence[EvalRecord])
 
 
 def is_best(record: EvalRecord, rule: BestConfig) -> bool:
-    """Whether a record was marked by the rule in force; an earlier start may have had another one."""
+    """Whether the current rule marked this record; an earlier start of the run may have used another rule."""
     plan = best_plan(rule)
     return plan is not None and record.best_by == plan.text
 
 
 def _value_of(record: EvalRecord, rule: BestConfig) -> float:
-    """The figure by which a marked record is the best."""
+    """The figure that the rule compares."""
     if not rule.figure:
         return record.score_mean or 0.0
     return next(item.value for item in record.metrics if item.name == rule.figure)
 
 
 def folder_of(folder: RunFolder, record: EvalRecord) -> Path:
-    """The model folder of a version that an evaluation marked as the best."""
+    """The model folder of a version that an evaluation marked as the best so far."""
     name = f"{BEST_PREFIX}{record.step:08d}-version-{record.version}"
     return folder.checkpoints / record.policy / name

@@ -1,7 +1,7 @@
-"""How a run ended, in words: the reason in `run.json`, in `summary.json` and in `astraflow status`.
+"""Why a run ended, as a sentence for `run.json`, `summary.json` and `astraflow status`.
 
-A launcher writes the reason when it ends. One that was killed cannot: its run folder says `running`, but
-nobody holds its lock any more, which `known_end` notices.
+A launcher writes the reason when it ends. A launcher that was killed can't: its run folder still says
+`running`, but nobody holds the folder's lock. `known_end` recognizes that.
 """
 
 import asyncio
@@ -15,41 +15,42 @@ from astraflow.recipe.run_folder import RunFolder, RunRecord
 
 __all__ = ["ABANDONED", "interruption", "known_end", "reason_of"]
 
-ABANDONED = "the program that launched it ended it"
-"""The reason if a Python program leaves the block of `launch` before the run is over."""
+ABANDONED = "the program that launched it left its `launch` block before the run was over"
+"""The reason if a Python program leaves the block of `launch` early."""
 
 _MAX_REASON = 4000
-"""Characters of a reason: the last lines of a log fit in."""
+"""Most characters of a reason; the last lines of a log fit in."""
 
 _SIGNALS = {
     signal.SIGINT: "it was interrupted by Ctrl-C (SIGINT)",
-    signal.SIGTERM: "it was told to stop (SIGTERM)",
+    signal.SIGTERM: "it was asked to stop (SIGTERM)",
     signal.SIGHUP: "its terminal was closed (SIGHUP)",
 }
 
 
 def interruption(number: signal.Signals) -> str:
-    """The reason if a signal stops the launcher."""
+    """The reason if a signal ends the launcher."""
     return _SIGNALS.get(number, f"it was stopped by a signal ({number.name})")
 
 
 def reason_of(error: BaseException) -> str:
-    """The reason if an error ends the run. Only errors of ours are sentences of their own."""
+    """The reason if an error ends the run. Errors of other libraries are prefixed with their class."""
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
-        return "the program that launched it was interrupted, or cancelled it"
+        return "the program that launched it was interrupted, or it cancelled the run"
     text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
     return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
 
 
 def known_end(folder: RunFolder) -> RunRecord:
-    """What `run.json` says, corrected for a launcher that was killed. Raises: DataError if there is none."""
+    """The content of `run.json`, corrected if the launcher was killed. Raises: DataError if the file is
+    missing."""
     record = folder.load_record()
     if record.state != "running" or folder.is_locked:
         return record
-    seen_s = max((end_s for _, end_s in record.active), default=0.0)
-    seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen_s))
+    last_s = max((end_s for _, end_s in record.active), default=0.0)
+    last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_s))
     reason = (
-        f"its launcher (process {record.launcher_pid}) is gone without a word, as after a kill, a crash or a "
-        f"power cut; it was last seen at {seen}"
+        f"its launcher (process {record.launcher_pid}) is gone and recorded no reason, as after a kill, a "
+        f"crash or a power failure; its last sign of life was at {last}"
     )
     return msgspec.structs.replace(record, state="stopped", reason=reason)

@@ -1,7 +1,8 @@
-"""`metrics.jsonl`: one line per committed step or finished evaluation, each exactly once, across restarts.
+"""Writes `metrics.jsonl`: one line per committed step or finished evaluation, each exactly once, even across
+restarts.
 
-Each line is one flat JSON object, the columns of a `MetricRow`; `pandas.read_json(path, lines=True)` reads
-them.
+Each line is a flat JSON object with the columns of a `MetricRow`; `pandas.read_json(path, lines=True)` reads
+the file.
 """
 
 import errno
@@ -21,16 +22,16 @@ __all__ = ["MetricsLog"]
 
 
 class MetricsLog:
-    """Appends the rows of records to the run's `metrics.jsonl`; `close` it.
+    """Appends rows to a run's `metrics.jsonl`. Close it after use.
 
-    Opening reads the file: `last_step` and `num_evals` say where to continue. A last line that a crash cut
-    short is dropped, to be written again.
+    The constructor reads the file, so that `last_step` and `num_evals` say where to continue. A last line
+    that a crash cut short is dropped and written again.
     Raises: DataError if any other line is not a row.
     """
 
     def __init__(self, path: Path) -> None:
         self.earlier_evals: list[EvalRecord] = []
-        """The evaluations that the file held when it was opened."""
+        """The evaluations that were in the file when it was opened."""
         self.num_evals = 0
         self._path = path
         self._num_steps: Counter[str] = Counter()
@@ -40,32 +41,31 @@ class MetricsLog:
             write_atomic(path, b"".join(whole))
         for number, line in enumerate(whole, start=1):
             try:
-                self._take(cast("dict[str, Any]", msgspec.json.decode(line)))
+                self._load(cast("dict[str, Any]", msgspec.json.decode(line)))
             except (ValueError, TypeError, msgspec.DecodeError) as err:
                 raise DataError(
                     f"{path}: line {number} is not a step or evaluation of this version of AstraFlow: {err}; "
-                    "delete the file, so that it is written again from the journal"
+                    "delete the file, and it is rebuilt from the journal"
                 ) from err
         self._file: IO[bytes] = path.open("ab", buffering=0)
         self._end = self._file.tell()
-        """Up to this position the file holds whole lines."""
+        """The file has whole lines up to this position."""
         self._unwritten: deque[bytes] = deque()
         self.failure: OSError | None = None
-        """Why lines wait for the disk; None if no line waits."""
+        """Why lines wait in memory; None if no line waits."""
 
-    def _take(self, columns: dict[str, Any]) -> None:
+    def _load(self, columns: dict[str, Any]) -> None:
         row = MetricRow.from_flat(columns)
         self._note(row)
         if row.kind == "eval":
             self.earlier_evals.append(eval_of(columns))
 
     def last_step(self, policy: str) -> int:
-        """Number of the newest step of a policy in the file, as its record counts them: from 0; -1 without
-        one."""
+        """Newest step of a policy in the file, counted from 0 like the records; -1 if there is none."""
         return self._num_steps.get(policy, 0) - 1
 
     def write(self, record: StepRecord | EvalRecord) -> None:
-        """Adds a line. While the disk is full, lines wait in memory for the next call, and `failure` is
+        """Appends a line. While the disk is full, lines stay in memory until the next call, and `failure` is
         set."""
         row = row_of(record)
         self._unwritten.append(msgspec.json.encode(row.flat) + b"\n")
@@ -73,7 +73,7 @@ class MetricsLog:
         self.retry()
 
     def retry(self) -> None:
-        """Writes waiting lines, as far as the disk has room."""
+        """Writes waiting lines, as far as the disk has space."""
         try:
             while self._unwritten:
                 self._write_line(self._unwritten[0])
@@ -84,8 +84,10 @@ class MetricsLog:
             self.failure = None
 
     def _write_line(self, line: bytes) -> None:
-        """Writes a line whole or not at all: the part of a line that still fitted on a full disk is cut off
-        again. Raises: OSError."""
+        """Writes a whole line or nothing: if only a part fits on the disk, it is cut off again.
+
+        Raises: OSError.
+        """
         written = self._file.write(line)
         if written != len(line):
             os.ftruncate(self._file.fileno(), self._end)
@@ -93,8 +95,8 @@ class MetricsLog:
         self._end += len(line)
 
     def close(self) -> None:
-        """Tries once more to write waiting lines, and closes the file. A resumed run writes the missing
-        lines."""
+        """Tries once more to write waiting lines, then closes the file. A resumed run writes what is
+        missing."""
         self.retry()
         self._file.close()
 

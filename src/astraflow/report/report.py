@@ -44,28 +44,28 @@ _MOST_FAILURES = 3
 def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
     """Writes `summary.json`, `samples/episodes.md` and, with matplotlib, `learning_curve.png`.
 
-    A file that cannot be written (on a full disk), or whose data cannot be read, is left out and logged; it
-    can be made again from the journal. Raises: DataError if the folder has no `run.json`.
+    A file that cannot be written (for example on a full disk), or whose data cannot be read, is left out and
+    logged. It can be made from the journal later. Raises: DataError if the folder has no `run.json`.
     """
     summary = summarize(folder, recipe)
-    with _logged_if_it_fails(folder.summary) as path:
+    with _log_failure(folder.summary) as path:
         write_atomic(path, msgspec.json.format(msgspec.json.encode(summary), indent=2))
-    with _logged_if_it_fails(folder.curve) as path:
+    with _log_failure(folder.curve) as path:
         with JournalReader(folder.journal) as journal:
             steps = journal.steps()
             evals = journal.evals()
         draw_curve(path, steps, evals)
-    with _logged_if_it_fails(folder.samples / "episodes.md") as path:
+    with _log_failure(folder.samples / "episodes.md") as path:
         write_atomic(path, episodes_text(folder).encode())
     return summary
 
 
 @contextmanager
-def _logged_if_it_fails(path: Path) -> Generator[Path]:
+def _log_failure(path: Path) -> Generator[Path]:
     try:
         yield path
     except JournalError as err:
-        _log.info("%s is left out: %s", path, err)  # the summary says the same
+        _log.info("%s is left out: %s", path, err)  # the summary gives the same reason
     except OSError as err:
         _log.warning("%s cannot be written: %s", path, err)
 
@@ -78,15 +78,16 @@ def load_summary(folder: RunFolder) -> Summary:
     if not folder.summary.is_file():
         return summarize(folder, folder.load_recipe())
     try:
-        return msgspec.convert(_renamed(msgspec.json.decode(folder.summary.read_bytes())), Summary)
+        return msgspec.convert(_rename_columns(msgspec.json.decode(folder.summary.read_bytes())), Summary)
     except (msgspec.MsgspecError, OSError) as err:
         raise DataError(
-            f"{folder.summary} cannot be read: {err}; delete it, so that it is made again from the journal"
+            f"{folder.summary} cannot be read: {err}; delete it, and it is rebuilt from the journal"
         ) from err
 
 
-def _renamed(columns: Any) -> Any:
-    """The columns of a summary, of which older versions called `committed_tokens` `trained_tokens`."""
+def _rename_columns(columns: Any) -> Any:
+    """The columns of a summary under their current names: older versions wrote `trained_tokens` for
+    `committed_tokens`."""
     if not isinstance(columns, dict):
         return columns
     summary = cast("dict[str, Any]", columns)
@@ -108,15 +109,15 @@ def summary_table(summary: Summary) -> Table:
     if summary.reason:
         table.add_row("reason", Text(printable(_first_line(summary.reason))))
     if summary.time_scale:
-        text = f"models are not real; {summary.time_scale:g} emulated seconds pass per second of the clock"
+        text = f"the models are not real; {summary.time_scale:g} emulated seconds pass per second"
         table.add_row("[bold]EMULATED[/bold]", text)
     for policy in summary.policies:
         _add_policy(table, policy)
     rl_s = summary.rl_wall_s
     table.add_row("wall time", f"{summary.wall_s:.1f} s, of which {summary.rl_wall_s:.1f} s of RL")
-    table.add_row("generated", _tokens(summary.generated_tokens, rl_s))
-    table.add_row("committed", _tokens(summary.committed_tokens, rl_s))
-    table.add_row("  of which with a gradient", _gradient(summary))
+    table.add_row("generated", _tokens_text(summary.generated_tokens, rl_s))
+    table.add_row("committed", _tokens_text(summary.committed_tokens, rl_s))
+    table.add_row("  of which with a gradient", _gradient_text(summary))
     table.add_row("generation and training overlap", f"{summary.overlap_frac:.0%} of the RL time")
     for wait in summary.waits[:_MOST_WAITS]:
         text = printable(f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
@@ -142,14 +143,14 @@ def _add_policy(table: Table, policy: PolicySummary) -> None:
     rewards = f"{policy.reward_first:.3f} -> {policy.reward_last:.3f}" if policy.steps else "-"
     table.add_row(f"{name}: reward", rewards)
     table.add_row(f"{name}: steps", f"{policy.steps} of {policy.num_steps}, version {policy.version}")
-    table.add_row(f"{name}: groups", _groups(policy.fates))
+    table.add_row(f"{name}: groups", _fates_text(policy.fates))
     table.add_row(
         f"{name}: staleness",
         f"mean {policy.staleness_mean:.2f}, max {policy.staleness_max}, bound {policy.staleness_bound}",
     )
 
 
-def _groups(fates: FateCounts) -> str:
+def _fates_text(fates: FateCounts) -> str:
     """How the groups of a policy ended. Example: `80 drawn: 64 failed, 16 cancelled`."""
     ends = {name: num for name, num in msgspec.structs.asdict(fates).items() if name != "drawn" and num}
     listed = ", ".join(f"{num:,} {name}" for name, num in ends.items())
@@ -160,12 +161,12 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _tokens(count: int, seconds: float) -> str:
+def _tokens_text(count: int, seconds: float) -> str:
     rate = f", {count / seconds:,.0f} per second" if seconds > 0 else ""
     return f"{count:,} tokens{rate}"
 
 
-def _gradient(summary: Summary) -> str:
+def _gradient_text(summary: Summary) -> str:
     """How many of the committed tokens had a gradient, e.g. `281,336 tokens, 46%`."""
     if summary.gradient_tokens is None:
         return "not reported by every trainer"
@@ -177,30 +178,30 @@ def _gradient(summary: Summary) -> str:
 
 
 def episodes_text(folder: RunFolder) -> str:
-    """Three episodes of the first evaluation and three of the last, of the same tasks if possible."""
+    """Three episodes of the first evaluation and three of the last, from the same tasks if possible."""
     kept = load_transcripts(folder.journal, "eval") or load_transcripts(folder.journal, "train")
     if not kept:
-        return "no episodes were kept\n"
+        return "the run kept no episodes\n"
     policy = kept[0][0].policy
     versions = sorted({row.version for row, _ in kept if row.policy == policy})
     first = [s for s in kept if s[0].policy == policy and s[0].version == versions[0]]
     last = [s for s in kept if s[0].policy == policy and s[0].version == versions[-1]]
     shared = _shared_tasks(first, last)
-    parts = ["# Before\n", *_episodes(first, shared, versions[0])]
+    parts = ["# Before\n", *_episode_lines(first, shared, versions[0])]
     if versions[-1] != versions[0]:
-        parts += ["# After\n", *_episodes(last, shared, versions[-1])]
+        parts += ["# After\n", *_episode_lines(last, shared, versions[-1])]
     return "\n".join(parts)
 
 
 def _shared_tasks(first: Sequence[_Transcript], last: Sequence[_Transcript]) -> list[str]:
-    """Up to three tasks of both rounds; those whose score changed come first."""
+    """Up to three tasks that are in both rounds; those whose score changed come first."""
     before = {row.task_id: row.score for row, _ in first}
     after = {row.task_id: row.score for row, _ in last}
     both = [task_id for task_id in before if task_id in after]
     return sorted(both, key=lambda task_id: before[task_id] == after[task_id])[:_NUM_EPISODES]
 
 
-def _episodes(kept: Sequence[_Transcript], task_ids: Sequence[str], version: int) -> list[str]:
+def _episode_lines(kept: Sequence[_Transcript], task_ids: Sequence[str], version: int) -> list[str]:
     by_task = {row.task_id: (row, messages) for row, messages in kept}
     chosen = [by_task[task_id] for task_id in task_ids] or list(kept[:_NUM_EPISODES])
     lines: list[str] = []
@@ -217,13 +218,16 @@ def _episodes(kept: Sequence[_Transcript], task_ids: Sequence[str], version: int
 
 
 def load_drawing() -> None:
-    """Imports matplotlib, if it is installed, so that `draw_curve` need not: that takes a second."""
+    """Imports matplotlib, if it is installed, ahead of `draw_curve`, because the import takes a second."""
     with suppress(ImportError):
         import_module("matplotlib.figure")
 
 
 def draw_curve(path: Path, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> bool:
-    """Held-out score and training reward over steps and over seconds; False without matplotlib or data."""
+    """Draws held-out score and training reward over steps and over seconds.
+
+    Returns False if matplotlib or the data is missing.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -236,7 +240,7 @@ def draw_curve(path: Path, steps: Sequence[StepRecord], evals: Sequence[EvalReco
     axes: Any = figure.subplots(1, 2, sharey=True)
     start_s = min([record.at_s for record in steps] + [record.at_s for record in evals])
     for axis, label in zip(axes, ("step", "seconds"), strict=True):
-        _draw(axis, steps, evals, start_s=start_s, over=label)
+        _draw_axis(axis, steps, evals, start_s=start_s, over=label)
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("score")
@@ -247,7 +251,7 @@ def draw_curve(path: Path, steps: Sequence[StepRecord], evals: Sequence[EvalReco
     return True
 
 
-def _draw(
+def _draw_axis(
     axis: Any, steps: Sequence[StepRecord], evals: Sequence[EvalRecord], *, start_s: float, over: str
 ) -> None:
     def x_of(record: StepRecord | EvalRecord) -> float:

@@ -1,4 +1,4 @@
-"""Episodes of an evaluation as rows of a table, for trackers that can show one."""
+"""Episodes of an evaluation as rows of a table, for trackers that can show tables."""
 
 import contextlib
 import sqlite3
@@ -16,12 +16,15 @@ __all__ = ["sample_rows"]
 
 _MOST_ROWS = 16
 _MOST_TEXT = 4000
-"""Characters of an episode that a table shows."""
+"""Most characters of an episode that a table shows."""
 
 
 def sample_rows(journal: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Up to 16 episodes of an evaluation, which a line of `metrics.jsonl` tells: `task`, `score`, `version`,
-    `text`. Empty while none is known; the journal's tables follow behind."""
+    """Up to 16 episodes of an evaluation, with the keys `task`, `score`, `version`, and `text`.
+
+    `row`: the evaluation's line of `metrics.jsonl`. The result is empty while none is known, because the
+    journal's tables are written after that line.
+    """
     uri = f"{(journal / DATABASE).resolve().as_uri()}?mode=ro"
     query = (
         "SELECT task_id, score, version, segment, offset, length, data FROM samples "
@@ -36,17 +39,17 @@ def sample_rows(journal: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
     own = [each for each in found if str(each[0]).startswith(f"{row.get('eval_set')}/")]
     segments = SegmentReader(journal / "segments")
     try:
-        shown = (own or found)[:_MOST_ROWS]
-        return [_row(segments, *each) for each in reversed(shown)]
+        newest = (own or found)[:_MOST_ROWS]
+        return [_make_row(segments, *each) for each in reversed(newest)]
     finally:
         segments.close()
 
 
-def _row(segments: SegmentReader, task: str, score: float, version: int, *place: Any) -> dict[str, Any]:
-    text = "its messages are gone"
+def _make_row(segments: SegmentReader, task: str, score: float, version: int, *place: Any) -> dict[str, Any]:
+    text = "its messages were deleted"
     with contextlib.suppress(JournalError):
         data = place[3] if place[3] is not None else segments.read(PayloadRef(*place[:3]))
         messages = JournalReader.messages(bytes(data))
         text = "\n".join(f"{speaker_of(message)}: {message.content}" for message in messages)
-    shown = text[:_MOST_TEXT].encode("utf-8", "replace").decode()
-    return {"task": task, "score": score, "version": version, "text": shown}
+    text = text[:_MOST_TEXT].encode("utf-8", "replace").decode()
+    return {"task": task, "score": score, "version": version, "text": text}

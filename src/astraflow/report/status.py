@@ -1,8 +1,8 @@
-"""What `astraflow status` finds out about a run, within seconds, whatever hangs.
+"""What `astraflow status` reports about a run. It answers within seconds, whatever hangs.
 
-Three sources, none of which is needed: the dataflow, which knows who waits for whom; `run.json`, in which the
-launcher notes how its processes are; and the system, which knows whether the launcher itself is stopped. Of a
-run that has ended, it says why, and its results.
+It has three sources and can do without any of them: the dataflow, which knows who waits for whom; `run.json`,
+in which the launcher records the state of its processes; and the operating system, which knows whether the
+launcher itself is stopped. For a run that has ended, it reports the reason and the results.
 """
 
 import asyncio
@@ -40,46 +40,46 @@ __all__ = ["RunStatus", "run_status", "show_status"]
 _PATIENCE_S = 1.0
 """A dataflow that is just starting refuses connections for a moment."""
 _DEADLINE_S = 0.7 * STATUS_S
-"""For all tries together. It is shorter than the deadline of one, so that it has the last word, and leaves
-room for the second in which the command itself starts on a busy machine."""
+"""Limit for all tries together. It is shorter than the deadline of a single request, so that it ends the
+wait, and it leaves a second in which the command itself can start on a busy machine."""
 _RECENT_S = 0.9 * STATUS_S
-"""The same with the steps and evaluations, which are asked for next; a status without them is better than
-none."""
+"""The same including the request for steps and evaluations, which comes next. A status without them is better
+than none."""
 _RECORD_FRESH_S = 15.0
-"""The alarms of an older `run.json` are not repeated: nobody has looked since."""
+"""Alarms in an older `run.json` are not repeated, because no watchdog has checked them since."""
 
 
 class RunStatus(Item, frozen=True, kw_only=True):
-    """What is known of a run: what `astraflow status --json` prints."""
+    """What is known about a run, as `astraflow status --json` prints it."""
 
     where: str
     name: str
     state: str
     """`running`, `stopped`, `finished` or `failed`."""
     reason: str = ""
-    """Why the run ended; empty while it goes on."""
+    """Why the run ended; empty while it continues."""
     elapsed_s: float = 0.0
-    """How long this start of the run has been going on. Of a run that was named by its URL, the time since
-    the earliest step or evaluation that the dataflow told."""
+    """Time since the run was last started. If the run was given by its URL, time since the earliest step or
+    evaluation that the dataflow reports."""
     alarms: tuple[Alarm, ...] = ()
     """What is wrong, why, and what to do."""
     services: tuple[ServiceRecord, ...] = ()
-    """The processes that the launcher started, as it saw them last; empty if the run was named by its URL."""
+    """The processes that the launcher started, as it last saw them; empty if the run was given by its URL."""
     pool: str = ""
-    """How many rollout services a pool that sizes itself has, and why it changed last. Empty if it does not,
-    or if the run was named by its URL."""
+    """For a pool that sizes itself, its number of rollout services and the reason of the last change; empty
+    otherwise, or if the run was given by its URL."""
     waits: tuple[str, ...] = ()
-    """Who waits for whom and why, in words."""
+    """Who waits for whom and why, as sentences."""
     dataflow: StatusReply | None = None
-    """The dataflow's own answer; null if it gave none in time."""
+    """The dataflow's answer; null if it gave none in time."""
     steps: tuple[StepRecord, ...] = ()
-    """The newest steps of each policy, while the run goes on."""
+    """The newest steps of each policy, while the run continues."""
     evals: tuple[EvalRecord, ...] = ()
     progress: ProgressTotals | None = None
     """What is kept of unfinished episodes, and how many tokens of lost attempts were not sampled again; null
-    if the dataflow does not say."""
+    if the dataflow doesn't report it."""
     summary: Summary | None = None
-    """The results of a run that has ended."""
+    """The results, if the run has ended."""
 
     def overview(self) -> RunOverview:
         """What is known of a run whose dataflow answers."""
@@ -103,9 +103,9 @@ def show_status(where: str, token_file: Path | None, *, as_json: bool = False) -
 
 
 async def run_status(where: str, token_file: Path | None, *, ca_file: str = "") -> RunStatus:
-    """What is known of a run. Waits for less than 2 s. `ca_file`: checks the certificate behind a URL.
+    """Collects what is known about a run, in less than 2 s. `ca_file`: checks the certificate behind a URL.
 
-    Raises: UnavailableError if a URL does not answer; DataError if `where` is no run folder.
+    Raises: UnavailableError if a URL does not answer; DataError if `where` is not a run folder.
     """
     if where.startswith(("http://", "https://")):
         token = token_file.read_text(encoding="utf-8").strip() if token_file else ""  # noqa: ASYNC240
@@ -135,10 +135,12 @@ async def run_status(where: str, token_file: Path | None, *, ca_file: str = "") 
             services=record.services,
             summary=load_summary(folder),
         )
-    return await _of_running(where, folder, record, token_file)
+    return await _status_of_running(where, folder, record, token_file)
 
 
-async def _of_running(where: str, folder: RunFolder, record: RunRecord, token_file: Path | None) -> RunStatus:
+async def _status_of_running(
+    where: str, folder: RunFolder, record: RunRecord, token_file: Path | None
+) -> RunStatus:
     token_path = token_file or folder.path / "secrets" / "viewer"
     token = token_path.read_text(encoding="utf-8").strip() if token_path.is_file() else ""
     reply: StatusReply | None = None
@@ -159,7 +161,7 @@ async def _of_running(where: str, folder: RunFolder, record: RunRecord, token_fi
         alarms=_alarms(record, folder, reply, recent, failure),
         services=record.services,
         pool=record.pool,
-        waits=waits_text(reply, _states(record, 0.0)) if reply else (),
+        waits=waits_text(reply, _service_states(record, 0.0)) if reply else (),
         dataflow=reply,
         steps=recent.steps,
         evals=recent.evals,
@@ -168,7 +170,7 @@ async def _of_running(where: str, folder: RunFolder, record: RunRecord, token_fi
 
 
 async def _ask(url: str, token: str, ca_file: str = "") -> tuple[StatusReply, Recent, ProgressTotals | None]:
-    """The dataflow's answers. Raises: UnavailableError if it gives none in time."""
+    """Requests what the dataflow knows. Raises: UnavailableError if it does not answer in time."""
     client = ServiceClient(url, token=token, patience_s=_PATIENCE_S, ca_file=ca_file)
     recent = Recent()
     progress: ProgressTotals | None = None
@@ -182,8 +184,8 @@ async def _ask(url: str, token: str, ca_file: str = "") -> tuple[StatusReply, Re
                 progress = await DataflowClient(client).progress()
     except TimeoutError as err:
         raise UnavailableError(
-            f"the dataflow at {url} has not answered within {_DEADLINE_S:g} s; it is stopped, hangs, or "
-            "cannot be reached"
+            f"the dataflow at {url} has not answered within {_DEADLINE_S:g} s; it is stopped, it hangs, or "
+            "the network cannot reach it"
         ) from err
     finally:
         await client.close()
@@ -191,22 +193,24 @@ async def _ask(url: str, token: str, ca_file: str = "") -> tuple[StatusReply, Re
 
 
 def _ca_file(folder: RunFolder) -> str:
-    """The certificate that the run's dataflow is checked against. The recipe is read again only when it has
-    changed: whoever shows a run asks every second."""
+    """The file that the dataflow's certificate is checked against; empty if the recipe names none.
+
+    The recipe is read again only after it changed, because a viewer asks every second.
+    """
     return _ca_file_of(folder.path, folder.recipe.stat().st_mtime_ns if folder.recipe.is_file() else 0)
 
 
 @functools.lru_cache(maxsize=256)
 def _ca_file_of(run_dir: Path, mtime_ns: int) -> str:
-    del mtime_ns  # only tells one recipe from the next
+    del mtime_ns  # makes a changed recipe a new cache entry
     return RunFolder(run_dir).load_recipe().dataflow.tls.ca_file
 
 
 def _alarms(
     record: RunRecord, folder: RunFolder, reply: StatusReply | None, recent: Recent, failure: str
 ) -> tuple[Alarm, ...]:
-    """What is wrong with a run that should be running: what one look tells, and what its launcher has found
-    by looking for longer."""
+    """What is wrong with a run that should be running: alarms of this one snapshot, and those that the
+    launcher's watchdog raised."""
     now_s = time.time()
     old_s = max(0.0, now_s - record.at_s) if record.at_s else 0.0
     is_old = record.state == "running" and old_s > _RECORD_FRESH_S
@@ -214,7 +218,7 @@ def _alarms(
     snapshot = RunSnapshot(
         now_s=reply.now_s if reply else now_s,
         status=reply,
-        services=_states(record, old_s),
+        services=_service_states(record, old_s),
         steps=recent.by_policy,
         unanswered_s=max(_DEADLINE_S, old_s) if failure else 0.0,
         unanswered_reason=failure,
@@ -224,8 +228,8 @@ def _alarms(
     return alarms_now(snapshot, record.alarms if not is_old else ())
 
 
-def _states(record: RunRecord, old_s: float) -> tuple[ServiceState, ...]:
-    """The processes as the launcher saw them, `old_s` ago."""
+def _service_states(record: RunRecord, old_s: float) -> tuple[ServiceState, ...]:
+    """The processes as the launcher saw them `old_s` seconds ago."""
     return tuple(
         ServiceState(
             name=service.name,
@@ -249,9 +253,9 @@ def _print(status: RunStatus) -> None:
         return
     for alarm in status.alarms:
         console.print(Text(printable(alarm.text), style="bold red"), soft_wrap=True)
-    states = _states(RunRecord(name=status.name, services=status.services), 0.0)
+    states = _service_states(RunRecord(name=status.name, services=status.services), 0.0)
     if status.dataflow is None:
-        console.print(f"{status.where} is {status.state}; its dataflow does not answer", highlight=False)
+        console.print(f"{status.where} is {status.state}, but its dataflow does not answer", highlight=False)
         console.print(services_text(states))
         return
     overview = status.overview()
@@ -264,20 +268,20 @@ def _print(status: RunStatus) -> None:
 
 
 def _progress_text(progress: ProgressTotals) -> str:
-    """What became of the episodes of services that went away; empty if none did."""
+    """What became of the episodes of services that left or died; empty if there were none."""
     if not progress.num_resumed_tokens and not progress.num_resampled_tokens:
         return ""
     return (
-        f"resumed: {progress.num_resumed_tokens:,} tokens of lost attempts went on elsewhere, "
-        f"{progress.num_resampled_tokens:,} reported ones were sampled again"
+        f"resumed: {progress.num_resumed_tokens:,} tokens of lost attempts were reused by other services, "
+        f"{progress.num_resampled_tokens:,} reported tokens were sampled again"
     )
 
 
 def _print_end(status: RunStatus, summary: Summary, console: Console) -> None:
-    """Why a run ended, its results, and how it is continued."""
+    """Prints why a run ended, its results, and how to resume it."""
     reason = f": {status.reason}" if status.reason else ""
-    said = printable(f"{status.where} is {status.state}{reason}", keeps_lines=True)
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    text = printable(f"{status.where} is {status.state}{reason}", keeps_lines=True)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
     console.print(summary_table(summary))
     if status.state != "finished":
-        console.print("continue it with `astraflow run` and the same recipe", highlight=False)
+        console.print("to resume it, use `astraflow run` with the same recipe", highlight=False)

@@ -1,8 +1,8 @@
 """The results of a run: the numbers of `summary.json`, computed from the journal.
 
-They can be computed again at any time, during the run or long after it, however it ended. Only the reason of
-the end and the times at which the launcher ran come from its record. A run without a readable journal has a
-summary too: it says why there are no numbers.
+They can be computed again at any time, during the run or long after it, however it ended. Only the reason for
+the end and the times at which the launcher ran come from the launcher's record. A run without a readable
+journal also has a summary, which says why there are no numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ from astraflow.types import EvalRecord, FateCounts, Item, StepRecord
 
 __all__ = ["FailureShare", "PolicySummary", "Summary", "WaitShare", "summarize"]
 
-_NOTHING = "nothing is recorded: the run ended before its dataflow was ready"
+_NO_JOURNAL = "the run recorded nothing, because it ended before its dataflow was ready"
 _NO_FIGURE = 0.0
-"""Stands for the figures of a run whose journal cannot be read."""
+"""Placeholder for the figures of a run whose journal cannot be read."""
 
 
 class FailureShare(Item, frozen=True, kw_only=True):
-    """Failed attempts at episodes that have the same cause."""
+    """The number of failed attempts with the same cause."""
 
     what: str
-    """Error class and message, without the task."""
+    """Class and message of the error, without the task."""
     num: int
 
 
@@ -57,10 +57,10 @@ class PolicySummary(Item, frozen=True, kw_only=True):
     """Mean training reward of the first step; 0 without a step."""
     reward_last: float
     reward_min: float = 0.0
-    """The least mean reward of a step."""
+    """The lowest mean reward of a step."""
     reward_max: float = 0.0
     staleness_mean: float
-    """Over trained groups."""
+    """Mean over the trained groups."""
     staleness_max: int
     staleness_bound: int
     generated_tokens: int
@@ -68,16 +68,20 @@ class PolicySummary(Item, frozen=True, kw_only=True):
     committed_tokens: int
     """Sampled tokens of the batches whose steps were committed."""
     gradient_tokens: int | None = None
-    """How many of these the trainer computed a gradient for; None if it did not report it."""
+    """Committed tokens for which the trainer computed a gradient; None if it did not report them."""
     redone_steps: int
     fates: FateCounts
     best: BestVersion | None = None
-    """The version that is kept for its evaluation; None if the recipe keeps none, or none was evaluated."""
+    """The version that was kept because it evaluated best; None if the recipe keeps none, or none was
+    evaluated."""
 
 
 class Summary(Item, frozen=True, kw_only=True):
-    """`summary.json`. Scores are those of the first trained policy on the first evaluation set; all other
-    numbers are over all policies."""
+    """The content of `summary.json`.
+
+    Scores are those of the first trained policy on the first evaluation set; all other numbers cover all
+    policies.
+    """
 
     name: str
     run_id: str
@@ -86,19 +90,19 @@ class Summary(Item, frozen=True, kw_only=True):
     reason: str = ""
     """Why the run ended."""
     warnings: tuple[str, ...] = ()
-    """What a person should look at, in words."""
+    """Sentences about what a person should check."""
     failures: tuple[FailureShare, ...] = ()
-    """Failed attempts at episodes by cause, most frequent first; evaluation included."""
+    """Failed attempts by cause, most frequent first; those of evaluations are included."""
     heldout_before: float | None
     """None without an evaluation set."""
     heldout_after: float | None
     heldout_tasks: int
     wall_s: float
-    """All starts of the command together, from the first check to the end of the last service."""
+    """Sum over all starts of the command, each from its first check to the end of its last service."""
     rl_wall_s: float
-    """Time from the first training lease to the last commit, without the time between two starts."""
+    """Time from the first training lease to the last commit, without the pauses between two starts."""
     overlap_frac: float
-    """Share of `rl_wall_s` in which generation and training both ran."""
+    """Share of `rl_wall_s` during which generation and training both ran."""
     staleness_mean: float
     staleness_max: int
     staleness_bound: int
@@ -107,13 +111,14 @@ class Summary(Item, frozen=True, kw_only=True):
     committed_tokens: int
     """Sampled tokens of the batches whose steps were committed."""
     gradient_tokens: int | None = None
-    """How many of these the trainers computed a gradient for; None if one of them did not report it."""
+    """Committed tokens for which the trainers computed a gradient; None if one of them did not report
+    them."""
     audit_ok: bool
     audit_problems: tuple[str, ...]
     policies: tuple[PolicySummary, ...]
     waits: tuple[WaitShare, ...]
     time_scale: float = 0.0
-    """Emulated seconds per second of the wall clock, if models are emulated; 0 means that nothing is."""
+    """Emulated seconds per second of the wall clock; 0 if models are not emulated."""
 
 
 def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
@@ -123,7 +128,7 @@ def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
         return _summary_of_journal(folder, recipe, record)
     except JournalError as err:
         is_empty = not folder.journal.is_dir() or not any(folder.journal.iterdir())
-        return _summary_without_journal(recipe, record, _NOTHING if is_empty else str(err))
+        return _summary_without_journal(recipe, record, _NO_JOURNAL if is_empty else str(err))
 
 
 def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) -> Summary:
@@ -137,7 +142,7 @@ def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) ->
     best = {
         name: best_version(folder, recipe, [r for r in evals if r.policy == name]) for name in recipe.trained
     }
-    policies = tuple(_policy(p, recipe, steps, evals, best.get(p.name)) for p in report.policies)
+    policies = tuple(_summarize_policy(p, recipe, steps, evals, best.get(p.name)) for p in report.policies)
     before = policies[0].heldout_before if policies else {}
     after = policies[0].heldout_after if policies else {}
     eval_set = next(iter(recipe.eval.sets), "")
@@ -164,13 +169,13 @@ def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) ->
         audit_ok=report.ok,
         audit_problems=report.problems,
         policies=policies,
-        waits=_waits(figures.waits_s, rl_wall_s),
+        waits=_wait_shares(figures.waits_s, rl_wall_s),
         time_scale=recipe.time_scale,
     )
 
 
 def _summary_without_journal(recipe: Recipe, record: RunRecord, problem: str) -> Summary:
-    """The summary of a run whose journal cannot be read, or that ended before it had one."""
+    """The summary of a run whose journal cannot be read or does not exist yet."""
     eval_set = next(iter(recipe.eval.sets), "")
     return Summary(
         name=recipe.name,
@@ -200,25 +205,25 @@ def _summary_without_journal(recipe: Recipe, record: RunRecord, problem: str) ->
 def _warnings(policies: Sequence[PolicySummary]) -> tuple[str, ...]:
     texts: list[str] = []
     for policy in policies:
-        if text := _constant_reward(policy):
+        if text := _constant_reward_text(policy):
             texts.append(text)
         if policy.fates.failed:
             texts.append(f"{policy.name}: {policy.fates.failed} of {policy.fates.drawn} groups failed")
     return tuple(texts)
 
 
-def _constant_reward(policy: PolicySummary) -> str:
-    """That the mean reward was the same in every step, so that nothing was learned; else empty."""
+def _constant_reward_text(policy: PolicySummary) -> str:
+    """A warning that the mean reward was the same in every step; empty if it was not."""
     if policy.reward_min != policy.reward_max or policy.steps == 0:
         return ""
     steps = "the only step" if policy.steps == 1 else f"all {policy.steps} steps"
     return (
-        f"{policy.name}: the mean reward was always {policy.reward_min:g}, in {steps}, so there is nothing "
-        "to learn; look at an episode and its reward with `astraflow try`"
+        f"{policy.name}: the mean reward was always {policy.reward_min:g} in {steps}, so there is nothing to "
+        "learn; inspect an episode and its reward with `astraflow try`"
     )
 
 
-def _policy(
+def _summarize_policy(
     audited: PolicyAudit,
     recipe: Recipe,
     steps: Sequence[StepRecord],
@@ -251,8 +256,8 @@ def _policy(
     )
 
 
-def _waits(waits_s: Mapping[str, float], rl_wall_s: float) -> tuple[WaitShare, ...]:
-    """Waiting times by who waited for whom, longest first. The keys are `WHO wait:WHOM`."""
+def _wait_shares(waits_s: Mapping[str, float], rl_wall_s: float) -> tuple[WaitShare, ...]:
+    """Times by who waited for whom, longest first. Keys have the form `WHO wait:WHOM`."""
     shares = [
         WaitShare(
             who=key.partition(" wait:")[0],

@@ -2,9 +2,10 @@
 
     python -m astraflow.report.tracker_process RUN_DIR KEY
 
-Its standard input is a pipe from the launching process: each byte says that there are new rows, and its end
-that no more will come. Then, or when the launching process has died, the rest is handed over and the tracker
-closed, within a minute. Ctrl-C does not reach this process, which leads a session of its own.
+Its standard input is a pipe from the launcher. Each byte means that there are new rows, and the end of the
+pipe means that no more will come. After that, or if the launcher has died, the process has one minute to hand
+over the remaining rows and close the tracker. Ctrl-C doesn't reach this process, because it leads its own
+session.
 """
 
 import fcntl
@@ -27,13 +28,15 @@ from astraflow.service.process import MODULE_PATH_VARIABLE
 __all__ = ["Bell", "follow", "main", "run_tracker"]
 
 _MOST_WAITING = 100
-"""Evaluations whose episodes are asked for again."""
+"""Most evaluations whose episodes are looked up again."""
 _LAST_MOMENT_S = 60.0
-"""Time to hand over the rest and to close; the launcher's patience is shorter, but it may have died."""
+"""Time to hand over the remaining rows and close. The launcher ends the process earlier, unless it has
+died."""
 
 
 class Bell:
-    """Rings for new rows, and for the end. A thread reads the pipe, whatever the tracker does meanwhile."""
+    """Rings for new rows, and once more at the end. A thread reads the pipe, so a slow tracker cannot block
+    it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -53,40 +56,41 @@ class Bell:
         timer.start()
 
     def wait(self) -> bool:
-        """Returns at the next ring; whether it was the last one."""
+        """Blocks until the next ring. Returns whether it was the last one."""
         self._rung.wait()
         self._rung.clear()
         return self.is_over
 
 
 def _end_session() -> None:
-    """Ends this process and the helpers that a tracker's library may have started."""
+    """Ends this process and any helper processes of the tracker's library."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)
 
 
 def follow(tracker: Tracker, feed: RowFeed, bell: Bell, journal: Path) -> None:
-    """Hands rows over until the bell rings for the last time, then closes the tracker.
+    """Hands rows to the tracker until the bell rings for the last time, then closes the tracker.
 
-    A tracker that shows episodes gets some of each evaluation, from `journal`.
+    A tracker that shows episodes also gets some episodes of each evaluation, from `journal`.
     """
     is_last = False
     waiting: list[dict[str, Any]] = []
     while not is_last:
-        is_last = bell.wait()  # before reading, so that the last reading misses nothing
+        is_last = bell.wait()  # before reading, so that the last read misses no row
         while rows := feed.rows():
             tracker.write(rows)
-            feed.taken()
+            feed.advance()
             if isinstance(tracker, EpisodeTracker):
                 waiting += [row for row in rows if row.get("kind") == "eval"]
-        # The journal's tables follow behind: what is not there yet is asked for at the next ring.
+        # The journal's tables are written later than the rows, so missing episodes are tried at the next
+        # ring.
         waiting = [row for row in waiting[-_MOST_WAITING:] if not _show_episodes(tracker, row, journal)]
     tracker.close()
 
 
 def _show_episodes(tracker: Tracker, row: dict[str, Any], journal: Path) -> bool:
-    """Whether episodes of an evaluation were known, and handed over."""
+    """Hands over the episodes of an evaluation. Returns whether there were any."""
     episodes = sample_rows(journal, row)
     if episodes and isinstance(tracker, EpisodeTracker):
         tracker.write_episodes(row, episodes)
@@ -94,15 +98,15 @@ def _show_episodes(tracker: Tracker, row: dict[str, Any], journal: Path) -> bool
 
 
 def run_tracker(run_dir: Path, key: str, bell: Bell) -> None:
-    """Opens the tracker of a run that its recipe names by `key`, and follows the run.
+    """Opens the tracker that the recipe names by `key`, and hands it the run's rows.
 
-    Raises: ConfigError if the recipe names no such tracker or it cannot be made; whatever its library raises.
+    Raises: ConfigError if the recipe has no such tracker, or it cannot be created; any error of its library.
     """
     folder = RunFolder(run_dir)
     recipe = folder.load_recipe()
     configs = {tracker_key(config): config for config in recipe.trackers}
     if key not in configs:
-        raise ConfigError(f"{run_dir}: the recipe names no tracker {key!r} (trackers: {', '.join(configs)})")
+        raise ConfigError(f"{run_dir}: the recipe has no tracker {key!r} (trackers: {', '.join(configs)})")
     own = folder.trackers / key
     own.mkdir(parents=True, exist_ok=True)
     lock = os.open(own / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -122,7 +126,7 @@ def main() -> int:
     """Runs the process; returns its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Libraries may ask questions on standard input, so they get an empty one.
+    # A library may ask questions on standard input. It gets an empty one, so that it cannot eat the pipe.
     bell = Bell(os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -132,7 +136,7 @@ def main() -> int:
     try:
         run_tracker(Path(run_dir), key, bell)
     except Exception as err:
-        logging.getLogger(__name__).error("%s", key, exc_info=err)
+        logging.getLogger(__name__).error("tracker %s failed", key, exc_info=err)
         return 1
     return 0
 
@@ -140,5 +144,5 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    # Libraries leave threads and exit handlers behind that may hang; all that counts is closed by now.
+    # Libraries may leave threads and exit handlers that hang. Everything that matters is closed by now.
     os._exit(code)

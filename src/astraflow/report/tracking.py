@@ -1,12 +1,12 @@
 """The processes of a run's trackers. The run starts and wakes them; it waits for them only at its end.
 
-    launching process:  metrics.jsonl --> a byte down a pipe (never blocks)
-    tracker process:    byte --> reads metrics.jsonl from its position --> tracker --> keeps the position
+    launcher:         writes a row to metrics.jsonl --> writes a byte to the pipe (never blocks)
+    tracker process:  byte --> reads metrics.jsonl from its position --> tracker --> stores the position
 
-A process that fails, or takes no row for minutes, is ended and started again, with growing pauses, as long as
-the run goes on. At the end it has a deadline. Rows that a tracker has not taken by then are counted and said;
-they stay in `metrics.jsonl`, and a resumed run hands them over. Only the process that launches a run writes
-to its trackers, so there is one writer whatever launcher starts the services.
+A process that fails, or takes no row for minutes, is ended and restarted, with growing pauses, as long as the
+run continues. At the end it has a deadline. Rows that a tracker has not processed by then are counted in a
+message; they stay in `metrics.jsonl`, and a resumed run hands them over. Only the launcher of a run writes to
+its trackers, so there is one writer, whichever launcher starts the services.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from astraflow.service.process import MODULE_PATH_VARIABLE
 __all__ = ["FINISHED_S", "INTERRUPTED_S", "Trackers"]
 
 FINISHED_S = 20.0
-"""Time that trackers have to take the last rows of a run that is over."""
+"""Time for trackers to process the last rows of a run that is over."""
 INTERRUPTED_S = 3.0
-"""The same for a run that was interrupted: it ends within 5 s, and hands over the rest when it is resumed."""
+"""The same for an interrupted run, which must end within 5 s. It hands over the rest when it is resumed."""
 
 _LOOK_EVERY_S = 5.0
 _LONGEST_SILENCE_S = 120.0
-"""A tracker that takes no row for this long, while some wait, is ended and started again."""
+"""A tracker that processes no row for this long, while rows wait, is restarted."""
 _LONGEST_START_S = 120.0
-"""The same before its first row: it imports a library and connects, which takes long on a busy machine."""
+"""The same before its first row. Importing a library and connecting can take long on a busy machine."""
 _FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 300.0
 
@@ -53,7 +53,7 @@ class Trackers:
         python: str = sys.executable,
         longest_silence_s: float = _LONGEST_SILENCE_S,
     ) -> None:
-        """`note` gets one line for a person, from other threads. `python` runs the processes."""
+        """`note` receives messages for a person, from other threads. `python` runs the processes."""
         self._keepers = [
             _Keeper(tracker_key(config), folder, note, module_path, (python, longest_silence_s))
             for config in recipe.trackers
@@ -65,12 +65,12 @@ class Trackers:
             keeper.start()
 
     def wake(self) -> None:
-        """There are new rows. Never blocks."""
+        """Tells the processes that there are new rows. Never blocks."""
         for keeper in self._keepers:
             keeper.wake()
 
     def close(self, deadline_s: float) -> None:
-        """No more rows will come. Returns once the trackers have taken them, or after `deadline_s`."""
+        """Ends the processes once the trackers have processed all rows, or after `deadline_s` seconds."""
         end_s = time.monotonic() + deadline_s
         for keeper in self._keepers:
             keeper.finish()
@@ -85,7 +85,7 @@ class Trackers:
 
 
 class _Keeper:
-    """Keeps the process of one tracker alive, from a thread of its own."""
+    """Keeps the process of one tracker alive, in its own thread."""
 
     def __init__(
         self,
@@ -103,36 +103,37 @@ class _Keeper:
         self._module_path = module_path
         self._python, self._longest_silence_s = process
         self._lock = threading.Lock()
-        """Held to use or change the two fields below."""
+        """Guards the next two fields."""
         self._process: subprocess.Popen[bytes] | None = None
         self._bell: int | None = None
         """The write end of the process's pipe."""
         self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"tracker-{key}", daemon=True)
-        self._last_said = ""
+        self._last_note = ""
         self._last_end = ""
-        """How the process ended, if it failed while it was to take the last rows."""
+        """How the process ended, if it failed while it processed the last rows."""
         self._position = 0
         self._moved_s = 0.0
-        """When the tracker was last seen to take rows, or had taken all."""
+        """When the tracker last processed rows, or had none left."""
         self._has_moved = False
-        """Whether this start of the process has taken rows."""
+        """Whether the process has processed rows since it was started."""
 
     def start(self) -> None:
         self._thread.start()
 
     def wake(self) -> None:
-        with self._lock, contextlib.suppress(OSError):  # full: it has been woken; broken: it has ended
+        with self._lock, contextlib.suppress(OSError):  # full pipe: already woken; broken pipe: ended
             if self._bell is not None:
                 os.write(self._bell, b".")
 
     def finish(self) -> None:
-        """Lets the process take the rest and end."""
+        """Lets the process handle the remaining rows and end."""
         self._finishing.set()
         self._close_bell()
 
     def join(self, patience_s: float, deadline_s: float) -> None:
-        """Waits for the end of the process, ends it after `patience_s`, and says what it did not take."""
+        """Waits for the end of the process, kills it after `patience_s`, and reports the rows that it
+        left."""
         if self._thread.ident is None:
             return  # the run failed before it started its trackers
         self._thread.join(max(0.0, patience_s))
@@ -142,11 +143,11 @@ class _Keeper:
         if num := num_waiting(self._folder.metrics, self._own):
             why = f" within {deadline_s:.0f} s" if was_slow else self._last_end
             self._note(
-                f"tracker {self._key} did not take {num} rows{why}; they are in {self._folder.metrics}, and "
-                f"are handed over if the run is resumed (log: {self._log_path})"
+                f"tracker {self._key} did not process {num} rows{why}; they are in {self._folder.metrics}, "
+                f"and the tracker gets them if the run is resumed (log: {self._log_path})"
             )
         elif was_slow:
-            self._note(f"tracker {self._key} took all rows, but did not close within {deadline_s:.0f} s")
+            self._note(f"tracker {self._key} processed all rows, but did not close within {deadline_s:.0f} s")
 
     def kill(self) -> None:
         with self._lock:
@@ -162,15 +163,15 @@ class _Keeper:
             if self._finishing.is_set():
                 self._last_end = f"; it ended with code {code}: {self._last_line()}" if code else ""
                 return
-            self._say(f"ended with code {code}: {self._last_line()}")
+            self._report(f"ended with code {code}: {self._last_line()}")
             if self._finishing.wait(pause_s):
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_once(self) -> int | str:
-        """Runs the process until it ends; its exit code, or why there is none."""
+        """Runs the process until it ends. Returns its exit code, or why there is none."""
         try:
-            process = self._started()
+            process = self._start_process()
         except OSError as err:
             return f"none ({err})"
         try:
@@ -182,7 +183,7 @@ class _Keeper:
             self._close_bell()
             _kill_session(process)
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _start_process(self) -> "subprocess.Popen[bytes]":
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         module = "astraflow.report.tracker_process"
         command = [self._python, "-m", module, str(self._folder.path), self._key]
@@ -213,8 +214,10 @@ class _Keeper:
         return self._process
 
     def _look(self, process: "subprocess.Popen[bytes]") -> None:
-        """Ends a process that hangs. There is nothing to wait on: code of others writes to a place of
-        others."""
+        """Ends a process that hangs.
+
+        It is found by looking from time to time, because the tracker's library gives no event to wait for.
+        """
         position = read_position(self._own)
         now_s = time.monotonic()
         if position != self._position:
@@ -226,7 +229,7 @@ class _Keeper:
             self._longest_silence_s if self._has_moved else max(self._longest_silence_s, _LONGEST_START_S)
         )
         if now_s - self._moved_s > longest_s:
-            self._say(f"has taken no row for {longest_s:.0f} s, and is started again")
+            self._report(f"has processed no row for {longest_s:.0f} s and is restarted")
             _kill_session(process)
 
     def _close_bell(self) -> None:
@@ -235,12 +238,12 @@ class _Keeper:
                 os.close(self._bell)
                 self._bell = None
 
-    def _say(self, what: str) -> None:
-        """Notes what goes wrong, once for each reason in a row."""
-        if what != self._last_said:
-            self._last_said = what
+    def _report(self, what: str) -> None:
+        """Notes what went wrong, unless the last note said the same."""
+        if what != self._last_note:
+            self._last_note = what
             self._note(
-                f"tracker {self._key} {what}; the run goes on, and its rows wait in metrics.jsonl "
+                f"tracker {self._key} {what}; the run continues, and its rows wait in metrics.jsonl "
                 f"(log: {self._log_path})"
             )
 
@@ -248,11 +251,11 @@ class _Keeper:
         try:
             lines = self._log_path.read_bytes()[-4000:].decode("utf-8", "replace").splitlines()
         except OSError:
-            return "there is no log"
+            return "it has no log"
         return next((line.strip() for line in reversed(lines) if line.strip()), "")[:300]
 
 
 def _kill_session(process: "subprocess.Popen[bytes]") -> None:
-    """Kills a process and the helpers that it started, which are in its session."""
+    """Kills a process and its helpers, which are in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -26,14 +26,14 @@ def path(tmp_path: Path) -> Path:
 def test_rows_come_until_they_are_taken_and_then_never_again(path: Path, tmp_path: Path) -> None:
     feed = RowFeed(path, tmp_path)
     assert steps(feed) == steps(feed) == [1, 2]
-    feed.taken()
+    feed.advance()
     assert steps(feed) == []
     write(path, 3)
     assert steps(feed) == [3]
     again = RowFeed(path, tmp_path)
     assert steps(again) == [3]
     assert num_waiting(path, tmp_path) == 1
-    again.taken()
+    again.advance()
     assert num_waiting(path, tmp_path) == 0
 
 
@@ -48,7 +48,7 @@ def test_a_line_that_is_still_being_written_waits(path: Path, tmp_path: Path) ->
     with path.open("ab") as file:
         file.write(b'{"step"')
     assert steps(feed) == [1, 2]
-    feed.taken()
+    feed.advance()
     with path.open("ab") as file:
         file.write(b": 3}\n")
     assert steps(feed) == [3]
@@ -60,7 +60,7 @@ def test_many_rows_come_in_parts(path: Path, tmp_path: Path) -> None:
     found: list[int] = []
     sizes: list[int] = []
     while part := steps(feed):
-        feed.taken()
+        feed.advance()
         found += part
         sizes.append(len(part))
     assert (found, sizes) == ([*range(1, 251)], [100, 100, 50])
@@ -69,7 +69,7 @@ def test_many_rows_come_in_parts(path: Path, tmp_path: Path) -> None:
 def test_a_file_that_was_made_again_is_read_from_its_beginning(path: Path, tmp_path: Path) -> None:
     feed = RowFeed(path, tmp_path)
     feed.rows()
-    feed.taken()
+    feed.advance()
     path.unlink()
     write(path, 1)
     assert steps(feed) == [1]
