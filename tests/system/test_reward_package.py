@@ -3,12 +3,11 @@
 import json
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 
+from drivers.package_driver import environment_with
 from drivers.system_driver import ROOT
 from drivers.weight_files import write_model_folder
 
@@ -27,16 +26,8 @@ print(*(score(ScoringCall(task, text, text)) for text in ("42", "40", "100", "ma
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Python of an environment that has what this one has, and the package."""
-    folder = tmp_path_factory.mktemp("env")
-    venv.create(folder, symlinks=True)
-    (site_packages,) = folder.glob("lib/python*/site-packages")
-    ours = sysconfig.get_paths()["purelib"]
-    (site_packages / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
-    made = str(folder / "bin" / "python")
-    pip = [sys.executable, "-m", "pip", "--python", made, "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", str(PACKAGE)], check=True)
-    return made
+    """The Python of an environment with the package."""
+    return environment_with(PACKAGE, tmp_path_factory.mktemp("env"))
 
 
 @pytest.fixture
