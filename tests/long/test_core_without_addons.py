@@ -30,7 +30,6 @@ NAME_ADD_ONS = (
     "cli/test_commands.py::test_every_command_explains_itself",
     "cli/test_commands.py::test_help_names_every_command",
     "cli/test_first_mistakes.py::test_a_first_mistake_is_told_once_with_its_remedy[rollout.engine=vllm]",
-    "cli/test_recipes.py::test_a_copy_is_followed_by_the_commands_that_run_it",
     "cli/test_run_source.py::test_a_run_goes_on_by_its_folder",
     "processes/test_launcher.py::test_the_address_of_a_ray_client_is_refused_with_the_remedy",
     "recipe/test_derived.py::test_the_smallest_recipe_with_one_more_choice_passes_every_check",

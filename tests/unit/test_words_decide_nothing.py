@@ -23,7 +23,7 @@ WORDS_OF_OTHERS = {
     "user_input/mistakes.py": "pydantic puts its own words before ours",
     "user_input/plain_data.py": "PyYAML names the place of a mistake in its message alone",
     "recipe/derived.py": "pydantic puts its own words before ours",
-    "recipe/gallery.py": "recipes in the gallery are YAML",
+    "addons/gallery/copies.py": "recipes in the gallery are YAML",
     "rollout/engines/torch_engine.py": "PyTorch raises a bare RuntimeError when a CPU has no more memory",
     "run/start_checks.py": "another interpreter tells in its traceback alone that a module is missing",
     "weights/range_sockets.py": "the header of HTTP",

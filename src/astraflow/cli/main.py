@@ -15,10 +15,8 @@ import typer
 
 import astraflow
 from astraflow.cli.command_group import CommandGroup
-from astraflow.cli.recipes import recipes
 from astraflow.cli.runs import audit, drop_batch, export, run, status, try_task
 from astraflow.cli.services import join, publish, rank, serve, train
-from astraflow.cli.start import init_project
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
 from astraflow.report.terminal_text import printable
 from astraflow.service.loopback import proxy_exemptions
@@ -60,8 +58,6 @@ def _options(
         raise typer.Exit
 
 
-app.command("init")(init_project)
-app.add_typer(recipes, name="recipes")
 app.command("run")(run)
 app.command("try")(try_task)
 app.command("status")(status)

@@ -125,6 +125,14 @@ def test_a_wrong_recipe_is_one_clear_line(
     assert not run_dir.exists()
 
 
+def test_a_recipe_that_is_not_there_leads_to_those_that_come_with_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("run", "recipes/quickstart.yaml") == 2
+    assert "`astraflow recipes copy NAME`" in capsys.readouterr().err
+
+
 def test_a_missing_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("run", "nowhere.yaml") == 2
     assert "nowhere.yaml does not exist" in capsys.readouterr().err

@@ -1,5 +1,6 @@
-"""`astraflow recipes`: the recipes, model specs and examples that come with AstraFlow."""
+"""The commands `recipes` and `init`."""
 
+import shlex
 import shutil
 import textwrap
 from pathlib import Path
@@ -7,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.command_group import AddedCommand
 from astraflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from astraflow.recipe.gallery import GalleryItem
 
-__all__ = ["copy", "list_recipes", "recipes", "show"]
+__all__ = ["INIT", "RECIPES", "copy", "init_project", "list_recipes", "show"]
 
-recipes = typer.Typer(help="Show or copy the recipes that come with AstraFlow.", no_args_is_help=True)
+_recipes = typer.Typer(help="Show or copy the recipes that come with AstraFlow.", no_args_is_help=True)
 
 
 def _names(incomplete: str) -> list[str]:
@@ -34,7 +36,7 @@ _Names = Annotated[
 ]
 
 
-@recipes.command("list")
+@_recipes.command("list")
 def list_recipes(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list and nothing else.")] = False,
 ) -> None:
@@ -54,7 +56,7 @@ def list_recipes(
         print(f"{entry.name:<{width}}  {textwrap.shorten(entry.about, room, placeholder=' ...')}")
 
 
-@recipes.command("show")
+@_recipes.command("show")
 def show(name: _Name) -> None:
     """Print a recipe or a model spec as it is written.
 
@@ -65,7 +67,7 @@ def show(name: _Name) -> None:
     print(find_entry(name).path.read_text(encoding="utf-8"), end="")
 
 
-@recipes.command("copy")
+@_recipes.command("copy")
 def copy(
     names: _Names = None,
     *,
@@ -80,7 +82,8 @@ def copy(
 
     Examples: `astraflow recipes copy quickstart`, `astraflow recipes copy --all --to work`.
     """
-    from astraflow.recipe.gallery import copy_all, copy_entries, find_entry
+    from astraflow.addons.gallery.copies import copy_all, copy_entries
+    from astraflow.recipe.gallery import find_entry
 
     if bool(names) == everything:
         raise ConfigError("name the recipes to copy, or pass --all: astraflow recipes copy quickstart")
@@ -93,7 +96,7 @@ def copy(
 
 def _tell_how_to_run(found: "list[GalleryItem]", to: Path) -> None:
     """The commands for the copied recipes."""
-    from astraflow.recipe.gallery import specs_of
+    from astraflow.addons.gallery.copies import specs_of
 
     chosen = [entry for entry in found if entry.kind == "recipe"]
     if not chosen:
@@ -105,3 +108,29 @@ def _tell_how_to_run(found: "list[GalleryItem]", to: Path) -> None:
         print(f"  astraflow model init {place} --out models/{name}")
     for entry in chosen:
         print(f"  astraflow run {entry.place}")
+
+
+def init_project(
+    folder: Annotated[Path, typer.Argument(help="Folder to make; missing or empty.", metavar="DIR")],
+) -> None:
+    """Start a project: a folder with a recipe, a reward, a workflow and a test. It runs as it is.
+
+    Its README names the commands, in the order in which one uses them.
+
+    Example: `astraflow init my-project`.
+    """
+    from astraflow.addons.gallery.copies import copy_project
+
+    for place in copy_project(folder):
+        print(folder / place)
+    print(
+        f"\nNow run:\n  cd {shlex.quote(str(folder))}\n"
+        "  python -m pytest                                      # needs: pip install pytest\n"
+        "  astraflow model init model.yaml --out models/start    # builds the model to start from\n"
+        "  astraflow try recipe.yaml --task 1                    # one episode, printed\n"
+        "  astraflow run recipe.yaml                             # trains"
+    )
+
+
+INIT = AddedCommand(init_project, after="demo")
+RECIPES = AddedCommand(_recipes, after="export")

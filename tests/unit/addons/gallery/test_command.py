@@ -70,14 +70,6 @@ def test_a_wrong_name_is_one_clear_line(
     assert message in capsys.readouterr().err
 
 
-def test_a_recipe_that_is_not_there_leads_to_those_that_come_with_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run("run", "recipes/quickstart.yaml") == 2
-    assert "`astraflow recipes copy NAME`" in capsys.readouterr().err
-
-
 def test_a_new_project_is_told_with_its_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "my project"
     assert run("init", str(folder)) == 0
