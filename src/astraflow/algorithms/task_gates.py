@@ -427,5 +427,4 @@ class Greso:
         self._looks = int(state["looks"])
         self._seen = {key: int(state["seen"][key]) for key in self._seen}
         self._in_a_row = {int(task): (kind, int(num)) for task, (kind, num) in state["in_a_row"].items()}
-        # An older version did not keep the visits; those without variance, it did.
-        self._visited = {int(task): None for task in state.get("visited", state["in_a_row"])}
+        self._visited = {int(task): None for task in state["visited"]}

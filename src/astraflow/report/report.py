@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from rich.table import Table
@@ -78,23 +78,11 @@ def load_summary(folder: RunFolder) -> Summary:
     if not folder.summary.is_file():
         return summarize(folder, folder.load_recipe())
     try:
-        return msgspec.convert(_rename_columns(msgspec.json.decode(folder.summary.read_bytes())), Summary)
+        return msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
     except (msgspec.MsgspecError, OSError) as err:
         raise DataError(
             f"{folder.summary} cannot be read: {err}; delete it, and it is rebuilt from the journal"
         ) from err
-
-
-def _rename_columns(columns: Any) -> Any:
-    """The columns of a summary under their current names: older versions wrote `trained_tokens` for
-    `committed_tokens`."""
-    if not isinstance(columns, dict):
-        return columns
-    summary = cast("dict[str, Any]", columns)
-    for part in (summary, *summary.get("policies", ())):
-        if "trained_tokens" in part:
-            part["committed_tokens"] = part.pop("trained_tokens")
-    return summary
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from astraflow.dataflow.service.prometheus import prometheus_text
 from astraflow.metrics import MetricRow
-from drivers.sights import make_policy_status, make_sight, make_worker
+from drivers.run_snapshots import make_policy_status, make_snapshot, make_worker
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))
@@ -19,7 +19,7 @@ def offered() -> dict[str, set[str]]:
     """Metric -> its labels, in the text of a run in which everything has happened."""
     step = MetricRow("step", "actor", 3, 3, 99.0, {"reward_mean": 0.5, "staleness_mean": 1.0, "loss": 0.1})
     scored = MetricRow("eval", "actor", 0, 0, 98.0, {"score_mean": 0.75}, "heldout")
-    status = make_sight(policy=make_policy_status(), workers=(make_worker(),)).status
+    status = make_snapshot(policy=make_policy_status(), workers=(make_worker(),)).status
     assert status is not None
     waited = prometheus_text(status, num_records=1, newest=(step, scored))
     found = {line.split()[2]: set[str]() for line in waited.splitlines() if line.startswith("# TYPE ")}

@@ -215,9 +215,6 @@ class CommitStep(Stored, frozen=True, kw_only=True, tag=True):
     version: int
     metrics: tuple[MetricItem, ...]
     spans: tuple[BusySpan, ...] = ()
-    reports_episodes: bool = False
-    """Whether the record of the step holds the metrics of episodes. An older version did not write them, and
-    a replay of its commands must give its events."""
 
 
 class ReleaseSteps(Stored, frozen=True, kw_only=True, tag=True):

@@ -81,10 +81,7 @@ def remember(ctx: Context, worker: WorkerState) -> None:
 
 def note_holder(episode: EpisodeState, worker: WorkerState) -> None:
     """Notes that the current attempt of the episode is granted to a service; no other may answer it."""
-    earlier = episode.holders[: episode.attempt]
-    # An older version, which did not note holders, may have granted earlier attempts.
-    unknown = ("",) * (episode.attempt - len(earlier))
-    episode.holders = (*earlier, *unknown, worker.id if worker.key else "")
+    episode.holders = (*episode.holders[: episode.attempt], worker.id if worker.key else "")
 
 
 def note_failure(ctx: Context, lease: LeaseState, failure: Failure) -> None:

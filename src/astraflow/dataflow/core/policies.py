@@ -241,7 +241,6 @@ def _record(
 ) -> StepRecord:
     groups = (*batch.groups, *batch.replayed)
     staleness = (*batch.staleness, *batch.replayed_staleness)
-    episodes = _episode_metrics(policy.episodes) if command.reports_episodes else ()
     return StepRecord(
         policy=command.policy,
         step=command.step,
@@ -255,16 +254,13 @@ def _record(
         num_trained_tokens=sum(group.num_trained_tokens for group in groups),
         num_discarded_groups=policy.num_discarded,
         num_replayed_groups=len(batch.replayed),
-        metrics=(*command.metrics, *episodes, *_dropped(policy), *curation),
+        metrics=(*command.metrics, *_episode_metrics(policy.episodes), *_dropped(policy), *curation),
     )
 
 
 def _reward_mean(groups: Sequence[ReadyGroup]) -> float:
-    """Mean reward over episodes. It is over samples if an older version of AstraFlow, which did not count
-    episodes, valued one of the groups."""
-    if all(group.num_episodes for group in groups):
-        return finite_sum(g.episode_reward_sum for g in groups) / sum(g.num_episodes for g in groups)
-    return finite_sum(group.reward_sum for group in groups) / sum(len(group.samples) for group in groups)
+    """Mean reward over episodes."""
+    return finite_sum(g.episode_reward_sum for g in groups) / sum(g.num_episodes for g in groups)
 
 
 def _episode_metrics(sums: EpisodeSums) -> tuple[MetricItem, ...]:

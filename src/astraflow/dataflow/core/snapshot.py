@@ -19,10 +19,8 @@ from astraflow.protocols import Stateful
 
 __all__ = ["SNAPSHOT_FORMAT", "restore_state", "snapshot_parts"]
 
-SNAPSHOT_FORMAT = 3
+SNAPSHOT_FORMAT = 4
 """Raised when the state's structs change in a way that older snapshots do not fit."""
-_WHOLE_FORMAT = 1
-"""An older format, all in one part and with one curator. It can still be read."""
 _MAGIC = b"AFSN"
 _LENGTH = struct.Struct("<Q")
 _GROUPS_PER_PART = 128
@@ -35,13 +33,8 @@ class _Snapshot(msgspec.Struct, frozen=True):
     format: int
     curation: dict[str, Any]
     state: RunStateData
-    memories: dict[str, dict[str, Any] | None] = {}
-    """`POLICY/KIND` -> state of a part of the table that has one. Missing in older snapshots."""
-
-
-class _Whole(msgspec.Struct, frozen=True):
-    curator: dict[str, Any]
-    state: RunStateData
+    memories: dict[str, dict[str, Any] | None]
+    """`POLICY/KIND` -> state of a part of the table that has one."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -148,13 +141,9 @@ def restore_state(ctx: Context, data: bytes) -> None:
 
 def _decoded(head: bytes | memoryview) -> _Snapshot:
     header = msgspec.msgpack.decode(head, type=_Header)
-    if header.format == SNAPSHOT_FORMAT:
-        return msgspec.msgpack.decode(head, type=_Snapshot)
-    if header.format == _WHOLE_FORMAT:
-        whole = msgspec.msgpack.decode(head, type=_Whole)
-        curation = {"order": whole.curator, "gates": {}, "counts": {"selected": 0, "forced": 0}}
-        return _Snapshot(header.format, curation, whole.state)
-    raise DataError(f"the snapshot has format {header.format}, this version reads {SNAPSHOT_FORMAT}")
+    if header.format != SNAPSHOT_FORMAT:
+        raise DataError(f"the snapshot has format {header.format}, this version reads {SNAPSHOT_FORMAT}")
+    return msgspec.msgpack.decode(head, type=_Snapshot)
 
 
 def _frames(data: bytes) -> Iterator[memoryview]:

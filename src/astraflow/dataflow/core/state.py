@@ -48,10 +48,6 @@ __all__ = [
 ]
 
 
-_EPISODES = "slots"
-"""The name of the episodes in snapshots. It stays, so that snapshots of older versions can be read."""
-
-
 class EpisodeState(msgspec.Struct, gc=False):
     """One episode of a group or of an evaluation round."""
 
@@ -126,7 +122,7 @@ class GroupState(msgspec.Struct, gc=False):
     """Policies that the group may still serve."""
     home: str
     """The service that its episodes go to, unless others would idle."""
-    episodes: list[EpisodeState] = msgspec.field(name=_EPISODES)
+    episodes: list[EpisodeState]
     num_open: int
     num_failed: int = 0
 
@@ -144,12 +140,11 @@ class ReadyGroup(msgspec.Struct, gc=False, frozen=True):
     advantage_square_sum: float
     reward_sum: float
     """Sum of the rewards over samples."""
-    episode_reward_sum: float = 0.0
+    episode_reward_sum: float
     """Sum of the rewards over episodes; the reward of an episode is the weighted mean of its trajectories'
     rewards."""
-    num_episodes: int = 0
-    """Episodes in which the policy acts, counted once per role. 0 means that an older version of AstraFlow,
-    which did not count them, valued the group."""
+    num_episodes: int
+    """Episodes in which the policy acts, counted once per role."""
 
 
 class BatchState(msgspec.Struct, gc=False):
@@ -282,7 +277,7 @@ class EvalRound(msgspec.Struct, gc=False):
     eval_set: str
     pinned: dict[str, int]
     samples: int
-    episodes: list[EpisodeState] = msgspec.field(name=_EPISODES)
+    episodes: list[EpisodeState]
     num_open: int
     opened_s: float
     deadline_s: float

@@ -15,7 +15,6 @@ from pathlib import Path
 from astraflow.dataflow.journal.compaction import carried_books
 from astraflow.dataflow.journal.journal_db import (
     DATABASE,
-    JOURNAL_SCHEMA,
     SCHEMA_SQL,
     SUMMED_TABLES,
     UNREADABLE,
@@ -48,10 +47,9 @@ def check_database(reader: JournalReader) -> None:
         (verdict,) = database.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise JournalError(f"{path} is damaged: {verdict}; {_REMEDY}")
-        if reader.meta("schema") == str(JOURNAL_SCHEMA):
-            _check_definitions(database, path)
-            for table in SUMMED_TABLES:
-                _check_sums(database, table, path)
+        _check_definitions(database, path)
+        for table in SUMMED_TABLES:
+            _check_sums(database, table, path)
         _check_chain(reader)
     except UNREADABLE as err:
         raise JournalError(f"{path} is damaged: {err}; {_REMEDY}") from err

@@ -58,7 +58,6 @@ from astraflow.dataflow.journal.records import (
     Record,
     chain_of,
     decode_commands,
-    decode_events,
     encode_commands,
     encode_events,
     encode_plan,
@@ -548,8 +547,7 @@ def _replay(core: Replayable, record: Record) -> int:
             "recipe changed after a crash? Resume once with the former recipe"
         ) from err
     events = encode_events([decision.events for decision in decisions])
-    # An older version may have stored events without fields that are empty here: compared as it decodes them.
-    if events != record.events and events != encode_events(decode_events(record)):
+    if events != record.events:
         raise JournalError(
             f"journal record {record.seq}: replaying its command gives other events than were stored. Was "
             "the recipe or AstraFlow changed after a crash? Resume once with the former one"

@@ -36,7 +36,6 @@ __all__ = [
     "SCHEMA_SQL",
     "SUMMED_TABLES",
     "UNREADABLE",
-    "UPGRADES",
     "FateRow",
     "SqlRow",
     "TableRows",
@@ -55,17 +54,6 @@ __all__ = [
 DATABASE = "journal.sqlite"
 JOURNAL_SCHEMA = 4
 """Version of the tables below and of the encoding of their rows."""
-UPGRADES: dict[int, str] = {
-    2: """
-        ALTER TABLE fates ADD COLUMN samples INTEGER NOT NULL DEFAULT 0;
-        ALTER TABLE fates ADD COLUMN trained_tokens INTEGER NOT NULL DEFAULT 0;
-        ALTER TABLE samples ADD COLUMN data BLOB;
-        """,
-    3: "",
-}
-"""Schema -> statements that turn it into the next one, besides tables that it lacks and the sums of rows."""
-_FIRST_SUMMED = 4
-"""The first schema whose rows have sums."""
 SUMMED_TABLES = (
     "meta",
     "snapshots",
@@ -79,7 +67,6 @@ SUMMED_TABLES = (
     "samples",
 )
 """Tables whose rows end in a sum: all but `records`."""
-_WITHOUT_ROWID = {"meta", "fates", "books", "payloads"}
 
 SCHEMA_SQL = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, sum BLOB NOT NULL) WITHOUT ROWID;
@@ -263,23 +250,23 @@ def catch_up(
             database.execute("ROLLBACK")
 
 
-# --- definitions and upgrades ---------------------------------------------------------------------
+# --- definitions ----------------------------------------------------------------------------------
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """The database with its tables; made or upgraded if need be.
+    """The database with its tables, which are created if it is new.
 
     One thread uses it at a time: first the one that opens it, then that of the tables' writer.
     Raises: JournalError if it has another schema, or is no database of a journal; sqlite3.Error.
     """
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S)
     try:
-        schema = _schema_of(database, path)
+        is_new = _is_new(database, path)
         database.execute("PRAGMA journal_mode=WAL")
-        # New or upgraded tables are synced; rows are not, for the segments have them.
+        # New tables are synced; rows are not, for the segments have them.
         database.execute("PRAGMA synchronous=FULL")
-        if schema != JOURNAL_SCHEMA:
-            make_tables(database, schema)
+        if is_new:
+            make_tables(database)
         database.execute("PRAGMA synchronous=NORMAL")
         database.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
     except BaseException:
@@ -288,65 +275,25 @@ def open_database(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _schema_of(database: sqlite3.Connection, path: Path) -> int:
-    """The database's schema; 0 if it is empty. Raises: JournalError."""
+def _is_new(database: sqlite3.Connection, path: Path) -> bool:
+    """Whether the database is empty. Raises: JournalError if it has tables of another schema."""
     if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        return 0
+        return True
     row = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-    known = {str(number): number for number in (*UPGRADES, JOURNAL_SCHEMA)}
-    if row is None or row[0] not in known:
+    if row is None or row[0] != str(JOURNAL_SCHEMA):
         raise JournalError(
             f"{path} has schema {row[0] if row else 'none'}; this version of AstraFlow writes "
-            f"{JOURNAL_SCHEMA} and upgrades from {min(UPGRADES)}. Use the version that made it, or start a "
-            "new run folder"
+            f"{JOURNAL_SCHEMA}. Use the version that made it, or start a new run folder"
         )
-    schema = known[row[0]]
-    # A flipped bit in the number must not make an upgrade of tables that are not of that schema.
-    has_sums = "sum" in {column[1] for column in database.execute("PRAGMA table_info(meta)")}
-    if has_sums != (schema >= _FIRST_SUMMED):
-        raise JournalError(f"{path} is damaged: it is not of schema {schema}; restore it from a copy")
-    return schema
+    return False
 
 
-def make_tables(database: sqlite3.Connection, schema: int = 0) -> None:
-    """Makes all tables, or upgrades those of an older schema, in one transaction. Raises: sqlite3.Error."""
+def make_tables(database: sqlite3.Connection) -> None:
+    """Creates all tables in one transaction. Raises: sqlite3.Error."""
     database.execute("BEGIN IMMEDIATE")
-    if schema:
-        for number in range(schema, JOURNAL_SCHEMA):
-            _execute_all(database, UPGRADES[number])
-        _add_sums(database)
-    else:
-        _execute_all(database, SCHEMA_SQL)
-    known = {key for (key,) in database.execute("SELECT key FROM meta")}
-    first = {"run_id": uuid4().hex, "written": "0 0", "compacted": "0", "first_segment": "0"}
-    for key, value in first.items():
-        if key not in known:
-            database.execute(*summed("meta", (key, value)))
-    database.execute(*summed("meta", ("schema", str(JOURNAL_SCHEMA)), replaces=True))
-    database.execute("COMMIT")
-
-
-def _add_sums(database: sqlite3.Connection) -> None:
-    """Creates all tables again, as this version defines them, and copies their rows."""
-    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
-    known = {*SUMMED_TABLES, "records"}
-    older = [name for (name,) in database.execute(query).fetchall() if name in known]
-    for table in older:
-        database.execute(f"ALTER TABLE {table} RENAME TO older_{table}")
-    _execute_all(database, SCHEMA_SQL)
-    older.remove("records")
-    database.execute("INSERT INTO records SELECT * FROM older_records")
-    database.execute("DROP TABLE older_records")
-    for table in older:
-        num_columns = len(database.execute(f"PRAGMA table_info({table})").fetchall()) - 1
-        order = "" if table in _WITHOUT_ROWID else " ORDER BY rowid"
-        for row in database.execute(f"SELECT * FROM older_{table}{order}"):
-            missing = (None,) * (num_columns - len(row))
-            database.execute(*summed(table, (*row, *missing)))
-        database.execute(f"DROP TABLE older_{table}")
-
-
-def _execute_all(database: sqlite3.Connection, statements: str) -> None:
-    """Runs statements within the transaction; `executescript` would end it."""
-    for statement in statements.split(";"):
+    for statement in SCHEMA_SQL.split(";"):  # `executescript` would end the transaction
         database.execute(statement)
+    first = {"run_id": uuid4().hex, "written": "0 0", "compacted": "0", "first_segment": "0"}
+    for key, value in (*first.items(), ("schema", str(JOURNAL_SCHEMA))):
+        database.execute(*summed("meta", (key, value)))
+    database.execute("COMMIT")

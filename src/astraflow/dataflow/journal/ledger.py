@@ -215,7 +215,7 @@ class Books(msgspec.Struct):
     num_dropped: int = 0
     num_failed_attempts: int = 0
     failures: dict[str, FailureKind] = {}
-    """The failed attempts by kind. Those that an older version booked are missing."""
+    """The failed attempts by kind."""
     num_evals: int = 0
     num_records: int = 0
     ended: RunEnded | None = None

@@ -5,6 +5,7 @@ memory from the segments, as opening the folder would make them on disk.
 """
 
 import contextlib
+import dataclasses
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,6 @@ from astraflow.dataflow.journal.journal_db import (
     DATABASE,
     JOURNAL_SCHEMA,
     UNREADABLE,
-    UPGRADES,
     FateRow,
     TelemetryRow,
     TranscriptRow,
@@ -37,8 +37,6 @@ _STEPS = msgspec.msgpack.Decoder(StepRecord)
 _EVALS = msgspec.msgpack.Decoder(EvalRecord)
 _REFS = msgspec.msgpack.Decoder(list[PayloadRef])
 _MESSAGES = msgspec.msgpack.Decoder(tuple[Message, ...])
-_FATE_COLUMNS = 8
-"""Those that a `FateRow` has."""
 _T = TypeVar("_T")
 
 
@@ -59,7 +57,7 @@ class JournalReader:
             schema = self.meta("schema")
         except UNREADABLE as err:
             raise JournalError(f"{self.path} cannot be read: {err}") from err
-        if schema not in {str(JOURNAL_SCHEMA), *map(str, UPGRADES)}:
+        if schema != str(JOURNAL_SCHEMA):
             self.close()
             raise JournalError(
                 f"{self.path} has schema {schema or 'none'}; this version reads {JOURNAL_SCHEMA}"
@@ -156,9 +154,9 @@ class JournalReader:
 
     def fates(self) -> Iterator[FateRow]:
         """All fates."""
-        # By place, not by name: schema 2 lacks the last two columns; the one after them is the row's sum.
-        rows = self._rows("SELECT * FROM fates ORDER BY policy, group_id")
-        return (FateRow(*row[:_FATE_COLUMNS]) for row in rows)
+        columns = ", ".join(column.name for column in dataclasses.fields(FateRow))
+        rows = self._rows(f"SELECT {columns} FROM fates ORDER BY policy, group_id")
+        return (FateRow(*row) for row in rows)
 
     # --- what people read ---
 
@@ -195,8 +193,7 @@ class JournalReader:
                 version=row[4],
                 score=row[5],
                 ref=PayloadRef(*row[6:9]),
-                # Schema 2 has no such column.
-                data=(row[9] if len(row) > 9 else None) or b"",
+                data=row[9] or b"",
             )
             for row in self._rows(query, kind)
         ]

@@ -182,7 +182,6 @@ class TrainerRoutes:
             step=body.step,
             version=body.version,
             metrics=body.metrics,
-            reports_episodes=True,
         )
         self._dispatcher.apply(command)
         self._run.failed_steps.forget(policy, body.step)

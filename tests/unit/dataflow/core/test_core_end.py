@@ -449,20 +449,6 @@ def test_a_snapshot_that_is_cut_off_is_refused(num_bytes: int):
         Core.restored(driver.plan, driver.core.snapshot()[:-num_bytes])
 
 
-def test_a_snapshot_in_one_part_is_read():
-    driver = started()
-    driver.finish_groups(1)
-    whole = {
-        "format": 1,
-        "curator": driver.core._ctx.curation.state()["order"],
-        "state": driver.core._ctx.state,
-    }
-    ctx = Core.restored(driver.plan, msgspec.msgpack.encode(whole))._ctx
-    assert ctx.state == driver.core._ctx.state
-    assert ctx.curation.state()["order"] == whole["curator"]
-    assert ctx.curation.next() == driver.core._ctx.curation.next()
-
-
 def test_a_snapshot_of_another_runs_policies_is_refused():
     data = started().core.snapshot()
     with pytest.raises(DataError, match="trains actor"):
@@ -483,4 +469,5 @@ def test_the_state_does_not_grow_with_the_length_of_the_run():
         driver.release(step + 1)
         sizes.append(len(driver.core.snapshot()))
     per_step = (sizes[-1] - sizes[100]) / (len(sizes) - 101)
-    assert per_step < 250  # one record a step
+    # one record per step
+    assert per_step < 1.1 * len(msgspec.msgpack.encode(driver.core.steps("actor")[-1]))

@@ -33,9 +33,7 @@ def committed(driver: Driver, step: int) -> StepRecord:
     """Trains and commits the step as the service does."""
     driver.take(step)
     driver.publish(step + 1)
-    driver.apply(
-        CommitStep(policy="actor", epoch=1, step=step, version=step + 1, metrics=(), reports_episodes=True)
-    )
+    driver.apply(CommitStep(policy="actor", epoch=1, step=step, version=step + 1, metrics=()))
     return driver.core.steps("actor", step - 1)[0]
 
 
@@ -147,16 +145,6 @@ def test_sums_survive_a_restart_from_a_snapshot():
     driver.core = Core.restored(driver.plan, driver.core.snapshot())
     driver.result(leases[3].id, facts(MetricItem("turns", 6.0)))
     assert values(committed(driver, 0))["episode/turns"] == 3.0
-
-
-def test_commits_of_an_older_version_give_the_records_that_it_wrote():
-    driver = started()
-    for lease in driver.lease(4):
-        driver.result(lease.id, facts(MetricItem("turns", 2.0)))
-    driver.take(0)
-    driver.publish(1)
-    driver.commit(0)
-    assert driver.core.steps("actor")[0].metrics == ()
 
 
 def test_the_newest_records_are_the_last_step_of_each_policy_and_the_last_evaluation_of_each_set():

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import msgspec
 import pytest
 
 from astraflow.dataflow.config import TableConfig
@@ -186,17 +185,6 @@ def test_a_memory_survives_a_restart_and_changes_with_taken_batches_only():
         each.take(1)
     assert taken(driver) == [(3, 2), (0, 1)]
     assert taken(other) == [(0, 1)]
-
-
-def test_a_snapshot_from_before_the_parts_had_memories_is_read():
-    driver = started(make_table())
-    driver.finish_groups(1)
-    data = driver.core.snapshot()
-    length = int.from_bytes(data[4:12], "little")
-    head = msgspec.msgpack.decode(data[12 : 12 + length])
-    del head["memories"]
-    old = msgspec.msgpack.encode(head)
-    resumed(driver, b"".join((data[:4], len(old).to_bytes(8, "little"), old, data[12 + length :])))
 
 
 # --- they do not fit ------------------------------------------------------------------------------
