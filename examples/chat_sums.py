@@ -1,4 +1,4 @@
-"""Chat data with two weighted rewards: one in the form of TRL, and one that is async.
+"""Chat data with two weighted rewards: a TRL reward function and an async one.
 
 Make the data: python examples/chat_sums.py
 Try it:        astraflow try examples/chat_sums.yaml --task 1
@@ -16,19 +16,19 @@ __all__ = ["brief", "right"]
 
 
 def right(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
-    """1 for each completion that ends with the answer. TRL's rewards get lists, and chats as messages."""
+    """Returns 1 for each completion that ends with the answer. TRL passes lists, and chats as messages."""
     texts = [messages[0]["content"] for messages in completions]
     return [float(text.endswith(f"={value}")) for text, value in zip(texts, answer, strict=True)]
 
 
 async def brief(task: Task, text: str, *, digits: int) -> float:
-    """1 for a completion without a detour. `digits` is a column of the data."""
-    await asyncio.sleep(0)  # where a reward would ask a judge: many calls of it wait at the same time
+    """Returns 1 for a short completion. `digits` is a column of the data."""
+    await asyncio.sleep(0)  # a real reward would call a judge here; many calls wait concurrently
     return float(len(text) <= 6 * digits)
 
 
 def rows(num_rows: int) -> list[dict[str, Any]]:
-    """Each prompt is a chat, and the answer lies one level down."""
+    """Returns rows whose prompt is a chat and whose answer is nested."""
     pairs = [(10 + idx % 90, 10 + 7 * idx % 90) for idx in range(num_rows)]
     return [
         {

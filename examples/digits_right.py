@@ -1,4 +1,4 @@
-"""A reward with partial credit: the share of digits that are right.
+"""A reward with partial credit: the share of correct digits.
 
 Try it: astraflow try examples/digits_right.yaml --task 1
 """
@@ -9,7 +9,7 @@ __all__ = ["digits_right"]
 
 
 def digits_right(task: Task, text: str, *, exact_bonus: float = 0.5) -> float:
-    """Share of digits that are right, counted from the last one; `exact_bonus` of the reward is for all."""
+    """Share of correct digits, from the last one; a fully correct answer earns `exact_bonus` more."""
     answer = task.answer[::-1]
     given = text.strip()[::-1]
     if given == answer:

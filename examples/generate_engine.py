@@ -1,6 +1,6 @@
-"""An engine: `model.generate` of transformers behind AstraFlow's engine seam, one request at a time.
+"""An engine that runs transformers' `model.generate`, one request at a time.
 
-Slow, and short enough to read; a real one batches. Try it: astraflow try examples/generate_engine.yaml
+It is slow but short; a real engine batches requests. Try it: astraflow try examples/generate_engine.yaml
 """
 
 import asyncio
@@ -23,7 +23,7 @@ __all__ = ["GenerateEngine"]
 
 
 class GenerateEngine:
-    """Made with the first version that it serves; `load` fills slot `live` or `pinned` between requests."""
+    """Starts with the first version that it serves; `load` fills slot `live` or `pinned` between requests."""
 
     def __init__(self, snapshot: WeightSnapshot, *, max_context: int = 256, num_threads: int = 1) -> None:
         torch.set_num_threads(num_threads)
@@ -38,9 +38,9 @@ class GenerateEngine:
         self._spans: list[BusySpan] = []
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Tokens, logprobs and the version of each token. Raises: RolloutError."""
+        """Returns tokens with their logprobs and versions. Raises: RolloutError."""
         if request.sampling.stop:
-            raise RolloutError("this engine knows no stop texts", is_retryable=False)
+            raise RolloutError("this engine does not support stop texts", is_retryable=False)
         self._num_waiting += 1
         try:
             await self._is_free.wait()
@@ -54,38 +54,38 @@ class GenerateEngine:
         return generation
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logprobs of tokens 1..T-1 at temperature 1 under the newest version."""
+        """Returns the logprobs of tokens 1..T-1 at temperature 1 under the newest version."""
         async with self._turn:
             return await asyncio.to_thread(_logprobs, self._slots["live"][1], token_ids, 1.0)
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
-        """Installs a version; the request that runs ends first, so no completion mixes versions."""
+        """Installs a version. The running request ends first, so no completion mixes versions."""
         async with self._turn:
             self._slots[slot] = (snapshot.version, await asyncio.to_thread(_model, snapshot))
 
     async def pause(self) -> None:
-        """Starts no further request."""
+        """Stops starting new requests."""
         self._is_free.clear()
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Starts requests again."""
         self._is_free.set()
 
     def capacity(self) -> Capacity:
-        """One request at a time."""
+        """Reports one slot, because requests run one at a time."""
         is_running = self._turn.locked()
         return Capacity(
             1, int(is_running), self._num_waiting - is_running, self._max_context, self._num_tokens
         )
 
     def take_spans(self) -> tuple[BusySpan, ...]:
-        """When it generated, since the last call."""
+        """Returns when the engine was generating since the last call."""
         spans = tuple(self._spans)
         self._spans = []
         return spans
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing: there is no process or connection to close."""
 
     def _generate(self, request: GenerateRequest) -> Generation:
         version, model = self._serving(request.version)
@@ -114,7 +114,7 @@ class GenerateEngine:
         )
 
     def _serving(self, wanted: int) -> tuple[int, Any]:
-        """The slot for a version; -1 is the newest."""
+        """Returns the slot that serves a version; -1 means the newest."""
         for version, model in self._slots.values():
             if wanted in {-1, version}:
                 return version, model
@@ -129,7 +129,7 @@ def _model(snapshot: WeightSnapshot) -> Any:
 
 @torch.inference_mode()
 def _logprobs(model: Any, token_ids: Sequence[int], temperature: float) -> NDArray[np.float32]:
-    """Logprobs of a full forward pass, at the sampling temperature and over the whole vocabulary."""
+    """Computes logprobs in a full forward pass, at the sampling temperature and over the whole vocabulary."""
     ids = torch.tensor([list(token_ids)])
     logits = model(ids).logits[0, :-1].float() / temperature
     return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()

@@ -1,4 +1,4 @@
-"""A workflow that proposes tasks: a sum that was solved comes back as a longer one.
+"""A workflow that proposes tasks: it turns each solved sum into a longer one.
 
 Try it: astraflow try examples/harder_sums.yaml --task 1
 """
@@ -9,7 +9,7 @@ __all__ = ["harder_sums"]
 
 
 async def harder_sums(task: ScoredTask, policies: Policies, *, max_digits: int = 3) -> Rewards:
-    """One answer; a right one proposes the same sum with a digit more on each number."""
+    """Asks once. After a correct answer, it proposes the same sum with one more digit per number."""
     rewards = Rewards()
     answer = await policies["actor"].chat(task.prompt)
     score = await task.score(answer.text)

@@ -1,6 +1,6 @@
-"""An environment of your own that lives in another Python, and imports nothing of AstraFlow.
+"""An environment that runs in a separate Python and imports nothing from AstraFlow.
 
-It asks the policy by HTTP, and says what the answer was worth.
+It asks the policy over HTTP and returns the reward.
 
 Try it: astraflow try examples/hosted_sums.yaml --task 1
 """
@@ -25,8 +25,8 @@ class Sums:
             a, b = dice.randint(0, self.largest), dice.randint(0, self.largest)
             yield {
                 "id": f"{split}-{number}",
-                "prompt": f"Calculate {a} + {b}.",  # for people, who look at tasks
-                "data": {"a": a, "b": b},  # what `run` gets, here or on another machine
+                "prompt": f"Calculate {a} + {b}.",  # shown to people who look at tasks
+                "data": {"a": a, "b": b},  # passed to `run`, on this machine or another one
             }
 
     def run(self, data, episode):

@@ -1,17 +1,17 @@
-"""Data algorithms of one's own: a curator, a filter and a credit function."""
+"""Custom data algorithms: a curator, a filter, and a credit function."""
 
 from astraflow.types.facts import GroupFacts, Outcome
 
 
 def long_enough(facts: GroupFacts, *, least: int) -> bool | str:
-    """Filter: drops groups that say little."""
+    """Filter: drops groups with short trajectories."""
     mean = sum(t.num_trained_tokens for t in facts.trajectories) / len(facts.trajectories)
     return mean >= least or f"{mean:.0f} tokens on average"
 
 
 def best_only(facts: GroupFacts) -> list[float]:
-    """Credit: what is better than the second best episode counts, and nothing else."""
-    best = {}  # per episode, since one that forks has several trajectories
+    """Credit: the advantage is how far a reward exceeds that of the second-best episode."""
+    best = {}  # per episode, because an episode with forks has several trajectories
     for t in facts.trajectories:
         best[t.episode_idx] = max(t.reward, best.get(t.episode_idx, t.reward))
     rewards = sorted(best.values())
@@ -19,7 +19,7 @@ def best_only(facts: GroupFacts) -> list[float]:
 
 
 class Rest:
-    """Curator: passes over a task for the next `pause` groups after it was drawn."""
+    """Curator: skips a task for the next `pause` groups after a draw of it."""
 
     def __init__(self, *, num_tasks: int, seed: int, pause: int) -> None:
         self.pause, self.num_groups, self.last = pause, 0, {}

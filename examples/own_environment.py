@@ -1,4 +1,4 @@
-"""An environment of one's own: the model keeps a running total of several numbers.
+"""A custom environment: the model keeps a running total of several numbers.
 
 Try it: astraflow try examples/own_environment.yaml --task 1
 """
@@ -13,7 +13,7 @@ __all__ = ["RunningTotal"]
 
 
 class RunningTotal(InteractiveEnvironment):
-    """It gives a sum, then the next one with the right total so far. A game is the list of numbers left."""
+    """Asks for a sum, then for the next one with the correct total so far. The state is the numbers left."""
 
     def __init__(self, *, size: int = 1000, length: int = 3) -> None:
         self._size = size

@@ -1,10 +1,10 @@
-"""A limiter of one's own: how many groups may be in flight follows what staleness cost so far."""
+"""A custom limiter: it adjusts the number of groups in flight to how many became too stale."""
 
 from astraflow.protocols import TableSizes, TableView, TakenBatch
 
 
 class Careful:
-    """Lowers the number by the groups that grew too stale; raises it by one if a batch had none."""
+    """Lowers the number by the groups that became too stale; raises it by one after a batch without any."""
 
     def __init__(self, *, most: int) -> None:
         self.most = most

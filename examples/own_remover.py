@@ -1,4 +1,4 @@
-"""A remover of one's own: when many groups wait, those from which there is least to learn go."""
+"""A custom remover: when too many groups wait, it evicts those with the least to learn from."""
 
 from collections.abc import Mapping
 from heapq import nsmallest
@@ -7,7 +7,7 @@ from astraflow.protocols import CompleteGroup
 
 
 class LeastToLearn:
-    """Evicts the groups above `num_groups` whose advantages are smallest."""
+    """Keeps at most `num_groups` groups and evicts those with the smallest advantages."""
 
     def __init__(self, *, num_groups: int) -> None:
         self.num_groups = num_groups

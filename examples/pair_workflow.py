@@ -1,7 +1,7 @@
-"""A workflow of two policies, both trained: one solves, the other says whether the working is right.
+"""A workflow of two trained policies: a solver answers, and a verifier judges the answer.
 
-Used by `recipes/pair.yaml`. Each policy is rewarded for its own job: the solver for a right answer, the
-verifier for a right verdict. With more rounds, the solver tries again as long as the verifier objects.
+`recipes/pair.yaml` uses it. Each policy is rewarded for its own job: the solver for a correct answer, the
+verifier for a correct verdict. With more rounds, the solver tries again as long as the verifier objects.
 """
 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
@@ -10,7 +10,7 @@ __all__ = ["solve_and_verify"]
 
 
 async def solve_and_verify(task: ScoredTask, policies: Policies, *, rounds: int = 1) -> Rewards:
-    """The solver answers until the verifier's verdict is `=y`, at most `rounds` times."""
+    """Lets the solver answer until the verifier's verdict is `=y`, at most `rounds` times."""
     rewards = Rewards()
     score = 0.0
     accepts = False

@@ -1,8 +1,8 @@
-"""A trainer in plain PyTorch that knows nothing of AstraFlow but docs/protocol.
+"""A trainer in plain PyTorch that uses only the protocol in docs/protocol, and nothing from AstraFlow.
 
-PPO's clipped objective on the model of a Hugging Face folder. Its versions are chunk files in a folder that
-all services see; its checkpoints hold model, optimizer and step.
-Usage: python plain_trainer.py URL POLICY MODEL_DIR CHECKPOINTS; the run's token, if any, in $ASTRAFLOW_TOKEN.
+It trains a Hugging Face model with PPO's clipped objective. Versions are chunk files in a folder that all
+services can read; checkpoints hold model, optimizer, and step.
+Usage: python plain_trainer.py URL POLICY MODEL_DIR CHECKPOINTS (the run's token, if any, in $ASTRAFLOW_TOKEN)
 """
 
 import os
@@ -26,28 +26,28 @@ http.headers["Authorization"] = f"Bearer {os.environ.get('ASTRAFLOW_TOKEN', '')}
 
 
 def call(method, path, body=None):
-    """JSON both ways. Repeats after a lost connection, an answer that cannot be read, and 503; a run that is
-    over ends this process."""
+    """Sends and receives JSON. Retries after a lost connection, an unreadable answer, and 503. Exits when the
+    run is over."""
     for attempt in range(60):
         try:
             reply = http.request(method, f"{url}/v1/policies/{policy}/{path}", json=body, timeout=150)
             if reply.status_code < 500:
                 answer = reply.json() if reply.content else {}
                 break
-        except requests.RequestException:  # a body that is no JSON is one, too
+        except requests.RequestException:  # also raised for a body that isn't JSON
             pass
         time.sleep(min(2.0, 0.05 * 2**attempt))
     else:
         raise SystemExit(f"{url} does not answer")
     if answer.get("code") == "finished":
         raise SystemExit(0)
-    if reply.status_code >= 400:  # fenced, above all: another trainer has the policy now
+    if reply.status_code >= 400:  # usually `fenced`: another trainer has the policy now
         raise SystemExit(f"{path}: {answer}")
     return answer
 
 
 def put(data):
-    """A chunk file, named by its content, whole or not at all."""
+    """Writes a chunk file, named by its content, atomically."""
     name = xxhash.xxh3_128_hexdigest(data)
     if not (chunks / name).exists():
         (chunks / f"{name}.part").write_bytes(data)
@@ -56,7 +56,7 @@ def put(data):
 
 
 def publish(epoch, version, step):
-    """Writes a version in full, announces it, and deletes what nobody needs any more."""
+    """Writes a version in full, announces it, and deletes chunks that nobody needs anymore."""
     tensors, data = [], bytearray()
     for name, value in model.named_parameters():
         raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -79,7 +79,7 @@ def publish(epoch, version, step):
 
 
 def loss_of(samples):
-    """The clipped surrogate of some samples, summed over their trained tokens. Columns are base64."""
+    """Returns the clipped surrogate of some samples, summed over their trained tokens. Columns are base64."""
     decoded = []
     for sample in samples:
         item = sample["trajectory"]
@@ -102,7 +102,7 @@ def loss_of(samples):
 
 
 def train(batch):
-    """The optimizer steps of one batch; the loss of each is divided by its share of the batch's tokens."""
+    """Makes the optimizer steps of one batch; each loss is divided by its minibatch's number of tokens."""
     total = 0.0
     optimizer.param_groups[0]["lr"] = LR * min(1.0, (batch["step"] + 1) / WARMUP_STEPS)
     for idx in range(MINIBATCHES):

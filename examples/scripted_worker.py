@@ -1,7 +1,7 @@
-"""A rollout service that knows nothing of AstraFlow but docs/protocol; it answers with random tokens.
+"""A rollout service that uses only the protocol in docs/protocol. It answers with random tokens.
 
-A real one fetches the weights of the versions that it names, renders the task's prompt with the policy's chat
-template, generates, scores the answer, and reports the log-probabilities that it sampled with.
+A real service fetches the weights of the versions that it names, renders the task's prompt with the policy's
+chat template, generates and scores an answer, and reports the logprobs that it sampled with.
 Usage: python scripted_worker.py http://127.0.0.1:8000 [TOKEN]
 """
 
@@ -18,7 +18,7 @@ PROMPT, CHOICES, LOGPROB = [1, 2, 3], range(10), -2.3  # token ids below every p
 
 
 def call(session, method, path, body=None):
-    """JSON both ways; tries again while the dataflow is away or answers 503."""
+    """Sends and receives JSON; retries while the dataflow doesn't answer or answers 503."""
     for attempt in range(8):
         try:
             reply = session.request(method, session.url + path, json=body, timeout=40)
@@ -31,7 +31,7 @@ def call(session, method, path, body=None):
 
 
 def trajectory(policy, version):
-    """Columns are base64 of little-endian int32, uint8 and float32; prompt tokens have mask and logprob 0."""
+    """Columns are base64 of little-endian int32, uint8, and float32; prompts have mask and logprob 0."""
     sampled = random.choices(CHOICES, k=4)
     start, end = len(PROMPT), len(PROMPT) + len(sampled)
     logprobs = struct.pack(f"<{end}f", *[0.0] * start, *[LOGPROB] * len(sampled))
@@ -45,14 +45,14 @@ def trajectory(policy, version):
 
 
 def beat(session, worker, held):
-    """Leases live by heartbeat: those still worked on are named until the run is over."""
+    """Names the leases in progress in every heartbeat, which keeps them alive, until the run is over."""
     path = f"/v1/workers/{worker['worker_id']}/heartbeat"
     while call(session, "POST", path, {"lease_ids": held, "load": {}}).ok:
         time.sleep(worker["heartbeat_s"])
 
 
 def serve(session, policies, worker):
-    """Leases and answers until the run is over (False) or the dataflow knows this service no more (True)."""
+    """Runs leases until the run is over (returns False) or the dataflow has forgotten this service (True)."""
     worker_id, held = worker["worker_id"], []
     threading.Thread(target=beat, args=(session, worker, held), daemon=True).start()
     while True:

@@ -1,4 +1,4 @@
-"""A workflow of one policy: a wrong answer gets another try, in the same conversation.
+"""A workflow for one policy: after a wrong answer, it gets another try in the same conversation.
 
 Try it: astraflow try examples/second_chance.yaml --task 1
 """
@@ -9,7 +9,7 @@ __all__ = ["second_chance"]
 
 
 async def second_chance(task: ScoredTask, policies: Policies, *, tries: int = 2) -> Rewards:
-    """Asks up to `tries` times. Each answer is a turn with its own reward; a later success is worth half."""
+    """Asks up to `tries` times. Each answer is a turn with its own reward; each retry halves it."""
     rewards = Rewards()
     chat = policies["actor"].conversation(context=task.context)
     score = 0.0

@@ -1,4 +1,4 @@
-"""An agent of an agent library, trained as it is: `pip install "pydantic-ai-slim[openai]"`.
+"""An agent from a library, trained without changes: `pip install "pydantic-ai-slim[openai]"`.
 
 Its model: astraflow model init recipes/models/agent.yaml --out models/agent
 Try it:    astraflow try examples/sum_agent.yaml --task 1
@@ -14,12 +14,12 @@ from astraflow.workflows.conversation import Endpoint
 
 __all__ = ["solve"]
 
-adder = Agent(instructions="You add numbers, column by column.")  # knows nothing of AstraFlow
+adder = Agent(instructions="You add numbers, column by column.")  # nothing in it is specific to AstraFlow
 connections = DefaultAsyncHttpxClient()  # shared by all episodes
 
 
 async def solve(task: AgentTask, endpoint: Endpoint) -> str:
-    """Runs the agent on the episode's own endpoint; the recipe's reward scores what it returns."""
+    """Runs the agent with the episode's own endpoint. The recipe's reward scores the returned text."""
     url = endpoint.base_url
     key = endpoint.api_key
     provider = OpenAIProvider(base_url=url, api_key=key, http_client=connections)

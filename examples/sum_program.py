@@ -1,4 +1,4 @@
-"""An agent program that knows nothing of AstraFlow: it calls OPENAI_BASE_URL, and prints its answer.
+"""An agent program that isn't specific to AstraFlow: it calls OPENAI_BASE_URL and prints its answer.
 
 Try it: astraflow try examples/sum_program.yaml --task 1
 """

@@ -1,4 +1,4 @@
-"""A stream: the workflow records a teacher's logprobs with each answer, and the loss learns from them.
+"""A stream: the workflow records a teacher's logprobs with each answer, and the loss uses them.
 
 Train with it: astraflow run examples/teacher_stream.yaml
 """
@@ -11,7 +11,7 @@ __all__ = ["answer_with_teacher", "toward_teacher"]
 
 
 async def answer_with_teacher(task: ScoredTask, policies: Policies) -> Rewards:
-    """The actor answers; the frozen teacher says how likely it finds each token of the answer."""
+    """Lets the actor answer, and adds the frozen teacher's logprob of each token as a stream."""
     rewards = Rewards()
     answer = await policies["actor"].chat(task.prompt)
     rewards.add(answer, await task.score(answer.text))

@@ -1,4 +1,4 @@
-"""A training loop in the verbs of the Tinker API: AstraFlow's services sample, this function learns.
+"""A training loop written with the Tinker API. AstraFlow's services generate the data.
 
 Try it: astraflow run examples/tinker_loop.yaml
 """
@@ -17,7 +17,7 @@ def train(
     num_parts: int = 2,
     sample_every: int = 10,
 ) -> None:
-    """Called once, in the trainer's process; `client.batches()` ends when the run does."""
+    """Runs once, in the trainer's process; `client.batches()` ends when the run does."""
     tokenizer = client.get_tokenizer()
     prompt = ModelInput.from_ints(tokenizer.encode("Calculate 378 + 937.<assistant>"))
     for batch in client.batches():
@@ -28,13 +28,17 @@ def train(
             num_sampled = sum(datum.loss_fn_inputs["mask"].to_numpy().sum() for datum in data)
             mean = [scaled(datum, 1 / num_sampled) for datum in data]
             passed = client.forward_backward(mean, "ppo", {"clip_high_threshold": 1.25})
-            stepped = client.optim_step(adam)  # queued behind it; nothing has to wait in between
+            stepped = client.optim_step(adam)  # queued after it, so there is no wait in between
             losses.append(passed.result().metrics["loss:sum"])
             stepped.result()
         if batch.step % sample_every:
-            client.save_weights_for_sampler(f"step-{batch.step}").result()  # the next version of the policy
+            client.save_weights_for_sampler(
+                f"step-{batch.step}"
+            ).result()  # publishes the policy's next version
             continue
-        sampler = client.save_weights_and_get_sampling_client()  # that, and an engine that has it
+        sampler = (
+            client.save_weights_and_get_sampling_client()
+        )  # the same, and returns a client of an engine that serves it
         found = sampler.sample(prompt, num_samples=1, sampling_params=SamplingParams(max_tokens=20))
         answer = tokenizer.decode(found.result().sequences[0].tokens)
         reward = sum(batch.rewards) / len(batch.rewards)
@@ -43,6 +47,6 @@ def train(
 
 
 def scaled(datum: Datum, factor: float) -> Datum:
-    """The verbs sum over tokens: with advantages over the number of tokens the loss is their mean."""
+    """Scales advantages: the API sums the loss over tokens, so a factor of 1 / N makes it the mean."""
     advantages = datum.loss_fn_inputs["advantages"].to_numpy() * factor
     return Datum(datum.model_input, {**datum.loss_fn_inputs, "advantages": advantages})

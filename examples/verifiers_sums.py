@@ -1,4 +1,4 @@
-"""A task set of the library `verifiers`, as its users write one: nothing in it is of AstraFlow.
+"""An ordinary task set of the library `verifiers`: nothing in it is specific to AstraFlow.
 
 make .venv-verifiers
 astraflow try examples/verifiers_sums.yaml --task 1

@@ -1,4 +1,4 @@
-"""Data and a reward as verl has them: a parquet file of its rows, and a `compute_score`.
+"""Data and a reward in verl's format: a parquet file with its columns, and a `compute_score`.
 
 Make the data: python examples/verl_sums.py
 Try it:        astraflow try examples/verl_sums.yaml --task 1
@@ -11,15 +11,15 @@ __all__ = ["compute_score"]
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> Any:
-    """The score, and with it a number to report: whether there was any answer."""
+    """Returns the score, and as a metric whether there was an answer."""
     if data_source != "sums":
-        raise ValueError(f"no score is known for {data_source!r}")
+        raise ValueError(f"there is no score for {data_source!r}")
     _, equals, answer = solution_str.rpartition("=")
     return {"score": float(answer.strip() == ground_truth), "answered": float(bool(equals))}
 
 
 def rows(num_rows: int) -> list[dict[str, Any]]:
-    """Rows in the layout of verl."""
+    """Returns rows with verl's columns."""
     pairs = [(10 + idx % 90, 10 + 7 * idx % 90) for idx in range(num_rows)]
     return [
         {

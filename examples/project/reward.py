@@ -1,4 +1,4 @@
-"""The reward: what counts as a good answer. `recipe.yaml` names it under `tasks.reward`."""
+"""The reward, which scores an answer. `recipe.yaml` names it under `tasks.reward`."""
 
 from astraflow.types import Task
 
@@ -6,7 +6,7 @@ __all__ = ["share_of_digits"]
 
 
 def share_of_digits(task: Task, text: str, *, bonus: float) -> float:
-    """1 for the right answer; else the share of right digits, counted from the last one, times (1 - `bonus`).
+    """Returns 1 for the correct answer, else (1 - `bonus`) times the share of correct digits from the end.
 
     `text` is the part of the completion that `tasks.extract` names.
     """

@@ -23,7 +23,7 @@ def test_the_reward_counts_digits_from_the_last_one(text: str, reward: float) ->
 
 
 def test_an_episode_of_the_recipe_is_scored(tmp_path: Path) -> None:
-    """The real workflow, reward and engine, with a model that was hardly taught: it takes seconds."""
+    """Uses the real workflow, reward, and engine with a barely trained model; takes seconds."""
     model = init_model(load_spec(HERE / "model.yaml", ["warm_start.steps=10"]), tmp_path / "model")
     recipe = load_recipe(HERE / "recipe.yaml", {"policies.actor.model": str(model)})
     trial = asyncio.run(try_episode(recipe, task=1))

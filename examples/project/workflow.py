@@ -1,4 +1,4 @@
-"""The workflow: how the policy and a task talk in one episode. `recipe.yaml` names it under `workflow`."""
+"""The workflow, which drives one episode. `recipe.yaml` names it under `workflow`."""
 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 
@@ -6,7 +6,7 @@ __all__ = ["two_tries"]
 
 
 async def two_tries(task: ScoredTask, policies: Policies, *, discount: float = 0.5) -> Rewards:
-    """Asks; if the answer is wrong, asks once more in the same conversation. A later answer is worth less."""
+    """Asks, and after a wrong answer asks once more in the same conversation, for a smaller reward."""
     rewards = Rewards()
     chat = policies["actor"].conversation(context=task.context)
     first = await chat.say(task.prompt)

@@ -1,4 +1,4 @@
-"""A package that adds a reward to AstraFlow: a number near the right one earns a part of the reward.
+"""A package that adds a reward to AstraFlow: a number near the correct one earns part of the reward.
 
 After `pip install examples/reward_package`, a recipe names it: `tasks: {reward: {name: close_answer}}`.
 """
@@ -12,7 +12,7 @@ from astraflow.tasks.variants import RewardVariant
 
 
 class CloseAnswerReward(RewardVariant):
-    """1 for the task's answer, and less the further away the number is."""
+    """Returns 1 for the task's answer, and less the further away the number is."""
 
     is_harmless: ClassVar[bool] = True
     name: Literal["close_answer"] = "close_answer"

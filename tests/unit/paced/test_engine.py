@@ -181,7 +181,7 @@ async def test_what_it_cannot_do_is_refused(snapshot: WeightSnapshot, tmp_path: 
     engine = engine_maker(config(max_context=2))(snapshot)
     with pytest.raises(RolloutError, match=r"fewer than rollout.engine.max_context = 2"):
         await engine.generate(request())
-    with pytest.raises(RolloutError, match="knows no stop texts"):
+    with pytest.raises(RolloutError, match="does not support stop texts"):
         await engine.generate(GenerateRequest(token_ids=(1,), sampling=Sampling(stop=("x",))))
     with pytest.raises(WeightsError, match="given to the engine of 'actor'"):
         await engine.load(version(snapshot, 1, "judge"), slot="live")

@@ -271,7 +271,7 @@ class PacedEngine:
         """Most tokens that the request may get."""
         if request.sampling.stop:
             raise RolloutError(
-                "a paced engine says random tokens and knows no stop texts", is_retryable=False
+                "a paced engine generates random tokens and does not support stop texts", is_retryable=False
             )
         room = self._config.max_context - len(request.token_ids)
         if not request.token_ids or room < 1:
