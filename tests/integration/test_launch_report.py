@@ -61,9 +61,6 @@ async def test_the_summary_holds_what_the_journal_says(folder: RunFolder) -> Non
     assert 0 < summary.rl_wall_s < 60
 
 
-async
-
-
 async def test_tokens_with_a_gradient_are_told_from_those_that_were_committed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()
