@@ -48,7 +48,7 @@ async def episode(
 ) -> AsyncIterator[OpenEpisode]:
     """An open episode; the client does not retry. `bare`: the model writes calls as bare JSON."""
     gateway = Gateway()
-    dialogue = Dialogue(policies, seed=seed, opens=gateway.endpoint)
+    dialogue = Dialogue(policies, seed=seed, open_endpoint=gateway.endpoint)
     try:
         async with gateway.endpoint(dialogue, bare_json_calls if bare else tagged_calls) as endpoint:
             key = endpoint.api_key

@@ -385,7 +385,7 @@ async def play_template(model: Model, *, seed: int) -> Account:
     sampled behind, and exactly the requests fork that must."""
     engine = SplittingEngine(model)
     hosted = {"actor": HostedPolicy(make_policy("actor", max_tokens=500), engine, model.renderer)}
-    dialogue = Dialogue(hosted, seed=seed, opens=Gateway().endpoint)
+    dialogue = Dialogue(hosted, seed=seed, open_endpoint=Gateway().endpoint)
     endpoint = EpisodeEndpoint(dialogue, tagged_calls, "http://127.0.0.1:1")
     dice = random.Random(f"{model.family.name} {seed}")
     client = _Client(model.family, endpoint, dice)

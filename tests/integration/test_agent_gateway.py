@@ -341,7 +341,7 @@ async def test_roles_are_models_and_their_sessions_stay_apart() -> None:
                     )
                     said = answer.choices[0].message.content or ""
                     history += [{"role": "assistant", "content": said}, user("3")]
-            heard = [(each.role, each.session) for each in endpoint.heard]
+            heard = [(each.role, each.session) for each in endpoint.conversations]
     assert heard == [("solver", "a"), ("solver", "b"), ("critic", "b")]
     found = [(t.role, len(t.turns), t.is_fork) for t in open_.trajectories()]
     assert found == [("solver", 2, False), ("solver", 2, False), ("critic", 2, False)]

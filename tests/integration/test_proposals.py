@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from astraflow.dataflow.audit import audit
-from astraflow.rollout.runner import EpisodeRunner, Proposing
+from astraflow.rollout.runner import EpisodeRunner, ProposalSink
 from astraflow.types import Episode, PushTasks, PushTasksReply, Task
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
@@ -38,7 +38,7 @@ async def played(
     engine = ScriptedEngine()
     engine.slots["pinned"] = 0
     hosted = {"actor": make_hosted("actor", engine)}
-    async with EpisodeRunner(hosted, proposing, exact, proposing=Proposing(inbox.push, limit)) as runner:
+    async with EpisodeRunner(hosted, proposing, exact, proposals=ProposalSink(inbox.push, limit)) as runner:
         outcome = (await runner.run(make_lease(lease_id, pinned=pinned))).outcome
     assert isinstance(outcome, Episode)
     return outcome

@@ -216,7 +216,7 @@ async def test_a_version_for_which_there_is_no_memory_leaves_the_old_one_serving
     rig.weights.errors = [MemoryError()]
     rig.engine.load_errors = [MemoryError()]
     await rig.dataflow.publish("actor", 1)
-    await rig.dataflow.until(lambda: any("no memory" in detail for _, detail in reported(rig)))
+    await rig.dataflow.until(lambda: any("enough memory" in detail for _, detail in reported(rig)))
     await rig.dataflow.offer(make_lease("1"))
     await rig.dataflow.until(lambda: "1" in rig.dataflow.results)
     outcome = rig.dataflow.results["1"].outcome

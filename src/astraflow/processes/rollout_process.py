@@ -20,7 +20,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import code_fingerprint, eval_rules
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.serve import run_rollout
-from astraflow.rollout.waiting import unless
+from astraflow.rollout.waiting import run_unless
 from astraflow.service.client import ServiceClient
 from astraflow.types import Fingerprints, RunInfo
 
@@ -49,7 +49,7 @@ async def run_rollout_service(
     client = ServiceClient(url, token=token)
     try:
         link = DataflowClient(client)
-        info = await unless(link.run(), stop)
+        info = await run_unless(link.run(), stop)
         if info is None:
             return 0
         recipe = recipe_of(info, url)

@@ -1,4 +1,4 @@
-"""Rollout services and engines of a recipe."""
+"""The rollout services and engines of a recipe."""
 
 from typing import TYPE_CHECKING, Literal
 

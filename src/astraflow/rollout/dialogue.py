@@ -1,13 +1,14 @@
-"""Policies and conversations as a workflow sees them, each completion recorded.
+"""Policies and conversations as a workflow sees them. Every completion is recorded.
 
     workflow --say--> RecordedConversation --prompt--> Dialogue --> engine
                          (renderer)                       |
                                                           +--> recorder
 
-A `Dialogue` belongs to one episode: it renders, generates, records and parses, and knows the episode's seeds
-and pinned versions. A conversation keeps the exact tokens of its prefix; where the template cannot extend
-them, the conversation is rendered again and the recorder forks. A first prompt that leaves no room in the
-engine's context is refused; a later one that finds no room is a truncated completion, not a failure.
+A `Dialogue` belongs to one episode. It renders, generates, records, and parses, and knows the episode's seeds
+and pinned versions. A conversation keeps the exact tokens of its prefix. If the template cannot extend them,
+the conversation is rendered again, and the recorder forks. An episode whose first prompt leaves no room in
+the engine's context fails. If a later prompt leaves no room, its completion is empty and counts as truncated,
+and the episode doesn't fail.
 """
 
 import asyncio
@@ -35,27 +36,27 @@ from astraflow.workflows.conversation import Completion, Conversation, Endpoint,
 __all__ = [
     "Answer",
     "Dialogue",
+    "EndpointOpener",
     "Gateway",
     "HostedPolicy",
-    "OpensEndpoint",
     "RecordedConversation",
-    "Said",
+    "Transcript",
     "generation_seed",
-    "installed_gateway",
-    "prompt_of",
+    "load_gateway",
+    "render_prompt",
     "with_tools",
 ]
 
 _CHARS_ON_LOOP = 65_536
-"""Longer conversations are rendered and tokenised in a thread; these take some tens of milliseconds."""
+"""Conversations with more characters are rendered in a thread. This many take tens of milliseconds."""
 
 _TEXT_OF_MESSAGE = 65_536
-"""Characters of one message that an episode carries to be read; tokens are never cut."""
+"""Number of characters per message that an episode keeps for people to read. Tokens are never cut."""
 
 
 @dataclass(frozen=True)
 class HostedPolicy:
-    """A policy that this process can generate with: engine and renderer are ready."""
+    """A policy that this process can generate with, because its engine and renderer are ready."""
 
     info: PolicyInfo
     engine: Engine
@@ -66,11 +67,11 @@ class HostedPolicy:
         """Whether prompts may have images."""
         return isinstance(self.renderer, ImageRenderer) and self.renderer.sees_images
 
-    def check_sight(self) -> None:
-        """Checks that the policy can be shown a message with an image. Raises: RolloutError if not."""
+    def require_images(self) -> None:
+        """Checks that the policy can read images. Raises: RolloutError if it can't."""
         if not self.sees_images:
             raise RolloutError(
-                f"policy {self.info.name} reads text only, and a message has an image; use a model that sees "
+                f"policy {self.info.name} reads text only, but a message has an image; use a vision model "
                 "(docs/models.md#images)",
                 is_retryable=False,
             )
@@ -81,61 +82,62 @@ class HostedPolicy:
 
     @cached_property
     def _reasoning_renderer(self) -> ReasoningRenderer | None:
-        # The check of a protocol is slow, so it is made once.
+        # `isinstance` with a protocol is slow, so its result is cached.
         return self.renderer if isinstance(self.renderer, ReasoningRenderer) else None
 
     @cached_property
     def max_context(self) -> int:
-        """Tokens that a prompt and its completion may have together."""
+        """Largest number of tokens of a prompt and its completion together."""
         return self.engine.capacity().max_context
 
 
-class Said(msgspec.Struct, frozen=True):
-    """A point of a conversation: the messages so far and their exact tokens (empty: not rendered yet)."""
+class Transcript(msgspec.Struct, frozen=True):
+    """A conversation up to some point: its messages and their exact tokens."""
 
     messages: tuple[Message, ...] = ()
     token_ids: tuple[int, ...] = ()
+    """Empty if the messages have not been rendered yet."""
     media: tuple[MediaRef, ...] = ()
-    """The messages' images, at their places among the tokens."""
+    """The images in the messages, with their positions among the tokens."""
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """How far a conversation has come.
+    """The state of a conversation.
 
-    The dialogue keeps this and not the conversation, which refers to the dialogue: without a cycle, an ended
-    episode is freed at once instead of by the garbage collector.
+    The dialogue keeps this object instead of the conversation, because the conversation refers to the
+    dialogue. Without that cycle, an ended episode is freed at once instead of by the garbage collector.
     """
 
     speaker: str
-    """Who answers, as people read it: the policy, and its role if that has another name."""
-    said: Said
-    """No tokens before the first completion and after a rewrite."""
+    """Who answers, for people: the policy, and its role if that has another name."""
+    transcript: Transcript
+    """It has no tokens before the first completion and after a rewrite."""
 
-    def readable(self) -> list[Message]:
-        """The messages as an episode carries them."""
+    def readable_messages(self) -> list[Message]:
+        """The messages as an episode keeps them: long ones are cut, and answers name their speaker."""
         return [
             Message(
                 role=message.role,
                 content=message.content[:_TEXT_OF_MESSAGE],
                 name=self.speaker if message.role == "assistant" else message.name,
             )
-            for message in self.said.messages
+            for message in self.transcript.messages
         ]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A completion, the tokens it is made of, and the point of the conversation behind it."""
+    """A completion, the tokens that it consists of, and the conversation including it."""
 
     completion: Completion
     generation: Generation
-    said: Said
+    transcript: Transcript
 
 
-OpensEndpoint: TypeAlias = Callable[
+EndpointOpener: TypeAlias = Callable[
     ["Dialogue", CallParser, Mapping[str, str]], AbstractAsyncContextManager[Endpoint]
 ]
-"""Opens an episode's endpoint for agent programs, as `Policies.endpoint`; a gateway does."""
+"""Opens an episode's endpoint for agent programs, as `Gateway.endpoint` does."""
 
 
 class Gateway(Protocol):
@@ -148,24 +150,24 @@ class Gateway(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stops what serves the endpoints, if it was ever started."""
+        """Stops the server behind the endpoints, if it was ever started."""
         ...
 
 
-def installed_gateway() -> Gateway:
-    """The gateway that an installed package names as an entry point of the group `astraflow.gateways`.
+def load_gateway() -> Gateway:
+    """Makes the gateway that an installed package names as an entry point of the group `astraflow.gateways`.
 
     Raises: ConfigError if there is none, or more than one.
     """
     entries = added_to("astraflow.gateways")
-    made = [gateway() for gateway in map(loaded, entries) if gateway is not None]
-    if len(made) != 1:
+    gateways = [gateway() for gateway in map(loaded, entries) if gateway is not None]
+    if len(gateways) != 1:
         found = ", ".join(entry.value for entry in entries) or "none"
         raise ConfigError(
             "endpoints for agent programs need exactly one installed package with a gateway (entry points "
             f"of the group astraflow.gateways: {found})"
         )
-    return made[0]
+    return gateways[0]
 
 
 def generation_seed(episode_seed: int, idx: int) -> int:
@@ -177,9 +179,10 @@ def generation_seed(episode_seed: int, idx: int) -> int:
 
 
 class Dialogue:
-    """Everything said in one episode.
+    """All conversations of one episode.
 
-    Example: `dialogue = Dialogue({"actor": hosted}, seed=7)`, then run a workflow on `dialogue.policies`.
+    Example: `dialogue = Dialogue({"actor": hosted}, seed=7, open_endpoint=gateway.endpoint)`, then run a
+    workflow on `dialogue.policies`.
     """
 
     def __init__(
@@ -187,13 +190,14 @@ class Dialogue:
         policies: Mapping[str, HostedPolicy],
         *,
         seed: int,
-        opens: OpensEndpoint,
+        open_endpoint: EndpointOpener,
         pinned: Mapping[str, int] | None = None,
         sampling: Mapping[str, Any] | None = None,
         progress: EpisodeProgress | None = None,
     ) -> None:
-        """`pinned`: exact versions by policy, for evaluation; `sampling`: fields that replace the policies'
-        own; `progress`: what earlier attempts sampled, and what this one samples; None keeps nothing."""
+        """`pinned`: exact versions by policy, for evaluation. `sampling`: fields of `Sampling` that replace
+        those of the policies. `progress`: what earlier attempts sampled, and where this one adds its
+        completions; None keeps none."""
         self.hosted = policies
         self.recorder = EpisodeRecorder()
         self.generate_s = 0.0
@@ -203,28 +207,28 @@ class Dialogue:
         self._sampling = sampling or {}
         self._progress = progress
         self._exchanges: list[_Exchange] = []
-        self._opens = opens
+        self._open_endpoint = open_endpoint
 
     @property
     def policies(self) -> Policies:
-        """What a workflow gets. It is created at each access, since it holds the dialogue."""
-        return _Policies(self, self._opens)
+        """The policies for a workflow: a new object at each access, since keeping one would make a cycle."""
+        return _Policies(self, self._open_endpoint)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All conversations, one after the other; an answer carries the names of its policy and role."""
-        return tuple([message for exchange in self._exchanges for message in exchange.readable()])
+        """All conversations, one after the other. An answer names its policy and role."""
+        return tuple([message for exchange in self._exchanges for message in exchange.readable_messages()])
 
     def conversation_rewards(self, rewards: Mapping[Conversation, float]) -> dict[int, float]:
-        """Conversation index -> reward. Raises: RolloutError for a conversation of another episode."""
-        found: dict[int, float] = {}
+        """Rewards by conversation index. Raises: RolloutError for a conversation of another episode."""
+        by_idx: dict[int, float] = {}
         for chat, reward in rewards.items():
-            if not isinstance(chat, RecordedConversation) or not chat.is_of(self):
+            if not isinstance(chat, RecordedConversation) or not chat.belongs_to(self):
                 raise RolloutError(
                     "the workflow named a conversation that is not of this episode", is_retryable=False
                 )
-            found[chat.idx] = reward
-        return found
+            by_idx[chat.idx] = reward
+        return by_idx
 
     def indices_of(self, chats: Iterable[Conversation]) -> frozenset[int]:
         """The indices of conversations. Raises: RolloutError for a conversation of another episode."""
@@ -233,11 +237,11 @@ class Dialogue:
     def open(
         self, hosted: HostedPolicy, messages: Sequence[Message], role: str, session: str = ""
     ) -> "RecordedConversation":
-        """A new conversation; `role` empty: the policy's name. `session`: what its client calls it."""
+        """Opens a conversation. `role`: empty: the policy's name. `session`: the client's name for it."""
         policy = hosted.info.name
         speaker = Speaker(policy, role or policy, self.sampling(hosted).temperature, session)
         name = as_label(f"{policy} as {role}") if role and role != policy else policy
-        self._exchanges.append(_Exchange(name, Said(tuple(messages))))
+        self._exchanges.append(_Exchange(name, Transcript(tuple(messages))))
         return RecordedConversation(self, hosted, speaker, self._exchanges[-1], len(self._exchanges) - 1)
 
     async def complete(
@@ -246,10 +250,10 @@ class Dialogue:
         speaker: Speaker,
         conversation: int,
         *,
-        prompt: Said,
+        prompt: Transcript,
         sampling: Sampling | None = None,
     ) -> tuple[Completion, Generation]:
-        """Generates, records and parses one completion; `sampling` instead of the policy's own."""
+        """Generates, records, and parses one completion. `sampling`: None: that of the policy."""
         seed = self._next_seed()
         token_ids = prompt.token_ids
         room = hosted.max_context - len(token_ids)
@@ -263,7 +267,7 @@ class Dialogue:
             version=self._pinned.get(hosted.info.name, -1),
             media=prompt.media,
         )
-        generation = await self._recalled(hosted, request)
+        generation = await self._recall(hosted, request)
         is_new = generation is None
         if generation is None:
             started = time.perf_counter()
@@ -283,33 +287,34 @@ class Dialogue:
         )
         return completion, generation
 
-    async def _recalled(self, hosted: HostedPolicy, request: GenerateRequest) -> Generation | None:
-        """What an earlier attempt at the episode sampled for the same request."""
+    async def _recall(self, hosted: HostedPolicy, request: GenerateRequest) -> Generation | None:
+        """Returns what an earlier attempt at the episode sampled for the same request; None if nothing."""
         if self._progress is None or not self._progress.has_earlier:
             return None
-        await asyncio.sleep(0)  # an episode that recalls all its turns lets others go on between them
+        await asyncio.sleep(0)  # an episode that recalls many turns in a row must let the others run
         return self._progress.recall(hosted.info.name, request)
 
     async def logprobs(self, hosted: HostedPolicy, completion: Completion) -> NDArray[np.float32]:
-        """What one policy makes of a completion of another; as `Policy.logprobs`."""
+        """The logprobs that one policy gives to a completion of another; see `Policy.logprobs`."""
         token_ids, start = self.recorder.tokens_of(completion.idx)
         name = hosted.info.name
         if len(token_ids) > hosted.max_context:
             raise RolloutError(
-                f"policy {name} cannot score {len(token_ids)} tokens, its engine's context has "
-                f"{hosted.max_context}; raise rollout.engine.max_context",
+                f"policy {name} cannot score {len(token_ids)} tokens: the context of its engine has "
+                f"{hosted.max_context} tokens; raise rollout.engine.max_context",
                 is_retryable=False,
             )
         if self.recorder.has_media(completion.idx):
             raise RolloutError(
-                f"policy {name} cannot score a completion whose prompt has an image: engines score tokens "
-                "alone",
+                f"policy {name} cannot score a completion whose prompt has an image: engines score only text "
+                "tokens",
                 is_retryable=False,
             )
+        # The tokens mean something to another policy only if both have the same tokenizer.
         read = hosted.renderer.parse(token_ids[start:]).content
         if read != completion.text:
             raise RolloutError(
-                f"policy {name} reads a completion of {completion.policy} as {read[:80]!r}, and not as "
+                f"policy {name} reads a completion of {completion.policy} as {read[:80]!r} instead of "
                 f"{completion.text[:80]!r}; policies that score each other need the same tokenizer",
                 is_retryable=False,
             )
@@ -321,19 +326,20 @@ class Dialogue:
     def _overflow(
         self, hosted: HostedPolicy, conversation: int, prompt: tuple[int, ...]
     ) -> tuple[Completion, Generation]:
+        """Records an empty, truncated completion. Raises: RolloutError if the episode has no other one."""
         try:
             idx = self.recorder.record_overflow(conversation)
         except KeyError:
             raise RolloutError(
-                f"policy {hosted.info.name}: the prompt has {len(prompt)} tokens, the engine's context "
-                f"{hosted.max_context}; raise rollout.engine.max_context or shorten it",
+                f"policy {hosted.info.name}: the prompt has {len(prompt)} tokens, but the engine's context "
+                f"has only {hosted.max_context}; raise rollout.engine.max_context, or shorten the prompt",
                 is_retryable=False,
             ) from None
         empty = Generation(token_ids=(), logprobs=(), versions=(), finish_reason="length")
         return Completion(hosted.info.name, "", "length", 0, idx), empty
 
     def sampling(self, hosted: HostedPolicy) -> Sampling:
-        """How this episode samples from a policy."""
+        """The sampling parameters of a policy in this episode."""
         return msgspec.structs.replace(hosted.info.sampling, **self._sampling)
 
     def _next_seed(self) -> int:
@@ -342,11 +348,11 @@ class Dialogue:
 
 
 class _Policies(Policies):
-    """Names the policies that exist when a workflow asks for another."""
+    """The policies of a dialogue. The error for an unknown policy lists those that exist."""
 
-    def __init__(self, dialogue: Dialogue, opens: OpensEndpoint) -> None:
+    def __init__(self, dialogue: Dialogue, open_endpoint: EndpointOpener) -> None:
         self._dialogue = dialogue
-        self._opens = opens
+        self._open_endpoint = open_endpoint
 
     def __getitem__(self, name: str) -> Policy:
         hosted = self._dialogue.hosted.get(name)
@@ -364,8 +370,8 @@ class _Policies(Policies):
         self, *, parser: CallParser = tagged_calls, roles: Mapping[str, str] | None = None
     ) -> AbstractAsyncContextManager[Endpoint]:
         for name in (roles or {}).values():
-            self[name]  # raises for a policy that the run does not have
-        return self._opens(self._dialogue, parser, roles or {})
+            self[name]  # raises ConfigError if the run doesn't have the policy
+        return self._open_endpoint(self._dialogue, parser, roles or {})
 
 
 class _RecordedPolicy:
@@ -390,24 +396,24 @@ class _RecordedPolicy:
         return await self.conversation(context=prompt, role=role).send(())
 
     async def logprobs(self, completion: Completion) -> NDArray[np.float32]:
-        """As `Policy.logprobs`."""
+        """See `Policy.logprobs`."""
         return await self._dialogue.logprobs(self._hosted, completion)
 
 
 def with_tools(hosted: HostedPolicy, tools: Sequence[ToolSpec]) -> HostedPolicy:
-    """The policy whose template shows these tools. Raises: RolloutError if it shows none."""
+    """The policy with a renderer that shows these tools. Raises: RolloutError if its renderer can't."""
     if not tools:
         return hosted
     if not isinstance(hosted.renderer, ToolRenderer):
         raise RolloutError(
-            f"policy {hosted.info.name}: its engine's renderer cannot show tools to the model",
+            f"policy {hosted.info.name}: its renderer cannot show tools to the model",
             is_retryable=False,
         )
     return replace(hosted, renderer=hosted.renderer.with_tools(tools))
 
 
 class RecordedConversation:
-    """An exchange with one policy; `answer` may also continue from an earlier point of it."""
+    """A conversation with one policy. `answer` may also continue from an earlier point of it."""
 
     def __init__(
         self, dialogue: Dialogue, hosted: HostedPolicy, speaker: Speaker, exchange: _Exchange, idx: int
@@ -420,7 +426,7 @@ class RecordedConversation:
         self._exchange = exchange
         self._is_busy = False
 
-    def is_of(self, dialogue: Dialogue) -> bool:
+    def belongs_to(self, dialogue: Dialogue) -> bool:
         """Whether it was opened in this dialogue."""
         return self._dialogue is dialogue
 
@@ -431,31 +437,31 @@ class RecordedConversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The exchange so far."""
-        return self._exchange.said.messages
+        """The messages so far."""
+        return self._exchange.transcript.messages
 
     async def say(self, text: str, *, role: Literal["user", "tool"] = "user") -> Completion:
-        """As `Conversation.say`."""
+        """See `Conversation.say`."""
         return await self._complete((Message(role=role, content=text),))
 
     async def send(self, messages: Sequence[Message]) -> Completion:
-        """As `Conversation.send`."""
+        """See `Conversation.send`."""
         return await self._complete(tuple(messages))
 
     def rewrite(self, messages: Sequence[Message]) -> None:
-        """As `Conversation.rewrite`."""
-        self._exchange.said = Said(tuple(messages))
+        """See `Conversation.rewrite`."""
+        self._exchange.transcript = Transcript(tuple(messages))
 
-    async def answer(self, prompt: Said, sampling: Sampling | None = None) -> Answer:
-        """The next completion behind a point of the conversation, which `prompt_of` rendered."""
+    async def answer(self, prompt: Transcript, sampling: Sampling | None = None) -> Answer:
+        """Samples the next completion after a prompt that `render_prompt` has rendered."""
         completion, generation = await self._dialogue.complete(
             self._hosted, self._speaker, self.idx, prompt=prompt, sampling=sampling
         )
         reply = Message(role="assistant", content=completion.text)
-        said = self._exchange.said = Said(
+        transcript = self._exchange.transcript = Transcript(
             (*prompt.messages, reply), (*prompt.token_ids, *generation.token_ids), prompt.media
         )
-        return Answer(completion, generation, said)
+        return Answer(completion, generation, transcript)
 
     async def _complete(self, new: tuple[Message, ...]) -> Completion:
         if self._is_busy:
@@ -464,53 +470,54 @@ class RecordedConversation:
             )
         self._is_busy = True
         try:
-            return (await self.answer(await prompt_of(self._hosted, self._exchange.said, new))).completion
+            prompt = await render_prompt(self._hosted, self._exchange.transcript, new)
+            return (await self.answer(prompt)).completion
         finally:
             self._is_busy = False
 
 
-async def prompt_of(hosted: HostedPolicy, said: Said, new: tuple[Message, ...]) -> Said:
-    """The point behind further messages; rendered again where the template cannot extend the tokens.
+async def render_prompt(hosted: HostedPolicy, transcript: Transcript, new: tuple[Message, ...]) -> Transcript:
+    """Extends a transcript by new messages. If the template cannot extend its tokens, all is rendered again.
 
-    A long conversation is rendered in a thread: a megabyte takes a second, in which no other episode could go
-    on.
+    A long conversation is rendered in a thread: a megabyte takes a second, which would block all other
+    episodes.
 
-    Raises: RolloutError for images that the policy cannot be shown.
+    Raises: RolloutError for images that the policy cannot read.
     """
-    messages = (*said.messages, *new)
+    messages = (*transcript.messages, *new)
     uris = [each.uri for message in messages for each in message.images]
     if uris:
-        hosted.check_sight()
+        hosted.require_images()
     num_chars = sum(map(len, uris)) + sum(len(message.content) for message in messages)
     try:
         if num_chars <= _CHARS_ON_LOOP:
-            return _rendered(hosted.renderer, said, new)
-        return await asyncio.to_thread(_rendered, hosted.renderer, said, new)
+            return _render(hosted.renderer, transcript, new)
+        return await asyncio.to_thread(_render, hosted.renderer, transcript, new)
     except ImageError as err:
         raise RolloutError(f"policy {hosted.info.name}: {err}", is_retryable=False) from err
 
 
-def _rendered(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> Said:
-    messages = (*said.messages, *new)
-    if said.token_ids:
+def _render(renderer: Renderer, transcript: Transcript, new: tuple[Message, ...]) -> Transcript:
+    messages = (*transcript.messages, *new)
+    if transcript.token_ids:
         try:
-            token_ids = renderer.extend(said.token_ids, said.messages, new)
+            token_ids = renderer.extend(transcript.token_ids, transcript.messages, new)
         except HistoryRewrittenError:
             pass
         else:
-            # Only what was added is looked at: a policy may sample the token that stands for images.
-            num_known = len(said.token_ids)
+            # Images are searched only in the added tokens: a policy may have sampled the image token itself.
+            num_known = len(transcript.token_ids)
             added = _media_of(renderer, new, token_ids[num_known:])
             moved = [msgspec.structs.replace(each, start=each.start + num_known) for each in added]
-            return Said(messages, token_ids, (*said.media, *moved))
+            return Transcript(messages, token_ids, (*transcript.media, *moved))
     token_ids = renderer.render(messages)
-    return Said(messages, token_ids, _media_of(renderer, messages, token_ids))
+    return Transcript(messages, token_ids, _media_of(renderer, messages, token_ids))
 
 
 def _media_of(
     renderer: Renderer, messages: Sequence[Message], token_ids: tuple[int, ...]
 ) -> tuple[MediaRef, ...]:
-    # The check of a protocol is slow, so it is left to those that have images.
+    # `isinstance` with a protocol is slow, so it is the second condition: most messages have no images.
     if any(message.images for message in messages) and isinstance(renderer, ImageRenderer):
         return renderer.media_of(messages, token_ids)
     return ()

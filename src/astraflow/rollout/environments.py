@@ -1,9 +1,9 @@
-"""The environments of a rollout service: opened once, closed at its end, played by many episodes at a time.
+"""The environments of a rollout service. Each is opened once, used by many episodes at a time, and closed.
 
 Nothing that an environment does can stop the event loop or the process. A method that is not `async` runs in
-a thread, and all such calls of one episode in the same thread, since libraries of games and browsers often
-ask for that. A call that takes too long fails its episode and leaves its thread behind: a thread cannot be
-killed, but it is a daemon, so it does not hold up the end of the process.
+a thread. All such calls of one episode run in the same thread, because game and browser libraries often
+require that. A call that takes too long fails its episode and leaves its thread behind. A thread cannot be
+killed, but it is a daemon thread, so the process can still end.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ __all__ = ["EnvironmentEpisode", "Environments"]
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 2.0
-"""Longest wait for what still ends, and then for `close`: a supervisor kills a service 5 s after it asked it
-to stop."""
+"""Time limit for the `end` calls that still run, and then again for `close`. A supervisor kills a service 5 s
+after it has asked the service to stop."""
 
 _Outcome: TypeAlias = tuple[Any, BaseException | None]
-"""What a call returned, or what it raised."""
+"""What a call returned and what it raised. One of the two is None."""
 
 
 class Environments:
-    """The recipe's environments, ready to be played.
+    """The environments of a recipe.
 
     Example::
 
@@ -52,15 +52,15 @@ class Environments:
         self._configs = configs
         self._open: dict[str, Environment] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        """Episodes that failed or were cancelled, and whose `end` still runs."""
+        """The `end` calls of episodes that failed or were cancelled."""
 
     @property
     def names(self) -> Collection[str]:
-        """Those that tasks may belong to."""
+        """The names of the environments."""
         return self._configs.keys()
 
     async def open(self) -> None:
-        """Makes and opens all of them. Raises: ConfigError naming the one that cannot be opened."""
+        """Makes and opens all environments. Raises: ConfigError that names one that cannot be opened."""
         for name, config in self._configs.items():
             environment = make_environment(name, config)
             caller = _Caller(f"environment {name}", config.open_timeout_s)
@@ -74,7 +74,7 @@ class Environments:
                 caller.release()
 
     async def close(self) -> None:
-        """Closes all that were opened, after the episodes that still end. Never raises: the service ends."""
+        """Closes all open environments, after the `end` calls that still run. Never raises."""
         if self._ending:
             _, late = await asyncio.wait(self._ending, timeout=_CLOSE_S)
             for ending in late:
@@ -87,50 +87,50 @@ class Environments:
         caller = _Caller(f"environment {name}", _CLOSE_S)
         try:
             await caller.call(environment.close)
-        except Exception as err:  # noqa: BLE001 - code of the user's; nothing is lost any more
+        except Exception as err:  # noqa: BLE001 - the user's code; the service ends anyway
             _log.warning("environment %s did not close: %s", name, described(err))
         finally:
             caller.release()
 
     @asynccontextmanager
     async def episode(self, task: Task, *, seed: int) -> "AsyncGenerator[EnvironmentEpisode]":
-        """An episode of the task's environment, begun by `reset` and ended with the block.
+        """An episode of the task's environment, which `reset` begins and which ends with the block.
 
         Raises: RolloutError if the task has no interactive environment here; whatever `reset` raises.
         """
         name, own = without_environment(task)
-        environment = self._interactive(name, task)
+        environment = self._find_interactive(name, task)
         caller = _Caller(f"task {task.id}: environment {name}", self._configs[name].call_timeout_s)
         try:
-            episode = await self._begun(environment, caller, own, seed)
+            episode = await self._begin(environment, caller, own, seed)
         except BaseException:
             caller.release()
             raise
         try:
             yield episode
         except BaseException:
-            # What went wrong is raised at once; `end` goes on by itself, and `close` waits for it.
+            # The error is raised at once. `end` runs in the background, and `close` waits for it.
             self._end_in_background(episode)
             raise
         await episode.end()
 
-    async def _begun(
+    async def _begin(
         self, environment: InteractiveEnvironment, caller: "_Caller", task: Task, seed: int
     ) -> "EnvironmentEpisode":
         def end_late(returned: object) -> None:
-            """A `reset` that took too long has begun an episode after all."""
+            """Ends the episode of a `reset` that returned after its deadline."""
             with contextlib.suppress(RolloutError):
-                self._end_in_background(_episode(environment, caller, returned))
+                self._end_in_background(_new_episode(environment, caller, returned))
 
         returned = await caller.call(environment.reset, task, seed, unwanted=end_late)
-        return _episode(environment, caller, returned)
+        return _new_episode(environment, caller, returned)
 
     def _end_in_background(self, episode: "EnvironmentEpisode") -> None:
         ending = asyncio.create_task(_end_quietly(episode))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    def _interactive(self, name: str, task: Task) -> InteractiveEnvironment:
+    def _find_interactive(self, name: str, task: Task) -> InteractiveEnvironment:
         environment = self._open.get(name)
         if environment is None:
             raise RolloutError(
@@ -140,35 +140,35 @@ class Environments:
             )
         if not isinstance(environment, InteractiveEnvironment):
             raise RolloutError(
-                f"task {task.id}: environment {name!r} has no `reset`, `step` and `end`", is_retryable=False
+                f"task {task.id}: environment {name!r} lacks `reset`, `step`, or `end`", is_retryable=False
             )
         return environment
 
 
 class EnvironmentEpisode:
-    """One episode of an environment. Implements `Played`, which a workflow sees."""
+    """One episode of an environment. Implements `EnvironmentSession`, the interface for workflows."""
 
     def __init__(
         self, environment: InteractiveEnvironment, caller: "_Caller", state: Any, observation: Observation
     ) -> None:
         self.observation = observation
-        """The newest one."""
+        """The newest observation."""
         self._environment = environment
         self._caller = caller
         self._state = state
 
     async def step(self, reply: str) -> Observation:
-        """Takes a reply. Raises: RolloutError after the last observation; whatever the environment raises."""
+        """Passes on a reply. Raises: RolloutError after the last observation; what the environment raises."""
         if self.observation.is_done:
             raise RolloutError(
-                f"{self._caller.name}: `step` after the end of the episode", is_retryable=False
+                f"{self._caller.name}: `step` was called after the end of the episode", is_retryable=False
             )
         returned = await self._caller.call(self._environment.step, self._state, reply)
-        self.observation = _checked(returned, f"{self._caller.name}: `step`")
+        self.observation = _check_observation(returned, f"{self._caller.name}: `step`")
         return self.observation
 
     async def end(self) -> None:
-        """Lets the environment release what the episode holds."""
+        """Lets the environment release the resources of the episode."""
         try:
             await self._caller.call(self._environment.end, self._state)
         finally:
@@ -178,12 +178,14 @@ class EnvironmentEpisode:
 async def _end_quietly(episode: EnvironmentEpisode) -> None:
     try:
         await episode.end()
-    except Exception as err:  # noqa: BLE001 - code of the user's; the episode has failed already
-        _log.warning("an episode of an environment did not end: %s", described(err))
+    except Exception as err:  # noqa: BLE001 - the user's code; the episode has failed already
+        _log.warning("the `end` of an environment's episode failed: %s", described(err))
 
 
-def _episode(environment: InteractiveEnvironment, caller: "_Caller", returned: object) -> EnvironmentEpisode:
-    """The episode that `reset` began. Raises: RolloutError if it returned something else."""
+def _new_episode(
+    environment: InteractiveEnvironment, caller: "_Caller", returned: object
+) -> EnvironmentEpisode:
+    """The episode that `reset` returned. Raises: RolloutError if it isn't a state and an observation."""
     parts = cast("tuple[object, ...]", returned) if isinstance(returned, tuple) else ()
     if len(parts) != 2:
         raise RolloutError(
@@ -191,11 +193,12 @@ def _episode(environment: InteractiveEnvironment, caller: "_Caller", returned: o
             is_retryable=False,
         )
     state, observation = parts
-    return EnvironmentEpisode(environment, caller, state, _checked(observation, f"{caller.name}: `reset`"))
+    checked = _check_observation(observation, f"{caller.name}: `reset`")
+    return EnvironmentEpisode(environment, caller, state, checked)
 
 
-def _checked(returned: object, where: str) -> Observation:
-    """Raises: RolloutError if it is no observation, or its reward no finite number."""
+def _check_observation(returned: object, where: str) -> Observation:
+    """Returns the argument. Raises: RolloutError if it isn't an observation with a finite reward."""
     if not isinstance(returned, Observation):
         raise RolloutError(
             f"{where} returned {type(returned).__name__}; expected an Observation", is_retryable=False
@@ -209,14 +212,14 @@ def _checked(returned: object, where: str) -> Observation:
 
 
 class _Caller:
-    """Calls methods of an environment, each under a deadline. `release` it.
+    """Calls the methods of an environment, each with a deadline. Call `release` at the end.
 
-    Its thread is started by the first call that needs one.
+    The first call of a method that is not `async` starts a thread.
     """
 
     def __init__(self, name: str, timeout_s: float) -> None:
         self.name = name
-        """Begins the messages of its errors."""
+        """Prefix of its error messages."""
         self._timeout_s = timeout_s
         self._calls: SimpleQueue[_ThreadCall | None] | None = None
 
@@ -226,14 +229,14 @@ class _Caller:
         *arguments: object,
         unwanted: Callable[[object], None] | None = None,
     ) -> object:
-        """What the method returns. Raises: what it raises; RolloutError if it takes too long or exits.
+        """Calls a method. `unwanted`: called with the result of a thread that returned after its deadline.
 
-        `unwanted` gets what a thread returned when nobody waited for it any more.
+        Raises: what the method raises; RolloutError if it takes too long, or calls `exit()`.
         """
         if inspect.iscoroutinefunction(method):
-            work = _outcome_of(method, arguments)
+            work = _await_outcome(method, arguments)
         else:
-            work = self._in_thread(_ThreadCall(method, arguments, unwanted))
+            work = self._run_in_thread(_ThreadCall(method, arguments, unwanted))
         timeout = asyncio.timeout(self._timeout_s)
         try:
             async with timeout:
@@ -253,21 +256,21 @@ class _Caller:
         raise error
 
     def release(self) -> None:
-        """Lets the thread end after the calls that it has."""
+        """Lets the thread end after its queued calls."""
         if self._calls is not None:
             self._calls.put(None)
             self._calls = None
 
-    async def _in_thread(self, call: "_ThreadCall") -> _Outcome:
+    async def _run_in_thread(self, call: "_ThreadCall") -> _Outcome:
         if self._calls is None:
             self._calls = SimpleQueue()
-            threading.Thread(target=_serve, args=[self._calls], name=self.name, daemon=True).start()
+            threading.Thread(target=_run_calls, args=[self._calls], name=self.name, daemon=True).start()
         self._calls.put(call)
         return await call.outcome
 
 
 class _ThreadCall:
-    """A call on its way to a thread; the outcome goes back to the event loop that made it."""
+    """A call that a thread makes. The outcome goes back to the event loop that queued the call."""
 
     def __init__(
         self,
@@ -282,30 +285,32 @@ class _ThreadCall:
         self.outcome: asyncio.Future[_Outcome] = self._loop.create_future()
 
     def run(self) -> None:
-        """Makes the call. In the thread."""
+        """Makes the call. Runs in the thread."""
         try:
             outcome: _Outcome = (self._method(*self._arguments), None)
         except BaseException as error:  # noqa: BLE001 - raised again in the event loop
             outcome = (None, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._tell, outcome)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for the outcome
+            self._loop.call_soon_threadsafe(self._deliver, outcome)
 
-    def _tell(self, outcome: _Outcome) -> None:
+    def _deliver(self, outcome: _Outcome) -> None:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
             return
+        # The caller gave up: its deadline passed, or its episode was cancelled.
         value, error = outcome
         if self._unwanted is not None and error is None:
             self._unwanted(value)
 
 
-def _serve(calls: "SimpleQueue[_ThreadCall | None]") -> None:
+def _run_calls(calls: "SimpleQueue[_ThreadCall | None]") -> None:
     while (call := calls.get()) is not None:
         call.run()
 
 
-async def _outcome_of(method: Callable[..., Any], arguments: Collection[object]) -> _Outcome:
-    """Keeps what would end the event loop, or pass for its own cancellation, out of it."""
+async def _await_outcome(method: Callable[..., Any], arguments: Collection[object]) -> _Outcome:
+    """Awaits a method, and returns its error, since raised here an exit would end the event loop, and a
+    TimeoutError would be taken for the deadline."""
     try:
         return await method(*arguments), None
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised again by the caller

@@ -1,8 +1,8 @@
-"""How the episodes of evaluation sets run: each set may have a workflow, sampling and reward of its own.
+"""How the episodes of evaluation sets run. Each set may have its own workflow, sampling, and reward.
 
-    EvalRules (of the recipe) -> Evaluation (opens scoring pools) -> Conduct (what a runner uses)
+    EvalRules (from the recipe) -> Evaluation (opens scoring pools) -> EvalOverrides (used by the runner)
 
-Sets that score alike share the processes that score.
+Sets with the same reward share one scoring pool.
 """
 
 import asyncio
@@ -21,40 +21,41 @@ from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.conversation import Workflow
 from astraflow.workflows.factory import make_workflow
 
-__all__ = ["Conduct", "EvalRules", "Evaluation", "Scores"]
+__all__ = ["EvalOverrides", "EvalRules", "Evaluation", "ScoreFunction"]
 
-Scores = Callable[[Task, str], Awaitable[float]]
+ScoreFunction = Callable[[Task, str], Awaitable[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class EvalRules:
-    """What the recipe says about the episodes of one set.
+    """What the recipe says about the episodes of one evaluation set.
 
     Example: `EvalRules(sampling={"temperature": 0.6, "top_p": 0.95})`.
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of `Sampling` that replace the policies' own."""
+    """Fields of `Sampling` that replace those of the policies."""
     workflow: WorkflowConfig | None = None
-    """None: that of training."""
+    """None: the training workflow."""
     tasks: TasksConfig | None = None
     """Reward and extraction, as a `tasks` section; None: those of training."""
 
 
 @dataclass(frozen=True, slots=True)
-class Conduct:
-    """How a runner runs an episode, where that differs from training."""
+class EvalOverrides:
+    """What a runner does differently from training in the episodes of one set. None: as in training."""
 
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of `Sampling` that replace those of the policies."""
     workflow: Workflow | None = None
-    score: Scores | None = None
+    score: ScoreFunction | None = None
 
 
 class Evaluation:
-    """The evaluation sets of a service, with the processes that score those with a reward of their own.
+    """The evaluation sets of a service, with scoring pools for the sets that have their own reward.
 
     Example: `evaluation = Evaluation({"aime": rules})`; `await evaluation.start()`;
-    `evaluation.conducts["aime"]`; `await evaluation.close()`.
+    `evaluation.overrides["aime"]`; `await evaluation.close()`.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class Evaluation:
     ) -> None:
         """`private`: see `make_workflow`. Raises: ConfigError if a workflow cannot be made."""
         self._pools: dict[str, ScoringPool | JudgedScoring] = {}
-        self.conducts: dict[str, Conduct] = {}
-        """Set -> how its episodes run."""
+        self.overrides: dict[str, EvalOverrides] = {}
+        """By evaluation set."""
         for name, rule in rules.items():
             score = None
             if rule.tasks is not None:
@@ -72,21 +73,21 @@ class Evaluation:
                     self._pools[key] = make_scoring(rule.tasks, num_workers=num_workers)
                 score = self._pools[key].score
             workflow = None if rule.workflow is None else make_workflow(rule.workflow, private=private)
-            self.conducts[name] = Conduct(rule.sampling, workflow, score)
+            self.overrides[name] = EvalOverrides(rule.sampling, workflow, score)
 
     def host(self, policies: Mapping[str, HostedPolicy]) -> None:
-        """Names the policies that judges may be; the mapping may be filled later."""
+        """Sets the policies that may serve as judges. The mapping may be filled later."""
         for pool in self._pools.values():
             if isinstance(pool, JudgedScoring):
                 pool.host(policies)
 
     async def start(self) -> None:
-        """Waits until all rewards are built. Raises: as `ScoringPool.start`."""
+        """Waits until all rewards are built. Raises: like `ScoringPool.start`."""
         try:
             await asyncio.gather(*[pool.start() for pool in self._pools.values()])
         except ConfigError as err:
             raise ConfigError(f"eval.sets: {err}") from err
 
     async def close(self) -> None:
-        """Ends the processes that score."""
+        """Ends the scoring processes."""
         await asyncio.gather(*[pool.close() for pool in self._pools.values()])

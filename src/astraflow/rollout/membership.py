@@ -1,4 +1,4 @@
-"""Keeps a rollout service registered with the dataflow: once, and again whenever the dataflow forgets it."""
+"""Keeps a rollout service registered with the dataflow, and registers it again if the dataflow forgets it."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _UNKNOWN = "unknown_worker"
-"""Code of the refusal of a service that the dataflow dropped, or lost when it restarted."""
+"""Error code for a service that the dataflow has dropped, or lost in a restart."""
 
 
 class WorkerLink(Protocol):
@@ -61,7 +61,7 @@ class WorkerLink(Protocol):
 
 
 class Membership:
-    """Holds the registration, and makes requests under its id.
+    """Holds the registration, and makes requests with its id.
 
     Example: `await membership.call(lambda worker_id: link.drain(worker_id))`.
     """
@@ -70,13 +70,9 @@ class Membership:
         self._link = link
         self._request = request
         self._registration: Registration | None = None
+        """None before the first registration, and while the service registers again."""
         self._lock = asyncio.Lock()
         self._heard_at_s = time.monotonic()
-
-    @property
-    def registration(self) -> Registration | None:
-        """The newest registration; None before the first, and while the service registers again."""
-        return self._registration
 
     @property
     def peer_url(self) -> str:
@@ -85,13 +81,14 @@ class Membership:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the dataflow answered last."""
+        """Seconds since the dataflow last answered."""
         return time.monotonic() - self._heard_at_s
 
     async def join(self) -> Registration:
-        """Registers, unless the service is registered already.
+        """Registers, unless the service is already registered.
 
-        Raises: RefusedError that names what does not fit; UnavailableError if the dataflow does not answer.
+        Raises: RefusedError, which names what does not match the run; UnavailableError if the dataflow does
+        not answer.
         """
         async with self._lock:
             if self._registration is None:
@@ -100,9 +97,9 @@ class Membership:
             return self._registration
 
     async def call(self, request: Callable[[str], Awaitable[_T]]) -> _T:
-        """Makes a request under the current id.
+        """Makes a request with the current id.
 
-        If the dataflow does not know the id, the service registers again and makes the request once more.
+        If the dataflow does not know the id, the service registers again and repeats the request once.
         """
         registration = await self.join()
         try:

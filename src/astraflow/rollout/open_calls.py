@@ -1,4 +1,4 @@
-"""Calls that run or wait: how many, and for how long the oldest."""
+"""Counts the calls that run or wait, and measures the age of the oldest one."""
 
 import itertools
 import time
@@ -9,12 +9,12 @@ __all__ = ["OpenCalls"]
 
 
 class OpenCalls:
-    """Example: `with calls.one(): await score()`; meanwhile `calls.num` is 1."""
+    """Calls that run or wait. Example: `with calls.one(): await score()`; inside, `calls.num` is 1."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began_s: dict[int, float] = {}
-        """In the order in which they began."""
+        """Start time by call number, oldest call first."""
         self._numbers = itertools.count()
 
     @contextmanager
@@ -29,11 +29,11 @@ class OpenCalls:
 
     @property
     def num(self) -> int:
-        """Calls that run or wait."""
+        """Number of calls that run or wait."""
         return len(self._began_s)
 
     @property
     def oldest_s(self) -> float:
-        """For how long the oldest of them has run or waited; 0 if there is none."""
+        """Age of the oldest call in seconds; 0 if there is none."""
         began_s = next(iter(self._began_s.values()), None)
         return 0.0 if began_s is None else self._clock() - began_s

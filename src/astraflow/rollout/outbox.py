@@ -33,7 +33,7 @@ _PAUSE_S = 1.0
 
 
 class Outbox:
-    """Holds results until they have a receipt. Only `run` sends; it is cancelled to stop sending."""
+    """Holds results until they have a receipt. Only `run` sends; cancel it to stop sending."""
 
     def __init__(
         self, link: WorkerLink, membership: Membership, *, busy_share: Callable[[], float] = lambda: 0.0
@@ -44,29 +44,29 @@ class Outbox:
         self._membership = membership
         self._unsent: dict[str, EpisodeResult] = {}
         self._arrived = asyncio.Event()
-        self._emptied = asyncio.Event()
-        self._emptied.set()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
 
     def put(self, result: EpisodeResult) -> None:
-        """Takes a result over."""
+        """Accepts a result for sending."""
         self._unsent[result.lease_id] = result
-        self._emptied.clear()
+        self._is_empty.clear()
         self._arrived.set()
 
     def discard(self, lease_ids: Collection[str]) -> None:
         """Drops results of leases that the dataflow no longer wants."""
         for lease_id in lease_ids:
             self._unsent.pop(lease_id, None)
-        self._settle()
+        self._note_if_empty()
 
     @property
     def lease_ids(self) -> tuple[str, ...]:
         """Leases whose results have no receipt yet."""
         return tuple(self._unsent)
 
-    async def emptied(self) -> None:
+    async def wait_until_empty(self) -> None:
         """Returns when every result has a receipt."""
-        await self._emptied.wait()
+        await self._is_empty.wait()
 
     async def run(self) -> None:
         """Sends results until it is cancelled."""
@@ -79,7 +79,7 @@ class Outbox:
             except UnavailableError as err:
                 _log.warning("%d results wait; the dataflow does not answer: %s", len(self._unsent), err)
                 await asyncio.sleep(_PAUSE_S)
-            self._settle()
+            self._note_if_empty()
 
     async def _send(self, batch: tuple[EpisodeResult, ...]) -> None:
         if not batch:
@@ -89,14 +89,14 @@ class Outbox:
                 lambda worker_id: self._link.episodes(EpisodeResults(worker_id=worker_id, results=batch))
             )
         except WireError as err:
-            await self._send_apart(batch, err)
+            await self._send_halves(batch, err)
             return
         for receipt in receipts.receipts:
             self._unsent.pop(receipt.lease_id, None)
             if receipt.status == "invalid":
                 _log.error("the dataflow refused the result of %s: %s", receipt.lease_id, receipt.reason)
 
-    async def _send_apart(self, batch: tuple[EpisodeResult, ...], error: WireError) -> None:
+    async def _send_halves(self, batch: tuple[EpisodeResult, ...], error: WireError) -> None:
         """Sends a batch in halves after the whole request was refused, for example because it was too large.
 
         A single result that is refused becomes a failure, which is small. If it is a failure already, it is
@@ -115,8 +115,8 @@ class Outbox:
         failure = Failure(error_class=type(error).__name__, message=str(error), is_retryable=False)
         self._unsent[result.lease_id] = EpisodeResult(lease_id=result.lease_id, outcome=failure)
 
-    def _settle(self) -> None:
-        """Tells those who wait that nothing is left, if so."""
+    def _note_if_empty(self) -> None:
+        """Wakes those who wait for an empty outbox if no result is left."""
         if not self._unsent:
             self._arrived.clear()
-            self._emptied.set()
+            self._is_empty.set()

@@ -2,9 +2,9 @@
 
     dataflow --versions (long-poll)--> follow --manifest--> receiver --snapshot--> engine.load(live | pinned)
 
-`follow` is the only writer of the engine's weights. A version that cannot be fetched or installed leaves the
-old one serving and is tried again with growing pauses. The engine is made from the first version that
-arrives; the tokenizer comes with the files of that version.
+`follow` is the only writer of the engine's weights. If a version cannot be fetched or installed, the old one
+keeps serving, and `follow` tries again with growing pauses. The engine is made from the first version that
+arrives. The tokenizer comes with the files of that version.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from astraflow.errors import DeadlineError, RolloutError, UnavailableError, Weig
 from astraflow.protocols import Engine, Renderer, SlotName
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.membership import WorkerLink
-from astraflow.rollout.waiting import unless
+from astraflow.rollout.waiting import run_unless
 from astraflow.rollout.weight_arrivals import WeightArrivals
 from astraflow.types import (
     BusySpan,
@@ -60,18 +60,18 @@ class WeightFetcher(Protocol):
         ...
 
     def arrival(self, policy: str) -> Arrival:
-        """How far the transfer of a policy's version is."""
+        """Progress of the transfer of a policy's version."""
         ...
 
 
 class WeightSlots:
-    """Which versions the two weight slots of a policy hold, and when a slot may be swapped. Passive.
+    """Which versions the two weight slots of a policy have, and when a slot may be swapped. Passive.
 
-    `live` follows the newest version; `pinned` holds the version of an evaluation. Episodes of an evaluation
-    name an exact version and hold it. A slot whose version is held is not swapped, unless the other slot has
-    that version too. Training episodes hold nothing: they go on with the next version. -1 is no version.
+    `live` follows the newest version. `pinned` has the version of an evaluation, whose episodes name an exact
+    version and hold it. A slot whose version is held is not swapped, unless the other slot has that version
+    too. Training episodes hold nothing, because they continue with the next version. -1 means no version.
 
-    Example: `slots.begin("live")`, install the weights, `slots.installed("live", 7)`.
+    Example: `slots.begin_swap("live")`, install the weights, `slots.finish_swap("live", 7)`.
     """
 
     def __init__(self) -> None:
@@ -79,80 +79,81 @@ class WeightSlots:
         self.pinned = -1
         self._wanted: tuple[int, ...] = ()
         self._holds: Counter[int] = Counter()
-        self._is_leaving = False
-        """The live version goes as soon as nothing holds it, so it is offered no more."""
+        self._is_retiring = False
+        """The live version is replaced as soon as nothing holds it, so it is no longer offered."""
         self._is_swapping = False
-        """The live version is being replaced right now, so nothing new may hold it."""
+        """The live version is being replaced right now, so no new episode may hold it."""
 
     def want(self, versions: tuple[int, ...]) -> None:
-        """Versions that evaluation needs now."""
+        """Sets the versions that evaluation needs now."""
         self._wanted = tuple(sorted(versions))
 
     @property
     def wants_more(self) -> bool:
-        """Evaluation needs a version that is served from no slot."""
+        """Whether evaluation needs a version that no slot has."""
         return any(version not in {self.live, self.pinned} for version in self._wanted)
 
     def next_pinned(self) -> int:
-        """The version to load into `pinned` now, -1 if none: the oldest round first, one after the other."""
+        """The version to load into `pinned` now, or -1. Evaluation rounds take turns, oldest first."""
         if not self._wanted or self.pinned in self._wanted or self.is_held("pinned"):
             return -1
         return self._wanted[0]
 
     def is_held(self, slot: SlotName) -> bool:
-        """Episodes need the version of this slot, and no other slot has it."""
+        """Whether episodes need the version of this slot and the other slot doesn't have it."""
         mine, other = (self.live, self.pinned) if slot == "live" else (self.pinned, self.live)
         return mine != other and self._holds[mine] > 0
 
-    def leave(self) -> None:
-        """A newer version waits for the live slot: the live one is offered no more, and may still be held."""
-        self._is_leaving = True
+    def retire_live(self) -> None:
+        """Stops offering the live version, because a newer one waits for its slot. It may still be held."""
+        self._is_retiring = True
 
-    def begin(self, slot: SlotName) -> None:
-        """The slot changes now: nothing new may hold its version."""
+    def begin_swap(self, slot: SlotName) -> None:
+        """Notes that the slot is being changed, so that no new episode holds its version."""
         if slot == "live":
             self._is_swapping = True
         else:
             self.pinned = -1
 
-    def installed(self, slot: SlotName, version: int) -> None:
-        """The slot serves this version now."""
+    def finish_swap(self, slot: SlotName, version: int) -> None:
+        """Notes that the slot serves `version` now."""
         if slot == "live":
             self.live = version
-            self.kept()
+            self.keep_live()
         else:
             self.pinned = version
 
-    def kept(self) -> None:
-        """The live version stays after all: its successor could not be installed."""
-        self._is_leaving = self._is_swapping = False
+    def keep_live(self) -> None:
+        """Offers the live version again, for example because its successor could not be installed."""
+        self._is_retiring = self._is_swapping = False
 
-    def offered(self) -> tuple[int, ...]:
-        """Versions to ask leases for, newest last.
+    def offered_versions(self) -> tuple[int, ...]:
+        """Versions to request leases for, newest last.
 
-        None newer than the live one: leases of training would come for it, and their episodes run on `live`.
+        None of them is newer than the live one: the dataflow would grant training leases for it, but training
+        episodes run on `live`.
         """
         pinned = {self.pinned} if self.pinned in self._wanted and self.pinned <= self.live else set[int]()
-        live = set[int]() if self._is_leaving else {self.live}
+        live = set[int]() if self._is_retiring else {self.live}
         return tuple(sorted((pinned | live) - {-1}))
 
     def hold(self, version: int) -> bool:
-        """An evaluation episode starts; False if the version is not served, or about to go."""
+        """Holds a version for an evaluation episode. Returns False if no slot serves it, or not for long."""
         if version == self.pinned or (version == self.live and not self._is_swapping):
             self._holds[version] += 1
             return True
         return False
 
     def release(self, version: int) -> None:
-        """An evaluation episode ended."""
+        """Ends the hold of one evaluation episode."""
         self._holds[version] -= 1
 
 
 class PolicyHost:
     """Hosts one policy from its first version until `follow` is cancelled or the run ends.
 
-    `make_engine` makes an engine for a version, which it serves once it has loaded it. `changed` is called
-    whenever the versions that are served change.
+    `make_engine` makes an engine for a version. The engine serves the version once `load` has returned.
+    `changed` is called whenever the served versions change.
     """
 
     def __init__(
@@ -167,10 +168,8 @@ class PolicyHost:
     ) -> None:
         self.info = info
         self.hosted: HostedPolicy | None = None
-        self.newest = -1
-        """Newest version that the dataflow announced."""
         self.problem = ""
-        """What went wrong last, empty if the newest version is installed."""
+        """The newest error; empty if the newest version is installed."""
         self._link = link
         self._weights = weights
         self._make_engine = make_engine
@@ -180,15 +179,15 @@ class PolicyHost:
         self._slots = WeightSlots()
         self._arrivals = WeightArrivals()
         self._spans: list[BusySpan] = []
-        """When versions were fetched and installed, until somebody takes them."""
-        self._settled_at = -1
-        """The newest version announced when the last update succeeded."""
+        """When versions were fetched and installed, until `take_spans` takes the spans."""
+        self._seen_newest = -1
+        """The newest version that was announced when the last update succeeded."""
         self._released = asyncio.Event()
 
     @property
     def served(self) -> ServedVersions:
-        """What leases may be asked for now."""
-        return ServedVersions(policy=self.info.name, versions=self._slots.offered())
+        """The versions for which leases may be requested now."""
+        return ServedVersions(policy=self.info.name, versions=self._slots.offered_versions())
 
     @property
     def live_version(self) -> int:
@@ -196,35 +195,34 @@ class PolicyHost:
         return self._slots.live
 
     @property
-    def waits_for(self) -> WaitReason | None:
-        """What it waits for; None if it waits for nothing."""
+    def wait_reason(self) -> WaitReason | None:
+        """What the policy waits for; None if it is served and up to date."""
         if self.problem:
             return WaitReason(kind="weights_failed", policy=self.info.name, detail=as_label(self.problem))
         return None if self.hosted else WaitReason(kind="first_version", policy=self.info.name)
 
     def take_spans(self) -> tuple[BusySpan, ...]:
-        """When versions were fetched and installed, since the last call."""
+        """Takes the spans in which versions were fetched and installed since the last call."""
         spans = tuple(self._spans)
         self._spans.clear()
         return spans
 
     def transfer(self) -> WeightTransfer | None:
-        """The version that is on its way here; None if none is."""
-        return self._arrivals.told(self.info.name, self._arrival(), time.monotonic())
+        """The transfer in progress; None if there is none."""
+        return self._arrivals.make_report(self.info.name, self._arrival(), time.monotonic())
 
     def _arrival(self) -> Arrival:
         return self._weights.arrival(self.info.follows or self.info.name)
 
     @contextmanager
-    def holding(self, version: int) -> Generator[None]:
-        """Keeps an exact version in its slot while an evaluation episode runs.
+    def hold_version(self, version: int) -> Generator[None]:
+        """Keeps an exact version in its slot while an evaluation episode runs in the block.
 
-        Raises: RolloutError if it is not served (any more).
+        Raises: RolloutError if the version is not served here, or no longer.
         """
         if not self._slots.hold(version):
-            raise RolloutError(
-                f"version {version} of {self.info.name} is not served here (served: {self._slots.offered()})"
-            )
+            served = self._slots.offered_versions()
+            raise RolloutError(f"version {version} of {self.info.name} is not served here (served: {served})")
         try:
             yield
         finally:
@@ -232,7 +230,7 @@ class PolicyHost:
             self._released.set()
 
     async def follow(self) -> None:
-        """Keeps the slots up to date; returns when the run is over."""
+        """Keeps the slots up to date. Returns when the run is over."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
@@ -240,14 +238,14 @@ class PolicyHost:
                 if reply.state in {"finished", "failed"}:
                     return
                 await self._update(reply)
-                self._settled_at = reply.newest
+                self._seen_newest = reply.newest
                 if not reply.manifests:
                     await asyncio.sleep(_PAUSE_S)
                 self.problem = ""
                 backoff_s = _FIRST_BACKOFF_S
             except (UnavailableError, WeightsError, DeadlineError, OSError, MemoryError) as err:
-                self._slots.kept()
-                reason = str(err) or "there is no memory for it on this machine"
+                self._slots.keep_live()
+                reason = str(err) or "this machine does not have enough memory for it"
                 self._arrivals.fail(reason)
                 self.problem = reason
                 _log.warning("policy %s stays at version %d: %s", self.info.name, self._slots.live, reason)
@@ -261,30 +259,30 @@ class PolicyHost:
             await self._engine.close()
 
     async def _poll(self) -> VersionsReply:
-        """What is new; while a slot cannot be swapped yet, what frees it ends the wait as well."""
+        """Waits for newer versions. While a wanted version has no slot, a released hold ends the wait too."""
         source = self.info.follows or self.info.name
         if self.info.lag:
-            return await self._poll_behind(source)
+            return await self._poll_with_lag(source)
         poll = self._link.versions(source, after=max(self._slots.live, -1), wait_s=_POLL_S)
         if not self._slots.wants_more or self._slots.live < 0:
             return await poll
         self._released.clear()
-        if (reply := await unless(poll, self._released)) is not None:
+        if (reply := await run_unless(poll, self._released)) is not None:
             return reply
         return await self._link.versions(source, after=self._slots.live, wait_s=0.0)
 
-    async def _poll_behind(self, source: str) -> VersionsReply:
-        """What a follower should serve now: waits for a newer version, and ends with the one `lag` behind."""
-        reply = await self._link.versions(source, after=self._settled_at, wait_s=_POLL_S)
+    async def _poll_with_lag(self, source: str) -> VersionsReply:
+        """Waits for a newer version of `source`. The reply has the one version to serve, `lag` behind."""
+        reply = await self._link.versions(source, after=self._seen_newest, wait_s=_POLL_S)
         wanted = max(0, reply.newest - self.info.lag)
-        if reply.newest > self._settled_at and wanted <= self._settled_at:
+        # The reply lists only versions newer than `_seen_newest`; an older one is asked for separately.
+        if reply.newest > self._seen_newest and wanted <= self._seen_newest:
             older = await self._link.versions(source, after=wanted - 1, wait_s=0.0)
             reply = msgspec.structs.replace(reply, manifests=older.manifests)
         behind = tuple(m for m in reply.manifests if m.version <= wanted)
         return msgspec.structs.replace(reply, manifests=behind[-1:] or reply.manifests[:1])
 
     async def _update(self, reply: VersionsReply) -> None:
-        self.newest = max(self.newest, reply.newest)
         self._slots.want(() if self.info.follows else reply.pinned)
         if self.hosted is not None:
             await self._update_pinned(reply)
@@ -302,17 +300,18 @@ class PolicyHost:
         if self.hosted is None:
             renderer = self._make_renderer(self.info, snapshot.model_dir)
             self._engine = self._engine or self._make_engine(snapshot)
-            await self._engine.load(snapshot, slot="live")  # returns once it serves
+            await self._engine.load(snapshot, slot="live")  # returns once the version is served
             self.hosted = HostedPolicy(self.info, self._engine, renderer)
-            self._installed(snapshot, "live")
+            self._note_installed(snapshot, "live")
             self._spans.append(BusySpan("load", began_s, time.time()))
             return
         while self._slots.is_held("live"):
-            self._slots.leave()
+            # Evaluation episodes still need the live version. Without new offers, they run out.
+            self._slots.retire_live()
             self._changed()
             self._released.clear()
             await self._released.wait()
-        # Waiting for the slot's episodes is no part of loading.
+        # The time spent waiting for these episodes doesn't count as loading.
         waited_s = time.time() - fetched_s
         await self._install(self.hosted.engine, snapshot, "live")
         self._spans.append(BusySpan("load", began_s + waited_s, time.time()))
@@ -327,15 +326,15 @@ class PolicyHost:
             older = await self._link.versions(source, after=version - 1, wait_s=0.0)
             manifest = next((m for m in older.manifests if m.version == version), None)
         if manifest is None:
-            raise UnavailableError(f"version {version} is wanted for evaluation but no longer listed")
+            raise UnavailableError(f"version {version} is needed for evaluation, but no longer listed")
         await self._install(self.hosted.engine, await self._weights.fetch(manifest), "pinned")
 
     async def _install(self, engine: Engine, snapshot: WeightSnapshot, slot: SlotName) -> None:
-        self._slots.begin(slot)
+        self._slots.begin_swap(slot)
         await engine.load(snapshot, slot=slot)
-        self._installed(snapshot, slot)
+        self._note_installed(snapshot, slot)
 
-    def _installed(self, snapshot: WeightSnapshot, slot: SlotName) -> None:
-        self._slots.installed(slot, snapshot.version)
+    def _note_installed(self, snapshot: WeightSnapshot, slot: SlotName) -> None:
+        self._slots.finish_swap(slot, snapshot.version)
         self._changed()
         _log.info("policy %s serves version %d (%s)", self.info.name, snapshot.version, slot)

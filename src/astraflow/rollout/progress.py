@@ -1,9 +1,9 @@
-"""What one episode has sampled so far: its whole completions, by the requests that led to them.
+"""What one episode has sampled so far: its finished completions, indexed by their requests.
 
-An attempt at an episode collects them while it runs. If it is lost, the next attempt runs its workflow again
-from the start, and gets a completion of the lost attempt wherever it makes the same request: the same token
-ids, images, sampling parameters, seed and version. Where a request differs, and in all that follows from it,
-it samples anew. Each token keeps the version that sampled it.
+An attempt at an episode collects them while it runs. If the attempt is lost, the next one runs the workflow
+again from the start. Wherever it makes the same request (the same token ids, images, sampling parameters,
+seed, and version), it gets the completion of the lost attempt. Once a request differs, that request and all
+that follow from it are sampled anew. Each token keeps the version that sampled it.
 """
 
 import hashlib
@@ -29,53 +29,54 @@ _ID_BYTES = 4
 
 
 def request_digest(policy: str, request: GenerateRequest) -> str:
-    """Equal for equal requests to the same policy, and for no others: 128 bits in hex."""
+    """A hash of a request to a policy: 128 bits in hex, equal only for equal requests to the same policy."""
     rest = msgspec.msgpack.encode((policy, request.sampling, request.version, request.media))
-    found = hashlib.blake2b(rest, digest_size=_DIGEST_BYTES)
-    found.update(column(request.token_ids, "int32"))
-    return found.hexdigest()
+    digest = hashlib.blake2b(rest, digest_size=_DIGEST_BYTES)
+    digest.update(column(request.token_ids, "int32"))
+    return digest.hexdigest()
 
 
 class EpisodeProgress:
-    """Lives for one attempt at an episode.
+    """The completions of one attempt at an episode, and those of earlier attempts.
 
     Example: `progress.recall("actor", request)`, and if that is None, `progress.add("actor", request,
-    await engine.generate(request))`. Whoever reports takes `untold`, and notes with `tell` what arrived.
+    await engine.generate(request))`. `ProgressReports` sends what `unreported` returns, and then calls
+    `note_reported`.
     """
 
     def __init__(self, earlier: Sequence[PastCompletion] = ()) -> None:
         """`earlier`: all completions of earlier attempts that the dataflow has."""
         self._is_resumed = bool(earlier)
         self._earlier = {completion.request: completion for completion in earlier}
-        """Those that no request has met yet."""
+        """Completions that no request has matched yet, by request digest."""
         self._all = list(earlier)
-        """In the order in which they are reported."""
+        """All completions, in the order in which they are reported."""
         self._raw: list[tuple[str, GenerateRequest, Generation]] = []
-        """New ones. They take their final form when they are reported: most episodes end before that."""
-        self._num_told = len(earlier)
+        """New completions. They are encoded only when they are reported: most episodes end before that."""
+        self._num_reported = len(earlier)
         self._num_resumed_tokens = 0
-        self._is_reported = True
+        self._is_reporting = True
 
     @property
     def has_earlier(self) -> bool:
-        """Whether a completion of an earlier attempt is left."""
+        """Whether an unmatched completion of an earlier attempt is left."""
         return bool(self._earlier)
 
     def recall(self, policy: str, request: GenerateRequest) -> Generation | None:
-        """The completion that an earlier attempt got for the same request, once; None if there is none."""
+        """Returns an earlier attempt's completion for this request, at most once; None if there is none."""
         found = self._earlier.pop(request_digest(policy, request), None)
         if found is None:
             return None
         self._num_resumed_tokens += _num_tokens(found)
-        return _generation(found)
+        return _decode_completion(found)
 
     def add(self, policy: str, request: GenerateRequest, generation: Generation) -> None:
-        """Notes a new completion."""
-        if self._is_reported:
+        """Adds a new completion."""
+        if self._is_reporting:
             self._raw.append((policy, request, generation))
 
     def metrics(self) -> tuple[MetricItem, ...]:
-        """Tokens of earlier attempts that were used, and those that were not; none for a first attempt."""
+        """Metrics of the used and the unused tokens of earlier attempts; empty for a first attempt."""
         if not self._is_resumed:
             return ()
         unused = sum(_num_tokens(completion) for completion in self._earlier.values())
@@ -86,26 +87,26 @@ class EpisodeProgress:
 
     # --- reports ---
 
-    def untold(self) -> tuple[int, Sequence[PastCompletion]]:
-        """How many completions the dataflow has, and those that it does not have yet."""
-        self._all += [_past(*item) for item in self._raw]
+    def unreported(self) -> tuple[int, Sequence[PastCompletion]]:
+        """The number of completions that the dataflow has, and the completions that it doesn't have yet."""
+        self._all += [_encode_completion(*item) for item in self._raw]
         self._raw.clear()
-        return self._num_told, self._all[self._num_told :]
+        return self._num_reported, self._all[self._num_reported :]
 
-    def tell(self, num: int) -> None:
-        """Notes that the dataflow has so many completions now; 0 if it lost them."""
-        self._num_told = num
+    def note_reported(self, num: int) -> None:
+        """Notes that the dataflow now has the first `num` completions; 0 if it lost them."""
+        self._num_reported = num
 
-    def give_up(self) -> None:
-        """Reports nothing more of the episode, because the dataflow keeps nothing more. What earlier attempts
-        sampled can still be recalled."""
-        self._is_reported = False
+    def stop_reporting(self) -> None:
+        """Reports nothing more, because the dataflow doesn't store more. Earlier completions can still be
+        recalled."""
+        self._is_reporting = False
         self._raw.clear()
         self._all.clear()
-        self._num_told = 0
+        self._num_reported = 0
 
 
-def _past(policy: str, request: GenerateRequest, generation: Generation) -> PastCompletion:
+def _encode_completion(policy: str, request: GenerateRequest, generation: Generation) -> PastCompletion:
     return PastCompletion(
         policy=policy,
         request=request_digest(policy, request),
@@ -117,7 +118,7 @@ def _past(policy: str, request: GenerateRequest, generation: Generation) -> Past
     )
 
 
-def _generation(past: PastCompletion) -> Generation:
+def _decode_completion(past: PastCompletion) -> Generation:
     return Generation(
         token_ids=tuple(array(past.token_ids, "int32").tolist()),
         logprobs=tuple(array(past.logprobs, "float32").tolist()),

@@ -1,10 +1,10 @@
-"""Reports what running episodes have sampled, and fetches what lost attempts had.
+"""Reports what running episodes have sampled, and fetches what lost attempts had sampled.
 
     begin (per episode) --> EpisodeProgress <-- the episode's dialogue adds and recalls
     run (one task)      --> every `heartbeat_s`, one report of what is new in all episodes
 
-An episode that ends before the next report costs nothing. A report that is lost is made up by the next one,
-and a dataflow that lost what it had asks for it again.
+An episode that ends before the next report costs nothing. The next report makes up for a lost one, and a
+dataflow that has lost earlier reports asks for their completions again.
 """
 
 import asyncio
@@ -21,46 +21,46 @@ __all__ = ["ProgressReports"]
 _log = logging.getLogger(__name__)
 
 _REPORT_BYTES = 8 * 1024 * 1024
-"""What one report carries: a million tokens."""
+"""Largest size of a report: a million tokens."""
 _MAX_COMPLETIONS = 1024
-"""Of one episode in one report."""
+"""Largest number of completions of one episode in one report."""
 _COMPLETION_BYTES = 256
-"""What a completion takes beside its columns, about."""
+"""Approximate size of a completion without its columns."""
 _MAX_REPORTS = 64
-"""At a time. What is left waits for the next time."""
+"""Largest number of reports in a row. What is left waits for the next heartbeat interval."""
 _FETCH_S = 10.0
-"""Longest time for fetching what an earlier attempt sampled. Without it, the episode starts afresh."""
+"""Time limit for fetching what an earlier attempt sampled. After it, the episode samples everything anew."""
 _NO_SUCH_ROUTE = {404, 405}
-"""Statuses of a dataflow that does not know these routes. Version 1 of the protocol allows that."""
+"""Statuses from a dataflow without these routes. They are optional in version 1 of the protocol."""
 
 
 class ProgressReports:
-    """The progress of the episodes of one service.
+    """The progress of the running episodes of one service.
 
     Example: `progress = await reports.begin(lease)`, run the episode with it, `reports.end(lease.id)`.
-    An episode that is cancelled and not ended is still reported by `tell`.
+    `report` still includes an episode that was cancelled but not ended.
     """
 
     def __init__(self, link: WorkerLink, membership: Membership, *, is_on: bool) -> None:
-        """`is_on`: otherwise there is no progress, and nothing is reported or fetched."""
+        """`is_on`: if false, episodes have no progress, and nothing is reported or fetched."""
         self._link = link
         self._membership = membership
         self._is_on = is_on
         self._open: dict[str, EpisodeProgress] = {}
-        """By lease."""
-        self._is_telling = asyncio.Lock()
+        """By lease id."""
+        self._report_lock = asyncio.Lock()
 
     async def begin(self, lease: Lease) -> EpisodeProgress | None:
-        """The progress of an episode that starts now; None if it keeps none."""
+        """Begins an episode. Returns: its progress; None if it keeps none."""
         if not self._is_on or lease.kind != "train":
             return None
-        earlier = await self._earlier(lease.id) if lease.attempt else ()
+        earlier = await self._fetch_earlier(lease.id) if lease.attempt else ()
         progress = EpisodeProgress(earlier)
         self._open[lease.id] = progress
         return progress
 
     def end(self, lease_id: str) -> None:
-        """Nothing more is reported of an episode: it has a result, or nobody wants one."""
+        """Stops reporting an episode, because it has a result or its result is no longer wanted."""
         self._open.pop(lease_id, None)
 
     async def run(self) -> None:
@@ -69,15 +69,16 @@ class ProgressReports:
             registration = await self._membership.join()
             await asyncio.sleep(registration.heartbeat_s)
             try:
-                await self.tell()
+                await self.report()
             except UnavailableError as err:
-                _log.warning("no report of what episodes have sampled: %s", err)
+                _log.warning("the progress of episodes was not reported: %s", err)
 
-    async def tell(self) -> None:
+    async def report(self) -> None:
         """Reports everything that is new. Raises: UnavailableError if the dataflow does not answer."""
-        async with self._is_telling:
+        # Two reports at a time would send the same completions twice.
+        async with self._report_lock:
             for _ in range(_MAX_REPORTS):
-                parts = tuple(self._parts())
+                parts = tuple(self._collect_parts())
                 if not parts or not self._is_on:
                     return
                 await self._send(parts)
@@ -89,14 +90,14 @@ class ProgressReports:
             )
         except (RefusedError, WireError) as err:
             if isinstance(err, RefusedError) and err.status in _NO_SUCH_ROUTE:
-                _log.info("this dataflow keeps nothing of unfinished episodes: %s", err)
+                _log.info("this dataflow doesn't store the progress of episodes: %s", err)
                 self._turn_off()
                 return
-            _log.warning("the dataflow refused what %d episodes have sampled: %s", len(parts), err)
+            _log.warning("the dataflow refused the progress of %d episodes: %s", len(parts), err)
             reply = ProgressReply(refused=tuple(part.lease_id for part in parts))
-        self._note(parts, reply)
+        self._note_reply(parts, reply)
 
-    def _note(self, parts: tuple[Progress, ...], reply: ProgressReply) -> None:
+    def _note_reply(self, parts: tuple[Progress, ...], reply: ProgressReply) -> None:
         missing = set(reply.missing)
         refused = set(reply.refused)
         for part in parts:
@@ -104,27 +105,27 @@ class ProgressReports:
             if progress is None:
                 continue  # it ended meanwhile
             if part.lease_id in refused:
-                progress.give_up()
+                progress.stop_reporting()
             else:
                 is_lost = part.lease_id in missing
-                progress.tell(0 if is_lost else part.num_before + len(part.completions))
+                progress.note_reported(0 if is_lost else part.num_before + len(part.completions))
 
     def _turn_off(self) -> None:
         self._is_on = False
         for progress in self._open.values():
-            progress.give_up()
+            progress.stop_reporting()
 
-    def _parts(self) -> Iterator[Progress]:
-        """What is new, as much as fits into a report."""
+    def _collect_parts(self) -> Iterator[Progress]:
+        """As many new completions as fit into one report, by episode."""
         room = _REPORT_BYTES
         for lease_id, progress in self._open.items():
-            num_before, completions = progress.untold()
-            if any(_size(completion) > _REPORT_BYTES for completion in completions):
-                progress.give_up()  # one of them fits into no report
+            num_before, completions = progress.unreported()
+            if any(_num_bytes(completion) > _REPORT_BYTES for completion in completions):
+                progress.stop_reporting()  # one of them is too large for any report
                 continue
             fitting: list[PastCompletion] = []
             for completion in completions[:_MAX_COMPLETIONS]:
-                room -= _size(completion)
+                room -= _num_bytes(completion)
                 if room < 0:
                     break
                 fitting.append(completion)
@@ -133,17 +134,19 @@ class ProgressReports:
             if room < 0:
                 return
 
-    async def _earlier(self, lease_id: str) -> tuple[PastCompletion, ...]:
-        """What earlier attempts sampled. It is an advantage, not a need: without an answer there is none."""
+    async def _fetch_earlier(self, lease_id: str) -> tuple[PastCompletion, ...]:
+        """Fetches what earlier attempts sampled. An episode can do without, so a failure returns nothing."""
         try:
             async with asyncio.timeout(_FETCH_S):
                 reply = await self._membership.call(lambda me: self._link.earlier_progress(me, lease_id))
         except (UnavailableError, RefusedError, WireError, TimeoutError) as err:
-            _log.warning("episode %s starts afresh: %s", lease_id, err or f"no answer within {_FETCH_S} s")
+            _log.warning(
+                "episode %s starts from the beginning: %s", lease_id, err or f"no answer within {_FETCH_S} s"
+            )
             return ()
         return reply.completions
 
 
-def _size(completion: PastCompletion) -> int:
+def _num_bytes(completion: PastCompletion) -> int:
     streams = sum(len(stream.data) for stream in completion.streams)
     return len(completion.token_ids) + len(completion.logprobs) + streams + _COMPLETION_BYTES

@@ -1,13 +1,12 @@
-"""Records what policies sampled in one episode, and makes trajectories of it.
+"""Records what policies sample in one episode, and makes trajectories from it.
 
-The recorder owns the tokens of an episode: one prefix tree per policy and role, kept as its root-to-leaf
-sequences. A completion whose prompt is a recorded sequence plus new tokens extends that sequence; any other
-completion opens a new one.
+The recorder owns the tokens of an episode: one prefix tree per policy and role, stored as its root-to-leaf
+sequences. If a completion's prompt is a recorded sequence plus new tokens, it extends that sequence. Any
+other completion opens a new sequence. Two images may have the same tokens, so a prompt extends a sequence
+only if it shows the same images too.
 
-Tokens of two images may be the same; a sequence is extended only by a prompt that shows the same images.
-
-Invariants: a sampled token has mask 1 in exactly one sequence, the one in which it was sampled; everywhere
-else it is context. The tokens of a sequence are exactly what the engine saw and returned.
+Invariants: a sampled token has mask 1 in exactly one sequence, the one in which it was sampled. Everywhere
+else it is context. The tokens of a sequence are exactly those that the engine received and returned.
 """
 
 import math
@@ -25,13 +24,13 @@ __all__ = ["EpisodeRecorder", "Speaker", "version_spans"]
 
 
 class Speaker(msgspec.Struct, frozen=True):
-    """The policy and role that sample. Completions of different speakers never share a trajectory."""
+    """A policy in a role. Completions of different speakers never share a trajectory."""
 
     policy: str
     role: str
     temperature: float
     session: str = ""
-    """What the speaker's client calls the conversation; empty if it does not say."""
+    """The client's name for the conversation; empty if it gives none."""
 
 
 class _Sequence:
@@ -44,11 +43,11 @@ class _Sequence:
         self.logprobs: list[float] = []
         self.versions: list[VersionSpan] = []
         self.turns: list[tuple[int, int, int]] = []
-        """Start, end, index of the completion."""
+        """Start and end of each completion, and its index."""
         self.finish_reason: FinishReason = "stop"
         self.conversations: set[int] = set()
-        self.unfit: list[int] = []
-        """Completions that found no room here: no tokens, but perhaps a reward."""
+        self.overflows: list[int] = []
+        """Completions for which the context had no room. They have no tokens, but may have a reward."""
 
     def append(self, prompt: Sequence[int], generation: Generation, completion_idx: int) -> None:
         new = prompt[len(self.token_ids) :]
@@ -65,7 +64,7 @@ class _Sequence:
 
 
 class EpisodeRecorder:
-    """Lives for one episode: `record` each completion, then `trajectories` once.
+    """The recorder of one episode. Call `record` for each completion, and `trajectories` once at the end.
 
     Example: `idx = recorder.record(Speaker("actor", "actor", 1.0), 0, prompt_ids, generation)`.
     """
@@ -73,27 +72,27 @@ class EpisodeRecorder:
     def __init__(self) -> None:
         self._sequences: list[_Sequence] = []
         self._last: dict[int, _Sequence] = {}
-        """Conversation -> the sequence that it wrote last."""
+        """Conversation -> the sequence with its newest completion."""
         self._num_completions = 0
         self._num_overflows = 0
         self._streams: dict[int, dict[str, Stream]] = {}
-        """Completion -> its columns by name; only of completions that have any."""
+        """Completion -> its columns by name; completions without columns are missing."""
         self._states: dict[int, str] = {}
-        """Completion -> the state that the policy was shown, where the workflow named it."""
+        """Completion -> the state that the policy was shown, if the workflow named it."""
 
     @property
     def num_completions(self) -> int:
-        """Completions so far."""
+        """Number of completions so far."""
         return self._num_completions
 
     @property
     def num_forks(self) -> int:
-        """Sequences that an edited or stripped history opened."""
+        """Number of sequences that an edited or stripped history opened."""
         return sum(sequence.is_fork for sequence in self._sequences)
 
     @property
     def num_overflows(self) -> int:
-        """Completions for which the context had no room."""
+        """Number of completions for which the context had no room."""
         return self._num_overflows
 
     def record(
@@ -105,14 +104,14 @@ class EpisodeRecorder:
         *,
         media: tuple[MediaRef, ...] = (),
     ) -> int:
-        """Adds a completion and returns its index. `media`: the images of the prompt, in their order.
+        """Adds a completion and returns its index. `media`: the images of the prompt, in order.
 
-        Raises: RolloutError if the engine's columns disagree or hold something that is no number.
+        Raises: RolloutError if the engine's columns differ in length, or a logprob is not finite.
         """
-        _check(speaker, generation)
+        _check_generation(speaker, generation)
         idx = self._num_completions
         self._num_completions += 1
-        sequence = self._extended_by(speaker, conversation, prompt, media) if self._sequences else None
+        sequence = self._find_extended(speaker, conversation, prompt, media) if self._sequences else None
         if sequence is None:
             sequence = _Sequence(speaker, is_fork=self._is_fork(speaker, conversation, prompt, media))
             self._sequences.append(sequence)
@@ -125,11 +124,11 @@ class EpisodeRecorder:
         return idx
 
     def add_stream(self, completion_idx: int, stream: Stream) -> None:
-        """Attaches a column to a completion, one entry per sampled token.
+        """Attaches a column to a completion, with `stream.width` entries per sampled token.
 
-        Raises: RolloutError if the completion has one of this name already, or has another number of tokens.
+        Raises: RolloutError if the completion already has a column of this name, or the lengths differ.
         """
-        _, start, end = self._turn(completion_idx)
+        _, start, end = self._find_turn(completion_idx)
         what = f"stream {stream.name!r} of completion {completion_idx}"
         num_entries = len(array(stream.data, stream.dtype))
         if num_entries != (end - start) * stream.width:
@@ -139,34 +138,37 @@ class EpisodeRecorder:
             )
         streams = self._streams.setdefault(completion_idx, {})
         if stream.name in streams:
-            raise RolloutError(f"{what} was recorded twice; take another name", is_retryable=False)
+            raise RolloutError(f"{what} was recorded twice; use another name", is_retryable=False)
         streams[stream.name] = stream
 
     def set_state(self, completion_idx: int, key: str) -> None:
-        """Names the state that the policy was shown before a completion, in place of an earlier name.
+        """Names the state that the policy was shown before a completion. Replaces an earlier name.
 
         Raises: RolloutError if the completion is not of this episode.
         """
-        self._turn(completion_idx)
+        self._find_turn(completion_idx)
         self._states[completion_idx] = key
 
     def tokens_of(self, completion_idx: int) -> tuple[tuple[int, ...], int]:
-        """The exact tokens of a completion behind those of its prompt, and how many the prompt has."""
-        sequence, start, end = self._turn(completion_idx)
+        """The exact tokens of a completion's prompt and the completion, and the length of the prompt."""
+        sequence, start, end = self._find_turn(completion_idx)
         return (() if sequence is None else tuple(sequence.token_ids[:end])), start
 
     def has_media(self, completion_idx: int) -> bool:
-        """Whether the prompt of a completion shows an image."""
-        sequence, start, _ = self._turn(completion_idx)
+        """Whether the prompt of a completion has an image."""
+        sequence, start, _ = self._find_turn(completion_idx)
         return sequence is not None and any(each.start < start for each in sequence.media)
 
-    def _turn(self, completion_idx: int) -> tuple[_Sequence | None, int, int]:
-        """Where a completion stands; nowhere if the context had no room for it.
+    def _find_turn(self, completion_idx: int) -> tuple[_Sequence | None, int, int]:
+        """The sequence, start, and end of a completion; `(None, 0, 0)` if the context had no room for it.
 
         Raises: RolloutError if it is not of this episode.
         """
         if not 0 <= completion_idx < self._num_completions:
-            raise RolloutError("a completion that is not of this episode was named", is_retryable=False)
+            raise RolloutError(
+                f"completion {completion_idx} is not of this episode, which has {self._num_completions}",
+                is_retryable=False,
+            )
         for sequence in self._sequences:
             for start, end, idx in sequence.turns:
                 if idx == completion_idx:
@@ -174,10 +176,11 @@ class EpisodeRecorder:
         return None, 0, 0
 
     def record_overflow(self, conversation: int) -> int:
-        """Notes a completion for which the context had no room left, and returns its index.
+        """Records a completion for which the context had no room, and returns its index.
 
-        A conversation that never had room leaves no trajectory, and its rewards go nowhere.
-        Raises: KeyError if nothing was completed yet: then the task's own prompt does not fit.
+        A conversation that never had room makes no trajectory, and its rewards are dropped.
+
+        Raises: KeyError if the episode has no completion yet, because then the task's own prompt doesn't fit.
         """
         if not self._sequences:
             raise KeyError(conversation)
@@ -187,7 +190,7 @@ class EpisodeRecorder:
         sequence = self._last.get(conversation)
         if sequence is not None:
             sequence.finish_reason = "length"
-            sequence.unfit.append(idx)
+            sequence.overflows.append(idx)
         return idx
 
     def trajectories(
@@ -197,10 +200,10 @@ class EpisodeRecorder:
         by_policy: Mapping[str, float] | None = None,
         left_out: AbstractSet[int] = frozenset(),
     ) -> tuple[Trajectory, ...]:
-        """The episode's trajectories in the order in which they were opened, with rewards put in place.
+        """Makes the trajectories of the episode, with their rewards, in the order in which they were opened.
 
-        A reward of a conversation goes to all its trajectories, that of a policy to each of its own.
-        `left_out`: conversations that are not trained; a trajectory of no other conversation is dropped.
+        The reward of a conversation goes to all its trajectories, and that of a policy to all of its own.
+        `left_out`: conversations that are not trained on; a trajectory with no other one is dropped.
         """
         found: list[Trajectory] = []
         for idx, sequence in enumerate(self._sequences):
@@ -208,17 +211,17 @@ class EpisodeRecorder:
                 continue
             whole = sum(by_conversation.get(conversation, 0.0) for conversation in sequence.conversations)
             whole += (by_policy or {}).get(sequence.speaker.policy, 0.0)
-            streams = _streams(sequence, self._streams, f"trajectory {idx}") if self._streams else ()
-            found.append(_trajectory(sequence, by_turn, whole, streams, self._states))
+            streams = _join_streams(sequence, self._streams, f"trajectory {idx}") if self._streams else ()
+            found.append(_make_trajectory(sequence, by_turn, whole, streams, self._states))
         return tuple(found)
 
-    def _extended_by(
+    def _find_extended(
         self, speaker: Speaker, conversation: int, prompt: Sequence[int], media: tuple[MediaRef, ...]
     ) -> _Sequence | None:
-        """The longest sequence of the speaker that `prompt` goes on from.
+        """The longest sequence of the speaker with which `prompt` begins.
 
-        Equally long ones may exist, e.g. in a group of parallel conversations that said the same; then the
-        conversation's own is taken.
+        Several may have the same length, for example if parallel conversations said the same. The
+        conversation's own sequence is then preferred.
         """
         fitting = [
             sequence
@@ -234,7 +237,7 @@ class EpisodeRecorder:
     def _is_fork(
         self, speaker: Speaker, conversation: int, prompt: Sequence[int], media: tuple[MediaRef, ...]
     ) -> bool:
-        """The conversation left its own sequence, or the prompt branches off behind a sampled token."""
+        """Whether the conversation leaves its own sequence, or the prompt diverges after a sampled token."""
         if conversation in self._last:
             return True
         return any(
@@ -246,7 +249,7 @@ class EpisodeRecorder:
 
 
 def _first_other_image(a: Sequence[MediaRef], b: Sequence[MediaRef]) -> float:
-    """Where two sequences begin to show different images; infinity if they show the same ones."""
+    """The position of the first image in which two sequences differ; infinity if there is none."""
     return next((min(x.start, y.start) for x, y in zip(a, b, strict=False) if x != y), math.inf)
 
 
@@ -255,7 +258,7 @@ def _num_shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def version_spans(versions: Sequence[int], start: int) -> list[VersionSpan]:
-    """The versions of sampled tokens, of which the first stands at `start`, as spans."""
+    """The versions of sampled tokens as spans. `start`: position of the first token."""
     if min(versions) == max(versions):
         return [VersionSpan(start, len(versions), versions[0])]
     spans: list[VersionSpan] = []
@@ -267,7 +270,7 @@ def version_spans(versions: Sequence[int], start: int) -> list[VersionSpan]:
     return spans
 
 
-def _check(speaker: Speaker, generation: Generation) -> None:
+def _check_generation(speaker: Speaker, generation: Generation) -> None:
     num = len(generation.token_ids)
     if not num == len(generation.logprobs) == len(generation.versions):
         raise RolloutError(
@@ -277,18 +280,18 @@ def _check(speaker: Speaker, generation: Generation) -> None:
     if num == 0:
         raise RolloutError(f"policy {speaker.policy}: the engine returned no token")
     if not math.isfinite(math.fsum(generation.logprobs)):
-        raise RolloutError(f"policy {speaker.policy}: the engine returned logprobs that are no numbers")
+        raise RolloutError(f"policy {speaker.policy}: the engine returned logprobs that are not finite")
     if generation.finish_reason == "abort":
         raise RolloutError(f"policy {speaker.policy}: the engine aborted the request")
 
 
-def _streams(
+def _join_streams(
     sequence: _Sequence, by_completion: Mapping[int, Mapping[str, Stream]], name: str
 ) -> tuple[Stream, ...]:
-    """The columns of a sequence's completions, put where their tokens stand; 0 where nothing is trained.
+    """Joins the columns of a sequence's completions at the positions of their tokens; 0 elsewhere.
 
-    Raises: RolloutError if a completion lacks a column that another one of the sequence has: a made-up entry
-    would be trained on.
+    Raises: RolloutError if a completion lacks a column that another completion of the sequence has. Filling
+    it up would train on invented values.
     """
     own = {idx: by_completion.get(idx, {}) for _, _, idx in sequence.turns}
     named = {stream.name: stream for streams in own.values() for stream in streams.values()}
@@ -298,7 +301,7 @@ def _streams(
         for start, end, idx in sequence.turns:
             stream = own[idx].get(stream_name)
             if stream is None or (stream.dtype, stream.width) != (like.dtype, like.width):
-                has = "no entries" if stream is None else f"{_entries(stream)}, not {_entries(like)},"
+                has = "no entries" if stream is None else f"{_describe(stream)}, not {_describe(like)},"
                 raise RolloutError(
                     f"policy {sequence.speaker.policy}, {name}: completion {idx} has {has} in stream "
                     f"{stream_name!r}; record it for each completion of a trajectory, or for none",
@@ -310,19 +313,19 @@ def _streams(
     return tuple(found)
 
 
-def _entries(stream: Stream) -> str:
+def _describe(stream: Stream) -> str:
     each = f" of {stream.width} values" if stream.width > 1 else ""
     return f"{stream.dtype} entries{each}"
 
 
-def _trajectory(
+def _make_trajectory(
     sequence: _Sequence,
     by_turn: Mapping[int, float],
     whole: float,
     streams: tuple[Stream, ...],
     states: Mapping[int, str],
 ) -> Trajectory:
-    """`whole`: the reward of the trajectory as a whole, which is added to those of its turns."""
+    """`whole`: the reward of the whole trajectory, which is added to the rewards of its turns."""
     turns = tuple(
         [
             Turn(start=start, end=end, reward=by_turn.get(idx, 0.0), state_key=states.get(idx, ""))
@@ -330,7 +333,7 @@ def _trajectory(
         ]
     )
     reward = sum(turn.reward for turn in turns)
-    reward += sum(by_turn.get(idx, 0.0) for idx in sequence.unfit)
+    reward += sum(by_turn.get(idx, 0.0) for idx in sequence.overflows)
     reward += whole
     return Trajectory(
         policy=sequence.speaker.policy,

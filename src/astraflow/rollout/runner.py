@@ -1,11 +1,11 @@
 """Runs one episode: a lease goes in, a result comes out.
 
-    Lease -> workflow(ScoredTask, Policies) -> Rewards + what the recorder kept -> Episode, or a Failure
+    Lease -> workflow(ScoredTask, Policies) -> Rewards + recorded completions -> Episode, or a Failure
 
-Nothing that an episode does may end the service or other episodes: its time is bounded, `exit()` in one of
-its tasks fails it alone, and `EpisodeRunner.run` raises nothing on its account. `failure_of` is the only
-place that classifies what went wrong; an infrastructure failure is never a reward of 0. Cancellation passes
-through: a cancelled episode has no result.
+Nothing that an episode does may end the service or other episodes. Its time is bounded, `exit()` in one of
+its tasks fails only that episode, and `EpisodeRunner.run` doesn't raise its errors. Only `classify_failure`
+classifies errors, and an infrastructure failure is never a reward of 0. Cancellation passes through: a
+cancelled episode has no result.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ import msgspec
 from astraflow import wire
 from astraflow.errors import DeadlineError, Error, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
-from astraflow.rollout.dialogue import Dialogue, Gateway, HostedPolicy, installed_gateway
+from astraflow.rollout.dialogue import Dialogue, Gateway, HostedPolicy, load_gateway
 from astraflow.rollout.environments import Environments
-from astraflow.rollout.evaluation import Conduct, Scores
+from astraflow.rollout.evaluation import EvalOverrides, ScoreFunction
 from astraflow.rollout.progress import EpisodeProgress
 from astraflow.tasks.environment import with_environment, without_environment
 from astraflow.types import (
@@ -45,8 +45,8 @@ from astraflow.workflows.calls import CallParser
 from astraflow.workflows.conversation import (
     MAX_TIMES,
     Endpoint,
+    OpenSession,
     OpenWorkflow,
-    Play,
     Rewards,
     ScoredTask,
     Workflow,
@@ -56,27 +56,27 @@ __all__ = [
     "EpisodeExitError",
     "EpisodeRunner",
     "GuardedTasks",
+    "ProposalSink",
     "Proposals",
-    "Proposing",
-    "failure_of",
+    "classify_failure",
 ]
 
 _log = logging.getLogger(__name__)
 
-_AS_IN_TRAINING = Conduct()
+_AS_IN_TRAINING = EvalOverrides()
 _MAX_MESSAGE = 2_000
-"""Characters of an error message that travel; the log has all of it."""
+"""Number of characters of an error message that are sent to the dataflow; the log has the whole message."""
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Classifies what ended an episode: the only place that does.
+def classify_failure(error: BaseException) -> Failure:
+    """Classifies the error that ended an episode.
 
-    Retryable are errors that say so, and those of the network, files and deadlines. A bug in a workflow or a
-    reward is not, since another attempt would meet it again. The first error of a group speaks for it; the
-    group is retryable only if all its errors are.
+    Errors that say so are retryable, and so are those of the network, files, and deadlines. A bug in a
+    workflow or a reward isn't, since another attempt would fail the same way. A group gets the class and
+    message of its first error, and is retryable only if all its errors are.
     """
     if isinstance(error, BaseExceptionGroup):
-        parts = [failure_of(part) for part in error.exceptions]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType] - its type parameter is lost
+        parts = [classify_failure(part) for part in error.exceptions]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType] - its type parameter is lost
         return Failure(
             error_class=parts[0].error_class,
             message=parts[0].message,
@@ -85,13 +85,13 @@ def failure_of(error: BaseException) -> Failure:
     is_retryable = error.is_retryable if isinstance(error, RolloutError) else isinstance(error, OSError)
     return Failure(
         error_class=type(error).__name__,
-        message=_message_of(error)[:_MAX_MESSAGE],
+        message=_describe(error)[:_MAX_MESSAGE],
         is_retryable=is_retryable,
     )
 
 
-def _message_of(error: BaseException) -> str:
-    """The text of an error; for one that AstraFlow did not raise, with the line of the user's code."""
+def _describe(error: BaseException) -> str:
+    """The text of an error, with the line of the user's code unless AstraFlow itself raised it."""
     if isinstance(error, Error):
         return str(error) or repr(error)
     text = error_text(error) or repr(error)
@@ -104,7 +104,7 @@ class EpisodeExitError(RolloutError):
 
 
 @dataclass(frozen=True, slots=True)
-class Proposing:
+class ProposalSink:
     """Where proposed tasks go, and how many of them one episode may propose."""
 
     push: Callable[[PushTasks], Awaitable[PushTasksReply]]
@@ -112,20 +112,19 @@ class Proposing:
 
 
 class Proposals:
-    """The tasks that one episode proposes: pushed into the run at once, up to a limit, and counted.
+    """Pushes the tasks that one episode proposes into the run, up to a limit, and counts them.
 
-    With `proposing` None nothing is taken (in evaluation, or without a run). A task that is proposed again,
-    by another attempt of the episode or by another episode, is taken once, since its id follows from its
-    content.
+    Without a sink (in evaluation, or without a run), no task is accepted. If another attempt or another
+    episode proposes the same task, the run accepts it only once, because its id follows from its content.
     """
 
-    def __init__(self, proposing: Proposing | None) -> None:
-        self._push = proposing.push if proposing else None
-        self._num_left = proposing.max_proposals if proposing else 0
+    def __init__(self, sink: ProposalSink | None) -> None:
+        self._push = sink.push if sink else None
+        self._num_left = sink.max_proposals if sink else 0
         self._num_proposed = self._num_taken = 0
 
     async def propose(self, task: Task) -> bool:
-        """Whether the run took the task. Raises: RefusedError if the run is over; UnavailableError."""
+        """Returns whether the run accepted the task. Raises: RefusedError if it is over; UnavailableError."""
         self._num_proposed += 1
         if self._push is None or self._num_left <= 0:
             return False
@@ -135,7 +134,7 @@ class Proposals:
         return reply.num_accepted == 1
 
     def metrics(self) -> tuple[MetricItem, ...]:
-        """`proposed` and `proposals_taken`, if there were any."""
+        """The metrics `proposed` and `proposals_taken`; empty if nothing was proposed."""
         if not self._num_proposed:
             return ()
         return (
@@ -145,7 +144,7 @@ class Proposals:
 
 
 class EpisodeRunner:
-    """Runs a workflow on tasks. Holds no state of an episode; many run at once on one event loop.
+    """Runs a workflow on tasks. It holds no state of an episode, so many episodes run at once on one loop.
 
     Example: `episode = await runner.episode(task, seed=7)`; `result = await runner.run(lease)`.
     """
@@ -157,26 +156,27 @@ class EpisodeRunner:
         score: Callable[[Task, str], Awaitable[float]],
         *,
         timeout_s: float = 300.0,
-        evaluation: Mapping[str, Conduct] | None = None,
-        proposing: Proposing | None = None,
+        evaluation: Mapping[str, EvalOverrides] | None = None,
+        proposals: ProposalSink | None = None,
         environments: Environments | None = None,
     ) -> None:
         """`policies` is read when an episode starts, so it may be filled after the runner is made.
 
-        `evaluation`: how the episodes of each evaluation set run. `proposing`: where tasks go that a training
-        episode proposes; None for nowhere. `environments`: those that tasks may belong to; None for none.
+        `evaluation`: how the episodes of each evaluation set run. `proposals`: receives the tasks that
+        training episodes propose; None: proposals are refused. `environments`: the environments of the tasks;
+        None: tasks have no environment.
         """
         self._environments = environments or Environments({})
-        self._proposing = proposing
+        self._proposals = proposals
         self._policies = policies
         self._workflow = workflow
         self._score = score
         self.num_late_scores = 0
-        """Calls of a reward that took too long."""
+        """Number of reward calls that took too long."""
         self.num_scorer_errors = 0
-        """Calls in which a built-in scorer failed."""
-        self._num_told = 0
-        """Late scores that metrics of episodes have told of."""
+        """Number of calls in which a built-in scorer failed."""
+        self._num_reported_late = 0
+        """Number of late scores that the metrics of episodes have reported."""
         self._timeout_s = timeout_s
         self._evaluation = evaluation or {}
         self._gateway: Gateway | None = None
@@ -194,35 +194,35 @@ class EpisodeRunner:
         await self.close()
 
     async def open(self) -> None:
-        """Opens what the episodes of a workflow share. Raises: ConfigError if that cannot be."""
+        """Opens what the episodes of a workflow share. Raises: ConfigError if a workflow cannot be opened."""
         for workflow in self._open_workflows():
             await workflow.open()
 
     async def close(self) -> None:
-        """Closes the gateway of agent programs, if it was ever opened, and what workflows share."""
+        """Closes the gateway of agent programs, if it was ever opened, and what the workflows opened."""
         for workflow in self._open_workflows():
             await workflow.close()
         if self._gateway is not None:
             await self._gateway.close()
 
     def _open_workflows(self) -> list[OpenWorkflow]:
-        workflows = [self._workflow, *[conduct.workflow for conduct in self._evaluation.values()]]
+        workflows = [self._workflow, *[overrides.workflow for overrides in self._evaluation.values()]]
         return [workflow for workflow in workflows if isinstance(workflow, OpenWorkflow)]
 
     async def run(self, lease: Lease, progress: EpisodeProgress | None = None) -> EpisodeResult:
-        """The result of a lease: its episode, or why there is none.
+        """Runs the episode of a lease. Returns: the episode, or why it failed.
 
-        An evaluation's episode goes without trajectories: nothing of it is trained. `progress`: see
-        `episode`.
+        An evaluation episode is returned without its trajectories, because it is never trained on. For
+        `progress`, see `episode`.
         """
         pinned = {served.policy: served.versions[-1] for served in lease.pinned}
-        conduct = self._evaluation.get(lease.eval_set, _AS_IN_TRAINING)
+        overrides = self._evaluation.get(lease.eval_set, _AS_IN_TRAINING)
         try:
             episode = await self.episode(
                 lease.task,
                 seed=lease.seed,
                 pinned=pinned,
-                conduct=conduct if lease.kind == "eval" else _AS_IN_TRAINING,
+                overrides=overrides if lease.kind == "eval" else _AS_IN_TRAINING,
                 is_training=lease.kind == "train",
                 progress=progress,
             )
@@ -231,7 +231,7 @@ class EpisodeRunner:
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
-            failure = failure_of(error)
+            failure = classify_failure(error)
             is_bug = not isinstance(error, Error | OSError)
             calls = own_frames(error) if is_bug else []
             _log.warning(
@@ -241,7 +241,7 @@ class EpisodeRunner:
                 failure.error_class,
                 failure.message,
                 "".join(f"\n  called from {call}" for call in reversed(calls[:-1])),
-                # Where no line of the user's is on the way, the bug may be one of ours.
+                # If the traceback has no line of the user's code, the bug may be ours.
                 exc_info=error if is_bug and not calls else None,
             )
             return EpisodeResult(lease_id=lease.id, outcome=failure)
@@ -255,66 +255,66 @@ class EpisodeRunner:
         *,
         seed: int,
         pinned: Mapping[str, int] | None = None,
-        conduct: Conduct = _AS_IN_TRAINING,
+        overrides: EvalOverrides = _AS_IN_TRAINING,
         is_training: bool = False,
         progress: EpisodeProgress | None = None,
     ) -> Episode:
-        """One run of the workflow, in this process.
+        """Runs the workflow once, in this process.
 
-        `pinned`: exact versions by policy; `conduct`: what differs from training; `is_training`: tasks that
-        the workflow proposes go into the run, and the metrics count scores that came too late; `progress`:
-        completions of earlier attempts, which requests that are the same get again; it collects new ones.
-        Raises: DeadlineError over the timeout; BoundError naming a reward, score or metric that is too large
-        or no number; RolloutError and whatever the workflow raises.
+        `pinned`: exact versions by policy. `overrides`: what differs from training. `is_training`: tasks that
+        the workflow proposes go into the run, and the metrics count late scores. `progress`: completions of
+        earlier attempts, which equal requests get again; it collects the new completions too.
+        Raises: DeadlineError after the timeout; BoundError for a reward, score, or metric that is too large
+        or not a number; RolloutError and whatever the workflow raises.
         """
         started_s = time.time()
         start = time.perf_counter()
         dialogue = Dialogue(
             self._policies,
             seed=seed,
-            opens=self._endpoint,
+            open_endpoint=self._open_endpoint,
             pinned=pinned,
-            sampling=conduct.sampling,
+            sampling=overrides.sampling,
             progress=progress,
         )
-        proposals = Proposals(self._proposing if is_training else None)
-        scored = self._scored(task, proposals, seed, self._counted(conduct.score or self._score))
-        rewards = await self._rewards(conduct.workflow or self._workflow, scored, dialogue)
-        trajectories = _trajectories(rewards, dialogue)
-        metrics = _metrics(dialogue, scored, trajectories)
+        proposals = Proposals(self._proposals if is_training else None)
+        timed = self._make_task(task, proposals, seed, self._count_failures(overrides.score or self._score))
+        rewards = await self._run_workflow(overrides.workflow or self._workflow, timed, dialogue)
+        trajectories = _make_trajectories(rewards, dialogue)
+        metrics = _metrics(dialogue, timed, trajectories)
         if is_training:
-            metrics += (MetricItem("score_timeouts", float(self._taken_late_scores()), "sum"),)
+            metrics += (MetricItem("score_timeouts", float(self._take_late_scores()), "sum"),)
         if progress is not None:
             metrics += progress.metrics()
         episode = Episode(
             trajectories=tuple([t for t in trajectories if self._policies[t.policy].info.is_trained]),
-            score=_episode_score(rewards, scored, trajectories),
+            score=_episode_score(rewards, timed, trajectories),
             metrics=(*metrics, *proposals.metrics(), *rewards.metrics),
             messages=dialogue.messages,
             started_s=started_s,
             duration_s=time.perf_counter() - start,
         )
-        # A user's reward, score or metric may be a number that the dataflow would refuse; so it is checked
-        # here, where the error fails one episode instead of the request that carries many.
+        # A user's reward, score, or metric may be a number that the dataflow would refuse. It is checked
+        # here, where the error fails only this episode and not a request that carries many.
         return wire.checked(episode)
 
-    def _endpoint(
+    def _open_endpoint(
         self, dialogue: Dialogue, parser: CallParser, roles: Mapping[str, str]
     ) -> AbstractAsyncContextManager[Endpoint]:
-        """Opens an endpoint for the programs of an episode. Raises: as `installed_gateway`."""
+        """Opens an endpoint for the programs of an episode. Raises: like `load_gateway`."""
         if self._gateway is None:
-            self._gateway = installed_gateway()
+            self._gateway = load_gateway()
         return self._gateway.endpoint(dialogue, parser, roles)
 
-    async def _rewards(self, workflow: Workflow, task: ScoredTask, dialogue: Dialogue) -> Rewards:
-        """What the workflow returns, within its time. Raises: as `episode`."""
+    async def _run_workflow(self, workflow: Workflow, task: ScoredTask, dialogue: Dialogue) -> Rewards:
+        """Runs the workflow within the time limit, and returns its rewards. Raises: like `episode`."""
         timeout = asyncio.timeout(self._timeout_s)
         try:
             with GuardedTasks():
                 async with timeout:
                     rewards = await workflow(task, dialogue.policies)
         except TimeoutError as err:
-            if not timeout.expired():
+            if not timeout.expired():  # a TimeoutError of the workflow itself
                 raise
             raise DeadlineError(
                 f"task {task.id}: the episode took longer than rollout.episode_timeout_s = {self._timeout_s} "
@@ -323,8 +323,8 @@ class EpisodeRunner:
         _check_rewards(rewards, dialogue)
         return rewards
 
-    def _counted(self, score: Scores) -> Scores:
-        """The same function; it counts scores that come too late, and scorers that fail."""
+    def _count_failures(self, score: ScoreFunction) -> ScoreFunction:
+        """Wraps a score function so that late scores and scorer errors are counted."""
 
         async def counted(task: Task, text: str) -> float:
             try:
@@ -338,21 +338,23 @@ class EpisodeRunner:
 
         return counted
 
-    def _taken_late_scores(self) -> int:
-        """How many scores came too late since the last call. A late score fails its episode, whose metrics
-        nobody gets, so the next one that succeeds tells of it."""
-        num = self.num_late_scores - self._num_told
-        self._num_told = self.num_late_scores
+    def _take_late_scores(self) -> int:
+        """Takes the number of late scores since the last call. A late score fails its episode, whose metrics
+        are lost, so the next episode that succeeds reports it."""
+        num = self.num_late_scores - self._num_reported_late
+        self._num_reported_late = self.num_late_scores
         return num
 
-    def _scored(self, task: Task, proposals: Proposals, seed: int, scores: Scores) -> "_TimedTask":
-        """What the workflow gets of a task. A task of an environment is shown as the environment made it."""
+    def _make_task(
+        self, task: Task, proposals: Proposals, seed: int, score_function: ScoreFunction
+    ) -> "_TimedTask":
+        """Makes the task that the workflow sees. An environment's task looks as the environment made it."""
         environment, own = without_environment(task) if self._environments.names else ("", task)
         if not environment:
-            return _TimedTask(task, scores, proposals.propose)
+            return _TimedTask(task, score_function, proposals.propose)
 
         async def score(shown: Task, text: str) -> float:
-            return await scores(with_environment(shown, environment), text)
+            return await score_function(with_environment(shown, environment), text)
 
         async def propose(new: Task) -> bool:
             return await proposals.propose(with_environment(new, environment))
@@ -361,18 +363,18 @@ class EpisodeRunner:
 
 
 class _TimedTask(ScoredTask):
-    """A task that knows how long its scoring took, and what the parts of its scores were."""
+    """A task that records how long its scoring took, and the parts of its scores."""
 
     def __init__(
         self,
         task: Task,
-        scorer: Scores,
+        scorer: ScoreFunction,
         proposer: Callable[[Task], Awaitable[bool]] | None = None,
-        play: Play | None = None,
+        open_session: OpenSession | None = None,
     ) -> None:
-        super().__init__(task, scorer, proposer, play)
+        super().__init__(task, scorer, proposer, open_session)
         self._times: list[float] = []
-        """Seconds of each call, with the wait for a free process."""
+        """Seconds per call, including the wait for a free process."""
 
     async def score(self, text: str) -> Score:
         started = time.perf_counter()
@@ -389,7 +391,7 @@ class _TimedTask(ScoredTask):
             self._times.append(time.perf_counter() - started)
 
     def time_metrics(self) -> Iterator[MetricItem]:
-        """Seconds of all calls together, and percentiles of single ones."""
+        """The seconds of all calls together, and percentiles over single calls."""
         yield MetricItem("score_s", sum(self._times))
         for seconds in self._times[:MAX_TIMES]:
             yield MetricItem("score_call_s_p50", seconds, "p50")
@@ -405,7 +407,7 @@ class _TimedTask(ScoredTask):
 
 
 def _is_cancelled() -> bool:
-    """Whether this task was asked to end; a workflow may also raise CancelledError by itself."""
+    """Whether this task was cancelled. A workflow may also raise CancelledError without that."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -422,8 +424,8 @@ def _check_rewards(rewards: object, dialogue: Dialogue) -> None:
         )
 
 
-def _trajectories(rewards: Rewards, dialogue: Dialogue) -> tuple[Trajectory, ...]:
-    """What was recorded, with the rewards, streams and states of the workflow."""
+def _make_trajectories(rewards: Rewards, dialogue: Dialogue) -> tuple[Trajectory, ...]:
+    """Makes the trajectories of what was recorded, with the rewards, streams, and states of the workflow."""
     for completion, stream in rewards.streams:
         dialogue.recorder.add_stream(completion.idx, stream)
     for idx, key in rewards.states.items():
@@ -442,8 +444,8 @@ def _episode_score(rewards: Rewards, task: ScoredTask, trajectories: tuple[Traje
 
 
 def _mean_reward(trajectories: tuple[Trajectory, ...]) -> float:
-    """The first policy's mean reward over its roles. A history that forks counts no more than one that does
-    not."""
+    """The first policy's mean reward over its roles. A history that forks weighs as much as one that
+    doesn't."""
     own = [t for t in trajectories if t.policy == trajectories[0].policy]
     weights = episode_weights([t.role for t in own], [_num_sampled(t) for t in own])
     total = sum(weight * t.reward for weight, t in zip(weights, own, strict=True))
@@ -474,56 +476,56 @@ def _metrics(
 # --- exits of tasks ---------------------------------------------------------------------------------
 
 _is_guarded: ContextVar[bool] = ContextVar("astraflow_is_guarded", default=False)
-"""Whether tasks that are made here belong to an episode; tasks inherit it."""
+"""Whether new tasks belong to an episode. Tasks inherit it from the task that creates them."""
 
 
 class GuardedTasks:
-    """Tasks that are made within the block cannot end the process. Needs a running event loop.
+    """Keeps tasks that are created in the block from ending the process. Needs a running event loop.
 
-    asyncio raises SystemExit and KeyboardInterrupt of a task out of the event loop itself, whoever awaits the
-    task: one `sys.exit()` in a library that a workflow calls in a task would end the service and all its
-    episodes. Here every new task turns them into an `EpisodeExitError`, which fails the episode like any
-    other exception: tasks made by `create_task`, `gather`, task groups and `ensure_future`, those that such
-    tasks make, and eager ones.
+    asyncio raises a task's SystemExit or KeyboardInterrupt out of the event loop itself, no matter who awaits
+    the task. One `sys.exit()` in a library that a workflow calls in a task would end the service and all its
+    episodes. In the block, every new task turns these exceptions into an `EpisodeExitError`, which fails the
+    episode like any other exception. This covers tasks from `create_task`, `gather`, task groups, and
+    `ensure_future`, the tasks that these create, and eager tasks.
     """
 
     def __enter__(self) -> None:
-        _install(asyncio.get_running_loop())
+        _install_factory(asyncio.get_running_loop())
         self._token = _is_guarded.set(True)
 
     def __exit__(self, *_: object) -> None:
         _is_guarded.reset(self._token)
 
 
-def _install(loop: asyncio.AbstractEventLoop) -> None:
-    """Puts the guard before the loop's task factory, once; it stays, and acts in episodes only."""
+def _install_factory(loop: asyncio.AbstractEventLoop) -> None:
+    """Wraps the loop's task factory once. The wrapper stays, but acts only in episodes."""
     factory = loop.get_task_factory()
-    if not isinstance(factory, _Factory):
-        loop.set_task_factory(_Factory(factory or asyncio.Task))  # pyright: ignore[reportArgumentType] - typed for any awaitable; loops give coroutines
+    if not isinstance(factory, _GuardedTaskFactory):
+        loop.set_task_factory(_GuardedTaskFactory(factory or asyncio.Task))  # pyright: ignore[reportArgumentType] - typed for any awaitable; loops give coroutines
 
 
-class _Factory:
-    """A task factory that guards the coroutines of episodes, and leaves all others to the former one."""
+class _GuardedTaskFactory:
+    """A task factory that guards the coroutines of episodes, and passes all others to the wrapped factory."""
 
     def __init__(self, make: Any) -> None:
-        """`make`: the former factory, or `asyncio.Task`, called in its place."""
+        """`make`: the wrapped factory, or `asyncio.Task` if there was none."""
         self._make = make
 
     def __call__(
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
     ) -> "asyncio.Future[Any]":
-        if _is_guarded.get() and not isinstance(work, _Guarded):
-            work = _Guarded(work)
+        if _is_guarded.get() and not isinstance(work, _GuardedCoroutine):
+            work = _GuardedCoroutine(work)
         if self._make is asyncio.Task:
             return asyncio.Task(work, loop=loop, **options)
         return self._make(loop, work, **options)
 
 
-class _Guarded(Coroutine[Any, Any, Any]):
-    """Runs a coroutine step by step, and keeps exceptions from ending the process.
+class _GuardedCoroutine(Coroutine[Any, Any, Any]):
+    """Runs a coroutine step by step, and keeps its exceptions from ending the process.
 
-    A class, since an `async def` around it would leave it without a step if its task is cancelled before it
-    starts, and Python warns of such coroutines.
+    It is a class and not an `async def` that awaits the coroutine. If a task is cancelled before it starts,
+    such a function would never await the coroutine, and Python would warn about that.
     """
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -533,13 +535,13 @@ class _Guarded(Coroutine[Any, Any, Any]):
         try:
             return self._work.send(value)
         except (SystemExit, KeyboardInterrupt) as err:
-            _fail(self._work, err)
+            _raise_exit_error(self._work, err)
 
     def throw(self, *error: Any) -> Any:
         try:
             return self._work.throw(*error)
         except (SystemExit, KeyboardInterrupt) as err:
-            _fail(self._work, err)
+            _raise_exit_error(self._work, err)
 
     def close(self) -> None:
         self._work.close()
@@ -548,14 +550,14 @@ class _Guarded(Coroutine[Any, Any, Any]):
         return self._work.__await__()
 
     def __getattr__(self, name: str) -> Any:
-        """What logs and task libraries read of a coroutine: `__qualname__`, `cr_frame` and the like."""
+        """Passes on attributes that logs and task libraries read, such as `__qualname__` and `cr_frame`."""
         return getattr(self._work, name)
 
 
-def _fail(work: Coroutine[Any, Any, Any], err: BaseException) -> NoReturn:
+def _raise_exit_error(work: Coroutine[Any, Any, Any], err: BaseException) -> NoReturn:
     name = getattr(work, "__qualname__", repr(work))
     raise EpisodeExitError(
-        f"{name}, a task of the episode, raised {type(err).__name__}: {err}; it ends the episode alone. A "
-        "workflow returns or raises another exception instead",
+        f"{name}, a task of the episode, raised {type(err).__name__}: {err}; this ends only the episode. "
+        "Have the workflow return or raise another exception instead",
         is_retryable=False,
     ) from err

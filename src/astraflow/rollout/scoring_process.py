@@ -1,15 +1,15 @@
-"""The processes that score: in each worker of the pool a keeper, below it the process of the reward.
+"""The scoring processes: each worker of the pool is a keeper, whose child process runs the reward.
 
     keeper (the pool's worker) -> reward (its child) -> whatever it starts
 
-The keeper runs none of the user's code. It is the subreaper of everything below it: a process that left its
+The keeper runs none of the user's code. It is the subreaper of everything below it: a process that leaves its
 parent or its session becomes the keeper's child, so none can escape. The keeper kills all of them when the
-reward's process dies, when the pool ends the keeper (a call over its deadline, the end of the service), and
-when the service itself is killed. Only a keeper that is itself killed by SIGKILL leaves some behind.
+reward's process dies, when the pool ends the keeper (because a call exceeded its deadline, or the service
+ends), and when the service itself is killed. Only a keeper that is killed by SIGKILL leaves processes behind.
 
-A worker that cannot be trusted any longer does not score again: after a comparison that was ended in the
-middle, or a scorer of ours that failed, it answers the call and then refuses the next one with the exit code
-`RENEWED`. The pool starts another worker and gives it that call.
+A worker that may have a corrupt state does not score again. This is so after a comparison was interrupted, or
+a built-in scorer failed. The worker answers that call, and then refuses the next one with the exit code
+`RENEWED`. The pool starts another worker and gives it the refused call.
 """
 
 import asyncio
@@ -40,24 +40,24 @@ __all__ = [
     "BuiltReward",
     "Outcome",
     "Problem",
-    "built_reward",
+    "build_reward",
     "call_reward",
-    "late",
+    "late_problem",
     "score_calls",
     "start_worker",
 ]
 
 BUILD_S = 600.0
-"""Time to import the libraries of a reward and to build it. It takes seconds, but a slow disk and a busy
-machine take a multiple of that."""
+"""Time limit for importing the libraries of a reward and building it. It usually takes seconds, but much
+longer with a slow disk or a busy machine."""
 RENEWED = 75
-"""Exit code of a worker that wants to be replaced before it scores a call (`EX_TEMPFAIL`)."""
+"""Exit code of a worker that has to be replaced before another call (`EX_TEMPFAIL`)."""
 _PR_SET_PDEATHSIG = 1
 """`prctl` option of Linux: the signal that a process gets when its parent dies."""
 _PR_SET_CHILD_SUBREAPER = 36
 """`prctl` option of Linux: orphans below a process become its children."""
 _KILLING_S = 2.0
-"""The pool waits 3 s after SIGTERM before it kills the keeper."""
+"""Time limit for killing descendants. The pool waits 3 s after SIGTERM before it kills the keeper."""
 _SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIALS")
 
 
@@ -70,15 +70,15 @@ class Problem:
     is_late: bool = False
     """The reward took too long."""
     is_final: bool = False
-    """The process that found it must not score again."""
+    """The process must not score again."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltReward:
-    """What the service must know of the reward that a process has built."""
+    """What the service has to know about the reward that a process has built."""
 
     problem: str
-    """Why it cannot be built; empty if it can."""
+    """Why the reward could not be built; empty if it was."""
     is_async: bool = False
 
 
@@ -86,18 +86,18 @@ Outcome: TypeAlias = Score | Problem
 
 
 def call_reward(reward: RecipeReward, task: Task, text: str) -> Score:
-    """The score of a text. Raises: RolloutError if the reward raises or returns no finite number.
+    """Scores a text. Raises: RolloutError if the reward raises, or doesn't return a finite number.
 
-    An `exit()` of the reward, or any other exception that is no Exception, is a failure like the others.
+    An `exit()` in the reward, or any other BaseException, is a failure too.
     """
     try:
         return reward(task, text)
     except BaseException as error:
-        raise _failure(task, error) from error
+        raise _to_rollout_error(task, error) from error
 
 
-def _failure(task: Task, error: BaseException) -> RolloutError:
-    """The user's exception may not survive the way to the service, so ours goes instead."""
+def _to_rollout_error(task: Task, error: BaseException) -> RolloutError:
+    """Replaces the user's exception, which may not survive being sent to the service."""
     if isinstance(error, RolloutError):
         return error
     return RolloutError(f"task {task.id}: the reward raised {described(error)}", is_retryable=False)
@@ -107,10 +107,10 @@ def _failure(task: Task, error: BaseException) -> RolloutError:
 
 
 class _Keeper:
-    """Scores by a process of its own, and ends all that the process started.
+    """Scores in a child process, and ends everything that the child has started.
 
-    Example: `keeper = _Keeper(tasks_json, path)`; `keeper.built()`; `keeper.score([(task, "5")])`. One
-    per process, in its main thread.
+    Example: `keeper = _Keeper(tasks_json, path)`; `keeper.build()`; `keeper.score([(task, "5")])`. There is
+    one per process, in its main thread.
     """
 
     def __init__(self, tasks_json: str, path: tuple[str, ...]) -> None:
@@ -126,35 +126,36 @@ class _Keeper:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.signal(signal.SIGTERM, self._end_by_signal)
 
-    def built(self) -> BuiltReward:
-        """What is known of the reward, once it is built."""
-        self._pipe_to_reward()
+    def build(self) -> BuiltReward:
+        """Builds the reward unless it is built already. Returns: what is known about it."""
+        self._connect()
         return self._built
 
     def score(self, calls: "Sequence[tuple[Task, str]]") -> list[Outcome]:
-        """The scores of some texts.
+        """Scores some texts.
 
-        If the process of the reward dies, so does this one, with its code: the pool starts another, off the
-        clock of any call.
+        If the process of the reward dies, this one ends too, with the same exit code. The pool then starts
+        another worker, whose start doesn't count against the deadline of any call.
         """
         if self._is_used_up:
             self._end(RENEWED)
-        pipe = self._pipe_to_reward()
+        pipe = self._connect()
         if self._built.problem:
-            # The pool's first worker could build it, so what failed is this worker.
+            # The pool's first worker could build the reward, so the fault lies with this worker.
             self._is_used_up = True
             what = f"the reward could not be built again: {self._built.problem}"
             return [Problem(f"task {task.id}: {what}", is_retryable=True) for task, _ in calls]
         try:
             pipe.send(calls)
-            outcomes: list[Outcome] = self._reply(pipe)
+            outcomes: list[Outcome] = self._receive(pipe)
             self._is_used_up = any(isinstance(found, Problem) and found.is_final for found in outcomes)
             return outcomes
         except (EOFError, OSError):
             code = self._clean_up()
             os._exit(code if code >= 0 else 128 - code)
 
-    def _pipe_to_reward(self) -> Connection:
+    def _connect(self) -> Connection:
+        """Returns the pipe to the reward's process, which is started unless it runs."""
         if self._pipe is not None:
             return self._pipe
         ours, theirs = multiprocessing.Pipe()
@@ -166,7 +167,7 @@ class _Keeper:
         self._pid = pid
         self._pipe = ours
         try:
-            self._built = self._reply(ours, BUILD_S)
+            self._built = self._receive(ours, BUILD_S)
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)
             self._clean_up()
@@ -178,10 +179,10 @@ class _Keeper:
             self._pipe = ours
         return ours
 
-    def _reply(self, pipe: Connection, deadline_s: float | None = None) -> Any:
-        """What the process of the reward says. Raises: EOFError if it died; TimeoutError.
+    def _receive(self, pipe: Connection, deadline_s: float | None = None) -> Any:
+        """Receives an object from the reward's process. Raises: EOFError if the process died; TimeoutError.
 
-        The end of the pipe alone would not tell: what the reward started may hold it open.
+        It watches the process too, because a child of the reward may hold the pipe open.
         """
         ended = [os.pidfd_open(self._pid)] if hasattr(os, "pidfd_open") else []
         try:
@@ -196,7 +197,7 @@ class _Keeper:
                 os.close(descriptor)
 
     def _clean_up(self) -> int:
-        """Ends what is left of a reward's process; returns its exit code, negative for a signal."""
+        """Ends what is left of the reward's process. Returns: its exit code, negative for a signal."""
         _, status = os.waitpid(self._pid, 0)
         if self._pipe is not None:
             self._pipe.close()
@@ -213,18 +214,18 @@ class _Keeper:
 
 
 _keeper: list[_Keeper] = []
-"""The worker's only keeper, made by the pool's initializer."""
+"""The worker's only keeper, which the pool's initializer makes."""
 
 
 def start_worker(tasks_json: str, path: tuple[str, ...]) -> None:
-    """Begins a worker of the pool: its reward is built now, off the clock of the first call."""
+    """Initializes a worker of the pool. The reward is built now, so no call's deadline includes that time."""
     _keeper[:] = [_Keeper(tasks_json, path)]
-    built_reward()
+    build_reward()
 
 
-def built_reward() -> BuiltReward:
-    """What is known of the worker's reward."""
-    return _keeper[0].built()
+def build_reward() -> BuiltReward:
+    """Builds the worker's reward unless it is built already. Returns: what is known about it."""
+    return _keeper[0].build()
 
 
 def score_calls(calls: Sequence[tuple[Task, str]]) -> list[Outcome]:
@@ -249,39 +250,39 @@ def _run_reward(pipe: Connection, tasks_json: str, path: tuple[str, ...]) -> Non
                 reward = make_reward(tasks)
                 reward.load()
                 loop.run(reward.open())
-            except BaseException as error:  # noqa: BLE001 - code of the user's; it is told, and no call is made
+            except BaseException as error:  # noqa: BLE001 - the user's code; the service gets the message
                 pipe.send(BuiltReward(str(error) if isinstance(error, Error) else described(error)))
                 os._exit(0)
             pipe.send(BuiltReward("", reward.is_async))
             while True:
-                pipe.send(_scored(reward, pipe.recv(), loop, tasks.score_timeout_s))
+                pipe.send(_score(reward, pipe.recv(), loop, tasks.score_timeout_s))
     except (EOFError, OSError):
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _scored(
+def _score(
     reward: RecipeReward, calls: Sequence[tuple[Task, str]], loop: asyncio.Runner, deadline_s: float
 ) -> list[Outcome]:
-    """The outcome of each call; what is `async` runs at the same time."""
-    started = [_started(reward, task, text) for task, text in calls]
+    """Makes calls. Their `async` parts run at the same time."""
+    started = [_start_call(reward, task, text) for task, text in calls]
     if any(isinstance(values, list) and is_waiting(values) for values in started):
-        started = loop.run(_waited(reward, calls, started, deadline_s))
+        started = loop.run(_await_calls(reward, calls, started, deadline_s))
     return [
-        values if isinstance(values, Problem) else _total(reward, task, text, values)
+        values if isinstance(values, Problem) else _add_up(reward, task, text, values)
         for (task, text), values in zip(calls, started, strict=True)
     ]
 
 
-def _started(reward: RecipeReward, task: Task, text: str) -> list[object] | Problem:
+def _start_call(reward: RecipeReward, task: Task, text: str) -> list[object] | Problem:
     try:
         return reward.start(task, text)
-    except BaseException as error:  # noqa: BLE001 - code of the user's
-        return _problem(task, error)
+    except BaseException as error:  # noqa: BLE001 - the user's code
+        return _make_problem(task, error)
 
 
-async def _waited(
+async def _await_calls(
     reward: RecipeReward,
     calls: Sequence[tuple[Task, str]],
     started: Sequence[list[object] | Problem],
@@ -294,22 +295,24 @@ async def _waited(
         try:
             async with timeout:
                 return await reward.waited(task, values)
-        except BaseException as error:  # noqa: BLE001 - code of the user's
-            return late(task, text, deadline_s) if timeout.expired() else _problem(task, error)
+        except BaseException as error:  # noqa: BLE001 - the user's code
+            if timeout.expired():
+                return late_problem(task, text, deadline_s)
+            return _make_problem(task, error)
 
     work = [one(task, text, values) for (task, text), values in zip(calls, started, strict=True)]
     return await asyncio.gather(*work)
 
 
-def _total(reward: RecipeReward, task: Task, text: str, values: list[object]) -> Outcome:
+def _add_up(reward: RecipeReward, task: Task, text: str, values: list[object]) -> Outcome:
     try:
         return reward.total(task, text, values)
-    except BaseException as error:  # noqa: BLE001 - a value of the user's may raise when it is read
-        return _problem(task, error)
+    except BaseException as error:  # noqa: BLE001 - reading a user's value may raise
+        return _make_problem(task, error)
 
 
-def _problem(task: Task, error: BaseException) -> Problem:
-    failure = _failure(task, error)
+def _make_problem(task: Task, error: BaseException) -> Problem:
+    failure = _to_rollout_error(task, error)
     is_late = isinstance(failure, LateScoreError)
     return Problem(
         str(failure),
@@ -319,8 +322,8 @@ def _problem(task: Task, error: BaseException) -> Problem:
     )
 
 
-def late(task: Task, text: str, deadline_s: float) -> Problem:
-    """Why a call over its deadline has no score."""
+def late_problem(task: Task, text: str, deadline_s: float) -> Problem:
+    """Makes the problem of a call that exceeded its deadline."""
     message = (
         f"task {task.id}: the reward took longer than tasks.score_timeout_s = {deadline_s} for a completion "
         f"of {len(text)} characters"
@@ -329,7 +332,7 @@ def late(task: Task, text: str, deadline_s: float) -> Problem:
 
 
 def _forget_secrets(endings: Collection[str]) -> None:
-    """Removes from the environment what is meant for the service, and names that end like secrets."""
+    """Removes environment variables that are meant for the service, or whose names end like secrets."""
     for name in list(os.environ):
         if name.startswith("ASTRAFLOW_") or name.upper().endswith(tuple(endings)):
             del os.environ[name]
@@ -339,7 +342,7 @@ def _forget_secrets(endings: Collection[str]) -> None:
 
 
 def _kill_descendants() -> None:
-    """Kills all below this process until none is left: the children of the dead become its own."""
+    """Kills all processes below this one until none is left. Orphans become children of this process."""
     until_s = time.monotonic() + _KILLING_S
     while (below := _descendants()) and time.monotonic() < until_s:
         for pid in below:
@@ -350,7 +353,7 @@ def _kill_descendants() -> None:
 
 
 def _descendants() -> list[int]:
-    """Processes below this one that have not ended, by the kernel's table."""
+    """The running processes below this one, from /proc."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):

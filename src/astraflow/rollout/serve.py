@@ -52,53 +52,53 @@ async def run_rollout(
 ) -> None:
     """Serves a run until it ends or `stop` is set.
 
-    `hosts`: policies to serve; empty: all. `token`: shown to sources of weights that ask for one. `peer`:
-    address at which this service offers its weights to others, at `max_upload_mb_s` at most; empty: none.
-    `evaluation`: how the episodes of each set run. `private`: hidden from agents. `exact`: as in the recipe.
-    Raises: ConfigError for a component that cannot be built or an address that cannot be bound;
-    RefusedError if the dataflow refuses the service.
+    `hosts`: policies to serve; empty: all. `token`: sent to sources of weights that require one. `peer`:
+    address at which this service offers its weights to others, at `max_upload_mb_s` or less; empty: none.
+    `evaluation`: how the episodes of each set run. `private`: what agents must not see. `exact`: see recipe.
+    Raises: ConfigError if a component cannot be built or an address cannot be bound; RefusedError if the
+    dataflow refuses the service.
     """
     async with (
-        _receiving(cache_dir, peer, token, max_upload_mb_s) as (received, peer_url),
-        _after_loading(received, rollout.engine) as weights,
+        _open_receiver(cache_dir, peer, token, max_upload_mb_s) as (receiver, peer_url),
+        _preload_engine(receiver, rollout.engine) as weights,
     ):
         service = RolloutService(
             link,
             name=name,
-            policies=_hosted(run_info, hosts),
+            policies=_select_policies(run_info, hosts),
             workflow=make_workflow(workflow, private=private),
             scoring=make_scoring(tasks, num_workers=rollout.scorers),
             environments=Environments(tasks.environments),
             weights=weights,
             config=rollout,
-            make_engine=partial(_settled_engine, engine_maker(rollout.engine, exact=exact)),
+            make_engine=partial(_make_settled_engine, engine_maker(rollout.engine, exact=exact)),
             make_renderer=policy_renderer,
             evaluation=Evaluation(evaluation or {}, num_workers=rollout.scorers, private=private),
             labels=labels,
             peer_url=peer_url,
             fingerprints=fingerprints,
-            resumes=_resumes(rollout, workflow),
+            resumes=_is_resumable(rollout, workflow),
         )
         await service.run(stop)
 
 
-def _resumes(rollout: RolloutConfig, workflow: WorkflowConfig) -> bool:
-    """Whether an unfinished episode goes on with what an earlier attempt sampled."""
+def _is_resumable(rollout: RolloutConfig, workflow: WorkflowConfig) -> bool:
+    """Whether an unfinished episode continues with what an earlier attempt sampled."""
     return rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow))
 
 
-def _settled_engine(make_engine: Callable[[WeightSnapshot], Engine], snapshot: WeightSnapshot) -> Engine:
-    """Makes an engine. Everything that lives long exists then, so the process's memory can be settled."""
+def _make_settled_engine(make_engine: Callable[[WeightSnapshot], Engine], snapshot: WeightSnapshot) -> Engine:
+    """Makes an engine, and settles the process's memory: all long-lived objects exist from then on."""
     engine = make_engine(snapshot)
     settle_memory()
     return engine
 
 
 @asynccontextmanager
-async def _receiving(
+async def _open_receiver(
     cache_dir: Path, peer: str, token: str, max_upload_mb_s: float
 ) -> AsyncGenerator[tuple[Receiver, str]]:
-    """A receiver of weights, and the URL at which it offers them to other services; empty if it does not."""
+    """Opens a receiver of weights. Yields it with its URL for other services; empty if it offers nothing."""
     spool = Spool(cache_dir / "chunks") if peer else None
     weights = Receiver(cache_dir, token=token, spool=spool)
     try:
@@ -112,20 +112,20 @@ async def _receiving(
 
 
 @asynccontextmanager
-async def _after_loading(weights: Receiver, engine: EngineConfig) -> AsyncGenerator["_AfterLoading"]:
-    """Imports the libraries of an engine in a thread meanwhile."""
+async def _preload_engine(weights: Receiver, engine: EngineConfig) -> AsyncGenerator["_PreloadingFetcher"]:
+    """Imports the libraries of an engine in a thread while the block runs."""
     loading = asyncio.create_task(asyncio.to_thread(preload, engine), name="preload")
     try:
-        yield _AfterLoading(weights, loading)
+        yield _PreloadingFetcher(weights, loading)
     finally:
         loading.cancel()
 
 
-class _AfterLoading:
-    """A receiver that returns a version only when the engine's libraries are imported.
+class _PreloadingFetcher:
+    """A receiver that returns a version only after the engine's libraries have been imported.
 
-    The service registers and fetches weights while a thread imports the libraries. They import their own
-    modules lazily, so an import in the event loop could see a module that the thread has only half imported.
+    The service registers and fetches weights while a thread imports the libraries. These import their own
+    modules lazily, so an import in the event loop could find a module that the thread has only half imported.
     """
 
     def __init__(self, weights: Receiver, loading: asyncio.Task[None]) -> None:
@@ -133,20 +133,20 @@ class _AfterLoading:
         self._loading = loading
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
-        """The weights of a version."""
+        """Fetches the weights of a version."""
         snapshot = await self._weights.fetch(manifest)
         await asyncio.shield(self._loading)
         return snapshot
 
     def arrival(self, policy: str) -> Arrival:
-        """How far the transfer of a policy's version is."""
+        """Progress of the transfer of a policy's version."""
         return self._weights.arrival(policy)
 
 
-def _hosted(run_info: RunInfo, hosts: tuple[str, ...]) -> tuple[PolicyInfo, ...]:
+def _select_policies(run_info: RunInfo, hosts: tuple[str, ...]) -> tuple[PolicyInfo, ...]:
     """The policies that this service serves.
 
-    Raises: ConfigError if the run does not have one of `hosts`.
+    Raises: ConfigError if one of `hosts` is not a policy of the run.
     """
     known = [info.name for info in run_info.policies]
     unknown = [name for name in hosts if name not in known]

@@ -2,7 +2,7 @@
 
     loop             consumes            produces            waits for              woken by
     follow (policy)  versions, chunks    engine weights      a newer version        dataflow (long-poll)
-    lease            leases              a task per episode  room, weights, leases  a slot that frees,
+    lease            leases              a task per episode  slot, weights, leases  a slot that frees,
                                                                                     dataflow (long-poll)
     episode (many)   engine tokens       a result            engine, scoring pool,  all three
                                                              environment
@@ -14,9 +14,9 @@ All tasks belong to one task group in `run`. An episode's task ends by itself, o
 is revoked or the service leaves. The loops share `_running` (the lease loop adds, the end of an episode
 removes), the outbox, and the weight slots of each host (only its follow loop writes them).
 
-A stop signal ends leasing at once, gives running episodes `drain_s`, sends what is finished and what the
-others have sampled, and says goodbye, within 5 s. An engine that will never serve again ends the service the
-same way, and `run` then raises its error; the supervisor restarts the service.
+On a stop signal, the service stops leasing, gives running episodes `drain_s`, sends finished results and what
+the other episodes have sampled, and says goodbye, all within 5 s. An engine that will never serve again ends
+the service the same way. `run` then raises the engine's error, and the supervisor restarts the service.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ from astraflow.rollout.membership import Membership, WorkerLink
 from astraflow.rollout.outbox import Outbox
 from astraflow.rollout.policy_host import PolicyHost, WeightFetcher
 from astraflow.rollout.progress_reports import ProgressReports
-from astraflow.rollout.runner import EpisodeRunner, Proposing, failure_of
+from astraflow.rollout.runner import EpisodeRunner, ProposalSink, classify_failure
 from astraflow.rollout.scoring import ScoringPool
-from astraflow.rollout.waiting import done_or_set, first_of, unless
+from astraflow.rollout.waiting import run_unless, wait_for_any, wait_for_done_or_set
 from astraflow.types import (
     EpisodeResult,
     Failure,
@@ -74,20 +74,20 @@ request. Scaled by the share of slots that run: an idle service asks at once."""
 _PAUSE_S = 0.25
 """Pause after an answer without leases, and after an outage that lasted longer than the link's retries."""
 _GOODBYE_S = 1.5
-"""Longest time for sending what is finished, and then for the goodbye, when the service is told to stop."""
-_MANY = 0.5
-"""Share of the running episodes that wait for scores from which the service is said to wait for scoring."""
+"""Time limit for sending the finished results, and again for the goodbye, when the service has to stop."""
+_MIN_SCORING_FRAC = 0.5
+"""The service reports that it waits for scoring once more than this share of its episodes wait for scores."""
 _MAX_WAIT_REASONS = 16
-"""Reasons for a wait that fit into a heartbeat."""
+"""Number of wait reasons that fit into a heartbeat."""
 _MAX_UNSENT = 4
-"""Leasing pauses when this many times `max_episodes` results wait for a dataflow that does not answer."""
+"""Leasing pauses once this many times `max_episodes` results wait for a dataflow that does not answer."""
 
 
 class RolloutService:
-    """Serves a run until it ends, the dataflow drains it, or it is told to stop.
+    """Serves a run until the run ends, the dataflow drains the service, or `stop` is set.
 
-    Example: `await RolloutService(link, policies=run_info.policies, ...).run(stop)`. `run` is called once; it
-    closes the engines, the environments and the scoring pool that it was given.
+    Example: `await RolloutService(link, policies=run_info.policies, ...).run(stop)`. Call `run` once. It
+    closes the engines, the environments, and the scoring pool that the service was given.
     """
 
     # size: sets each field that the loops share, one statement per field
@@ -111,9 +111,9 @@ class RolloutService:
         resumes: bool = False,
         drain_s: float = 2.0,
     ) -> None:
-        """`policies`: those that it hosts, in the recipe's order. `peer_url`: where it serves their weights
-        to other services; empty if it does not. `resumes`: unfinished episodes of other services go on here,
-        and the other way round, because the workflow is replayable."""
+        """`policies`: the policies that the service hosts, in the recipe's order. `peer_url`: where it serves
+        their weights to other services; empty if it doesn't. `resumes`: the workflow is replayable, so an
+        episode that another service left unfinished continues here, and vice versa."""
         self._link = link
         self._scoring = scoring
         self._evaluation = evaluation or Evaluation({})
@@ -144,11 +144,11 @@ class RolloutService:
         )
         self._membership = Membership(link, request)
         self._running: dict[str, asyncio.Task[None]] = {}
-        """Lease id -> its episode."""
+        """Lease id -> the task that runs its episode."""
         self._outbox = Outbox(link, self._membership, busy_share=self._busy_share)
         self._progress = ProgressReports(link, self._membership, is_on=resumes)
         self._hosted: dict[str, HostedPolicy] = {}
-        """Filled once all policies are served: the runner reads it when an episode starts."""
+        """Filled once all policies are served. The runner reads it when an episode starts."""
         self._evaluation.host(self._hosted)
         if isinstance(scoring, JudgedScoring):
             scoring.host(self._hosted)
@@ -156,33 +156,33 @@ class RolloutService:
             self._hosted,
             workflow,
             scoring.score,
-            proposing=Proposing(link.push_tasks, config.max_proposals),
+            proposals=ProposalSink(link.push_tasks, config.max_proposals),
             environments=self._environments,
             timeout_s=config.episode_timeout_s,
-            evaluation=self._evaluation.conducts,
+            evaluation=self._evaluation.overrides,
         )
         self._freed = asyncio.Event()
         """A slot may have become free."""
         self._ended = asyncio.Event()
         """The run is over."""
         self._draining = asyncio.Event()
-        """The dataflow asked the service to finish what runs and leave."""
+        """The dataflow asked the service to finish its running episodes and leave."""
         self._broken = asyncio.Event()
         """An engine will never serve again; `_failure` says why."""
         self._failure = ServiceError()
         self._waits_for: Sequence[WaitReason] = ()
-        """What the lease loop waits for, as the status shows it."""
+        """What the lease loop waits for, as the status reports it."""
         self._tokens_before = 0
         self._beat_at_s = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves the run. Raises: the error that made the service fail; a failed episode never does."""
+        """Serves the run. Raises: the error that made the service fail, but never that of an episode."""
         try:
-            if await unless(self._membership.join(), stop) is None:
+            if await run_unless(self._membership.join(), stop) is None:
                 return
             async with asyncio.TaskGroup() as group:
                 loops = [group.create_task(loop, name=name) for name, loop in self._loops(group)]
-                await first_of(stop, self._ended, self._draining, self._broken)
+                await wait_for_any(stop, self._ended, self._draining, self._broken)
                 await self._leave(loops, self._broken if self._broken.is_set() else stop)
             if self._broken.is_set() and not self._ended.is_set():
                 raise self._failure
@@ -197,12 +197,12 @@ class RolloutService:
                 await host.close()
 
     def _loops(self, group: asyncio.TaskGroup) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        """Name and loop. The lease loop comes first, since a service that leaves ends it first."""
+        """The loops with their names. The lease loop comes first because `_leave` cancels it first."""
         follows = [(f"follow {name}", self._follow(host)) for name, host in self._hosts.items()]
         return [
             ("lease", self._lease(group)),
             ("send", self._outbox.run()),
-            ("heartbeat", self._beat()),
+            ("heartbeat", self._send_heartbeats()),
             ("progress", self._progress.run()),
             *follows,
         ]
@@ -214,42 +214,41 @@ class RolloutService:
         if not self._ended.is_set():
             _log.info("leaving: %d episodes run", len(self._running))
             num_abandoned = await self._finish_running(stop)
-            # An episode that was given up goes on elsewhere as soon as its lease is back: its progress first.
+            # Progress goes out before the goodbye returns the leases. An abandoned episode continues
+            # elsewhere as soon as its lease is back, and must not sample again what it has sampled here.
             sending = (
-                _within(_GOODBYE_S, self._outbox.emptied()),
-                _within(_GOODBYE_S, self._progress.tell()),
+                _try_within(_GOODBYE_S, self._outbox.wait_until_empty()),
+                _try_within(_GOODBYE_S, self._progress.report()),
             )
             await asyncio.gather(*sending)
-            await _within(_GOODBYE_S, self._say_goodbye(num_abandoned))
+            await _try_within(_GOODBYE_S, self._say_goodbye(num_abandoned))
         for task in (*loops, *self._running.values()):
             task.cancel()
 
     async def _say_goodbye(self, num_abandoned: int) -> None:
-        """Takes leave of the dataflow. Leases of abandoned episodes go back by a request that no longer names
+        """Leaves the run. First returns the leases of abandoned episodes, with a request that doesn't list
         them as held."""
         if num_abandoned or self._broken.is_set():
             await self._request_leases(0, (), 0.0)
         await self._membership.call(self._link.drain)
 
     async def _finish_running(self, stop: asyncio.Event) -> int:
-        """Waits for running episodes: until all have ended if drained, for `drain_s` once told to stop.
-
-        Returns how many were abandoned.
-        """
-        rest = asyncio.ensure_future(self._all_done())
+        """Waits until all running episodes have ended, but only `drain_s` longer once `stop` is set. Returns
+        the number of abandoned episodes."""
+        idle = asyncio.ensure_future(self._wait_until_idle())
         try:
-            await done_or_set(rest, stop)
-            if not rest.done():
-                await asyncio.wait({rest}, timeout=self._drain_s)
+            await wait_for_done_or_set(idle, stop)
+            if not idle.done():
+                await asyncio.wait({idle}, timeout=self._drain_s)
         finally:
-            rest.cancel()
+            idle.cancel()
         abandoned = list(self._running.values())
         for task in abandoned:
             task.cancel()
         await asyncio.gather(*abandoned, return_exceptions=True)
         return len(abandoned)
 
-    async def _all_done(self) -> None:
+    async def _wait_until_idle(self) -> None:
         while self._running:
             self._freed.clear()
             await self._freed.wait()
@@ -260,7 +259,8 @@ class RolloutService:
         await host.follow()
         self._ended.set()
 
-    async def _all_served(self) -> None:
+    async def _wait_until_served(self) -> None:
+        """Waits until every policy has its first version, and then hands the policies to the runner."""
         while any(host.live_version < 0 for host in self._hosts.values()):
             self._served_changed.clear()
             await self._served_changed.wait()
@@ -282,9 +282,9 @@ class RolloutService:
         await self._runner.open()
         await self._scoring.start()
         await self._evaluation.start()
-        await self._all_served()
+        await self._wait_until_served()
         while True:
-            num_free = await self._room()
+            num_free = await self._wait_for_slots()
             try:
                 reply = await self._request_leases(num_free, self._served(), _WAIT_S)
             except UnavailableError as err:
@@ -299,8 +299,8 @@ class RolloutService:
             if not reply.leases:
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _room(self) -> int:
-        """Free slots, at least one."""
+    async def _wait_for_slots(self) -> int:
+        """Waits until a slot is free. Returns: the number of free slots."""
         while self._num_free() <= 0:
             self._freed.clear()
             await self._freed.wait()
@@ -318,10 +318,11 @@ class RolloutService:
     async def _request_leases(
         self, num_free: int, served: tuple[ServedVersions, ...], wait_s: float
     ) -> LeaseReply:
-        """Requests leases and names those that it holds: a lease whose reply was lost then goes out again.
+        """Requests leases, and lists the leases that the service holds.
 
-        A request that waits is never given up: leases on their way would be lost. What is served from then
-        on reaches the dataflow by heartbeat.
+        From the list, the dataflow sees which leases were in a reply that got lost, and grants them again. A
+        waiting request is never cancelled, because leases on their way would be lost. Newly served versions
+        reach the dataflow by heartbeat meanwhile.
         """
         held = (*self._running, *self._outbox.lease_ids)
         return await self._membership.call(
@@ -342,15 +343,17 @@ class RolloutService:
         self._freed.set()
 
     async def _run_episode(self, lease: Lease) -> None:
-        result = await self._result(lease)
+        result = await self._run_lease(lease)
+        # A failure that a dead engine caused is not reported: the lease goes back instead, so another service
+        # can run the episode.
         if not (isinstance(result.outcome, Failure) and self._has_lost_an_engine()):
             self._outbox.put(result)
             self._progress.end(lease.id)
         self._freed.set()
 
     def _has_lost_an_engine(self) -> bool:
-        """Whether an engine will never serve again. The service then leaves, and the leases of the episodes
-        that failed because of it go back."""
+        """Whether an engine will never serve again. If so, the service starts to leave, and the leases of the
+        episodes that failed because of it go back."""
         try:
             self._capacities()
         except ServiceError as err:
@@ -358,20 +361,21 @@ class RolloutService:
             self._broken.set()
         return self._broken.is_set()
 
-    async def _result(self, lease: Lease) -> EpisodeResult:
+    async def _run_lease(self, lease: Lease) -> EpisodeResult:
+        """Runs the episode, and holds the pinned versions that an evaluation lease names in their slots."""
         if not lease.pinned:
             return await self._runner.run(lease, await self._progress.begin(lease))
         with ExitStack() as held:
             try:
                 for pin in lease.pinned:
-                    held.enter_context(self._hosts[pin.policy].holding(pin.versions[-1]))
+                    held.enter_context(self._hosts[pin.policy].hold_version(pin.versions[-1]))
             except RolloutError as err:
-                return EpisodeResult(lease_id=lease.id, outcome=failure_of(err))
+                return EpisodeResult(lease_id=lease.id, outcome=classify_failure(err))
             return await self._runner.run(lease)
 
     # --- heartbeat ---
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             try:
                 registration = await self._membership.join()
@@ -382,7 +386,9 @@ class RolloutService:
                 if self._has_lost_an_engine():
                     return
                 held = (*self._running, *self._outbox.lease_ids)
-                beat = Heartbeat(lease_ids=held, load=self._load(), peer_url=self._membership.peer_url)
+                beat = Heartbeat(
+                    lease_ids=held, load=self._measure_load(), peer_url=self._membership.peer_url
+                )
                 self._obey(await self._membership.call(lambda me, beat=beat: self._link.heartbeat(me, beat)))
             except UnavailableError as err:
                 if self._membership.silence_s > self._config.outage_s:
@@ -406,22 +412,22 @@ class RolloutService:
             self._ended.set()
 
     def _capacities(self) -> list[Capacity]:
-        """Raises: ServiceError if an engine will never serve again."""
+        """The capacity of each engine. Raises: ServiceError if an engine will never serve again."""
         return [engine.capacity() for engine in self._engines()]
 
     def _engines(self) -> list[Engine]:
         return [host.hosted.engine for host in self._hosts.values() if host.hosted is not None]
 
     def _wait_reasons(self) -> Sequence[WaitReason]:
-        """What keeps the service from generating; empty if nothing does."""
-        of_hosts = [reason for host in self._hosts.values() if (reason := host.waits_for) is not None]
+        """Why the service isn't generating; empty if it is."""
+        of_hosts = [reason for host in self._hosts.values() if (reason := host.wait_reason) is not None]
         if of_hosts:
             return of_hosts[:1]
-        if self._scoring.num_calls > _MANY * len(self._running):  # most of the episodes wait for their score
+        if self._scoring.num_calls > _MIN_SCORING_FRAC * len(self._running):
             return (WaitReason(kind="scoring", detail=as_label(self._scoring.queue)),)
         return () if self._running else self._waits_for
 
-    def _load(self) -> Load:
+    def _measure_load(self) -> Load:
         capacities = self._capacities()
         generated = sum(capacity.generated_tokens for capacity in capacities)
         now_s = time.monotonic()
@@ -450,13 +456,13 @@ class RolloutService:
 # --- leaving --------------------------------------------------------------------------------------
 
 
-async def _within(seconds: float, call: Coroutine[Any, Any, None]) -> None:
-    """Waits for the call, at most so long. A failure on the way out is logged and goes no further."""
+async def _try_within(seconds: float, call: Coroutine[Any, Any, None]) -> None:
+    """Awaits the call for at most `seconds`. A failure is only logged, because the service leaves anyway."""
     try:
         async with asyncio.timeout(seconds):
             await call
     except (TimeoutError, Error) as err:
-        _log.warning("left without saying everything: %s", err or f"no answer within {seconds} s")
+        _log.warning("shut down before everything was sent: %s", err or f"no answer within {seconds} s")
 
 
 def _first_leaf(error: Exception) -> Exception:

@@ -1,6 +1,6 @@
-"""What a rollout service tells of a version on its way: how much has arrived, since when nothing does.
+"""Reports how much of a version in transfer has arrived, and for how long nothing has arrived.
 
-Passive: time and what has arrived are arguments.
+Passive: the time and the number of arrived bytes are arguments.
 """
 
 from astraflow.types import WeightTransfer
@@ -11,25 +11,25 @@ __all__ = ["WeightArrivals"]
 
 
 class WeightArrivals:
-    """The newest version of one policy that is not here yet.
+    """The newest version of one policy that has not arrived yet.
 
-    Example: `arrivals.begin(7, before, now_s)`, then `arrivals.told("actor", arrival, now_s)` now and then,
-    and `arrivals.end()` once the version is here.
+    Example: `arrivals.begin(7, before, now_s)`, then `arrivals.make_report("actor", arrival, now_s)` now and
+    then, and `arrivals.end()` once the version is here.
     """
 
     def __init__(self) -> None:
         self._version = -1
-        """-1: nothing is on its way."""
+        """-1: nothing is in transfer."""
         self._began_s = 0.0
         self._moved_s = 0.0
-        """When it was last seen that bytes had arrived."""
+        """When a report last found that bytes had arrived."""
         self._received_before = 0
         self._received = 0
         self._arrived = 0
         self._problem = ""
 
     def begin(self, version: int, before: Arrival, now_s: float) -> None:
-        """A try begins. Of the same version, it goes on with an earlier one."""
+        """Begins an attempt to fetch a version; a second attempt at the same version continues the first."""
         if version == self._version:
             return
         if self._version < 0:
@@ -41,22 +41,23 @@ class WeightArrivals:
         self._arrived = before.arrived_bytes
 
     def fail(self, reason: str) -> None:
-        """A try has failed, for a reason in words; there will be another one."""
+        """Notes that an attempt has failed, and why. Another attempt follows."""
         self._problem = reason
 
     def end(self) -> None:
-        """The version is here, or is no longer wanted."""
+        """Notes that the version has arrived, or is no longer wanted."""
         self._version = -1
         self._problem = ""
 
-    def told(self, policy: str, arrival: Arrival, now_s: float) -> WeightTransfer | None:
-        """What is on its way now; None if nothing is. What is here whole may still wait for its engine."""
+    def make_report(self, policy: str, arrival: Arrival, now_s: float) -> WeightTransfer | None:
+        """The transfer in progress; None if there is none, for example because only the engine is awaited."""
         if self._version < 0 or not (arrival.num_bytes or self._problem):
             return None
         if (arrival.received_bytes, arrival.arrived_bytes) != (self._received, self._arrived):
             self._received = arrival.received_bytes
             self._arrived = arrival.arrived_bytes
             self._moved_s = now_s
+        # `arrived_bytes` counts only complete ranges; bytes of incomplete ranges show in `received` alone.
         received = self._received - self._received_before
         return WeightTransfer(
             policy=policy,

@@ -71,7 +71,7 @@ async def open_runner(
             scoring.score,
             environments=environments,
             timeout_s=recipe.rollout.episode_timeout_s,
-            evaluation=evaluation.conducts,
+            evaluation=evaluation.overrides,
         ) as runner:
             yield runner
     finally:

@@ -45,10 +45,10 @@ __all__ = [
     "Completion",
     "Conversation",
     "Endpoint",
-    "Heard",
+    "EndpointConversation",
+    "EnvironmentSession",
+    "OpenSession",
     "OpenWorkflow",
-    "Play",
-    "Played",
     "Policies",
     "Policy",
     "Rewards",
@@ -219,7 +219,7 @@ class Endpoint(Protocol):
         ...
 
     @property
-    def heard(self) -> "tuple[Heard, ...]":
+    def conversations(self) -> "tuple[EndpointConversation, ...]":
         """The conversations that were held through it, in the order of their first completions."""
         ...
 
@@ -239,7 +239,7 @@ class Endpoint(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class EndpointConversation:
     """A conversation that was held through an endpoint."""
 
     role: str
@@ -265,8 +265,8 @@ class Policies(Mapping[str, Policy]):
         """
 
 
-class Played(Protocol):
-    """One episode of the task's environment that is being played."""
+class EnvironmentSession(Protocol):
+    """An open episode of the task's environment."""
 
     @property
     def observation(self) -> Observation:
@@ -274,14 +274,14 @@ class Played(Protocol):
         ...
 
     async def step(self, reply: str) -> Observation:
-        """Hands the policy's reply to the environment and returns what the environment shows next.
+        """Passes the policy's reply to the environment and returns its next observation.
 
         Raises: RolloutError, or what the environment raises. Such an episode fails; it is never rewarded 0.
         """
         ...
 
 
-Play: TypeAlias = Callable[[], AbstractAsyncContextManager[Played]]
+OpenSession: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvironmentSession]]
 """Begins an episode of the task's environment; the episode ends with the `async with` block."""
 
 
@@ -296,12 +296,12 @@ class ScoredTask:
         task: Task,
         scorer: Callable[[Task, str], Awaitable[float]],
         proposer: Callable[[Task], Awaitable[bool]] | None = None,
-        play: Play | None = None,
+        open_session: OpenSession | None = None,
     ) -> None:
         self.task = task
         self._scorer = scorer
         self._proposer = proposer
-        self._play = play
+        self._open_session = open_session
         self._scores: list[Score] = []
 
     @property
@@ -368,14 +368,14 @@ class ScoredTask:
         )
         return await self._proposer(task)
 
-    def play(self) -> AbstractAsyncContextManager[Played]:
-        """Begins an episode of the task's environment: `async with task.play() as played: ...`.
+    def play(self) -> AbstractAsyncContextManager[EnvironmentSession]:
+        """Begins an episode of the task's environment: `async with task.play() as session: ...`.
 
-        Raises: RolloutError if the task belongs to no environment.
+        Raises: RolloutError if the task has no environment.
         """
-        if self._play is None:
+        if self._open_session is None:
             raise RolloutError(f"task {self.id} belongs to no environment", is_retryable=False)
-        return self._play()
+        return self._open_session()
 
     async def score(self, text: str) -> Score:
         """Scores a text with the recipe's reward: a number, whose `parts` say what it was made of.

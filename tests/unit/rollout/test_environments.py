@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.environments import Environments
-from astraflow.rollout.runner import EpisodeRunner, Proposing
+from astraflow.rollout.runner import EpisodeRunner, ProposalSink
 from astraflow.tasks.config import EnvironmentConfig
 from astraflow.types import Episode, Failure, PushTasks, PushTasksReply
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
@@ -208,7 +208,7 @@ async def test_tools_of_the_first_observation_are_shown_by_the_template() -> Non
         runner = EpisodeRunner(
             {"actor": make_hosted("actor", ScriptedEngine())}, environment, exact, environments=environments
         )
-        with pytest.raises(RolloutError, match="its engine's renderer cannot show tools"):
+        with pytest.raises(RolloutError, match="its renderer cannot show tools"):
             await runner.episode(task_of("count"), seed=1)
 
 
@@ -217,7 +217,7 @@ async def test_a_task_without_an_environment_that_can_be_played_says_so() -> Non
         for task, message in [
             (make_task(), "task sums/0 belongs to no environment"),
             (task_of("other"), r"belongs to environment 'other'.*\(open here: plain\)"),
-            (task_of("plain"), "environment 'plain' has no `reset`, `step` and `end`"),
+            (task_of("plain"), "environment 'plain' lacks `reset`, `step`, or `end`"),
         ]:
             runner = EpisodeRunner(
                 {"actor": make_hosted("actor", ScriptedEngine())},
@@ -261,7 +261,7 @@ async def test_a_proposed_task_belongs_to_the_environment_of_its_episode() -> No
             {"actor": make_hosted("actor", ScriptedEngine("good"))},
             proposes,
             exact,
-            proposing=Proposing(push, 4),
+            proposals=ProposalSink(push, 4),
             environments=environments,
         )
         assert isinstance((await runner.run(make_lease("1.0.0", task=task_of("count")))).outcome, Episode)

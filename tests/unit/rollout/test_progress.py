@@ -40,7 +40,7 @@ async def two_at_once(task: ScoredTask, policies: Policies) -> Rewards:
 
 
 def past_of(progress: EpisodeProgress) -> Sequence[PastCompletion]:
-    return progress.untold()[1]
+    return progress.unreported()[1]
 
 
 async def run(
@@ -187,12 +187,12 @@ def test_what_the_dataflow_lost_is_reported_again_and_what_it_refused_is_not() -
     generation = Generation(token_ids=(7,), logprobs=(-1.0,), versions=(0,), finish_reason="stop")
     progress = EpisodeProgress()
     progress.add("actor", REQUEST, generation)
-    num_before, new = progress.untold()
+    num_before, new = progress.unreported()
     assert (num_before, len(new)) == (0, 1)
-    progress.tell(1)
-    assert progress.untold() == (1, [])
-    progress.tell(0)
-    assert len(progress.untold()[1]) == 1
-    progress.give_up()
+    progress.note_reported(1)
+    assert progress.unreported() == (1, [])
+    progress.note_reported(0)
+    assert len(progress.unreported()[1]) == 1
+    progress.stop_reporting()
     progress.add("actor", REQUEST, generation)
-    assert progress.untold() == (0, [])
+    assert progress.unreported() == (0, [])

@@ -59,13 +59,13 @@ async def test_each_completion_is_reported_once() -> None:
     reports = make_reports(dataflow)
     first = await reports.begin(make_lease("1.0.0"))
     second = await reports.begin(make_lease("1.1.0"))
-    await reports.tell()
+    await reports.report()
     assert told(dataflow) == [], "nothing to say, no request"
     say(first, 1, 2)
-    await reports.tell()
+    await reports.report()
     say(first, 3)
     say(second, 4)
-    await reports.tell()
+    await reports.report()
     assert told(dataflow) == [[("1.0.0", 0, 2)], [("1.0.0", 2, 1), ("1.1.0", 0, 1)]]
 
 
@@ -75,7 +75,7 @@ async def test_an_episode_that_ended_is_reported_no_more() -> None:
     say(await reports.begin(make_lease("1.0.0")), 1)
     reports.end("1.0.0")
     reports.end("1.0.0")
-    await reports.tell()
+    await reports.report()
     assert told(dataflow) == []
 
 
@@ -84,10 +84,10 @@ async def test_a_dataflow_that_lost_what_it_had_gets_all_of_it_at_once() -> None
     reports = make_reports(dataflow)
     progress = await reports.begin(make_lease("1.0.0"))
     say(progress, 1, 2)
-    await reports.tell()
+    await reports.report()
     say(progress, 3)
     dataflow.progress_reply = ProgressReply(missing=("1.0.0",))
-    await reports.tell()
+    await reports.report()
     assert told(dataflow) == [[("1.0.0", 0, 2)], [("1.0.0", 2, 1)], [("1.0.0", 0, 3)]]
 
 
@@ -99,10 +99,10 @@ async def test_a_refused_episode_is_reported_no_more_and_others_are() -> None:
     say(refused, 1)
     say(kept, 1)
     dataflow.progress_reply = ProgressReply(refused=("1.0.0",))
-    await reports.tell()
+    await reports.report()
     say(refused, 2)
     say(kept, 2)
-    await reports.tell()
+    await reports.report()
     assert told(dataflow)[1:] == [[("2.0.0", 1, 1)]]
 
 
@@ -111,7 +111,7 @@ async def test_a_dataflow_without_the_route_is_asked_once() -> None:
     dataflow.knows_progress = False
     reports = make_reports(dataflow)
     say(await reports.begin(make_lease("1.0.0")), 1)
-    await reports.tell()
+    await reports.report()
     dataflow.knows_progress = True
     assert await reports.begin(make_lease("2.0.0")) is None
     async with asyncio.timeout(1):
@@ -126,10 +126,10 @@ async def test_a_lost_report_is_made_up_by_the_next() -> None:
     say(progress, 1)
     dataflow.is_up = False
     with pytest.raises(UnavailableError):
-        await reports.tell()
+        await reports.report()
     dataflow.is_up = True
     say(progress, 2)
-    await reports.tell()
+    await reports.report()
     assert told(dataflow) == [[("1.0.0", 0, 2)]]
 
 
@@ -138,13 +138,13 @@ async def test_the_next_attempt_begins_with_what_the_dataflow_has_and_reports_wh
     reports = make_reports(dataflow)
     lost = await reports.begin(make_lease("1.0.0"))
     say(lost, 1, 2)
-    await reports.tell()
+    await reports.report()
     dataflow.earlier["1.0.1"] = dataflow.reports[0].parts[0].completions
     progress = await reports.begin(again("1.0.1"))
     assert progress is not None
     assert progress.has_earlier
     say(progress, 3)
-    await reports.tell()
+    await reports.report()
     assert told(dataflow)[-1] == [("1.0.1", 2, 1)]
 
 
@@ -171,7 +171,7 @@ async def test_much_is_reported_in_several_requests_of_bounded_size() -> None:
     reports = make_reports(dataflow)
     progress = await reports.begin(make_lease("1.0.0"))
     say(progress, 1, 2, 3, 4, 5, num_tokens=300_000)  # 2.4 MB each
-    await reports.tell()
+    await reports.report()
     assert told(dataflow) == [[("1.0.0", 0, 3)], [("1.0.0", 3, 2)]]
 
 
@@ -182,5 +182,5 @@ async def test_a_completion_that_fits_no_report_ends_the_reports_of_its_episode_
     small = await reports.begin(make_lease("2.0.0"))
     say(large, 1, num_tokens=1_100_000)  # 8.8 MB
     say(small, 1)
-    await reports.tell()
+    await reports.report()
     assert told(dataflow) == [[("2.0.0", 0, 1)]]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, DeadlineError, Error, RolloutError
 from astraflow.rollout.dialogue import HostedPolicy, generation_seed
-from astraflow.rollout.evaluation import Conduct
-from astraflow.rollout.runner import EpisodeRunner, failure_of
+from astraflow.rollout.evaluation import EvalOverrides
+from astraflow.rollout.runner import EpisodeRunner, classify_failure
 from astraflow.types import Episode, Failure, GenerateRequest, Message, Task
 from astraflow.wire import array
 from astraflow.workflows.conversation import Completion, Policies, Rewards, ScoredTask
@@ -139,7 +139,7 @@ async def test_every_generation_has_its_own_seed_and_the_same_one_again() -> Non
 async def test_an_eval_lease_generates_with_the_pinned_version_and_temperature() -> None:
     engine = ScriptedEngine()
     engine.slots = {"live": 6, "pinned": 4}
-    quarter = Conduct(sampling={"temperature": 0.25})
+    quarter = EvalOverrides(sampling={"temperature": 0.25})
     runner = EpisodeRunner(
         {"actor": make_hosted("actor", engine)}, single_turn, exact, evaluation={"": quarter}
     )
@@ -281,7 +281,7 @@ def test_failures_are_classified_in_one_place() -> None:
         (KeyError("x"), False),
         (ExceptionGroup("g", [RolloutError("x"), KeyError("y")]), False),
     ]
-    assert [failure_of(error).is_retryable for error, _ in cases] == [expected for _, expected in cases]
+    assert [classify_failure(error).is_retryable for error, _ in cases] == [expected for _, expected in cases]
     assert issubclass(DeadlineError, Error)
 
 
@@ -487,7 +487,7 @@ async def test_a_workflow_records_what_another_policy_makes_of_each_sampled_toke
 
 async def test_policies_of_different_tokenizers_do_not_score_each_other() -> None:
     teacher = make_hosted("teacher", Halving(), renderer=Shouting(), is_trained=False)
-    with pytest.raises(RolloutError, match=r"teacher reads .* as 'AB', .* same tokenizer"):
+    with pytest.raises(RolloutError, match=r"teacher reads .* as 'AB' instead of .* same tokenizer"):
         await with_teacher(teacher).episode(make_task(), seed=1)
 
 
@@ -513,7 +513,9 @@ async def half(task: Task, text: str) -> float:
 
 async def test_an_evaluation_set_has_workflow_sampling_and_reward_of_its_own() -> None:
     engine = ScriptedEngine("5")
-    own = Conduct(sampling={"temperature": 0.6, "top_p": 0.95, "max_tokens": 3}, workflow=twice, score=half)
+    own = EvalOverrides(
+        sampling={"temperature": 0.6, "top_p": 0.95, "max_tokens": 3}, workflow=twice, score=half
+    )
     runner = EpisodeRunner(
         {"actor": make_hosted("actor", engine)}, single_turn, exact, evaluation={"aime": own}
     )
@@ -530,7 +532,7 @@ async def test_an_evaluation_set_has_workflow_sampling_and_reward_of_its_own() -
 
 async def test_training_never_runs_as_an_evaluation_set_does() -> None:
     engine = ScriptedEngine("5")
-    own = Conduct(sampling={"temperature": 0.6}, workflow=twice, score=half)
+    own = EvalOverrides(sampling={"temperature": 0.6}, workflow=twice, score=half)
     runner = EpisodeRunner({"actor": make_hosted("actor", engine)}, single_turn, exact, evaluation={"": own})
     episode = (await runner.run(make_lease("1"))).outcome
     assert isinstance(episode, Episode)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from astraflow.errors import LateScoreError, RolloutError, ScorerError
-from astraflow.rollout.evaluation import Conduct
+from astraflow.rollout.evaluation import EvalOverrides
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, Failure, Task
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
@@ -91,7 +91,7 @@ async def test_late_scores_and_scorer_errors_of_all_episodes_are_counted() -> No
     async def broken(task: Task, text: str) -> float:
         raise ScorerError("the library broke")
 
-    evaluation = {"heldout": Conduct(score=broken)}
+    evaluation = {"heldout": EvalOverrides(score=broken)}
     engine = ScriptedEngine()
     engine.slots = {"live": 0}
     hosted = {"actor": make_hosted("actor", engine)}

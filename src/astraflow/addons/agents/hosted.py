@@ -123,12 +123,12 @@ def _rewards(ended: Ended, endpoint: Endpoint) -> Rewards:
             )
         parts[part.role, part.session] = part
     rewards = Rewards()
-    for heard in endpoint.heard:
-        part = parts.get((heard.role, heard.session)) or parts.get((heard.role, ""))
+    for held in endpoint.conversations:
+        part = parts.get((held.role, held.session)) or parts.get((held.role, ""))
         if part is None or not part.is_trained:
-            rewards.leave_out(heard.conversation)
+            rewards.leave_out(held.conversation)
         else:
-            rewards.add(heard.conversation, part.reward)
+            rewards.add(held.conversation, part.reward)
     rewards.set_score(ended.score)
     for name, value in ended.metrics.items():
         rewards.add_metric(f"host/{name}"[:200], value)

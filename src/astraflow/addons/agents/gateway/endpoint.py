@@ -51,14 +51,14 @@ from astraflow.rollout.dialogue import (
     Dialogue,
     HostedPolicy,
     RecordedConversation,
-    Said,
-    prompt_of,
+    Transcript,
+    render_prompt,
     with_tools,
 )
 from astraflow.types import PolicyInfo, Sampling
 from astraflow.types.bounds import as_label
 from astraflow.workflows.calls import CallParser, ToolCall
-from astraflow.workflows.conversation import AgentReport, Completion, Heard
+from astraflow.workflows.conversation import AgentReport, Completion, EndpointConversation
 
 __all__ = ["EpisodeEndpoint"]
 
@@ -76,15 +76,15 @@ class _Point:
     """The policy that speaks, with the tools that it was shown."""
     keys: tuple[object, ...]
     """The messages as the client sees them, in a form that can be compared."""
-    said: Said
+    transcript: Transcript
     """The messages and their exact tokens."""
-    speaks: Heard
+    origin: EndpointConversation
     """The conversation, with the role and the session in which it was held."""
     chat: RecordedConversation
 
     def is_of(self, asked: "_Asked") -> bool:
         """Whether a request may continue from here: only its own role and session may."""
-        return (self.speaks.role, self.speaks.session) == (asked.role, asked.session)
+        return (self.origin.role, self.origin.session) == (asked.role, asked.session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class _Asked:
 class _Prompted:
     """A request as the policy sees it."""
 
-    said: Said
+    prompt: Transcript
     """The messages and their tokens."""
     chat: RecordedConversation | None
     """The conversation that it goes on from or edits; None if it is a new one."""
@@ -165,9 +165,9 @@ class EpisodeEndpoint:
         return f"{self._url}/result"
 
     @property
-    def heard(self) -> tuple[Heard, ...]:
-        """See `Endpoint.heard`."""
-        return tuple(dict.fromkeys(point.speaks for point in self._points))
+    def conversations(self) -> tuple[EndpointConversation, ...]:
+        """See `Endpoint.conversations`."""
+        return tuple(dict.fromkeys(point.origin for point in self._points))
 
     @property
     def unmet_frac(self) -> float | None:
@@ -239,16 +239,16 @@ class EpisodeEndpoint:
         known = prompted.chat
         # For `n` completions, a recorded conversation answers `n` times, and the recorder forks it.
         chats = [known or self._opened(asked) for _ in range(request.n or 1)]
-        await self._check_room(hosted, chats[0], prompted.said)
-        answers = await _all([chat.answer(prompted.said, asked.sampling) for chat in chats])
+        await self._check_room(hosted, chats[0], prompted.prompt)
+        answers = await _all([chat.answer(prompted.prompt, asked.sampling) for chat in chats])
         choices: list[Choice] = []
         for place, (chat, answer) in enumerate(zip(chats, answers, strict=True)):
             choice = self._choice(asked, answer, place)
             choices.append(choice)
             messages = (*request.messages, _sent_back(choice))
             keys = tuple(self._key_of(message) for message in messages)
-            heard = Heard(asked.role, session, chat)
-            self._points.append(_Point(hosted, keys, answer.said, heard, chat))
+            origin = EndpointConversation(asked.role, session, chat)
+            self._points.append(_Point(hosted, keys, answer.transcript, origin, chat))
         self.problem = ""
         self.num_completions += len(answers)
         num_sampled = sum(answer.completion.num_tokens for answer in answers)
@@ -259,9 +259,9 @@ class EpisodeEndpoint:
             model=request.model,
             choices=tuple(choices),
             usage=Usage(
-                prompt_tokens=len(prompted.said.token_ids),
+                prompt_tokens=len(prompted.prompt.token_ids),
                 completion_tokens=num_sampled,
-                total_tokens=len(prompted.said.token_ids) + num_sampled,
+                total_tokens=len(prompted.prompt.token_ids) + num_sampled,
             ),
         )
 
@@ -283,14 +283,14 @@ class EpisodeEndpoint:
 
         Raises: RefusedError as `chat`.
         """
-        return len((await self._prompted(self._asked(request, session))).said.token_ids)
+        return len((await self._prompted(self._asked(request, session))).prompt.token_ids)
 
     async def _prompted(self, asked: _Asked) -> _Prompted:
         """The prompt of a request: it goes on from the exact tokens of a recorded history, if it can."""
         messages = asked.request.messages
         start = self._start(asked, messages)
         num_known = len(start.keys) if start else 0
-        said = start.said if start else Said()
+        earlier = start.transcript if start else Transcript()
         new = messages_of(messages[num_known:], messages[:num_known])
         if any(message.images for message in new) and not asked.hosted.sees_images:
             raise bad_request(
@@ -298,8 +298,8 @@ class EpisodeEndpoint:
                 "whose model sees",
                 "unsupported_value",
             )
-        new = asked.hint.added_to(new, said.messages)
-        shown = await prompt_of(asked.hosted, said, new)
+        new = asked.hint.added_to(new, earlier.messages)
+        shown = await render_prompt(asked.hosted, earlier, new)
         start = start or self._start_by_tokens(asked, shown) or self._start_of_edited(asked)
         return _Prompted(shown, start.chat if start else None)
 
@@ -354,7 +354,7 @@ class EpisodeEndpoint:
         limit = min(sampling.max_tokens, request.limit or sampling.max_tokens)
         return msgspec.structs.replace(sampling, max_tokens=limit, stop=(*sampling.stop, *request.stops))
 
-    async def _check_room(self, hosted: HostedPolicy, chat: RecordedConversation, prompt: Said) -> None:
+    async def _check_room(self, hosted: HostedPolicy, chat: RecordedConversation, prompt: Transcript) -> None:
         """Checks that a prompt leaves room for a completion.
 
         If it does not, and the episode has completions already, the conversation is recorded as one that
@@ -388,7 +388,7 @@ class EpisodeEndpoint:
         ]
         return max(known, key=lambda point: len(point.keys), default=None)
 
-    def _start_by_tokens(self, asked: "_Asked", prompt: Said) -> _Point | None:
+    def _start_by_tokens(self, asked: "_Asked", prompt: Transcript) -> _Point | None:
         """The longest recorded history with whose exact tokens and images the prompt begins; None if there is
         none."""
         known = [
@@ -396,10 +396,10 @@ class EpisodeEndpoint:
             for p in self._points
             if p.hosted.info == asked.hosted.info
             and p.is_of(asked)
-            and _begins_with(prompt.token_ids, p.said.token_ids)
-            and _begins_with(prompt.media, p.said.media)
+            and _begins_with(prompt.token_ids, p.transcript.token_ids)
+            and _begins_with(prompt.media, p.transcript.media)
         ]
-        return max(known, key=lambda point: len(point.said.token_ids), default=None)
+        return max(known, key=lambda point: len(point.transcript.token_ids), default=None)
 
     def _start_of_edited(self, asked: _Asked) -> _Point | None:
         """The longest recorded history whose last reply a request replaces by another; None if there is
