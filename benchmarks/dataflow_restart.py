@@ -133,7 +133,7 @@ async def measure(folder: Path, num: int) -> dict[str, float]:
     start = time.perf_counter()
     again = Journal(folder)
     core = again.recover(
-        new=lambda: Core(make_plan()), restored=lambda state: Core.restored(make_plan(), state)
+        new=lambda: Core(make_plan()), restore=lambda state: Core.from_snapshot(make_plan(), state)
     )
     restart_s = time.perf_counter() - start
     assert core.snapshot() == expected

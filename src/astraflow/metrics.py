@@ -16,9 +16,9 @@ from astraflow.types import PERCENTILES, EvalRecord, MetricItem, Reduction, Step
 
 __all__ = [
     "MetricRow",
-    "eval_of",
+    "eval_from_columns",
     "reduce_metrics",
-    "row_of",
+    "row_from_record",
 ]
 
 _COLUMNS = frozenset({"kind", *StepRecord.__struct_fields__, *EvalRecord.__struct_fields__})
@@ -127,8 +127,8 @@ class MetricRow:
             raise WireError(f"not a row of metrics: {err}") from err
 
 
-def row_of(record: StepRecord | EvalRecord) -> MetricRow:
-    """The row of a record.
+def row_from_record(record: StepRecord | EvalRecord) -> MetricRow:
+    """Converts a record to a row.
 
     Metrics of a workflow have the prefix `episode/` in both kinds of rows. A metric with the name of a column
     of the record gets the prefix `metric/`.
@@ -153,10 +153,10 @@ def row_of(record: StepRecord | EvalRecord) -> MetricRow:
     )
 
 
-def eval_of(columns: Mapping[str, Any]) -> EvalRecord:
-    """The evaluation of which a row has these columns; reductions of metrics are not in a row.
+def eval_from_columns(columns: Mapping[str, Any]) -> EvalRecord:
+    """Converts the columns of a row back to an evaluation, without the reductions of its metrics.
 
-    Raises: msgspec.ValidationError if they are those of no evaluation.
+    Raises: msgspec.ValidationError if the columns are not those of an evaluation.
     """
     fields = {name: value for name, value in columns.items() if name in EvalRecord.__struct_fields__}
     rest = {name: value for name, value in columns.items() if name not in _COLUMNS}

@@ -305,13 +305,11 @@ class Limiter(Protocol):
     """
 
     def max_tickets(self, sizes: TableSizes) -> int:
-        """The largest number that `tickets` ever returns, at least one batch. It determines the samplers'
-        worst staleness."""
+        """The largest result of `tickets`, at least one batch. It determines samplers' worst staleness."""
         ...
 
     def tickets(self, table: TableView, sizes: TableSizes) -> int:
-        """How many groups may be in flight now, from 0 to `max_tickets`. A lower number than before does not
-        revoke any group."""
+        """How many groups may be in flight now, 0 to `max_tickets`. A lower number revokes no group."""
         ...
 
 
@@ -403,8 +401,7 @@ class Observation:
     tools: Sequence[ToolSpec] = ()
     """Functions that the chat template shows to the model; only `reset` may return any."""
     state_key: str = ""
-    """Identifies the state, for credit that compares turns in the same state; empty: the messages identify
-    it."""
+    """Identifies the state, for credit that compares turns in the same state. Empty: the messages do."""
 
 
 @runtime_checkable
@@ -503,8 +500,8 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     def capacity(self) -> Capacity:
-        """The current numbers. Raises: ServiceError if the engine has failed permanently; this ends the
-        rollout service."""
+        """The current numbers. Raises: ServiceError if the engine has failed for good; this ends the
+        service."""
         ...
 
     def take_spans(self) -> tuple[BusySpan, ...]:
@@ -719,8 +716,7 @@ class TrainerBackend(Protocol):
         ...
 
     def save(self, folder: Path, *, num_steps_done: int) -> Write:
-        """Copies everything needed to continue bit-exactly. Returns the function that writes the copy into
-        the folder."""
+        """Copies everything needed to continue bit-exactly. Returns the function that writes the copy."""
         ...
 
     def load(self, folder: Path) -> int:
@@ -797,8 +793,7 @@ class ProcessSpec:
     log_path: Path
     """File to append its output to. Its last lines explain a crash."""
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Further environment variables, whose values must not appear in any command line, log or readable
-    file."""
+    """Environment variables whose values must not appear in any command line, log or readable file."""
     address: tuple[str, int] | None = None
     """Host and port at which it listens; None if it only calls others."""
     reads: tuple[Path, ...] = ()
@@ -911,8 +906,7 @@ class Tracker(Protocol):
     """
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes further lines of `metrics.jsonl`, in order. If `write` does not return, its lines are sent
-        again."""
+        """Takes further lines of `metrics.jsonl`, in order. They are sent again if it does not return."""
         ...
 
     def close(self) -> None:

@@ -139,8 +139,7 @@ def _check_trainable(trajectory: Trajectory, num_tokens: int, rules: SampleRules
 
 
 def _check_stream(trajectory: Trajectory, rule: StreamRule) -> None:
-    """Checks that a stream that the trainer reads has the declared type, and trained entries within
-    bounds."""
+    """Checks the type of a stream that the trainer reads, and the bounds of its trained entries."""
     what = f"stream {rule.name!r}"
     stream = next((s for s in trajectory.streams if s.name == rule.name), None)
     if stream is None:
@@ -253,8 +252,7 @@ def _length(data: bytes, kind: wire.ColumnType, name: str) -> int:
 
 
 def _num_in_spans(spans: tuple[VersionSpan, ...], mask: bytes) -> int:
-    """The number of sampled tokens if they are exactly those of the spans and the spans are in order, else
-    0."""
+    """The number of sampled tokens if these are exactly those of the spans, in order; else 0."""
     num_sampled = end = 0
     for span in spans:
         start = span.start

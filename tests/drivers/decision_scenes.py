@@ -38,7 +38,7 @@ def play(*, reads_words: bool) -> tuple[list[object], list[str]]:
     for driver in cores():
         why = driver.core.why_no_lease(driver.served(), "w0")
         done.append((driver.core.state, driver.core.is_held_back(driver.served()), plain(why)))
-        done.append([driver.core.is_set_aside("w0"), driver.core.is_apart("w0"), len(driver.lease(1))])
+        done.append([driver.core.is_set_aside("w0"), driver.core.is_restricted("w0"), len(driver.lease(1))])
         said += [reasons_text(why)] if why else []
         said += [driver.core.reason] if driver.core.state == "failed" else []
         for wait in map(contacted, driver.core.waits(driver.now_s + 500.0)):

@@ -24,7 +24,7 @@ from astraflow.algorithms.task_gates import mean_reward
 from astraflow.algorithms.turn_credit import GigpoCredit, TurnDiscountCredit
 from astraflow.dataflow.core.commands import PayloadRef, SampleView
 from astraflow.dataflow.core.state import ReadyGroup
-from astraflow.dataflow.core.tables import normalized
+from astraflow.dataflow.core.tables import normalize_advantages
 from astraflow.errors import DataError
 from astraflow.types.facts import GroupFacts, TrajectoryFacts
 
@@ -323,7 +323,7 @@ def values_of(groups: list[ReadyGroup]) -> list[float]:
 def test_a_batch_is_whitened_over_its_tokens():
     # Three tokens of 1 and one of -3: mean 0, mean square 3. With 4 instead of 1 and 0: shifted by 3.
     groups = [make_ready((4.0, 1), (4.0, 2)), make_ready((0.0, 1))]
-    whitened = normalized(groups, "whiten")
+    whitened = normalize_advantages(groups, "whiten")
     assert values_of(whitened) == pytest.approx([3**-0.5, 3**-0.5, -(3**0.5)], rel=1e-5)
     assert sum(g.advantage_sum for g in whitened) == pytest.approx(0.0, abs=1e-9)
     assert sum(g.advantage_square_sum for g in whitened) == pytest.approx(4.0, rel=1e-5)
@@ -332,10 +332,12 @@ def test_a_batch_is_whitened_over_its_tokens():
 def test_scaling_keeps_the_signs_and_the_groups_given():
     groups = [make_ready((1.0, 1), (-2.0, 2))]
     # Mean square 9 / 3.
-    assert values_of(normalized(groups, "scale")) == pytest.approx([3**-0.5, -2 * 3**-0.5], rel=1e-5)
+    assert values_of(normalize_advantages(groups, "scale")) == pytest.approx(
+        [3**-0.5, -2 * 3**-0.5], rel=1e-5
+    )
     assert values_of(groups) == [1.0, -2.0]
-    assert normalized(groups, "none") == groups
-    assert values_of(normalized([make_ready((0.0, 3))], "whiten")) == [0.0]
+    assert normalize_advantages(groups, "none") == groups
+    assert values_of(normalize_advantages([make_ready((0.0, 3))], "whiten")) == [0.0]
 
 
 # --- several rewards (GDPO), baselines over groups (RAE) --------------------------------------------

@@ -59,7 +59,7 @@ def core_of(folder: Path) -> Core:
     database = sqlite3.connect(folder / DATABASE)
     (state,) = database.execute("SELECT state FROM snapshots ORDER BY seq DESC LIMIT 1").fetchone()
     database.close()
-    return Core.restored(replaying(), bytes(state))
+    return Core.from_snapshot(replaying(), bytes(state))
 
 
 def for_replay(folder: Path) -> frozenset[int]:

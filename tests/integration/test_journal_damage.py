@@ -66,7 +66,7 @@ async def state_of(folder: Path) -> bytes:
     journal = Journal(folder, segment_bytes=SEGMENT)
     try:
         core = journal.recover(
-            new=lambda: Core(plan_of()), restored=lambda state: Core.restored(plan_of(), state)
+            new=lambda: Core(plan_of()), restore=lambda state: Core.from_snapshot(plan_of(), state)
         )
     finally:
         await journal.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.dataflow.core.commands import Command, Decision, PushTaskIds
+from astraflow.dataflow.core.commands import AddTasks, Command, Decision
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.errors import JournalError
 from astraflow.types import Task
@@ -19,13 +19,13 @@ class Tasks:
         self.ids: list[str] = []
 
     def apply(self, command: Command, now_s: float) -> Decision:
-        assert isinstance(command, PushTaskIds)
+        assert isinstance(command, AddTasks)
         self.ids += [task.id for task in command.tasks]
         return Decision()
 
 
-def push(name: str) -> PushTaskIds:
-    return PushTaskIds(tasks=(Task(id=name, source="", prompt="p", answer="a"),))
+def push(name: str) -> AddTasks:
+    return AddTasks(tasks=(Task(id=name, source="", prompt="p", answer="a"),))
 
 
 @dataclass
@@ -63,7 +63,7 @@ async def reopened(crashed: Crashed, damage: tuple[Path, bytes]) -> list[str]:
     (folder / path.relative_to(crashed.folder)).write_bytes(data)
     journal = Journal(folder)
     try:
-        core: Tasks = journal.recover(new=Tasks, restored=lambda _: Tasks())  # type: ignore[type-var]
+        core: Tasks = journal.recover(new=Tasks, restore=lambda _: Tasks())  # type: ignore[type-var]
         await journal.durable(journal.append([push("e")], [()], at_s=2.0))
     finally:
         await journal.close()

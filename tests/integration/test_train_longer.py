@@ -13,7 +13,7 @@ import pytest
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.core.commands import Event, RunResumed, ScheduleChanged
-from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan, RunPlan
+from astraflow.dataflow.core.plan import BestRule, EvalSetPlan, RunPlan
 from astraflow.dataflow.journal.journal_db import DATABASE, row_sum
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import chain_of, decode_events, encode_events, schedule_of
@@ -90,7 +90,7 @@ async def interrupted(tmp_path: Path, plan: RunPlan) -> Path:
         (9, {}),
         (4, {"every": 1}),
         (4, {"sets": {}}),
-        (4, {"sets": {"heldout": EvalSetPlan(2, 2)}, "best": BestPlan("heldout")}),
+        (4, {"sets": {"heldout": EvalSetPlan(2, 2)}, "best": BestRule("heldout")}),
     ],
     ids=str,
 )

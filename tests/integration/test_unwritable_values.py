@@ -54,7 +54,7 @@ async def test_a_value_that_cannot_be_recorded_is_refused_and_changes_nothing(
     await journal.close()
     again = Journal(tmp_path)
     assert again.seq == seq + 1
-    recovered = again.recover(new=lambda: Core(make_plan()), restored=lambda _: Core(make_plan()))
+    recovered = again.recover(new=lambda: Core(make_plan()), restore=lambda _: Core(make_plan()))
     assert recovered.snapshot() == core.snapshot()
     await again.close()
 

@@ -26,7 +26,7 @@ from astraflow.dataflow.core.commands import (
     RunResumed,
 )
 from astraflow.dataflow.core.core import Core
-from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan, Schedule
+from astraflow.dataflow.core.plan import BestRule, EvalSetPlan, Schedule
 from astraflow.errors import FencedError, RefusedError
 from astraflow.types import FateCounts, ServedVersions
 from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta, make_table
@@ -343,7 +343,7 @@ class CoreMachine(RuleBasedStateMachine):
         """A person stops the run, or finds it finished, and resumes it: every trainer starts again."""
         before = self.driver.core.schedule
         sets = {"heldout": EvalSetPlan(num_tasks=num_tasks, samples=2)} if num_tasks else {}
-        best = None if mode == "none" else BestPlan("heldout", mode=cast("Literal['max', 'min']", mode))
+        best = None if mode == "none" else BestRule("heldout", mode=cast("Literal['max', 'min']", mode))
         asked = {p: max(steps, self.driver.status(p).step) for p in self.policies}
         kept = data.draw(st.sampled_from([None, *self.policies]))
         schedule = Schedule(
@@ -372,7 +372,7 @@ class CoreMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """The service restarts from a snapshot; all that follows is decided by the restored core."""
         data = self.driver.core.snapshot()
-        self.driver.core = Core.restored(self.plan, data)
+        self.driver.core = Core.from_snapshot(self.plan, data)
         assert self.driver.core.snapshot() == data
 
     @rule(lag=st.integers(0, 2))
@@ -383,10 +383,10 @@ class CoreMachine(RuleBasedStateMachine):
         data = self.driver.core.snapshot()
         found: set[bool] = set()
         for worker in self.driver.core.workers():
-            if self.driver.core.is_apart(worker.worker_id):
+            if self.driver.core.is_restricted(worker.worker_id):
                 continue
             command = IssueLeases(worker_id=worker.worker_id, num_free=1, served=served)
-            answer = Core.restored(self.plan, data).apply(command, self.driver.now_s).answer
+            answer = Core.from_snapshot(self.plan, data).apply(command, self.driver.now_s).answer
             found.add(bool(answer))
         assert len(found) <= 1
 
@@ -444,11 +444,11 @@ class CoreMachine(RuleBasedStateMachine):
             assert status.num_tickets == status.fates.live
 
     @invariant()
-    def groups_whose_home_is_gone_are_known(self) -> None:
+    def groups_of_departed_services_are_indexed(self) -> None:
         ctx = self.driver.core._ctx
-        homes = {ctx.state.groups[group_id].home for group_id in ctx.state.fresh}
-        assert ctx.fresh_at.keys() == homes
-        assert ctx.lost_homes == homes - ctx.state.workers.keys()
+        preferred = {ctx.state.groups[group_id].preferred_worker for group_id in ctx.state.fresh}
+        assert ctx.fresh_by_worker.keys() == preferred
+        assert ctx.gone_workers == preferred - ctx.state.workers.keys()
 
     @invariant()
     def fifo_needs_no_sweep_without_a_restart(self) -> None:

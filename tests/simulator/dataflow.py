@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from astraflow.dataflow.core.commands import (
+    AddTasks,
     AddWorker,
     AttachTrainer,
     BatchView,
@@ -24,7 +25,6 @@ from astraflow.dataflow.core.commands import (
     IssueLeases,
     LeaseIssued,
     PublishVersion,
-    PushTaskIds,
     RecordResult,
     ReleaseSteps,
     StopRun,
@@ -135,7 +135,7 @@ class Dataflow:
         after, core = 0, Core(self._plan)
         if self._snapshot is not None:
             after, data = self._snapshot
-            core = Core.restored(self._plan, data)
+            core = Core.from_snapshot(self._plan, data)
         for command, now_s, events in self.records[after:]:
             if core.apply(command, now_s).events != events:
                 self._referee.problem(f"replay of {command} leads to other events")
@@ -367,7 +367,7 @@ class Dataflow:
         answer(receipts)
 
     def _on_push(self, answer: Answer, tasks: tuple[Task, ...]) -> None:
-        self._settle(answer, self._apply(PushTaskIds(tasks=tasks)))
+        self._settle(answer, self._apply(AddTasks(tasks=tasks)))
 
     def _on_stop(self, answer: Answer) -> None:
         self._settle(answer, self._apply(StopRun(reason="enough", is_failure=False)) or True)

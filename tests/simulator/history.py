@@ -13,6 +13,7 @@ from typing import Any
 from astraflow.algorithms.task_orders import ShuffleConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import (
+    AddTasks,
     AddWorker,
     AttachTrainer,
     AttemptFailed,
@@ -34,7 +35,6 @@ from astraflow.dataflow.core.commands import (
     IssueLeases,
     LeaseIssued,
     PublishVersion,
-    PushTaskIds,
     RecordResult,
     ReleaseSteps,
     ResultDropped,
@@ -117,7 +117,7 @@ class _Policy:
     num_drawn: int = 0
     num_committed: int = 0
     num_discarded: int = 0
-    lost_in_a_row: int = 0
+    unusable_in_a_row: int = 0
     failed_in_a_row: int = 0
     newest: int = -1
     epoch: int = 0
@@ -184,7 +184,7 @@ class History:
     def _is_starved(self, name: str) -> bool:
         policy, size = self._policies[name], self._plan.policies[name].table.groups_per_batch
         num_tasks = sum(self._plan.sources.values())
-        by_loss = policy.lost_in_a_row >= max(2 * num_tasks, size)
+        by_loss = policy.unusable_in_a_row >= max(2 * num_tasks, size)
         return by_loss or policy.failed_in_a_row >= max(64, 2 * size)
 
     def check_view(self, view: BatchView) -> None:
@@ -321,7 +321,7 @@ class History:
     # --- draws, leases, results ---
 
     def _tasks_pushed(self, event: TasksPushed, command: Command) -> None:
-        assert isinstance(command, PushTaskIds)
+        assert isinstance(command, AddTasks)
         new = {task.id for task in command.tasks} - self._ever_pushed
         if (
             event.num_refused
@@ -513,7 +513,7 @@ class History:
             else:
                 group.verdict[name] = "ready"
                 policy.ready[group_id] = None
-                policy.lost_in_a_row = policy.failed_in_a_row = 0
+                policy.unusable_in_a_row = policy.failed_in_a_row = 0
 
     def _expect(self, name: str, group_id: int, fate: str) -> None:
         self._groups[group_id].verdict[name] = fate
@@ -562,7 +562,7 @@ class History:
         policy.waiting.pop(group_id, None)
         policy.ready.pop(group_id, None)
         policy.num_discarded += event.fate != "trained"
-        policy.lost_in_a_row += event.fate in _LOST
+        policy.unusable_in_a_row += event.fate in _LOST
         if event.fate in _LOST:
             policy.failed_in_a_row = policy.failed_in_a_row + 1 if event.fate == "failed" else 0
 
@@ -732,7 +732,7 @@ class History:
             for step in [step for step in policy.batches if step >= policy.num_committed]:
                 for group_id in policy.batches.pop(step).group_ids:
                     policy.kept.pop(group_id, None)
-            policy.lost_in_a_row = policy.failed_in_a_row = 0
+            policy.unusable_in_a_row = policy.failed_in_a_row = 0
             policy.epoch += 1
             policy.has_session = False
 

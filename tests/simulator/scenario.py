@@ -7,7 +7,7 @@ from functools import cache
 
 from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.config import TableConfig
-from astraflow.dataflow.core.plan import BestPlan, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan, Schedule
+from astraflow.dataflow.core.plan import BestRule, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan, Schedule
 from drivers.core_driver import make_table
 from simulator.clock import Network
 
@@ -118,7 +118,7 @@ def _changes(seed: int, plan: RunPlan) -> tuple[Change, ...]:
     for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 1, 2))):
         more = {f"more{n}": EvalSetPlan(1, rng.randint(1, 2)) for n in range(rng.randint(0, 1))}
         sets = {**(plan.eval.sets if rng.random() < 0.7 else {}), **more}
-        best = BestPlan(next(iter(sets)), mode=rng.choice(("max", "min"))) if sets else None
+        best = BestRule(next(iter(sets)), mode=rng.choice(("max", "min"))) if sets else None
         evaluation = EvalPlan(sets, every=rng.randint(1, 3), deadline_s=_DEADLINE_S, best=best)
         steps = {name: rng.randint(1, _MOST_STEPS) for name in plan.policies}
         at_s = rng.choice((rng.uniform(2.0, 90.0), float("inf")))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from astraflow.errors import WireError
-from astraflow.metrics import MetricRow, reduce_metrics, row_of
+from astraflow.metrics import MetricRow, reduce_metrics, row_from_record
 from astraflow.types import EvalRecord, MetricItem, Reduction, StepRecord
 
 
@@ -46,7 +46,7 @@ EVAL = EvalRecord(
 
 
 def test_a_step_is_a_flat_row_and_counts_from_1() -> None:
-    assert row_of(STEP).flat == {
+    assert row_from_record(STEP).flat == {
         "kind": "step",
         "policy": "actor",
         "step": 1,
@@ -66,19 +66,19 @@ def test_a_step_is_a_flat_row_and_counts_from_1() -> None:
 
 
 def test_an_evaluation_is_a_flat_row_whose_episodes_metrics_are_named_as_those_of_training() -> None:
-    row = row_of(EVAL).flat
+    row = row_from_record(EVAL).flat
     assert (row["kind"], row["eval_set"], row["step"], row["score_mean"]) == ("eval", "heldout", 0, None)
     assert (row["episode/turns"], row["pass@1"]) == (3.0, 0.5)
 
 
 @pytest.mark.parametrize("record", [STEP, EVAL])
 def test_a_row_is_read_back_from_its_columns(record: StepRecord | EvalRecord) -> None:
-    row = row_of(record)
+    row = row_from_record(record)
     assert MetricRow.from_flat(json.loads(json.dumps(row.flat))) == row
 
 
 @pytest.mark.parametrize("name", ["policy", "step", "kind", "reward_mean", "score_mean", "eval_set"])
 def test_a_metric_does_not_overwrite_a_column(name: str) -> None:
-    row = row_of(msgspec.structs.replace(STEP, metrics=(MetricItem(name, 77.0),)))
+    row = row_from_record(msgspec.structs.replace(STEP, metrics=(MetricItem(name, 77.0),)))
     assert row.flat[f"metric/{name}"] == 77.0
     assert 77.0 not in [value for column, value in row.flat.items() if column != f"metric/{name}"]

@@ -43,7 +43,7 @@ from astraflow.types import (
 __all__ = ["MAX_WAIT_S", "ROUTES", "WHOLE_SLICE", "Param", "Role", "Route"]
 
 WHOLE_SLICE = -1
-"""In place of the number of a page of a slice: all samples at once."""
+"""Page number that requests all samples of a slice at once."""
 
 MAX_WAIT_S = 25.0
 """Longest long-poll: less than the 30 s after which common proxies cut an idle connection."""
@@ -54,7 +54,7 @@ _LEASES_BYTES = 8 * _MIB
 """Room for 65,536 lease ids and 10,000 spans."""
 _TASKS_BYTES = 32 * _MIB
 _PROGRESS_BYTES = 32 * _MIB
-"""Four million tokens, of 8 bytes each; what is more is sent in several reports."""
+"""Four million tokens of 8 bytes each. A service sends more in several reports."""
 _MANIFEST_BYTES = 64 * _MIB
 """Room for 2^18 tensors and 2^19 chunks, with their names and hashes."""
 
@@ -89,8 +89,7 @@ class Route:
     max_bytes: int = _CONTROL_BYTES
     """Largest body. Items that hold no tokens, tensors or tasks are small."""
     reply: type[Item] | None = None
-    """The item of the answer. None means text in `media_type` or, if that is empty, status 204 without a
-    body."""
+    """Item of the answer. None means text in `media_type`, or status 204 without a body if that is empty."""
     params: Mapping[str, Param] = field(default_factory=dict[str, Param])
     media_type: str = ""
 
@@ -130,8 +129,8 @@ ROUTES: tuple[Route, ...] = (
         "ask_to_leave",
         "POST",
         "/v1/workers/{handle}/leave",
-        "The service with this handle, its id in the status, takes no further leases, and is told so by its "
-        "next heartbeat; it leaves once its leases have results.",
+        "The service with this handle (its id in the status) takes no further leases, as its next "
+        "heartbeat says, and leaves once its leases have results.",
         _ADMIN,
     ),
     Route(
@@ -176,7 +175,7 @@ ROUTES: tuple[Route, ...] = (
         "push_tasks",
         "POST",
         "/v1/tasks",
-        "Tasks from outside; drawn before the sources' own.",
+        "Tasks from outside, which are drawn before those of the sources.",
         _WORKER,
         body=PushTasks,
         max_bytes=_TASKS_BYTES,
@@ -195,11 +194,11 @@ ROUTES: tuple[Route, ...] = (
         "batch",
         "GET",
         "/v1/policies/{policy}/batches/{step:int}",
-        "One rank's slice of a step; the same for ever. `batch` is null while there is none.",
+        "One rank's slice of a step, which never changes. `batch` is null until there is one.",
         _TRAINER,
         reply=BatchReply,
         params={
-            "epoch": Param("integer", "Of the caller's session."),
+            "epoch": Param("integer", "Epoch of the caller's session."),
             "rank": Param("integer", "Which slice.", 0),
             "world": Param("integer", "Number of slices.", 1),
             "page": Param("integer", "Which page of the slice, from 0; -1: all of it at once.", WHOLE_SLICE),
@@ -252,7 +251,7 @@ ROUTES: tuple[Route, ...] = (
         "step_failed",
         "POST",
         "/v1/policies/{policy}/failure",
-        "The batch of a step could not be trained; after the second time it is held back.",
+        "The batch of a step could not be trained on; after the second time, it is held back.",
         _TRAINER,
         body=StepFailure,
     ),
@@ -260,7 +259,7 @@ ROUTES: tuple[Route, ...] = (
         "drop_batch",
         "POST",
         "/v1/policies/{policy}/drop",
-        "Gives up the batch of the oldest step that is not committed; sessions are fenced.",
+        "Drops the batch of the oldest uncommitted step, and fences sessions.",
         _ADMIN,
         body=DropRequest,
         reply=DropReply,
@@ -288,7 +287,7 @@ ROUTES: tuple[Route, ...] = (
         "progress",
         "GET",
         "/v1/progress",
-        "What is kept of unfinished episodes, and what came of it.",
+        "Totals of the completions kept for unfinished episodes, and of their reuse.",
         _ALL,
         reply=ProgressTotals,
     ),

@@ -245,8 +245,8 @@ class DataflowClient:
         return await self._client.call("GET", "/v1/progress", ProgressTotals, timeout_s=STATUS_S)
 
     async def drop_batch(self, policy: str, request: DropRequest) -> DropReply:
-        """Gives up the batch of a step that is not committed. Raises: FencedError if `request.epoch` is not
-        the policy's newest session."""
+        """Drops the batch of an uncommitted step. Raises: FencedError if `request.epoch` is not the
+        newest."""
         return await self._client.call("POST", f"/v1/policies/{policy}/drop", DropReply, body=request)
 
     async def stop(self, reason: str, is_failure: bool = False) -> None:

@@ -12,7 +12,7 @@ import xxhash
 
 import astraflow
 from astraflow.config import Config, Use
-from astraflow.dataflow.core.plan import BestPlan, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
+from astraflow.dataflow.core.plan import BestRule, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
 from astraflow.errors import ConfigError
 from astraflow.recipe.cluster_config import LocalLauncherConfig
 from astraflow.recipe.eval_config import BestConfig, EvalSetConfig, TrainingReward, TrainingWorkflow
@@ -73,9 +73,9 @@ def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
     )
 
 
-def best_plan(best: BestConfig) -> BestPlan | None:
+def best_plan(best: BestConfig) -> BestRule | None:
     """The rule by which the dataflow keeps a version; None if it keeps none."""
-    return BestPlan(best.eval_set, best.figure, best.mode) if best.metric else None
+    return BestRule(best.eval_set, best.figure, best.mode) if best.metric else None
 
 
 def eval_rules(recipe: Recipe) -> dict[str, EvalRules]:

@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 import msgspec
 
 from astraflow.errors import DataError
-from astraflow.metrics import MetricRow, eval_of, row_of
+from astraflow.metrics import MetricRow, eval_from_columns, row_from_record
 from astraflow.recipe.run_folder import write_atomic
 from astraflow.types import EvalRecord, StepRecord
 
@@ -58,7 +58,7 @@ class MetricsLog:
         row = MetricRow.from_flat(columns)
         self._note(row)
         if row.kind == "eval":
-            self.earlier_evals.append(eval_of(columns))
+            self.earlier_evals.append(eval_from_columns(columns))
 
     def last_step(self, policy: str) -> int:
         """Newest step of a policy in the file, counted from 0 like the records; -1 if there is none."""
@@ -67,7 +67,7 @@ class MetricsLog:
     def write(self, record: StepRecord | EvalRecord) -> None:
         """Appends a line. While the disk is full, lines stay in memory until the next call, and `failure` is
         set."""
-        row = row_of(record)
+        row = row_from_record(record)
         self._unwritten.append(msgspec.json.encode(row.flat) + b"\n")
         self._note(row)
         self.retry()

@@ -85,8 +85,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A token id; columns are int32."""
 
 Slots = Annotated[int, Meta(ge=0, le=65_536)]
-"""Episodes that one rollout service runs at once: many more than any engine batches, and few enough that one
-heartbeat can name all of them."""
+"""Episodes of one service at once: more than any engine batches, and few enough for one heartbeat."""
 
 Bytes = Annotated[int, Meta(ge=0, le=2**43)]
 """Bytes of weights: 8 TiB, twice a model of 10^12 parameters in float32."""
@@ -99,8 +98,7 @@ of them, or of their squares over a batch, comes near an overflow: 1e9 tokens of
 ends at 3e38. A task with larger scores can divide them by a constant."""
 
 MAX_METRIC = 1e15
-"""Measured figures are within +-1e15, which is enough for the tokens, bytes and microseconds of a long
-run."""
+"""Measurements are within +-1e15: enough for the tokens, bytes and microseconds of a long run."""
 
 MAX_ADVANTAGE = 1e12
 """Advantages are within +-1e12: the discounted return of 1e6 turns with the largest reward. Their squares fit
@@ -140,15 +138,13 @@ ServiceName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-
 _MAX_LABEL = 200
 
 Label = Annotated[str, Meta(max_length=_MAX_LABEL, pattern=_PRINTABLE)]
-"""A name that is shown to people: of a policy, role, engine, metric, kind of span, error class or task
-source."""
+"""A name for people: of a policy, role, engine, metric, kind of span, error class or task source."""
 
 
 def as_label(text: str) -> str:
-    """A text of any length and content as a `Label`: hidden characters become spaces, the end is cut off.
+    """Converts any text to a `Label`: control characters become spaces, and long texts are cut.
 
-    Made for words that come from elsewhere, such as error messages: a service that sent one unchanged would
-    have its own request refused.
+    Use it for texts from elsewhere, such as error messages. Sent unchanged, they might be refused.
     """
     shown = "".join(char if char.isprintable() else " " for char in text)
     return shown if len(shown) <= _MAX_LABEL else shown[: _MAX_LABEL - 3] + "..."

@@ -104,17 +104,17 @@ __all__ = [
 
 
 class MediaRef(Item, frozen=True, kw_only=True):
-    """An image, or another medium, and where it stands.
+    """An image or another medium, and its position.
 
     Kind `image`: `uri` is the file itself, as `data:image/png;base64,...` or `data:image/jpeg;base64,...`. An
-    image travels with the item that shows it, as every column of a trajectory does, and nothing is ever
-    fetched. The dataflow checks the place and hands other kinds on to substitutes of both sides.
+    image travels with the item that shows it, and nothing is ever fetched. The dataflow checks the position.
+    Other kinds are handed on unread.
     """
 
     kind: Label
     uri: LongText
     start: Position
-    """In a text: the character before which it stands. Among tokens: the first of those that stand for it."""
+    """In a text: the character that follows it. Among tokens: the first one that represents it."""
 
 
 Media = Annotated[tuple[MediaRef, ...], Meta(max_length=4096)]
@@ -127,8 +127,7 @@ class Message(Item, frozen=True, kw_only=True):
     content: LongText
     name: Label = ""
     media: Media | msgspec.UnsetType = msgspec.UNSET
-    """Images in the content, in the order of their places in it. Not sent where there are none: older readers
-    do not know the field."""
+    """Images in the content, in order. Left out if there are none, as older readers don't know the field."""
 
     @property
     def images(self) -> Media:
@@ -189,7 +188,7 @@ class GenerateRequest(Item, frozen=True, kw_only=True):
     version: Version = -1
     """The version to generate with. -1 means the newest loaded one, following updates during generation."""
     media: Media = ()
-    """Images that tokens of the prompt stand for, in their order."""
+    """Images that tokens of the prompt represent, in order."""
 
 
 class Stream(Item, frozen=True, kw_only=True):
@@ -217,7 +216,7 @@ class Generation(Item, frozen=True, kw_only=True):
     versions: Annotated[tuple[Version, ...], Meta(max_length=MAX_TOKENS)]
     finish_reason: FinishReason
     streams: Annotated[tuple[Stream, ...], Meta(max_length=64)] = ()
-    """Columns of the engine's own, one entry per generated token; the loss gets them by name."""
+    """The engine's own columns, with one entry per generated token. The loss gets them by name."""
 
 
 class VersionSpan(Item, frozen=True, array_like=True):
@@ -270,7 +269,7 @@ class Trajectory(Item, frozen=True, kw_only=True):
     streams: Annotated[tuple[Stream, ...], Meta(max_length=64)] = ()
     """Further columns [T]. The loss reads the entries where `mask` is 1; the recorder writes 0 elsewhere."""
     media: Media = ()
-    """Images that tokens of the context stand for, in their order; none of these tokens is trained."""
+    """Images that tokens of the context represent, in order. These tokens are not trained."""
 
 
 class MetricItem(Item, frozen=True, array_like=True):
@@ -282,8 +281,7 @@ class MetricItem(Item, frozen=True, array_like=True):
 
 
 class Episode(Item, frozen=True, kw_only=True, tag="episode"):
-    """One run of a workflow on a task: trajectories of one or more policies, metrics, and messages for people
-    to read."""
+    """One run of a workflow on a task: trajectories of policies, metrics, and messages for people to read."""
 
     trajectories: Annotated[tuple[Trajectory, ...], Meta(max_length=512)]
     score: Reward
@@ -368,7 +366,7 @@ class Registration(Item, frozen=True, kw_only=True):
     worker_id: OpaqueId
     heartbeat_s: Seconds
     lease_timeout_s: Seconds
-    """A lease without heartbeats for this long is given out again."""
+    """A lease without heartbeats for this long is issued again."""
 
 
 class BusySpan(Item, frozen=True, array_like=True):
@@ -436,8 +434,7 @@ class Heartbeat(Item, frozen=True, kw_only=True):
 
 
 class HeartbeatReply(Item, frozen=True, kw_only=True):
-    """The answer to a heartbeat. `revoked` leases are not worth finishing: they expired, or another attempt
-    won."""
+    """The answer to a heartbeat. `revoked` leases have expired, or another attempt won; don't finish them."""
 
     revoked: LeaseIds
     state: RunState
@@ -452,8 +449,8 @@ class LeaseRequest(Item, frozen=True, kw_only=True):
     served: Annotated[tuple[ServedVersions, ...], Meta(max_length=1024)]
     wait_s: Seconds = 25.0
     held: LeaseIds | None = None
-    """All leases that the service holds. Any other lease that was granted to it was lost on the way, and is
-    given out again at once instead of after `lease_timeout_s`. None: the service does not say."""
+    """All leases that the service holds. Other leases that were granted to it were lost on the way, and are
+    issued again at once instead of after `lease_timeout_s`. None if the service doesn't say."""
 
 
 class LeaseReply(Item, frozen=True, kw_only=True):
@@ -479,8 +476,7 @@ class EpisodeResults(Item, frozen=True, kw_only=True):
 
 
 class EpisodeReceipt(Item, frozen=True, kw_only=True):
-    """The fate of one result: `accepted` (durable), `dropped` (late or repeated) or `invalid` (see the
-    reason)."""
+    """What happened to a result: `accepted` (durable), `dropped` (late or repeated), or `invalid`."""
 
     lease_id: LeaseId
     status: Literal["accepted", "dropped", "invalid"]
@@ -496,8 +492,8 @@ class Receipts(Item, frozen=True, kw_only=True):
 class PastCompletion(Item, frozen=True, kw_only=True):
     """A complete completion of an unfinished episode.
 
-    If the lease is lost, the next attempt at the episode reuses it for the same request instead of sampling
-    again.
+    If the lease is lost, the next attempt reuses it for the same request instead of sampling again.
+
     """
 
     policy: UncheckedLabel
@@ -523,8 +519,7 @@ class Progress(Item, frozen=True, kw_only=True):
 
     lease_id: LeaseId
     num_before: Count
-    """Number of completions of this episode that the dataflow already has, including those of earlier
-    attempts. 0 replaces them all."""
+    """Completions that the dataflow already has, including those of earlier attempts. 0 replaces them all."""
     completions: Annotated[tuple[PastCompletion, ...], Meta(max_length=4096)]
 
 
@@ -538,8 +533,7 @@ class ProgressReply(Item, frozen=True, kw_only=True):
     """The leases whose parts of a report were not kept; all others were."""
 
     missing: LeaseIds = ()
-    """The dataflow does not have the `num_before` completions, for example after a restart. Report the whole
-    episode again."""
+    """The dataflow lacks the `num_before` completions (it restarted, say). Report the whole episode again."""
     refused: LeaseIds = ()
     """Nothing more is kept, because the sender does not hold the lease, a completion violates a rule, or
     there is no room. Stop reporting the episode."""
@@ -552,7 +546,7 @@ class EarlierProgress(Item, frozen=True, kw_only=True):
 
 
 class ProgressTotals(Item, frozen=True, kw_only=True):
-    """Totals of the completions that the dataflow keeps for unfinished episodes, and of their reuse since it
+    """Totals of the completions kept for unfinished episodes, and of their reuse since the dataflow
     started."""
 
     num_episodes: Count = 0
@@ -645,12 +639,11 @@ class Batch(Item, frozen=True, kw_only=True):
 
 
 class BatchReply(Item, frozen=True, kw_only=True):
-    """One rank's slice of a step. If there is none yet, the run's state and what the step waits for; ask
-    again."""
+    """One rank's slice of a step, or the run's state and what the step waits for. In that case, ask again."""
 
     batch: Batch | None
     """With `page` in the request, only the samples of that page; all other fields cover the whole slice."""
     state: RunState
     waits_for: WaitReasons = ()
     num_pages: Annotated[int, Meta(ge=1, le=2**20)] = 1
-    """How many pages the slice has, if the request names one."""
+    """Number of pages of the slice, if the request names one."""

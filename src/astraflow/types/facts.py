@@ -49,8 +49,7 @@ class TrajectoryFacts:
     state_keys: tuple[int, ...] = ()
     """One key per turn. Two keys are equal if the policy was shown the same state."""
     repeated_frac: float = 0.0
-    """Share of the 8-grams of sampled tokens that occurred earlier in the trajectory. It is 0 unless a
-    filter of the table reads it."""
+    """Share of 8-grams of sampled tokens that occurred before. Computed only if a filter may read it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,7 @@ class WeightChanges:
 
     base: int
     find: Callable[[], Mapping[str, NDArray[np.int64]]]
-    """Returns tensor name -> flat positions of elements, in any order. Tensors without an entry are equal. It
-    blocks, so call it in a thread."""
+    """Returns tensor name -> flat positions, in any order. Other tensors are equal. Blocks: use a thread."""
 
 
 @dataclass(frozen=True, slots=True)

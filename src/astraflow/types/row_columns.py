@@ -17,11 +17,11 @@ __all__ = ["Row", "answers_of", "is_of_row", "number_text", "row_of", "with_row"
 _MAX_CHARS = 1024 * 1024
 """Characters of the columns of one task, as JSON: they travel with each of its leases."""
 _LARGEST_EXACT = 2**53
-"""Up to here, each whole number is a float of its own."""
+"""Up to here, floats represent every whole number exactly."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="row"):
-    """The further content of a task's row, in addition to the texts of prompt and answer.
+    """The content of a task's row in addition to the texts of prompt and answer.
 
     Example: `Row(columns={"data_source": "openai/gsm8k"}, is_chat=True)`.
     """
@@ -29,8 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     columns: dict[str, Any] = {}
     """Values by column: anything that JSON can hold."""
     answer: Any = None
-    """The reference answer if it is not a text: a list, a mapping, true or false. `Task.answer` has it as
-    JSON."""
+    """The answer if it is not a text: a list, a mapping, true or false. `Task.answer` has it as JSON."""
     is_chat: bool = False
     """Whether the prompt was a list of messages."""
 

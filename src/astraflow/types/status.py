@@ -93,8 +93,10 @@ class ImageTokens(Item, frozen=True, kw_only=True):
 
 
 class SampleRules(Item, frozen=True, kw_only=True):
-    """What a trainer needs of each trajectory that it is sent. A result that breaks a rule is refused when it
-    arrives. Example: `SampleRules(vocab_size=151936)`."""
+    """A trainer's requirements for trajectories. A result that breaks one is refused when it arrives.
+
+    Example: `SampleRules(vocab_size=151936)`.
+    """
 
     vocab_size: Count = 0
     """Token ids are below it; 0: any."""
@@ -118,8 +120,7 @@ class SessionRequest(Item, frozen=True, kw_only=True):
     fingerprints: "Fingerprints"
     protocol: Count = PROTOCOL_VERSION
     rules: SampleRules | msgspec.UnsetType = msgspec.UNSET
-    """What it needs of trajectories. Without it, only what any trainer needs is checked when results
-    arrive."""
+    """Its requirements for trajectories. If missing, only the rules of all trainers are checked."""
 
 
 class Session(Item, frozen=True, kw_only=True):
@@ -141,7 +142,7 @@ class Publication(Item, frozen=True, kw_only=True):
     """Number of steps that these weights contain."""
     manifest: Manifest
     table: Digest = ""
-    """In the place of the manifest's `tensors`: the name of the policy's table, from an earlier answer."""
+    """The name of the policy's tensor table, from an earlier answer, instead of the manifest's `tensors`."""
 
 
 class PublicationReply(Item, frozen=True, kw_only=True):
@@ -149,7 +150,7 @@ class PublicationReply(Item, frozen=True, kw_only=True):
 
     needed: Versions
     table: Digest = ""
-    """A name of the policy's tensor table, which later publications may give in place of it."""
+    """A name of the policy's tensor table, which later publications may send instead of the table."""
 
 
 class Commit(Item, frozen=True, kw_only=True):
@@ -186,9 +187,9 @@ class PolicyInfo(Item, frozen=True, kw_only=True):
     lag: Count = 0
     """How many versions it serves behind the newest one of the policy that it follows."""
     agent_overrides: Literal["refuse", "ignore"] = "refuse"
+    """What happens to an agent's request for sampling that the policy can't follow."""
     template_args: JsonText = "{}"
     """Arguments of the model's chat template in every prompt, as a JSON object."""
-    """What happens to an agent's request for sampling that the policy can't follow."""
 
 
 class RunInfo(Item, frozen=True, kw_only=True):
@@ -302,12 +303,11 @@ class PolicyStatus(Item, frozen=True, kw_only=True):
     redone_steps: Count
     fates: FateCounts
     num_replayed_groups: Count = 0
-    """Replayed groups that batches contained beside the fresh ones. They are not part of the fates."""
+    """Replayed groups in batches, in addition to the fresh ones. They are not part of the fates."""
     trainer_request: Label = ""
     """Name of the newest request of its trainer; empty before the first since the dataflow started."""
     trainer_seen_s: UnixSeconds = 0.0
-    """When that was answered; now if a request waits for its answer; 0 before the first. A trainer makes no
-    request while it trains."""
+    """When it was answered (now, if it still waits; 0 before the first). A training trainer sends none."""
     outcomes: Annotated[tuple[GroupOutcome, ...], Meta(max_length=1024)] = ()
     """How groups ended since the last batch was taken."""
     num_episodes: Count = 0
@@ -322,15 +322,13 @@ class StatusReply(Item, frozen=True, kw_only=True):
     name: Label
     state: RunState
     reason: LongText
-    """Why the run ended, with the last failure if that ended it. Longer than a `Reason`, since it may contain
-    one."""
+    """Why the run ended, with the last failure if that ended it. It may therefore contain an `ErrorText`."""
     now_s: UnixSeconds
     policies: Annotated[tuple[PolicyStatus, ...], Meta(max_length=1024)]
     workers: Annotated[tuple[WorkerStatus, ...], Meta(max_length=65_536)]
     waits: Annotated[tuple[Wait, ...], Meta(max_length=65_536)]
     curation: Annotated[tuple[MetricItem, ...], Meta(max_length=4096)] = ()
-    """Tasks that curators selected and passed over since the start, by curator and reason; empty for a plain
-    order."""
+    """Tasks selected and skipped since the start, by curator and reason; empty for a plain order."""
     pushed: PushedTasks = PushedTasks()
     scaling: ScalingAdvice = ScalingAdvice()
 
@@ -354,8 +352,7 @@ class StepRecord(Item, frozen=True, kw_only=True):
     """Groups of this policy that got another fate than trained since the previous step."""
     metrics: Annotated[tuple[MetricItem, ...], Meta(max_length=8192)]
     num_replayed_groups: Count = 0
-    """How many of `num_groups` were replayed, having been trained on in an earlier step. `reward_mean` leaves
-    them out."""
+    """How many of `num_groups` an earlier step had trained on. `reward_mean` leaves them out."""
 
     @property
     def number(self) -> int:
@@ -364,8 +361,7 @@ class StepRecord(Item, frozen=True, kw_only=True):
 
     @property
     def num_gradient_tokens(self) -> int | None:
-        """How many of `num_trained_tokens` the trainer computed a gradient for, as its metric of this name
-        says; None if it does not say."""
+        """How many of `num_trained_tokens` had a gradient, by the trainer's metric; None if it has none."""
         return next((int(item.value) for item in self.metrics if item.name == "num_gradient_tokens"), None)
 
 
@@ -410,8 +406,8 @@ class EvalsReply(Item, frozen=True, kw_only=True):
 
 
 class StepFailure(Item, frozen=True, kw_only=True):
-    """A trainer could not train the batch of a step, and ends. Example: `StepFailure(step=7, epoch=3,
-    reason="out of memory")`."""
+    """A trainer could not train on a batch, and ends. Example: `StepFailure(step=7, epoch=3,
+    reason="OOM")`."""
 
     step: Count
     epoch: Count
@@ -419,7 +415,7 @@ class StepFailure(Item, frozen=True, kw_only=True):
 
 
 class DropRequest(Item, frozen=True, kw_only=True):
-    """A person gives up the batch of the oldest step of a policy that is not committed.
+    """A person drops the batch of the oldest uncommitted step of a policy.
 
     Example: `DropRequest(step=7, epoch=3, reason="out of memory")` after the status said `step` 7, `epoch` 3.
     """

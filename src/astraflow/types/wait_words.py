@@ -1,6 +1,6 @@
 """Sentences about waits and about the size of the pool, made from their kinds and numbers.
 
-They are for people alone: no program reads them, so every word here may change.
+Only people read them, no program does. So every word may change.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,6 @@
 """Who waits for whom in a run, and why, as kinds and numbers.
 
-Programs decide by these. `types/wait_words.py` turns them into sentences for people; no program reads
-those.
+Programs decide by these. `types/wait_words.py` turns them into sentences, which only people read.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -78,8 +77,7 @@ class Party(Item, frozen=True, kw_only=True):
     """One side of a wait. Example: `Party(kind="trainer", name="actor")`."""
 
     kind: PartyKind
-    """`pool` is all rollout services together, `service` is one of them, `person` is whoever operates the
-    run."""
+    """`pool`: all rollout services together; `service`: one of them; `person`: whoever operates the run."""
     name: Label = ""
     """The policy of a `trainer` or `eval`, or the name of a `service`; empty for all others."""
 
@@ -111,8 +109,7 @@ class WaitReason(Item, frozen=True, kw_only=True):
     (`eval_episodes`), failures in a row (`batch_failed`, `set_aside`), bytes of a slice
     (`batch_too_large`)."""
     total: Count = 0
-    """What `num` is compared with: groups of a batch, groups that ended, episodes of the round, or the
-    largest slice that can be sent."""
+    """What `num` is compared with: groups of a batch or all that ended, episodes, or the largest slice."""
     seconds: Seconds = 0.0
     """For how long: a trainer without a batch (`lost_groups`), or not heard of (`overdue`, `last_request`,
     `not_asking`)."""

@@ -48,8 +48,7 @@ class Chunk(Item, frozen=True, array_like=True):
 
 
 class TensorInfo(Item, frozen=True, kw_only=True):
-    """A tensor of a version: its Hugging Face name, shape and dtype, and where its bytes are in the joined
-    chunks."""
+    """A tensor of a version: Hugging Face name, shape, dtype, and position in the joined chunks."""
 
     name: TensorName
     shape: Annotated[tuple[Bytes, ...], Meta(max_length=16)]
@@ -98,12 +97,10 @@ class Manifest(Item, frozen=True, kw_only=True):
     base: Version = -1
     encoding: Label = "raw"
     tensors: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
-    """The same for all versions of a policy. Empty if the dataflow and its caller have a name for the
-    table."""
+    """The same for all versions of a policy. Empty if a name of the table is sent instead."""
     chunks: Annotated[tuple[Chunk, ...], Meta(max_length=MAX_CHUNKS)]
     digest: Digest
-    """xxh3-128, in hex, over the xxh3-128 of each 512 KiB of the version's bytes. Installed bytes must match
-    it."""
+    """Hex xxh3-128 over the xxh3-128 of each 512 KiB of the version. Installed bytes must match it."""
     files: Annotated[tuple[FileInfo, ...], Meta(max_length=1024)] = ()
     sources: Annotated[tuple[SourceLink, ...], Meta(max_length=4096)] = ()
     num_bytes: Bytes
@@ -137,8 +134,7 @@ class HandOver(Item, frozen=True, kw_only=True):
     """A delta alone is refused with code `full_needed` if the publisher needs the full version."""
     tensors: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
     digest: Digest
-    """As in the manifest. The publisher refuses bytes with another digest, and a delta that leads to another
-    one."""
+    """As in the manifest. The publisher refuses bytes, or the result of a delta, with another digest."""
     files: Annotated[tuple[FileInfo, ...], Meta(max_length=1024)] = ()
     """Empty after the first version of a policy, whose files stay valid."""
     is_first: bool = False
@@ -177,5 +173,4 @@ class VersionsReply(Item, frozen=True, kw_only=True):
     pinned: Versions
     state: RunState
     table: Digest = ""
-    """Name of the manifests' tensor table; empty without manifests. If the caller named this table, the
-    manifests are sent without it."""
+    """Name of the tensor table; empty without manifests. Tables that the caller named are not sent."""

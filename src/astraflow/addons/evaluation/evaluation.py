@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from astraflow.algorithms.pass_at_k import Estimate, estimate, pass_estimates
-from astraflow.dataflow.core.context import derived_seed
+from astraflow.dataflow.core.context import derive_seed
 from astraflow.errors import ConfigError
 from astraflow.metrics import reduce_metrics
 from astraflow.protocols import TaskSource
@@ -197,7 +197,7 @@ async def _run_episode(
         episode_idx=task_idx * round_.samples + sample,
         attempt=0,
         task=round_.source.task(task_idx),
-        seed=derived_seed(recipe.seed, "eval", round_.eval_set, task_idx, sample),
+        seed=derive_seed(recipe.seed, "eval", round_.eval_set, task_idx, sample),
         eval_set=round_.eval_set,
     )
     for attempt in range(1, recipe.dataflow.max_attempts + 1):

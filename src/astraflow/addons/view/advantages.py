@@ -12,7 +12,7 @@ from astraflow.config import Use
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import EpisodeFacts
 from astraflow.dataflow.core.state import EpisodeState, GroupState
-from astraflow.dataflow.core.valuation import Discarded, Valuation
+from astraflow.dataflow.core.valuation import Discard, Valuation
 from astraflow.errors import Error
 
 __all__ = ["Advantages", "Spans"]
@@ -60,7 +60,7 @@ class Advantages:
             source="",
             source_idx=0,
             undecided=[],
-            home="",
+            preferred_worker="",
             episodes=states,
             num_open=0,
         )
@@ -68,7 +68,7 @@ class Advantages:
             worth = self._valuation.value(self._policy, group)
         except (Error, ArithmeticError, ValueError):
             return {}
-        if isinstance(worth, Discarded):
+        if isinstance(worth, Discard):
             return {}
         return dict(zip(self._places(episodes), (s.advantages for s in worth.samples), strict=True))
 

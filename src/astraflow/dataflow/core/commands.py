@@ -1,9 +1,9 @@
-"""What goes into the core, and what comes out: the journal's records.
+"""The core's input and output: commands, events, and answers.
 
-A command is anything that may change the run's state. It carries its ids; its time is given with it. A
-decision holds the core's answer, the events that the accounting consists of, and the waiters to wake. The
-journal stores commands and events. Replaying the commands must give the same events again; the audit counts
-the events alone.
+A command is anything that may change the state of the run. It carries ids; its time is passed separately. A
+decision holds the core's answer, the events that make up the accounting, and the waiters to wake. The journal
+stores commands and events. Replaying the commands must give the same events. The audit uses the events alone.
+
 """
 
 from typing import Any
@@ -27,6 +27,7 @@ from astraflow.types import (
 )
 
 __all__ = [
+    "AddTasks",
     "AddWorker",
     "AttachTrainer",
     "AttemptFailed",
@@ -52,7 +53,6 @@ __all__ = [
     "PayloadRef",
     "PublishFrozen",
     "PublishVersion",
-    "PushTaskIds",
     "RecordResult",
     "ReleaseSteps",
     "ResultDropped",
@@ -75,10 +75,10 @@ __all__ = [
 
 
 class Stored(Item, frozen=True, array_like=True, gc=False):
-    """Base of what journal and snapshots hold: fields by position, without their names.
+    """Base of what the journal and snapshots hold: fields by position, without their names.
 
-    These objects are frozen, so they are never part of a cycle. The garbage collector therefore skips them
-    (`gc=False`); to look at them, it would have to stop the service.
+    Frozen objects are never part of a cycle, so the garbage collector need not visit them (`gc=False`).
+
     """
 
 
@@ -91,7 +91,7 @@ class PayloadRef(Stored, frozen=True):
 
 
 class TrajectoryMeta(Stored, frozen=True, kw_only=True):
-    """What the core knows of a trajectory: about 1 KB, no tokens."""
+    """What the core knows of a trajectory: about 1 KB, without tokens."""
 
     policy: str
     role: str
@@ -104,7 +104,7 @@ class TrajectoryMeta(Stored, frozen=True, kw_only=True):
     turn_spans: tuple[tuple[int, int], ...]
     turn_rewards: tuple[float, ...]
     num_trained_by_turn: tuple[int, ...]
-    """Tokens with mask 1 in each turn: the weight of an advantage of that turn."""
+    """Tokens with mask 1 in each turn, which weight the turn's advantage."""
     payload: PayloadRef
     state_keys: tuple[int, ...] = ()
     repeated_frac: float = 0.0
@@ -123,27 +123,27 @@ class EpisodeFacts(Item, frozen=True, kw_only=True, tag="episode", gc=False):
 
 
 class AddWorker(Stored, frozen=True, kw_only=True, tag=True):
-    """A rollout service joins; its id is chosen by the service layer.
+    """A rollout service joins under an id that the service layer chose.
 
-    Here, and wherever the core speaks of a service, `worker_id` is the id's handle: see `worker_ids`.
+    Throughout the core, `worker_id` is the handle of that id, not the id itself; see `worker_ids`.
     """
 
     worker_id: str
     name: str
     hosts: tuple[str, ...]
     key: str = ""
-    """Digest of the id's secret. If it is empty, as in old journals, anybody may answer the leases."""
+    """Digest of the id's secret. If it is empty, any service may send results."""
 
 
 class DropWorker(Stored, frozen=True, kw_only=True, tag=True):
-    """A rollout service left or vanished; its leases are issued again."""
+    """A rollout service left or vanished. Its leases are issued again."""
 
     worker_id: str
     reason: str
 
 
 class IssueLeases(Stored, frozen=True, kw_only=True, tag=True):
-    """A service asks for leases. The command is journaled only if the service got some."""
+    """A service asks for leases. Journaled only if the service got some."""
 
     worker_id: str
     num_free: int
@@ -151,29 +151,29 @@ class IssueLeases(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class ExpireLeases(Stored, frozen=True, kw_only=True, tag=True):
-    """Heartbeats of these leases stopped."""
+    """The heartbeats of these leases stopped."""
 
     lease_ids: tuple[str, ...]
     never_arrived: bool = False
-    """The service never got the answer that granted the leases, so it is not to blame."""
+    """Whether the service never got the answer that granted the leases. It is then not to blame."""
 
 
 class RecordResult(Stored, frozen=True, kw_only=True, tag=True):
-    """The result of a lease. It has been checked, and its payloads are written."""
+    """The result of a lease, already checked, with its payloads written."""
 
     lease_id: str
     worker_id: str
     outcome: EpisodeFacts | Failure
 
 
-class PushTaskIds(Stored, frozen=True, kw_only=True, tag=True):
-    """Tasks from outside. The core keeps them, because they are in no source."""
+class AddTasks(Stored, frozen=True, kw_only=True, tag=True):
+    """Tasks arrive from outside or from a workflow. The core keeps them, because no source has them."""
 
     tasks: tuple[Task, ...]
 
 
 class AttachTrainer(Stored, frozen=True, kw_only=True, tag=True):
-    """A trainer opens a session. It gets a new epoch, and older sessions are fenced."""
+    """A trainer opens a session with a new epoch. Older sessions are fenced."""
 
     policy: str
     trainer_id: str
@@ -182,7 +182,7 @@ class AttachTrainer(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class TakeBatch(Stored, frozen=True, kw_only=True, tag=True):
-    """The trainer takes step `step`. The command is journaled only when it decides something new."""
+    """The trainer asks for the batch of step `step`. Journaled only if this decides something new."""
 
     policy: str
     epoch: int
@@ -190,7 +190,7 @@ class TakeBatch(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class PublishVersion(Stored, frozen=True, kw_only=True, tag=True):
-    """A version can be downloaded."""
+    """A version can be downloaded from now on."""
 
     policy: str
     epoch: int
@@ -199,15 +199,14 @@ class PublishVersion(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class PublishFrozen(Stored, frozen=True, kw_only=True, tag=True):
-    """The one version of a frozen policy can be downloaded."""
+    """The only version of a frozen policy can be downloaded from now on."""
 
     policy: str
     manifest: Manifest
 
 
 class CommitStep(Stored, frozen=True, kw_only=True, tag=True):
-    """A step is trained and its version is published. Its groups are `trained` for ever, and their tickets
-    come back."""
+    """A step is trained and published. Its groups get the final fate `trained`, which frees their tickets."""
 
     policy: str
     epoch: int
@@ -226,7 +225,7 @@ class ReleaseSteps(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class DropBatch(Stored, frozen=True, kw_only=True, tag=True):
-    """A person gives up the batch of step `step`, which no trainer can train."""
+    """A person drops the batch of step `step`, which no trainer can train on."""
 
     policy: str
     epoch: int
@@ -235,25 +234,25 @@ class DropBatch(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class ExpireEval(Stored, frozen=True, kw_only=True, tag=True):
-    """An evaluation round passed its deadline and is reported with what it has."""
+    """An evaluation round passed its deadline and is reported with the results that it has."""
 
     round_id: int
 
 
 class StopRun(Stored, frozen=True, kw_only=True, tag=True):
-    """Ends the run early: live groups are cancelled."""
+    """The run ends early. Live groups are cancelled."""
 
     reason: str
     is_failure: bool
 
 
 class ResumeRun(Stored, frozen=True, kw_only=True, tag=True):
-    """A person starts a run again that had ended with a failure."""
+    """A person resumes a run that ended with a failure."""
 
 
 class ChangeSchedule(Stored, frozen=True, kw_only=True, tag=True):
-    """A person resumes the run with other numbers of steps, or another evaluation. A finished run goes on if
-    a policy has more steps to do now."""
+    """A person resumes the run with another schedule. A finished run continues if a policy has steps to
+    do."""
 
     schedule: Schedule
 
@@ -264,7 +263,7 @@ Command = (
     | IssueLeases
     | ExpireLeases
     | RecordResult
-    | PushTaskIds
+    | AddTasks
     | AttachTrainer
     | TakeBatch
     | PublishFrozen
@@ -279,11 +278,11 @@ Command = (
 )
 
 
-# --- events: what the audit counts ----------------------------------------------------------------
+# --- events: the input of the audit ----------------------------------------------------------------
 
 
 class GroupDrawn(Stored, frozen=True, kw_only=True, tag=True):
-    """A task was drawn and charged to the policies in `admitted`; those in `unadmitted` had no ticket."""
+    """A task was drawn. Its group took a ticket of each policy in `admitted`; the others had none free."""
 
     group_id: int
     task_id: str
@@ -312,7 +311,7 @@ class LeaseIssued(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class AttemptFailed(Stored, frozen=True, kw_only=True, tag=True):
-    """An attempt ended without a result; `is_final` if there will be no other."""
+    """An attempt ended without a result. If `is_final`, no other attempt follows."""
 
     lease_id: str
     error_class: str
@@ -320,7 +319,7 @@ class AttemptFailed(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class ServiceSetAside(Stored, frozen=True, kw_only=True, tag=True):
-    """A rollout service failed too often in a row: it gets a single lease now and then until one succeeds."""
+    """A service failed too often in a row. It gets single leases from time to time, until one succeeds."""
 
     worker_id: str
     name: str
@@ -329,21 +328,21 @@ class ServiceSetAside(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class ServiceRestored(Stored, frozen=True, kw_only=True, tag=True):
-    """A service that was set aside brought a good episode."""
+    """A service that was set aside sent a good episode."""
 
     worker_id: str
     name: str
 
 
 class ResultDropped(Stored, frozen=True, kw_only=True, tag=True):
-    """A result came late or again."""
+    """A result arrived too late, or a second time."""
 
     lease_id: str
     reason: str
 
 
 class FateDecided(Stored, frozen=True, kw_only=True, tag=True):
-    """A group ended for a policy, in exactly one way. `step` is set only for the fate `trained`."""
+    """A group got its fate for a policy, which is final. `step` is set only for the fate `trained`."""
 
     policy: str
     group_id: int
@@ -354,7 +353,7 @@ class FateDecided(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class BatchTaken(Stored, frozen=True, kw_only=True, tag=True):
-    """A step got its batch, which it keeps unless a person drops it."""
+    """A step got its batch, and keeps it unless a person drops it."""
 
     policy: str
     step: int
@@ -362,13 +361,12 @@ class BatchTaken(Stored, frozen=True, kw_only=True, tag=True):
     group_ids: tuple[int, ...]
     staleness: tuple[int, ...]
     replayed_ids: tuple[int, ...] = ()
-    """Groups of earlier steps that are trained on again; their fate was decided by their first step."""
+    """Groups of earlier steps that are trained on again. Their first step decided their fate."""
     replayed_staleness: tuple[int, ...] = ()
 
 
 class BatchDropped(Stored, frozen=True, kw_only=True, tag=True):
-    """Steps that were not committed lost their batches and get others. The groups of these batches are
-    `evicted`."""
+    """Uncommitted steps lost their batches and will get others. The groups of these batches are `evicted`."""
 
     policy: str
     steps: tuple[int, ...]
@@ -376,7 +374,7 @@ class BatchDropped(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class VersionPublished(Stored, frozen=True, kw_only=True, tag=True):
-    """A version became the newest."""
+    """A version became the newest one of its policy."""
 
     policy: str
     version: int
@@ -385,13 +383,13 @@ class VersionPublished(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class StepCommitted(Stored, frozen=True, kw_only=True, tag=True):
-    """First commit of a step."""
+    """A step was committed for the first time."""
 
     record: StepRecord
 
 
 class StepRedone(Stored, frozen=True, kw_only=True, tag=True):
-    """A commit of a step that was committed before; changes no fate."""
+    """A step was committed again, after a restart of its trainer. This changes no fate."""
 
     policy: str
     step: int
@@ -399,25 +397,24 @@ class StepRedone(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class EvalFinished(Stored, frozen=True, kw_only=True, tag=True):
-    """An evaluation round is over."""
+    """An evaluation round ended."""
 
     record: EvalRecord
 
 
 class RunEnded(Stored, frozen=True, kw_only=True, tag=True):
-    """The run is over."""
+    """The run ended."""
 
     reason: str
     is_failure: bool
 
 
 class RunResumed(Stored, frozen=True, kw_only=True, tag=True):
-    """A failed run continues, or a finished one that got more steps. Steps that were not committed get other
-    batches."""
+    """A failed run continues, or a finished one that got more steps. Uncommitted steps get other batches."""
 
 
 class ScheduleChanged(Stored, frozen=True, kw_only=True, tag=True):
-    """From here on, another schedule holds."""
+    """Another schedule is in force from now on."""
 
     schedule: Schedule
 
@@ -488,10 +485,10 @@ class BatchView(Stored, frozen=True, kw_only=True):
 
 
 class Decision(Item, frozen=True, kw_only=True):
-    """What a command led to.
+    """The outcome of a command.
 
-    The type of `answer` depends on the command: see `Core.apply`. `wakes` are topics of waiters: `leases`,
-    `worker/ID`, `batch/POLICY`, `versions/POLICY`, `steps/POLICY`, `evals`, `run`.
+    The type of `answer` depends on the command: see `Core.apply`. `wakes` lists topics whose waiters should
+    ask again: `leases`, `worker/ID`, `batch/POLICY`, `versions/POLICY`, `steps/POLICY`, `evals`, `run`.
     """
 
     answer: Any = None

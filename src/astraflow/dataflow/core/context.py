@@ -1,7 +1,7 @@
-"""What every rule of the core works on: the plan, the state, the algorithms, and the decision in the making.
+"""The context of every rule of the core: the plan, the state, the algorithms, and the decision being made.
 
-The rules are functions `(ctx, command) -> answer`, in one file per subject. `Context` is the only object that
-they share.
+The rules are functions `(ctx, command) -> answer`, one file per subject. They share only `Context`.
+
 """
 
 import hashlib
@@ -17,14 +17,14 @@ from astraflow.dataflow.core.table_parts import TableParts
 from astraflow.dataflow.core.valuation import Valuation
 from astraflow.errors import RefusedError
 
-__all__ = ["Context", "derived_seed", "refuse"]
+__all__ = ["Context", "derive_seed", "refuse"]
 
 _NUM_SEED_BITS = 53
-"""Seeds stay exact in JSON readers that hold numbers as doubles."""
+"""Seeds of this size stay exact in JSON readers that store numbers as doubles."""
 
 
 class Context:
-    """The core's insides. `begin` opens a command; `emit` and `wake` collect its decision."""
+    """Everything that the core holds. `begin` starts a command; `emit` and `wake` collect its decision."""
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
@@ -34,7 +34,7 @@ class Context:
         )
         self.parts = {name: TableParts(name, p.table) for name, p in plan.policies.items()}
         self.valuations = {name: Valuation(p.table) for name, p in plan.policies.items()}
-        # A filter of the user's own may read how much a trajectory repeats itself, so it counts as well.
+        # A user's own filter may read how much a trajectory repeats itself, so it counts too.
         self.repetition_of = frozenset(
             name
             for name, p in plan.policies.items()
@@ -42,41 +42,42 @@ class Context:
         )
         self.num_tasks = sum(plan.sources.values())
         self.curation = make_curation(plan.curators, sources=plan.sources, seed=plan.seed)
-        self.fresh_at: dict[str, dict[int, None]] = {}
-        """The groups of `state.fresh` by their homes, in the same order. Derived, so in no snapshot."""
-        self.lost_homes: set[str] = set()
-        """The homes in `fresh_at` whose services are gone. Derived as well."""
+        self.fresh_by_worker: dict[str, dict[int, None]] = {}
+        """`state.fresh` by preferred service, in the same order. Derived, so not in snapshots."""
+        self.gone_workers: set[str] = set()
+        """The services in `fresh_by_worker` that are gone. Derived too."""
         self.now_s = 0.0
         self.events: list[Event] = []
         self.wakes: dict[str, None] = {}
 
     def set_schedule(self, schedule: Schedule) -> None:
-        """Lets another schedule hold from now on."""
+        """Replaces the schedule from now on."""
         self.state.schedule = schedule
         self.plan = self.plan.with_schedule(schedule)
 
     def begin(self, now_s: float) -> None:
-        """Starts the decision of one command."""
+        """Starts a new decision, for one command."""
         self.now_s = now_s
         self.events = []
         self.wakes = {}
 
     def add_fresh(self, group_id: int) -> None:
-        """Notes that a group has episodes that were never leased."""
-        home = self.state.groups[group_id].home
+        """Records that a group has episodes that were never leased."""
+        preferred = self.state.groups[group_id].preferred_worker
         self.state.fresh[group_id] = None
-        self.fresh_at.setdefault(home, {})[group_id] = None
-        if home not in self.state.workers:
-            self.lost_homes.add(home)
+        self.fresh_by_worker.setdefault(preferred, {})[group_id] = None
+        if preferred not in self.state.workers:
+            self.gone_workers.add(preferred)
 
-    def drop_fresh(self, group_id: int, home: str) -> None:
-        """Notes that a group has no episode left that was never leased."""
+    def drop_fresh(self, group_id: int, preferred_worker: str) -> None:
+        """Records that every episode of a group has been leased at least once."""
         if group_id in self.state.fresh:
             del self.state.fresh[group_id]
-            del self.fresh_at[home][group_id]
-            if not self.fresh_at[home]:
-                del self.fresh_at[home]
-                self.lost_homes.discard(home)
+            groups = self.fresh_by_worker[preferred_worker]
+            del groups[group_id]
+            if not groups:
+                del self.fresh_by_worker[preferred_worker]
+                self.gone_workers.discard(preferred_worker)
 
     def emit(self, event: Event) -> None:
         """Adds an event to the decision."""
@@ -105,8 +106,8 @@ def refuse(code: str, message: str, status: int = 409) -> NoReturn:
     raise RefusedError(message, code=code, status=status)
 
 
-def derived_seed(*parts: object) -> int:
-    """A seed in `[0, 2**53)` that depends on nothing but `parts`."""
+def derive_seed(*parts: object) -> int:
+    """Returns a seed in `[0, 2**53)` that depends only on `parts`."""
     text = "/".join(str(part) for part in parts)
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _NUM_SEED_BITS)

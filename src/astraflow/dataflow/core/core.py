@@ -1,15 +1,14 @@
 """The dataflow's state machine: commands in, decisions out.
 
-Owns all metadata of a run: draws, leases, groups, tables, versions, evaluation rounds, fates. It opens no
-socket, reads no clock and draws no random number; the same commands at the same times give the same
-decisions, so the journal's commands rebuild it. A refused command raises and changes nothing.
+The core owns all metadata of a run: draws, leases, groups, tables, versions, evaluation rounds, fates. It
+doesn't open sockets, read the clock, or use random numbers. The same commands at the same times therefore
+give the same decisions, and the journal's commands rebuild the core. A refused command changes nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from astraflow.dataflow.core import (
-    conduct,
     evals,
     groups,
     leases,
@@ -17,9 +16,11 @@ from astraflow.dataflow.core import (
     schedule,
     snapshot,
     status,
+    strikes,
     tables,
 )
 from astraflow.dataflow.core.commands import (
+    AddTasks,
     AddWorker,
     AttachTrainer,
     ChangeSchedule,
@@ -35,7 +36,6 @@ from astraflow.dataflow.core.commands import (
     PayloadRef,
     PublishFrozen,
     PublishVersion,
-    PushTaskIds,
     RecordResult,
     ReleaseSteps,
     ResumeRun,
@@ -45,7 +45,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.context import Context
 from astraflow.dataflow.core.fates import end_run, resume_run
 from astraflow.dataflow.core.plan import RunPlan, Schedule
-from astraflow.dataflow.core.state import Conduct
+from astraflow.dataflow.core.state import FailureStreak
 from astraflow.errors import ComponentError
 from astraflow.types import (
     EvalRecord,
@@ -81,17 +81,18 @@ class Core:
         self._ctx = Context(plan)
 
     def apply(self, command: Command, now_s: float) -> Decision:
-        """Changes the state as one command says; returns what the command led to.
+        """Applies one command and returns its outcome.
 
-        `now_s` is Unix time, as are all times of the core's records and deadlines.
+        `now_s` is Unix time, as are all times in the core's records and deadlines.
 
-        Answers: IssueLeases -> tuple[LeaseView, ...]; RecordResult -> EpisodeReceipt; PushTaskIds ->
-        PushTasksReply; AttachTrainer -> Session; TakeBatch -> BatchView | None (not there yet);
+        Answers: IssueLeases -> tuple[LeaseView, ...]; RecordResult -> EpisodeReceipt; AddTasks ->
+        PushTasksReply; AttachTrainer -> Session; TakeBatch -> BatchView | None (not ready yet);
         PublishVersion -> PublicationReply; DropBatch -> DropReply; all others -> None.
 
-        IssueLeases and TakeBatch change state only if the decision has events; every other accepted command
-        must be journaled always.
-        Raises: RefusedError, FencedError; the state is then as before.
+        IssueLeases and TakeBatch change the state only if the decision has events, and must be journaled only
+        then. Every other accepted command must be journaled.
+
+        Raises: RefusedError or FencedError if the command is refused; the state is then unchanged.
         """
         ctx = self._ctx
         ctx.begin(now_s)
@@ -101,29 +102,28 @@ class Core:
     # --- snapshot ---------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """The full state. `Core.restored(plan, data)` continues exactly as this core would.
+        """The full state. `Core.from_snapshot(plan, data)` continues exactly as this core would.
 
-        Raises: ComponentError if a component that the recipe names cannot give its state.
+        Raises: ComponentError if a component of the recipe fails to return its state.
         """
         return b"".join(self.snapshot_parts())
 
     def snapshot_parts(self) -> Iterator[bytes]:
-        """The full state in parts. Later parts are encoded when they are asked for, and still show the state
-        of this moment."""
+        """The full state of this moment, in parts that are encoded on demand. Later commands don't affect
+        them."""
         return snapshot.snapshot_parts(self._ctx)
 
     @classmethod
-    def restored(cls, plan: RunPlan, data: bytes) -> "Core":
-        """The core whose `snapshot` this is, with the schedule that held then.
+    def from_snapshot(cls, plan: RunPlan, data: bytes) -> "Core":
+        """Returns the core of which `data` is a snapshot, with the schedule that was in force.
 
-        The plan's own schedule holds only if the snapshot is of a version that could not change it.
-        Raises: DataError if it does not fit the plan.
+        Raises: DataError if the snapshot does not fit the plan.
         """
         core = cls(plan)
         snapshot.restore_state(core._ctx, data)
         return core
 
-    # --- queries: none of them changes anything ---------------------------------------------------
+    # --- queries, which change nothing ---------------------------------------------------
 
     @property
     def state(self) -> RunState:
@@ -137,7 +137,7 @@ class Core:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule that holds now."""
+        """The schedule in force."""
         return self._ctx.plan.schedule
 
     def policy_status(self) -> tuple[PolicyStatus, ...]:
@@ -146,14 +146,14 @@ class Core:
 
     @property
     def repetition_of(self) -> frozenset[str]:
-        """Policies of which a filter needs to know how much a trajectory repeats itself."""
+        """Policies with a filter that reads how much a trajectory repeats itself."""
         return self._ctx.repetition_of
 
     def curation(self) -> tuple[MetricItem, ...]:
-        """What the curators did so far; empty for a plain order.
+        """What the curators have done so far; empty for a plain order.
 
-        It is also empty while a curator fails. The next commit or snapshot asks that curator again, and ends
-        the run with the reason.
+        Also empty if a curator fails. The next commit or snapshot then ends the run with the reason.
+
         """
         try:
             return self._ctx.curation.metrics()
@@ -161,14 +161,14 @@ class Core:
             return ()
 
     def num_batches(self, policy: str) -> float:
-        """Batches that the policy's trainer has taken, and the complete groups that wait as parts of one."""
+        """Batches that the policy's trainer has taken, plus the fraction of a batch that is ready."""
         state = self._ctx.policy(policy)
         return state.taken + len(state.ready) / self._ctx.plan.policies[policy].table.batch_groups
 
     def waits(self, now_s: float = 0.0) -> tuple[Wait, ...]:
         """Who waits for whom, why, and since when, as far as the core can tell.
 
-        Long waits have reasons of their own; without `now_s`, every wait is short.
+        Some reasons are given only for long waits. Without `now_s`, every wait is short.
         """
         return status.waits(self._ctx, now_s)
 
@@ -188,7 +188,7 @@ class Core:
         return (*steps, *evals.values())
 
     def versions(self, policy: str, after: int = -1) -> VersionsReply:
-        """The policy's kept manifests newer than `after`, and the versions that evaluation needs now."""
+        """The policy's kept manifests newer than `after`, and the versions that evaluation needs."""
         return policies.versions_reply(self._ctx, policy, after)
 
     def newest_version(self, policy: str) -> int:
@@ -196,70 +196,69 @@ class Core:
         return self._ctx.policy(policy).newest
 
     def sample_rules(self, policy: str) -> SampleRules:
-        """What the policy's trainer needs of trajectories, as far as it has said so."""
+        """The requirements of the policy's trainer for trajectories, as far as it has sent them."""
         return self._ctx.policy(policy).rules
 
     def why_no_lease(self, served: Sequence[ServedVersions], worker_id: str = "") -> tuple[WaitReason, ...]:
-        """Why a service that serves these versions gets no lease; empty if nothing keeps it from one."""
+        """Why a service with these versions gets no lease. Empty if it can get one."""
         return leases.why_none(self._ctx, served, worker_id)
 
     def is_held_back(self, served: Sequence[ServedVersions]) -> bool:
         """Whether a service with these versions gets no lease because no policy has room for a group."""
         return any(reason.kind in NO_ROOM for reason in self.why_no_lease(served))
 
-    def is_apart(self, worker_id: str) -> bool:
-        """Whether the service is refused some lease that another one with its versions would get: it is set
-        aside, or episodes that failed on it wait for others."""
-        return conduct.is_apart(self._ctx, worker_id)
+    def is_restricted(self, worker_id: str) -> bool:
+        """See `strikes.is_restricted`."""
+        return strikes.is_restricted(self._ctx, worker_id)
 
     def next_chance_s(self, worker_id: str, now_s: float) -> float:
         """The next time at which such a service may get a lease that it is refused now, even if nothing else
-        changes; infinity if there is none."""
-        return conduct.next_chance_s(self._ctx, worker_id, now_s)
+        changes. Infinity if there is no such time."""
+        return strikes.next_chance_s(self._ctx, worker_id, now_s)
 
-    def conduct(self, worker_id: str) -> Conduct:
-        """How a service has done lately; do not change it."""
+    def failure_streak(self, worker_id: str) -> FailureStreak:
+        """The recent failures of a service. Do not change the result."""
         worker = self._ctx.state.workers.get(worker_id)
-        return worker.conduct if worker else Conduct()
+        return worker.failures if worker else FailureStreak()
 
     def is_set_aside(self, worker_id: str) -> bool:
-        """Whether the service failed so often in a row that it only gets a lease now and then."""
+        """Whether the service failed so often in a row that it only gets a lease from time to time."""
         worker = self._ctx.state.workers.get(worker_id)
-        return worker is not None and conduct.is_set_aside(worker)
+        return worker is not None and strikes.is_set_aside(worker)
 
     def lease(self, lease_id: str) -> LeaseView | None:
-        """A lease that is out now, as it was issued; None for any other."""
-        return leases.view_of(self._ctx, lease_id)
+        """An open lease as it was issued, or None."""
+        return leases.view_lease(self._ctx, lease_id)
 
     def is_open(self, episode: tuple[int, int]) -> bool:
-        """Whether a training episode, named by its group and its position in it, still needs a result."""
+        """Whether a training episode, given as (group id, position in the group), still needs a result."""
         group_id, episode_idx = episode
         group = self._ctx.state.groups.get(group_id)
         return group is not None and group.episodes[episode_idx].status in {"pending", "running"}
 
     def worker_key(self, worker_id: str) -> str:
-        """The key of a service that is here, or left lately; empty for any other."""
+        """The key of a service that has joined or recently departed; empty for any other."""
         worker = self._ctx.state.workers.get(worker_id)
         return worker.key if worker else self._ctx.state.gone_keys.get(worker_id, "")
 
     def workers(self) -> tuple[AddWorker, ...]:
-        """The rollout services that joined and were not dropped, as they joined."""
+        """The rollout services of the run, as they joined."""
         known = self._ctx.state.workers.values()
         return tuple(AddWorker(worker_id=w.id, name=w.name, hosts=w.hosts, key=w.key) for w in known)
 
     def worker_leases(self, worker_id: str) -> tuple[str, ...]:
-        """Ids of the leases that a worker holds now."""
+        """Ids of the leases that a service holds."""
         worker = self._ctx.state.workers.get(worker_id)
         return tuple(worker.leases) if worker else ()
 
     def revoked(self, worker_id: str, lease_ids: Sequence[str]) -> tuple[str, ...]:
-        """Those of a worker's leases that are no longer worth finishing."""
+        """Those of a service's leases that are not worth finishing."""
         held = self._ctx.state.workers.get(worker_id)
         return tuple(i for i in lease_ids if held is None or i not in held.leases)
 
     @property
     def pushed(self) -> PushedTasks:
-        """What became of the tasks that were pushed."""
+        """Counts of the pushed tasks."""
         state = self._ctx.state
         return PushedTasks(
             num_accepted=state.num_pushed,
@@ -269,7 +268,7 @@ class Core:
         )
 
     def pushed_task(self, task_idx: int) -> Task:
-        """A pushed task by its position; kept while a group of it is undecided."""
+        """A pushed task by its position. It is kept until its group completes."""
         return self._ctx.state.pushed[task_idx]
 
     def eval_deadlines(self) -> tuple[tuple[int, float], ...]:
@@ -277,7 +276,7 @@ class Core:
         return tuple((r.id, r.deadline_s) for r in self._ctx.state.rounds.values())
 
     def groups_for_replay(self) -> frozenset[int]:
-        """Groups that a later batch of some policy may hold again."""
+        """Groups that a later batch of some policy may replay."""
         return status.groups_for_replay(self._ctx)
 
     def retained_payloads(self) -> Iterator[PayloadRef]:
@@ -295,7 +294,7 @@ _HANDLERS: dict[type[Any], Callable[[Context, Any], Any]] = {
     IssueLeases: leases.issue,
     ExpireLeases: leases.expire,
     RecordResult: groups.record_result,
-    PushTaskIds: groups.push_tasks,
+    AddTasks: groups.push_tasks,
     AttachTrainer: policies.attach,
     TakeBatch: tables.take_batch,
     PublishFrozen: policies.publish_frozen,

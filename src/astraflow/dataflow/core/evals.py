@@ -1,9 +1,9 @@
-"""Evaluation rounds: which are due, which versions they pin, how their results add up.
+"""Evaluation rounds: opens them when they are due, pins their versions, and sums up their results.
 
-A round is one set at exact versions of all policies. It takes no ticket and decides no fate. Its episodes
-have attempts as training episodes do. A round that passes its deadline is reported with what it has.
+A round evaluates one set at exact versions of all policies. It takes no ticket and decides no fate. Its
+episodes have attempts, like training episodes. At its deadline, a round is reported with what it has.
 
-If the plan asks for it, the best version of each policy so far is kept for ever.
+If the plan has a rule for the best version, the best version of each policy so far is kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ import msgspec
 
 from astraflow.algorithms.pass_at_k import pass_estimates
 from astraflow.dataflow.core.commands import EpisodeFacts, EvalFinished, ExpireEval, LeaseView
-from astraflow.dataflow.core.conduct import is_left_to_others
-from astraflow.dataflow.core.context import Context, derived_seed
+from astraflow.dataflow.core.context import Context, derive_seed
 from astraflow.dataflow.core.fates import check_finished
 from astraflow.dataflow.core.finite import finite_mean, standard_error
-from astraflow.dataflow.core.metric_sums import add_metrics, reduced
-from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan
+from astraflow.dataflow.core.metric_sums import add_metrics, reduce_sums
+from astraflow.dataflow.core.plan import BestRule, EvalSetPlan
 from astraflow.dataflow.core.state import BestState, EpisodeState, EvalRound, LeaseState, WorkerState
+from astraflow.dataflow.core.strikes import is_left_to_others
 from astraflow.types import EvalRecord, MetricItem, ServedVersions
 
 __all__ = [
@@ -27,20 +27,21 @@ __all__ = [
     "drop_changed_rounds",
     "expire",
     "next_episode",
+    "open_due_rounds",
     "pinned_versions",
-    "plan_rounds",
     "view",
 ]
 
 _MAX_METRICS = 4096
-"""Largest number of metrics that a round keeps, because its record is sent to everyone who looks."""
+"""Largest number of metrics of a round. Its record is sent to every viewer, so it must stay small."""
 
 
-def plan_rounds(ctx: Context, name: str, version: int, step: int) -> None:
-    """Opens the rounds that are due now that `version`, which holds `step` steps, is published.
+def open_due_rounds(ctx: Context, name: str, version: int, step: int) -> None:
+    """Opens the rounds that become due when `version`, which contains `step` steps, is published.
 
     Rounds are due at 0 steps, at each multiple of `every`, and at the last step. Each number of steps is
-    evaluated once. A round that needs another policy's first version waits for it.
+    evaluated once, even if it is published again. Rounds wait until every policy has a version.
+
     """
     state = ctx.state
     plan = ctx.plan.eval
@@ -85,19 +86,19 @@ def _open_round(ctx: Context, due: tuple[str, int, int], eval_set: str) -> None:
 
 
 def pinned_versions(ctx: Context, name: str) -> tuple[int, ...]:
-    """Versions of a policy that open rounds, and rounds about to open, generate with."""
+    """Versions of a policy that open rounds, and rounds that wait to open, need."""
     pinned = {round_.pinned[name] for round_ in ctx.state.rounds.values()}
     pinned.update(version for due, version, _ in ctx.state.rounds_to_open if due == name)
     return tuple(sorted(pinned))
 
 
 def can_serve(round_: EvalRound, served: dict[str, frozenset[int]]) -> bool:
-    """Whether a service with these versions serves all versions that the round pins."""
+    """Whether a service with these versions has all versions that the round pins."""
     return all(version in served.get(name, ()) for name, version in round_.pinned.items())
 
 
 def next_episode(ctx: Context, round_: EvalRound, worker: WorkerState) -> int:
-    """The next episode to lease to a service, retries first; -1 if all are out, done or left to others."""
+    """Takes the next episode for a service from the round, retries first. -1 if there is none for it."""
     for episode_idx in round_.retries:
         if not is_left_to_others(ctx, round_.episodes[episode_idx], worker):
             del round_.retries[episode_idx]
@@ -109,8 +110,7 @@ def next_episode(ctx: Context, round_: EvalRound, worker: WorkerState) -> int:
 
 
 def view(ctx: Context, lease: LeaseState) -> LeaseView:
-    """The lease as its service sees it. The seed depends on set, task and sample only, so that all versions
-    are judged with the same draws."""
+    """The lease as its service gets it. Its seed doesn't depend on the version, so all get the same draws."""
     round_ = ctx.state.rounds[lease.group_id]
     task_idx, sample = divmod(lease.episode_idx, round_.samples)
     return LeaseView(
@@ -121,14 +121,14 @@ def view(ctx: Context, lease: LeaseState) -> LeaseView:
         attempt=lease.attempt,
         source=round_.eval_set,
         task_idx=task_idx,
-        seed=derived_seed(ctx.plan.seed, "eval", round_.eval_set, task_idx, sample),
+        seed=derive_seed(ctx.plan.seed, "eval", round_.eval_set, task_idx, sample),
         pinned=tuple(ServedVersions(policy=name, versions=(v,)) for name, v in round_.pinned.items()),
         eval_set=round_.eval_set,
     )
 
 
 def close_episode(ctx: Context, round_: EvalRound, episode_idx: int, facts: EpisodeFacts | None) -> None:
-    """An episode of the round is done, or failed for good (`facts` None); the last one ends the round."""
+    """Ends an episode of the round; `facts` is None if it failed. The last episode ends the round."""
     episode = round_.episodes[episode_idx]
     round_.retries.pop(episode_idx, None)
     round_.num_open -= 1
@@ -143,10 +143,10 @@ def close_episode(ctx: Context, round_: EvalRound, episode_idx: int, facts: Epis
 
 
 def drop_changed_rounds(ctx: Context, before: Mapping[str, EvalSetPlan]) -> None:
-    """Drops the open rounds of sets that are no longer in the plan, or have another size than `before`.
+    """Drops the open rounds of sets that left the plan or whose size differs from `before`.
 
-    They are not reported. What the plan still has of them is due again, once the policy's trainer publishes
-    the same steps anew.
+    Dropped rounds are not reported. Those of sets that the plan still has are due again when the policy's
+    trainer publishes the same steps again.
     """
     state = ctx.state
     now = ctx.plan.eval.sets
@@ -157,14 +157,14 @@ def drop_changed_rounds(ctx: Context, before: Mapping[str, EvalSetPlan]) -> None
 
 
 def expire(ctx: Context, command: ExpireEval) -> None:
-    """Reports a round with what it has; a round that is over stays as it is."""
+    """Reports a round with the results that it has. Does nothing if the round is over."""
     round_ = ctx.state.rounds.get(command.round_id)
     if round_ is not None:
         _finish(ctx, round_, is_whole=False)
 
 
 def _close(ctx: Context, round_: EvalRound) -> None:
-    """Ends a round and its leases; the versions that it pinned may go."""
+    """Removes a round and its leases, and unpins its versions."""
     state = ctx.state
     del state.rounds[round_.id]
     for lease in [i for i in state.leases.values() if i.kind == "eval" and i.group_id == round_.id]:
@@ -175,7 +175,7 @@ def _close(ctx: Context, round_: EvalRound) -> None:
 
 
 def _finish(ctx: Context, round_: EvalRound, *, is_whole: bool) -> None:
-    """Reports a round; `is_whole` is False if its deadline cut it off."""
+    """Reports a round. `is_whole` is False if it passed its deadline."""
     _close(ctx, round_)
     mean, stderr, num_samples = _scores(round_.episodes, round_.samples)
     record = EvalRecord(
@@ -189,20 +189,20 @@ def _finish(ctx: Context, round_: EvalRound, *, is_whole: bool) -> None:
         score_mean=mean,
         score_stderr=stderr,
         at_s=ctx.now_s,
-        metrics=(*reduced(round_.metrics), *_passes(round_.episodes, round_.samples)),
+        metrics=(*reduce_sums(round_.metrics), *_pass_metrics(round_.episodes, round_.samples)),
     )
-    if is_whole:
-        record = _judged(ctx, record)
+    if is_whole:  # a partial mean could be that of the easy tasks alone
+        record = _mark_if_best(ctx, record)
     ctx.state.eval_records.append(record)
     ctx.emit(EvalFinished(record=record))
     ctx.wake("evals")
     check_finished(ctx)
 
 
-def _judged(ctx: Context, record: EvalRecord) -> EvalRecord:
-    """The record, with the rule by which its version is the best of the policy so far, if it is."""
+def _mark_if_best(ctx: Context, record: EvalRecord) -> EvalRecord:
+    """Adds the rule to the record if its version is the policy's best so far, and stores that version."""
     rule = ctx.plan.eval.best
-    value = None if rule is None else _figure(record, rule)
+    value = None if rule is None else _best_value(record, rule)
     if rule is None or value is None:
         return record
     policy = ctx.state.policies[record.policy]
@@ -213,8 +213,8 @@ def _judged(ctx: Context, record: EvalRecord) -> EvalRecord:
     return msgspec.structs.replace(record, best_by=rule.text)
 
 
-def _figure(record: EvalRecord, rule: BestPlan) -> float | None:
-    """What the rule compares; None if the record does not have it."""
+def _best_value(record: EvalRecord, rule: BestRule) -> float | None:
+    """The value that the rule compares. None if the record does not have it."""
     if record.eval_set != rule.eval_set:
         return None
     if not rule.metric:
@@ -223,9 +223,9 @@ def _figure(record: EvalRecord, rule: BestPlan) -> float | None:
 
 
 def _scores(episodes: Sequence[EpisodeState], samples: int) -> tuple[float | None, float, int]:
-    """Mean over tasks of the mean over good samples, its standard error over tasks, and the good samples.
+    """Mean over tasks of the mean over good samples, its standard error, and the number of good samples.
 
-    A task without a good sample is left out; without any there is no score.
+    Tasks without a good sample are left out. The mean is None if no task is left.
     """
     tasks = _scored_tasks(episodes, samples)
     num_good = sum(len(scores) for scores in tasks)
@@ -236,13 +236,13 @@ def _scores(episodes: Sequence[EpisodeState], samples: int) -> tuple[float | Non
 
 
 def _scored_tasks(episodes: Sequence[EpisodeState], samples: int) -> list[list[float]]:
-    """The scores of the good samples of each task that has any."""
+    """The scores of good samples, for each task that has any."""
     tasks = (episodes[first : first + samples] for first in range(0, len(episodes), samples))
     scored = ([episode.score for episode in task if episode.status == "good"] for task in tasks)
     return [scores for scores in scored if scores]
 
 
-def _passes(episodes: Sequence[EpisodeState], samples: int) -> tuple[MetricItem, ...]:
+def _pass_metrics(episodes: Sequence[EpisodeState], samples: int) -> tuple[MetricItem, ...]:
     """`pass@k` with its 95 % interval (`_low`, `_high`), for 1, 2, 4, ... and all samples."""
     found = pass_estimates(_scored_tasks(episodes, samples), samples=samples)
     return tuple(

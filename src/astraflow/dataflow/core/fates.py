@@ -1,16 +1,15 @@
-"""How groups and the run end: each (policy, group) gets exactly one fate, and everything that is live is
-cancelled when the run is over.
+"""Ends groups and the run: each group gets one fate per policy, and the run's end cancels live groups.
 
-The accounting identity `drawn = sum of fates + live` holds by construction, because `live` is computed as
-what is drawn and not decided. It is also the number of charged tickets.
+The accounting identity `drawn = sum of fates + live` holds by construction, because `live` is computed as the
+difference. It is also the number of tickets in use.
 """
 
 from typing import Any, cast
 
 from astraflow.dataflow.core.commands import FateDecided, ResumeRun, RunEnded, RunResumed
-from astraflow.dataflow.core.conduct import all_services_fail, failing_services_text, is_set_aside
 from astraflow.dataflow.core.context import Context, refuse
-from astraflow.dataflow.core.state import Conduct, PolicyState
+from astraflow.dataflow.core.state import FailureStreak, PolicyState
+from astraflow.dataflow.core.strikes import all_services_fail, failing_services_text, is_set_aside
 from astraflow.types import Fate, FateCounts, GroupOutcome
 from astraflow.types.bounds import as_label
 
@@ -20,7 +19,7 @@ __all__ = [
     "decide_fate",
     "end_run",
     "fate_counts",
-    "main_loss",
+    "main_unusable_outcome",
     "note_outcome",
     "num_live",
     "outcomes",
@@ -28,19 +27,18 @@ __all__ = [
     "resume_run",
 ]
 
-_LOST: frozenset[Fate] = frozenset({"filtered", "failed", "unused"})
-"""Fates of groups that gave nothing to train on, whatever the timing."""
+_UNUSABLE: frozenset[Fate] = frozenset({"filtered", "failed", "unused"})
+"""Fates of groups that had nothing to train on, regardless of timing."""
 _STARVED_PASSES = 2
-"""Whole passes over the tasks without a usable group, after which another pass will not help."""
+"""Complete passes over the tasks without a usable group after which the run gives up."""
 _MIN_FAILED_IN_A_ROW = 64
-"""Groups that fail in a row before the run gives up; a lost service causes far fewer."""
+"""Failed groups in a row after which the run gives up. The loss of a service causes far fewer."""
 _STARVED_S = 600.0
-"""With many tasks, two passes over them take hours: the run also gives up if no group was usable for this
-long."""
+"""Time without a usable group after which the run gives up too: with many tasks, two passes take hours."""
 _STARVED_BATCHES = 4
-"""Provided that so many batches of groups were lost: where episodes are long, few groups prove nothing."""
+"""Batches of unusable groups needed for that: if episodes are long, the first few groups prove nothing."""
 _LONGEST_GAP_S = 30.0
-"""What the time between two lost groups counts at most, so that an interruption of the run does not count."""
+"""Largest time between two unusable groups that is counted, so that interruptions of the run are left out."""
 
 
 def decide_fate(
@@ -54,9 +52,9 @@ def decide_fate(
     staleness: int = 0,
     by: str = "",
 ) -> None:
-    """Ends a group for one policy: it leaves the table, and its ticket comes back.
+    """Ends a group for one policy: removes it from the table and frees its ticket.
 
-    `by`: the filter that dropped it, if one did.
+    `by`: the filter that dropped it, if any.
     """
     policy = ctx.state.policies[name]
     policy.waiting.pop(group_id, None)
@@ -64,31 +62,33 @@ def decide_fate(
     policy.fates[fate] = policy.fates.get(fate, 0) + 1
     if fate != "trained":
         policy.num_discarded += 1
-    if fate in _LOST:
+    if fate in _UNUSABLE:
         note_outcome(policy, fate, by)
-        if policy.lost_in_a_row:
-            policy.lost_s += min(ctx.now_s - policy.lost_at_s, _LONGEST_GAP_S)
-        policy.lost_at_s = ctx.now_s
-        policy.lost_in_a_row += 1
+        # The time counts from the first unusable group on: before it, nothing had gone wrong.
+        if policy.unusable_in_a_row:
+            policy.unusable_s += min(ctx.now_s - policy.unusable_at_s, _LONGEST_GAP_S)
+        policy.unusable_at_s = ctx.now_s
+        policy.unusable_in_a_row += 1
         policy.failed_in_a_row = policy.failed_in_a_row + 1 if fate == "failed" else 0
     ctx.emit(
         FateDecided(
             policy=name, group_id=group_id, fate=fate, step=step, num_tokens=num_tokens, staleness=staleness
         )
     )
+    # An unadmitted group never held a ticket, so it frees none.
     if fate != "unadmitted":
         ctx.wake("leases")
         ctx.wake(f"batch/{name}")
 
 
 def note_outcome(policy: PolicyState, fate: str, by: str = "") -> None:
-    """Counts how a group ended, for those who wait for a batch. `by`: the filter that dropped it."""
+    """Counts a group's outcome, to explain long waits for a batch. `by`: the filter that dropped it."""
     counts = policy.outcomes.setdefault(fate, {})
     counts[by] = counts.get(by, 0) + 1
 
 
 def outcomes(policy: PolicyState) -> tuple[GroupOutcome, ...]:
-    """How groups ended since the last batch was taken."""
+    """The outcomes of groups since the last batch was taken."""
     return tuple(
         GroupOutcome(fate=cast("Any", fate), by=as_label(by), num=num)
         for fate, counts in policy.outcomes.items()
@@ -97,7 +97,7 @@ def outcomes(policy: PolicyState) -> tuple[GroupOutcome, ...]:
 
 
 def num_live(policy: PolicyState) -> int:
-    """Groups that are drawn and undecided, in a batch or not: the charged tickets."""
+    """Number of drawn groups without a fate, in a batch or not. This is the number of tickets in use."""
     return policy.drawn - sum(policy.fates.values())
 
 
@@ -108,7 +108,7 @@ def fate_counts(policy: PolicyState) -> FateCounts:
 
 
 def check_finished(ctx: Context) -> None:
-    """Ends the run if every policy took all its steps and every evaluation round is over."""
+    """Ends the run if every policy has committed all its steps and every evaluation round is over."""
     state = ctx.state
     if not ctx.is_running or state.rounds or state.rounds_to_open:
         return
@@ -120,7 +120,7 @@ def check_finished(ctx: Context) -> None:
 
 
 def check_starved(ctx: Context) -> None:
-    """Ends the run with a failure if a table visibly cannot fill a batch; says why, with the numbers."""
+    """Ends the run with a failure if every service fails, or if a table cannot fill a batch."""
     if not ctx.is_running:
         return
     if all_services_fail(ctx):
@@ -134,16 +134,16 @@ def check_starved(ctx: Context) -> None:
             what = (
                 f"{policy.failed_in_a_row} groups in a row failed; the last error: {ctx.state.last_failure}"
             )
-        elif policy.lost_in_a_row >= max(_STARVED_PASSES * ctx.num_tasks, table.batch_groups):
-            lost = ", ".join(f"{policy.fates.get(fate, 0)} {fate}" for fate in sorted(_LOST))
+        elif policy.unusable_in_a_row >= max(_STARVED_PASSES * ctx.num_tasks, table.batch_groups):
+            counts = ", ".join(f"{policy.fates.get(fate, 0)} {fate}" for fate in sorted(_UNUSABLE))
             what = (
-                f"{policy.lost_in_a_row} groups in a row gave nothing to train on, over {ctx.num_tasks} "
-                f"tasks (in the whole run: {lost}); are rewards ever different within a group?"
+                f"{policy.unusable_in_a_row} groups in a row gave nothing to train on, over {ctx.num_tasks} "
+                f"tasks (in the whole run: {counts}); are rewards ever different within a group?"
             )
         elif _is_starved_by_time(policy, table.batch_groups):
             what = (
-                f"{policy.lost_in_a_row:,} groups in a row, over {policy.lost_s:.0f} s, gave nothing to "
-                f"train on{_loss_text(policy)}; are rewards ever different within a group?"
+                f"{policy.unusable_in_a_row:,} groups in a row, over {policy.unusable_s:.0f} s, gave nothing "
+                f"to train on{_unusable_text(policy)}; are rewards ever different within a group?"
             )
         else:
             continue
@@ -158,12 +158,12 @@ def check_starved(ctx: Context) -> None:
 
 def _is_starved_by_time(policy: PolicyState, groups_per_batch: int) -> bool:
     least = max(_MIN_FAILED_IN_A_ROW, _STARVED_BATCHES * groups_per_batch)
-    return policy.lost_s >= _STARVED_S and policy.lost_in_a_row >= least
+    return policy.unusable_s >= _STARVED_S and policy.unusable_in_a_row >= least
 
 
-def main_loss(policy: PolicyState) -> tuple[GroupOutcome, int] | None:
-    """How most groups since the last batch were lost, and how many groups ended in any way. None if at least
-    half of them can be trained on.
+def main_unusable_outcome(policy: PolicyState) -> tuple[GroupOutcome, int] | None:
+    """The most frequent unusable outcome since the last batch, and the number of all outcomes. None if at
+    least half of the groups can be trained on.
 
     Example: 3,952 groups `filtered` by `zero_variance`, of 3,952.
     """
@@ -175,26 +175,26 @@ def main_loss(policy: PolicyState) -> tuple[GroupOutcome, int] | None:
     return max(lost, key=lambda outcome: outcome.num), total
 
 
-def _loss_text(policy: PolicyState) -> str:
-    loss = main_loss(policy)
-    if loss is None:
+def _unusable_text(policy: PolicyState) -> str:
+    found = main_unusable_outcome(policy)
+    if found is None:
         return ""
-    outcome, total = loss
+    outcome, total = found
     by = f" by {outcome.by}" if outcome.by else ""
     return f" ({outcome.num:,} of {total:,} groups {outcome.fate}{by} since the last batch)"
 
 
 def _is_general(ctx: Context, policy: PolicyState) -> bool:
-    """Whether groups fail wherever they run: each service that is at work has had a part in the failures."""
+    """Whether groups fail wherever they run, so that no single service is the cause."""
     return all(
         worker.id in policy.failed_on or is_set_aside(worker)
         for worker in ctx.state.workers.values()
-        if worker.leases or worker.conduct.num_good
+        if worker.leases or worker.failures.num_good
     )
 
 
 def end_run(ctx: Context, reason: str, *, is_failure: bool) -> None:
-    """Cancels what is live and closes the run; a run that is over stays as it is."""
+    """Cancels all live groups and ends the run. Does nothing if it is already over."""
     if not ctx.is_running:
         return
     state = ctx.state
@@ -209,8 +209,8 @@ def end_run(ctx: Context, reason: str, *, is_failure: bool) -> None:
         policy.evaluated_step = min(policy.evaluated_step, step - 1)  # due again after a resume
     for queue in (state.groups, state.fresh, state.retries, state.leases, state.rounds):
         queue.clear()
-    ctx.fresh_at.clear()
-    ctx.lost_homes.clear()
+    ctx.fresh_by_worker.clear()
+    ctx.gone_workers.clear()
     state.rounds_to_open.clear()
     for worker in state.workers.values():
         worker.leases.clear()
@@ -222,12 +222,12 @@ def end_run(ctx: Context, reason: str, *, is_failure: bool) -> None:
 
 
 def _cancel_groups(ctx: Context, name: str) -> None:
-    """Ends all groups of a policy that are live: those of steps that are not committed, and the waiting."""
+    """Ends all live groups of a policy: those in batches of uncommitted steps, and those that wait."""
     policy = ctx.state.policies[name]
     open_steps = [step for step in policy.batches if step >= policy.committed]
     for step in open_steps:
         for group in policy.batches.pop(step).groups:
-            policy.replay.pop(group.group_id, None)  # no step was trained on it
+            policy.replay.pop(group.group_id, None)  # no committed step contains it
             decide_fate(ctx, name, group.group_id, "cancelled", num_tokens=group.num_tokens)
     for group_id in tuple(policy.waiting):
         ready = policy.ready.get(group_id)
@@ -235,16 +235,16 @@ def _cancel_groups(ctx: Context, name: str) -> None:
 
 
 def _open_evaluations(ctx: Context) -> list[tuple[str, int]]:
-    """(policy, number of steps) of the evaluation rounds that are open, or wait for another policy."""
+    """(policy, number of steps) of the evaluation rounds that are open or wait for another policy."""
     opened = [(round_.policy, round_.step) for round_ in ctx.state.rounds.values()]
     return opened + [(name, step) for name, _, step in ctx.state.rounds_to_open]
 
 
 def resume_run(ctx: Context, _: ResumeRun) -> None:
-    """Reopens a run that failed. What was committed stays; all failures that were counted are forgotten.
+    """Resumes a failed run from its committed steps, and resets all counts of failures.
 
-    The trainers' sessions are over, because they may hold steps whose batches were cancelled. Steps that were
-    not committed get new batches. A run that has not ended is left as it is.
+    The trainers' sessions end, because they may hold steps whose batches were cancelled. Uncommitted steps
+    get new batches. Does nothing if the run is not over.
     """
     if ctx.state.run_state == "finished":
         refuse("finished", f"the run is over: {ctx.state.reason}")
@@ -253,7 +253,7 @@ def resume_run(ctx: Context, _: ResumeRun) -> None:
 
 
 def reopen(ctx: Context) -> None:
-    """Lets a run that is over go on from its committed steps, as `resume_run` says."""
+    """Resumes a run that is over, as described in `resume_run`."""
     state = ctx.state
     state.run_state = "running"
     state.reason = ""
@@ -262,13 +262,13 @@ def reopen(ctx: Context) -> None:
     state.last_good_s = 0.0
     state.absent.clear()
     for worker in state.workers.values():
-        worker.conduct = Conduct()
+        worker.failures = FailureStreak()
     for policy in state.policies.values():
         policy.session = None
         policy.epoch += 1
         policy.taken = policy.committed
-        policy.lost_in_a_row = 0
-        policy.lost_s = 0.0
+        policy.unusable_in_a_row = 0
+        policy.unusable_s = 0.0
         policy.outcomes.clear()
         policy.failed_in_a_row = 0
         policy.failed_on.clear()

@@ -1,21 +1,21 @@
-"""Draws and results: a group from its draw until all its episodes are done, then its value to each policy.
+"""Draws groups, records results, and passes complete groups on to the tables.
 
-The first valid result of any attempt of an episode counts. A failed, expired or lost attempt is followed by
-the next one, up to `max_attempts`. An attempt that was lost (its service was stopped, died or fell silent)
-says nothing of the episode, so `max_lost` of them do not count: on spot machines, services go away all the
-time. More count, because an episode may also be what its services die of. A group that cannot reach
-`min_group_size` good episodes fails as a whole.
+The first valid result of any attempt at an episode counts. A failed, expired, or lost attempt is followed by
+another one, up to `max_attempts`. An attempt is lost if its service is stopped, dies, or falls silent. That
+usually says nothing about the episode, and happens all the time on spot machines, so the first `max_lost`
+lost attempts don't count. Further ones do, because the episode itself may be what kills its services. A group
+that can no longer reach `min_group_size` good episodes fails as a whole.
 """
 
 import re
 from typing import Literal, NamedTuple, NoReturn
 
-from astraflow.dataflow.core import conduct, evals
+from astraflow.dataflow.core import evals, strikes
 from astraflow.dataflow.core.commands import (
+    AddTasks,
     AttemptFailed,
     EpisodeFacts,
     GroupDrawn,
-    PushTaskIds,
     RecordResult,
     ResultDropped,
     TasksPushed,
@@ -24,20 +24,20 @@ from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_starved, decide_fate, end_run, note_outcome
 from astraflow.dataflow.core.metric_sums import add_metrics
 from astraflow.dataflow.core.state import EpisodeState, EpisodeSums, GroupState, LeaseState
-from astraflow.dataflow.core.tables import admitted
-from astraflow.dataflow.core.valuation import Discarded, outcome_of
+from astraflow.dataflow.core.tables import policies_with_room
+from astraflow.dataflow.core.valuation import Discard, outcome_of
 from astraflow.errors import ComponentError
 from astraflow.types import EpisodeReceipt, Failure, PushTasksReply
 
 __all__ = ["draw", "drop_lease", "fail_attempt", "push_tasks", "record_result", "requeue"]
 
 _LEASE_ID = re.compile(r"(e?)(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})")
-"""Numbers as the core writes them, none longer than 64 bits hold: one lease has one id."""
+"""Numbers without leading zeros, within 64 bits, so that each lease has exactly one id."""
 _SHOWN = 100
-"""Characters of an unknown lease id that are repeated."""
+"""Characters of an unknown lease id that an error message shows."""
 _MAX_METRICS = 128
-"""Largest number of names of episodes' metrics per step and policy. The record of each step is kept for ever,
-in the journal and in every snapshot: 128 names of 30 characters take 5 KB."""
+"""Largest number of names of episode metrics per step and policy. Each step's record stays in the journal and
+in every snapshot forever: 128 names of 30 characters take 5 KB."""
 
 
 class _LeaseRef(NamedTuple):
@@ -50,9 +50,8 @@ class _LeaseRef(NamedTuple):
 # --- draws ----------------------------------------------------------------------------------------
 
 
-def push_tasks(ctx: Context, command: PushTaskIds) -> PushTasksReply:
-    """Keeps tasks from outside, up to the plan's limits. They are drawn before the tasks of the sources. A
-    task whose id is known already is ignored."""
+def push_tasks(ctx: Context, command: AddTasks) -> PushTasksReply:
+    """Queues tasks with unknown ids, up to the plan's limits. They are drawn before those of the sources."""
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
     state = ctx.state
@@ -81,21 +80,25 @@ def push_tasks(ctx: Context, command: PushTaskIds) -> PushTasksReply:
 
 
 def draw(ctx: Context, worker_id: str) -> GroupState | None:
-    """A new group. It is charged to every policy with room, and `unadmitted` for the others. None if no
-    policy has room, or if the plan wants room in all of them and one has none."""
+    """Draws a task and starts its group, charged to every policy with room and `unadmitted` for the others.
+
+    Returns None if no group may be drawn now, or if the run ends because a component failed.
+    """
     state = ctx.state
     try:
-        names = admitted(ctx)
+        names = policies_with_room(ctx)
     except ComponentError as err:
         end_run(ctx, str(err), is_failure=True)
         return None
     if not names:
         return None
     if not state.pushed_queue and ctx.num_tasks == 0:
+        # A running group may still push tasks. If there is none, no task will ever come from the run itself.
         if not state.groups:
             reason = f"there are no tasks to draw: sources {', '.join(ctx.plan.sources)} are empty"
             end_run(ctx, reason, is_failure=True)
         return None
+    # Only now, when the group is sure to start: asking a curator for a task changes the curator's state.
     try:
         task_idx, task_id, source, source_idx = _next_task(ctx)
     except ComponentError as err:
@@ -108,7 +111,7 @@ def draw(ctx: Context, worker_id: str) -> GroupState | None:
         source=source,
         source_idx=source_idx,
         undecided=names,
-        home=worker_id,
+        preferred_worker=worker_id,
         episodes=[EpisodeState() for _ in range(ctx.plan.group_size)],
         num_open=ctx.plan.group_size,
     )
@@ -139,7 +142,7 @@ def _charge(ctx: Context, group: GroupState) -> None:
 
 
 def _next_task(ctx: Context) -> tuple[int, str, str, int]:
-    """(position in all sources, task id, source, position in it) of the next draw."""
+    """Picks the next task: (position in all sources joined, task id, source, position in that source)."""
     state = ctx.state
     if state.pushed_queue:
         position = next(iter(state.pushed_queue))
@@ -162,40 +165,41 @@ def _next_task(ctx: Context) -> tuple[int, str, str, int]:
 
 
 def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
-    """Takes the result of a lease, expired or not, if its episode is still open. Idempotent by lease.
+    """Records the result of a lease, expired or not, if its episode is still open. Idempotent by lease.
 
-    Lease ids are no secret: only the service that the lease was granted to may answer it.
+    Lease ids are not secret, so a result counts only if it comes from the service that holds the lease.
     """
-    ref = _parsed(ctx, command.lease_id)
-    episode = _episode(ctx, ref)
+    ref = _parse_lease_id(ctx, command.lease_id)
+    episode = _find_episode(ctx, ref)
     if episode is None:
-        return _dropped(ctx, command, "its group is complete or was given up")
+        return _drop_result(ctx, command, "its group is complete or was given up")
     if ref.attempt > episode.attempt or (ref.attempt == episode.attempt and episode.status == "pending"):
         _refuse_unknown(command.lease_id)  # this attempt has not been issued yet
     if (holder := _holder(episode, ref.attempt)) and holder != command.worker_id:
-        return _dropped(ctx, command, "the lease was granted to another service")
+        return _drop_result(ctx, command, "the lease was granted to another service")
     if episode.status == "good" and episode.winner == ref.attempt:
         return EpisodeReceipt(lease_id=command.lease_id, status="accepted", reason="recorded before")
     if episode.status == "good":
-        return _dropped(ctx, command, f"attempt {episode.winner} of the episode won")
+        return _drop_result(ctx, command, f"attempt {episode.winner} of the episode won")
     if episode.status == "failed":
-        return _dropped(ctx, command, "the episode was given up")
+        return _drop_result(ctx, command, "the episode was given up")
     if isinstance(command.outcome, Failure):
         lease = ctx.state.leases.get(command.lease_id)
+        # The expiry has already counted as this attempt's failure. A late success, below, is still welcome.
         if lease is None:
-            return _dropped(ctx, command, "the lease had expired before it failed")
+            return _drop_result(ctx, command, "the lease had expired before it failed")
         fail_attempt(ctx, lease, command.outcome)
     else:
         _check_versions(ctx, command.lease_id, command.outcome)
         lease = ctx.state.leases.get(command.lease_id)
-        conduct.note_success(ctx, lease.worker_id if lease else command.worker_id)
+        strikes.note_success(ctx, lease.worker_id if lease else command.worker_id)
         _accept(ctx, ref, episode, command.outcome)
     if ctx.events:
         check_starved(ctx)
     return EpisodeReceipt(lease_id=command.lease_id, status="accepted")
 
 
-def _parsed(ctx: Context, lease_id: str) -> _LeaseRef:
+def _parse_lease_id(ctx: Context, lease_id: str) -> _LeaseRef:
     if (lease := ctx.state.leases.get(lease_id)) is not None:
         return _LeaseRef(lease.kind, lease.group_id, lease.episode_idx, lease.attempt)
     match = _LEASE_ID.fullmatch(lease_id)
@@ -216,8 +220,8 @@ def _refuse_unknown(lease_id: str) -> NoReturn:
     refuse("unknown_lease", f"lease {shown!r} was never issued by this run", 404)
 
 
-def _episode(ctx: Context, ref: _LeaseRef) -> EpisodeState | None:
-    """The episode, or None if its group or round is over."""
+def _find_episode(ctx: Context, ref: _LeaseRef) -> EpisodeState | None:
+    """Returns the episode, or None if its group or round is over."""
     owner = (ctx.state.rounds if ref.kind == "eval" else ctx.state.groups).get(ref.group_id)
     if owner is None:
         return None
@@ -227,16 +231,17 @@ def _episode(ctx: Context, ref: _LeaseRef) -> EpisodeState | None:
 
 
 def _holder(episode: EpisodeState, attempt: int) -> str:
-    """The only service that may answer an attempt; empty if anybody may."""
+    """The only service that may send the result of an attempt. Empty if any service may."""
     return episode.holders[attempt] if attempt < len(episode.holders) else ""
 
 
-def _dropped(ctx: Context, command: RecordResult, reason: str) -> EpisodeReceipt:
+def _drop_result(ctx: Context, command: RecordResult, reason: str) -> EpisodeReceipt:
     ctx.emit(ResultDropped(lease_id=command.lease_id, reason=reason))
     return EpisodeReceipt(lease_id=command.lease_id, status="dropped", reason=reason)
 
 
 def _check_versions(ctx: Context, lease_id: str, facts: EpisodeFacts) -> None:
+    """Raises RefusedError if trained tokens come from versions that were never published."""
     for number, meta in enumerate(facts.trajectories):
         policy = ctx.state.policies.get(meta.policy)
         if policy is None or meta.num_trained_tokens == 0:
@@ -252,7 +257,7 @@ def _check_versions(ctx: Context, lease_id: str, facts: EpisodeFacts) -> None:
 
 def _accept(ctx: Context, ref: _LeaseRef, episode: EpisodeState, facts: EpisodeFacts) -> None:
     prefix = "e" if ref.kind == "eval" else ""
-    # The result may be that of an earlier attempt; the current one is then no longer needed.
+    # The result may belong to an earlier attempt. The current one is then no longer needed.
     drop_lease(ctx, f"{prefix}{ref.group_id}.{ref.episode_idx}.{episode.attempt}")
     was_pending = episode.status == "pending"
     episode.status = "good"
@@ -264,15 +269,15 @@ def _accept(ctx: Context, ref: _LeaseRef, episode: EpisodeState, facts: EpisodeF
     episode.facts = facts
     group = ctx.state.groups[ref.group_id]
     for name in group.undecided:
-        _count(ctx.state.policies[name].episodes, facts)
+        _add_episode(ctx.state.policies[name].episodes, facts)
     group.num_open -= 1
-    if was_pending:
+    if was_pending:  # a late result: the episode is still queued for another attempt
         requeue(ctx, group)
     if group.num_open == 0:
         _complete(ctx, group)
 
 
-def _count(sums: EpisodeSums, facts: EpisodeFacts) -> None:
+def _add_episode(sums: EpisodeSums, facts: EpisodeFacts) -> None:
     sums.num += 1
     sums.score_sum += facts.score
     sums.duration_sum_s += facts.duration_s
@@ -286,24 +291,25 @@ def _count(sums: EpisodeSums, facts: EpisodeFacts) -> None:
 def fail_attempt(
     ctx: Context, lease: LeaseState, failure: Failure, *, is_blamed: bool = True, is_lost: bool = False
 ) -> None:
-    """Ends a lease without a result: another attempt follows, or the episode failed for good.
+    """Ends a lease without a result. Either another attempt follows, or the episode has failed.
 
-    `is_blamed` says whether the failure counts against the service. A lease that never reached it does not.
-    `is_lost` says that the service told nothing of the attempt, so that it may not count against the episode.
+    `is_blamed`: whether the failure counts against the service; a lease that never reached it does not.
+    `is_lost`: whether the service reported nothing; up to `max_lost` such attempts don't count.
     """
     drop_lease(ctx, lease.id)
     is_eval = lease.kind == "eval"
     owner = ctx.state.rounds[lease.group_id] if is_eval else ctx.state.groups[lease.group_id]
     episode = owner.episodes[lease.episode_idx]
     holder = ctx.state.workers.get(lease.worker_id)
-    is_hopeless = not failure.is_retryable and not (holder and conduct.is_set_aside(holder))
+    # A broken service may report every failure as final, so one that is set aside is not believed.
+    is_hopeless = not failure.is_retryable and not (holder and strikes.is_set_aside(holder))
     episode.num_lost += is_lost
     num_counted = episode.attempt + 1 - min(episode.num_lost, ctx.plan.max_lost)
     is_final = is_hopeless or num_counted >= ctx.plan.max_attempts
     ctx.state.last_failure = f"{failure.error_class}: {failure.message}"
     ctx.emit(AttemptFailed(lease_id=lease.id, error_class=failure.error_class, is_final=is_final))
     if is_blamed:
-        conduct.note_failure(ctx, lease, failure)
+        strikes.note_failure(ctx, lease, failure)
         episode.failed_on = (*episode.failed_on, lease.worker_id)
         episode.failed_s = ctx.now_s
     if not is_final:
@@ -345,7 +351,7 @@ def _fail_episode(ctx: Context, group: GroupState, episode: EpisodeState) -> Non
 
 
 def _complete(ctx: Context, group: GroupState) -> None:
-    """Decides what the group is worth to each policy that it may serve."""
+    """Passes a complete group to the curators and to the table of each policy that it may serve."""
     _drop_group(ctx, group)
     try:
         if group.task_idx >= 0 and ctx.curation.heeds_outcomes:
@@ -361,17 +367,18 @@ def _value(ctx: Context, name: str, group: GroupState) -> None:
     policy = ctx.state.policies[name]
     table = ctx.plan.policies[name].table
     worth = ctx.valuations[name].value(name, group)
-    if isinstance(worth, Discarded):
+    if isinstance(worth, Discard):
         if worth.by:
             policy.filtered_by[worth.by] = policy.filtered_by.get(worth.by, 0) + 1
         decide_fate(ctx, name, group.id, worth.fate, num_tokens=_num_tokens(group, name), by=worth.by)
         return
     policy.ready[group.id] = worth
     note_outcome(policy, "ready")
-    policy.lost_in_a_row = 0
-    policy.lost_s = 0.0
+    policy.unusable_in_a_row = 0
+    policy.unusable_s = 0.0
     policy.failed_in_a_row = 0
     policy.failed_on.clear()
+    # The remover sees the new group too, and may evict it.
     for evicted in ctx.parts[name].remove(policy.ready):
         decide_fate(ctx, name, evicted, "evicted", num_tokens=policy.ready[evicted].num_tokens)
     if len(policy.ready) >= table.batch_groups:
@@ -386,7 +393,7 @@ def _num_tokens(group: GroupState, name: str) -> int:
 def _drop_group(ctx: Context, group: GroupState) -> None:
     state = ctx.state
     del state.groups[group.id]
-    ctx.drop_fresh(group.id, group.home)
+    ctx.drop_fresh(group.id, group.preferred_worker)
     state.retries.pop(group.id, None)
     for episode_idx, episode in enumerate(group.episodes):
         if episode.status == "running":
@@ -396,23 +403,23 @@ def _drop_group(ctx: Context, group: GroupState) -> None:
 
 
 def drop_lease(ctx: Context, lease_id: str) -> None:
-    """Forgets a lease; one that is not out is ignored."""
+    """Removes a lease. Does nothing if it is not open."""
     lease = ctx.state.leases.pop(lease_id, None)
     worker = ctx.state.workers.get(lease.worker_id) if lease is not None else None
     if worker is not None:
         worker.leases.pop(lease_id, None)
-        if conduct.is_set_aside(worker):
-            ctx.wake(f"worker/{worker.id}")  # it may be tried again
+        if strikes.is_set_aside(worker):
+            ctx.wake(f"worker/{worker.id}")  # its trial lease is over, so it may get another one
 
 
 def requeue(ctx: Context, group: GroupState) -> None:
-    """Brings the queues of pending episodes up to date with the group."""
+    """Updates the queues of groups with pending episodes after a change of this group."""
     pending = [episode.attempt for episode in group.episodes if episode.status == "pending"]
     # Attempt 0 has never been leased; a later attempt is a retry.
     if 0 in pending:
         ctx.add_fresh(group.id)
     else:
-        ctx.drop_fresh(group.id, group.home)
+        ctx.drop_fresh(group.id, group.preferred_worker)
     if any(pending):
         ctx.state.retries[group.id] = None
     else:

@@ -1,28 +1,28 @@
 """Sums of the metrics of many episodes, reduced to one number per name.
 
-Workflows name metrics as they like, perhaps one per task. So whoever keeps sums says how many names it keeps
-at most; values of further names are left out and counted.
+Workflows choose the names of their metrics, and may even use one name per task. The caller therefore limits
+the number of names. Values of further names are left out and counted.
 
-Percentiles (`p50`, `p95`) are of times and sizes: values are counted in bins, 16 per doubling, so that a sum
-stays small however many values it has. A percentile is off by at most 3.2 %; values below 1e-6 count as 0,
-and those above 1e12 as 1e12.
+Percentiles (`p50`, `p95`) are meant for times and sizes. Values are counted in bins, 16 per doubling, so a
+sum stays small for any number of values. A percentile is off by at most 3.2 %. Values below 1e-6 count as 0,
+and values above 1e12 as 1e12.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 
-from astraflow.dataflow.core.finite import bounded
+from astraflow.dataflow.core.finite import clamp
 from astraflow.dataflow.core.state import MetricSum
 from astraflow.types import PERCENTILES, MetricItem
 from astraflow.types.bounds import as_label
 
-__all__ = ["add_metrics", "reduced"]
+__all__ = ["add_metrics", "reduce_sums"]
 
 
 def add_metrics(sums: dict[str, MetricSum], metrics: Sequence[MetricItem], *, most: int) -> int:
-    """Adds the metrics of an episode in place. Returns how many had no room.
+    """Adds an episode's metrics to `sums`, up to `most` names. Returns how many had no room.
 
-    `sums` holds at most `most` names. A name keeps the reduction that it came with first.
+    A name keeps the reduction of its first value.
     """
     num_left_out = 0
     for item in metrics:
@@ -53,12 +53,12 @@ def _add(total: MetricSum, value: float) -> None:
         total.value = min(total.value, value)
 
 
-def reduced(sums: dict[str, MetricSum], *, prefix: str = "") -> tuple[MetricItem, ...]:
-    """One item per name, in the order in which the names came."""
+def reduce_sums(sums: dict[str, MetricSum], *, prefix: str = "") -> tuple[MetricItem, ...]:
+    """Reduces each sum to one item, in the order of the names' first values."""
     items: list[MetricItem] = []
     for name, total in sums.items():
-        # The prefix may make a name longer than names may be.
-        items.append(MetricItem(as_label(f"{prefix}{name}"), bounded(_value(total)), total.reduction))
+        # The prefix may make a name longer than the limit, so `as_label` cuts it.
+        items.append(MetricItem(as_label(f"{prefix}{name}"), clamp(_value(total)), total.reduction))
     return tuple(items)
 
 
@@ -85,7 +85,7 @@ def _count(total: MetricSum, value: float) -> None:
 
 
 def _bin(value: float) -> int:
-    """The bin of a value. `frexp` is exact, so that every machine finds the same one."""
+    """The bin of a value. `frexp` is exact, so every machine finds the same bin."""
     if value < _SMALLEST:
         return _ZERO
     fraction, exponent = math.frexp(min(value, _LARGEST))  # the fraction is 0.5 to 1
@@ -101,7 +101,7 @@ def _middle(place: int) -> float:
 
 
 def _percentile(bins: Mapping[int, int], share: float) -> float:
-    """The value that at least `share` of all values do not exceed: the nearest rank."""
+    """The smallest value that at least `share` of all values do not exceed (nearest rank)."""
     rank = math.ceil(share * sum(bins.values()))
     for place in sorted(bins):
         rank -= bins[place]

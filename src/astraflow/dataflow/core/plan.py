@@ -1,4 +1,4 @@
-"""What the core must know of a recipe: sizes, limits and schedules, but no files, addresses or models."""
+"""The run's plan: what the core knows of a recipe. Sizes, limits and schedules, but no files or models."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -6,19 +6,19 @@ from typing import Literal
 from astraflow.algorithms.curation import CuratorConfig
 from astraflow.dataflow.config import TableConfig
 
-__all__ = ["BestPlan", "EvalPlan", "EvalSetPlan", "PolicyPlan", "RunPlan", "Schedule"]
+__all__ = ["BestRule", "EvalPlan", "EvalSetPlan", "PolicyPlan", "RunPlan", "Schedule"]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlan:
-    """One trained policy's table and the length of its run."""
+    """The table of a trained policy, and its number of steps."""
 
     table: TableConfig
     num_steps: int
     follower_lag: int = 0
-    """Number of versions that a follower may be behind the newest one; the largest of all followers."""
+    """Largest number of versions that any follower may be behind the newest one."""
     max_tokens: int = 0
-    """Tokens of the longest trajectory that its model can be trained on; 0: not known."""
+    """Number of tokens of the longest trajectory that the model can be trained on. 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class EvalSetPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class BestPlan:
-    """By which figure the best version of each policy is chosen, to be kept for ever."""
+class BestRule:
+    """The rule that chooses the best version of each policy, which is kept."""
 
     eval_set: str
     metric: str = ""
-    """A metric of the round; empty: its score."""
+    """A metric of the round. Empty means its score."""
     mode: Literal["max", "min"] = "max"
 
     @property
@@ -46,20 +46,19 @@ class BestPlan:
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """The evaluation sets and when rounds are due: at version 0, every `every` steps of a policy, and at its
-    last step."""
+    """Evaluation sets. Rounds are due at version 0, every `every` steps of a policy, and at its last step."""
 
     sets: dict[str, EvalSetPlan]
     every: int
     deadline_s: float
-    best: BestPlan | None = None
-    """None: no version is kept for its score."""
+    best: BestRule | None = None
+    """None if no version is kept for its evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The part of the plan that may change when a run is resumed. A change is a command of its own, so the
-    journal says from which record on it holds.
+    """The part of the plan that may change when a run is resumed. Each change is a command, so the journal
+    shows from which record on it is in force.
 
     Example: `Schedule(steps={"actor": 50}, eval=EvalPlan(sets={}, every=10, deadline_s=300.0))`.
     """
@@ -71,30 +70,28 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Everything that the decisions of the core depend on, besides its commands."""
+    """Everything that the core's decisions depend on, apart from its commands."""
 
     seed: int
     group_size: int
     policies: dict[str, PolicyPlan]
     """Trained policies only."""
     sources: dict[str, int]
-    """Task source -> number of tasks, in the recipe's order; a draw's `task_idx` counts through all of
-    them."""
+    """Task source -> number of tasks, in the recipe's order, through which `task_idx` counts."""
     curators: tuple[CuratorConfig, ...]
     eval: EvalPlan
     max_attempts: int
     """Attempts at an episode before it counts as failed."""
     frozen: tuple[str, ...] = ()
-    """Policies that have one version for ever: no table, ticket or staleness."""
+    """Policies that never change. They have one version, and no table, tickets, or staleness."""
     max_pushed: int = 10_000
     """Largest number of tasks that may be pushed into the run in total."""
     max_waiting_pushed: int = 1_000
     """Largest number of pushed tasks that may wait to be drawn."""
     max_lost: int = 0
-    """Attempts at an episode that may be lost with their services and do not count in `max_attempts`."""
+    """Number of lost attempts at an episode that don't count toward `max_attempts`."""
     admission: Literal["any", "all"] = "any"
-    """Whether a group is drawn as soon as any policy has room for it, or only once all have that still need
-    groups."""
+    """Whether a group is drawn once `any` policy has room, or once `all` that still need groups do."""
 
     @property
     def schedule(self) -> Schedule:

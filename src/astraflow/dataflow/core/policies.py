@@ -1,8 +1,7 @@
-"""Trainers' sessions, published versions, committed and released steps.
+"""Trainers' sessions, published versions, and committed and released steps.
 
-A version number never goes back. Each session has an epoch; a trainer whose session is over is refused by its
-epoch. The first commit of a step decides the fate of its groups for ever. A restarted trainer may repeat
-committed steps; they are only counted.
+Version numbers never go back. Each session has an epoch, by which a trainer whose session is over is refused.
+The first commit of a step decides the fate of its groups. Steps that a restarted trainer repeats are counted.
 """
 
 from collections.abc import Sequence
@@ -22,10 +21,10 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_finished, decide_fate, end_run
-from astraflow.dataflow.core.finite import bounded, finite_sum
-from astraflow.dataflow.core.metric_sums import reduced
+from astraflow.dataflow.core.finite import clamp, finite_sum
+from astraflow.dataflow.core.metric_sums import reduce_sums
 from astraflow.dataflow.core.state import BatchState, EpisodeSums, PolicyState, ReadyGroup, SessionState
-from astraflow.dataflow.core.tables import checked_session, trainer_version
+from astraflow.dataflow.core.tables import require_session, trainer_version
 from astraflow.errors import ComponentError
 from astraflow.types import (
     Manifest,
@@ -33,7 +32,6 @@ from astraflow.types import (
     PublicationReply,
     Session,
     StepRecord,
-    TensorInfo,
     VersionsReply,
 )
 
@@ -41,7 +39,7 @@ __all__ = ["attach", "commit", "needed_versions", "publish", "publish_frozen", "
 
 
 def attach(ctx: Context, command: AttachTrainer) -> Session:
-    """Opens a session at the step of the trainer's checkpoint; older sessions are fenced from now on."""
+    """Opens a session at the step of the trainer's checkpoint, and fences older sessions."""
     policy = ctx.policy(command.policy)
     name = command.policy
     step = command.durable_step
@@ -79,28 +77,29 @@ def attach(ctx: Context, command: AttachTrainer) -> Session:
 
 
 def publish(ctx: Context, command: PublishVersion) -> PublicationReply:
-    """Makes a version the newest. Posting the newest manifest again changes nothing."""
+    """Makes a version the newest one. Publishing the newest manifest again changes nothing."""
     policy = ctx.policy(command.policy)
     name = command.policy
     manifest = command.manifest
-    session = checked_session(policy, name, command.epoch)
+    session = require_session(policy, name, command.epoch)
     known = policy.manifests.get(policy.newest)
-    if manifest.version == policy.newest and known is not None and _bare(manifest) == _bare(known):
+    if manifest.version == policy.newest and known is not None and _strip(manifest) == _strip(known):
         return PublicationReply(needed=needed_versions(ctx, name))
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
     _check_publication(policy, session, command)
     version = manifest.version
     policy.newest = version
-    policy.tensors = manifest.tensors or _tensors(policy)
-    policy.manifests[version] = _bare(manifest)
+    policy.tensors = manifest.tensors or policy.tensors
+    policy.manifests[version] = _strip(manifest)
     policy.steps_of[version] = command.step
     policy.changed_s = ctx.now_s
     ctx.emit(VersionPublished(policy=name, version=version, step=command.step, epoch=command.epoch))
     ctx.wake(f"versions/{name}")
     ctx.wake(f"batch/{name}")
     ctx.wake("leases")
-    evals.plan_rounds(ctx, name, version, command.step)
+    # Before `needed_versions`, which keeps the versions that the new rounds pin.
+    evals.open_due_rounds(ctx, name, version, command.step)
     needed = needed_versions(ctx, name)
     for forgotten in policy.manifests.keys() - set(needed):
         del policy.manifests[forgotten]
@@ -110,7 +109,7 @@ def publish(ctx: Context, command: PublishVersion) -> PublicationReply:
 
 
 def publish_frozen(ctx: Context, command: PublishFrozen) -> PublicationReply:
-    """Makes the weights of a frozen policy downloadable; what it had published before is replaced."""
+    """Makes the weights of a frozen policy downloadable, and replaces those published before."""
     name = command.policy
     manifest = command.manifest
     if name not in ctx.plan.frozen:
@@ -163,13 +162,13 @@ def _check_publication(policy: PolicyState, session: SessionState, command: Publ
 
 
 def commit(ctx: Context, command: CommitStep) -> None:
-    """A step is trained and published. Its first commit makes its groups `trained` for ever."""
+    """Commits a trained and published step. The first commit makes `trained` the final fate of its groups."""
     policy = ctx.policy(command.policy)
     name = command.policy
     step = command.step
-    session = checked_session(policy, name, command.epoch)
+    session = require_session(policy, name, command.epoch)
     if session.base_step <= step < session.done:
-        return  # this session has committed the step already
+        return  # a repeated request: this session has committed the step already
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
     _check_commit(policy, session, command)
@@ -193,7 +192,7 @@ def commit(ctx: Context, command: CommitStep) -> None:
             staleness=staleness,
         )
     policy.committed += 1
-    curation, failure = _curation_figures(ctx)
+    curation, failure = _curation_metrics(ctx)
     record = _record(ctx, policy, batch, command, curation)
     policy.num_discarded = 0
     policy.episodes = EpisodeSums()
@@ -201,7 +200,7 @@ def commit(ctx: Context, command: CommitStep) -> None:
     ctx.emit(StepCommitted(record=record))
     ctx.wake(f"steps/{name}")
     check_finished(ctx)
-    # The step is trained, whatever the curators do: it is committed before their failure ends the run.
+    # The step is trained even if a curator fails, so it is committed before the failure ends the run.
     if failure:
         end_run(ctx, failure, is_failure=True)
 
@@ -224,8 +223,8 @@ def _check_commit(policy: PolicyState, session: SessionState, command: CommitSte
         )
 
 
-def _curation_figures(ctx: Context) -> tuple[tuple[MetricItem, ...], str]:
-    """The figures of the curators, and an empty text; if one of them fails, no figures and the reason."""
+def _curation_metrics(ctx: Context) -> tuple[tuple[MetricItem, ...], str]:
+    """The metrics of the curators and "", or no metrics and the error message if a curator fails."""
     try:
         return ctx.curation.metrics(), ""
     except ComponentError as err:
@@ -254,7 +253,7 @@ def _record(
         num_trained_tokens=sum(group.num_trained_tokens for group in groups),
         num_discarded_groups=policy.num_discarded,
         num_replayed_groups=len(batch.replayed),
-        metrics=(*command.metrics, *_episode_metrics(policy.episodes), *_dropped(policy), *curation),
+        metrics=(*command.metrics, *_episode_metrics(policy.episodes), *_drop_metrics(policy), *curation),
     )
 
 
@@ -264,23 +263,22 @@ def _reward_mean(groups: Sequence[ReadyGroup]) -> float:
 
 
 def _episode_metrics(sums: EpisodeSums) -> tuple[MetricItem, ...]:
-    """What the good episodes since the last commit add up to. The metrics of the workflow have the prefix
-    `episode/`, so that they cannot be mistaken for those of the trainer."""
+    """Metrics of the good episodes since the last commit. The workflow's own get the prefix `episode/`."""
     if sums.num == 0:
         return ()
     items = [
         MetricItem("episodes", float(sums.num), "sum"),
-        MetricItem("episode_score_mean", bounded(sums.score_sum / sums.num)),
-        MetricItem("episode_s_mean", bounded(sums.duration_sum_s / sums.num)),
-        MetricItem("episode_s_max", bounded(sums.duration_max_s), "max"),
+        MetricItem("episode_score_mean", clamp(sums.score_sum / sums.num)),
+        MetricItem("episode_s_mean", clamp(sums.duration_sum_s / sums.num)),
+        MetricItem("episode_s_max", clamp(sums.duration_max_s), "max"),
     ]
     if sums.num_left_out:
         items.append(MetricItem("episode_metrics_left_out", float(sums.num_left_out), "sum"))
-    return (*items, *reduced(sums.metrics, prefix="episode/"))
+    return (*items, *reduce_sums(sums.metrics, prefix="episode/"))
 
 
-def _dropped(policy: PolicyState) -> list[MetricItem]:
-    """Groups that each filter dropped, and batches that a person dropped, since the run's start."""
+def _drop_metrics(policy: PolicyState) -> list[MetricItem]:
+    """Numbers of groups dropped by each filter and of batches dropped by a person, since the run's start."""
     items = [MetricItem(f"filtered/{by}", float(num), "last") for by, num in policy.filtered_by.items()]
     if policy.num_dropped_batches:
         items.append(MetricItem("dropped_batches", float(policy.num_dropped_batches), "last"))
@@ -288,11 +286,11 @@ def _dropped(policy: PolicyState) -> list[MetricItem]:
 
 
 def release(ctx: Context, command: ReleaseSteps) -> None:
-    """Drops the batches of the steps that a durable checkpoint holds. Allowed after the run's end."""
+    """Drops the batches of steps that are in a durable checkpoint. Allowed even after the run's end."""
     policy = ctx.policy(command.policy)
     name = command.policy
     step = command.step
-    session = checked_session(policy, name, command.epoch)
+    session = require_session(policy, name, command.epoch)
     if step > session.done:
         refuse(
             "out_of_order",
@@ -304,15 +302,15 @@ def release(ctx: Context, command: ReleaseSteps) -> None:
 
 
 def needed_versions(ctx: Context, name: str) -> tuple[int, ...]:
-    """Versions that someone may still ask for, oldest first.
+    """Versions that someone may still request, oldest first.
 
     These are:
 
-    - the newest version, and those that an engine or a follower may still serve with one update under way;
-    - those that open evaluation rounds pin;
-    - the best one by its evaluation, if the plan keeps it;
-    - the newest one that carries the model's files;
-    - the bases of all of them.
+    - the newest version, and those that an engine or a follower may serve during one more update;
+    - the versions that open evaluation rounds pin;
+    - the best version by its evaluation, if the plan keeps it;
+    - the newest version that contains the model's files;
+    - the bases of all of these.
     """
     policy = ctx.policy(name)
     plan = ctx.plan.policies[name]
@@ -330,17 +328,12 @@ def needed_versions(ctx: Context, name: str) -> tuple[int, ...]:
     return tuple(sorted(needed))
 
 
-def _bare(manifest: Manifest) -> Manifest:
+def _strip(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, tensors=())
 
 
-def _tensors(policy: PolicyState) -> tuple[TensorInfo, ...]:
-    """The tensor table of a policy's versions; empty before the first one."""
-    return policy.tensors or next((m.tensors for m in policy.manifests.values() if m.tensors), ())
-
-
 def versions_reply(ctx: Context, name: str, after: int) -> VersionsReply:
-    """The kept manifests newer than `after`, oldest first, and what evaluation pins."""
+    """The kept manifests newer than `after`, oldest first, and the versions that evaluation pins."""
     if name in ctx.plan.frozen:
         only = ctx.state.frozen.get(name)
         return VersionsReply(
@@ -350,11 +343,10 @@ def versions_reply(ctx: Context, name: str, after: int) -> VersionsReply:
             state=ctx.state.run_state,
         )
     policy = ctx.policy(name)
-    tensors = _tensors(policy)
     newer = (manifest for version, manifest in policy.manifests.items() if version > after)
     return VersionsReply(
         newest=policy.newest,
-        manifests=tuple(msgspec.structs.replace(manifest, tensors=tensors) for manifest in newer),
+        manifests=tuple(msgspec.structs.replace(manifest, tensors=policy.tensors) for manifest in newer),
         pinned=evals.pinned_versions(ctx, name),
         state=ctx.state.run_state,
     )

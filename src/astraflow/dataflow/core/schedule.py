@@ -1,7 +1,7 @@
-"""The part of the plan that may change while a run is stopped: how long it trains, what it evaluates when.
+"""Changes the schedule of a stopped run: how many steps it trains, and what it evaluates when.
 
-The change is a command, so a replay decides by the old schedule what was decided by it, and by the new one
-what came later. All else goes on: groups, versions, curators and sessions are those of one run.
+The change is a command, so a replay uses the old schedule up to that record and the new one after it.
+Everything else continues: groups, versions, curators, and sessions.
 """
 
 from astraflow.dataflow.core import evals
@@ -13,10 +13,10 @@ __all__ = ["change_schedule"]
 
 
 def change_schedule(ctx: Context, command: ChangeSchedule) -> None:
-    """Lets another schedule hold. A finished run goes on if a policy has steps to do.
+    """Replaces the schedule. A finished run continues if a policy now has steps to do.
 
-    A run that has fewer steps now than it has committed ends at the next publication. Another rule for the
-    best version starts the choice anew.
+    A run that now has fewer steps than it has committed ends at the next publication. If the rule for the
+    best version changes, the choice starts over.
     """
     state = ctx.state
     schedule = command.schedule

@@ -1,8 +1,8 @@
-"""The full state as bytes, and back. A core restored from them continues exactly as the original would.
+"""Encodes the full state as bytes, and restores it. A restored core continues exactly as the original would.
 
-When much data is ready for the trainers, or kept for replay, most of the state is groups that never change
-any more. They are encoded last and in parts, so that a service can do other things in between. All parts show
-the state at the moment of the first one.
+If many groups are ready or kept for replay, they make up most of the state. They never change any more, so
+they are encoded last and in parts, and the service can do other work in between. All parts show the state at
+the moment of the first one.
 """
 
 import struct
@@ -20,7 +20,7 @@ from astraflow.protocols import Stateful
 __all__ = ["SNAPSHOT_FORMAT", "restore_state", "snapshot_parts"]
 
 SNAPSHOT_FORMAT = 4
-"""Raised when the state's structs change in a way that older snapshots do not fit."""
+"""Increased when the structs of the state change so that older snapshots can no longer be decoded."""
 _MAGIC = b"AFSN"
 _LENGTH = struct.Struct("<Q")
 _GROUPS_PER_PART = 128
@@ -28,13 +28,13 @@ _T = TypeVar("_T")
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
-    """The first part."""
+    """The first part: everything except the groups."""
 
     format: int
     curation: dict[str, Any]
     state: RunStateData
     memories: dict[str, dict[str, Any] | None]
-    """`POLICY/KIND` -> state of a part of the table that has one."""
+    """`POLICY/KIND` -> state of a stateful component of the table."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
-    """Some of the heavy state of one policy."""
+    """Some groups of one policy."""
 
     policy: str
     ready: list[ReadyGroup]
@@ -51,19 +51,20 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 def snapshot_parts(ctx: Context) -> Iterator[bytes]:
-    """The parts of a snapshot, which is their concatenation: the state of a core as of now.
+    """Yields the parts of a snapshot of the current state. The snapshot is their concatenation.
 
-    All parts but the first are encoded when they are asked for.
-    Raises: ComponentError if a component cannot give its state while the run goes on.
+    All parts but the first are encoded on demand.
+
+    Raises: ComponentError if a component cannot return its state while the run is running.
     """
     policies = ctx.state.policies
-    rest = [_heavy(name, policy) for name, policy in policies.items()]
+    rest = [_collect_groups(name, policy) for name, policy in policies.items()]
     light = {
         name: msgspec.structs.replace(p, ready={}, batches={}, replay={}) for name, p in policies.items()
     }
     state = msgspec.structs.replace(ctx.state, policies=light)
-    # A run may have failed because a component cannot give its state. It is kept without that state, so that
-    # it can go on once the component is fixed: the fixed one could not replay its records.
+    # A run may have failed because a component cannot return its state. The snapshot then leaves that state
+    # out, so that the run can continue with a fixed component, which might not replay the records.
     get_state = encoded_state_or_none if state.run_state == "failed" else encoded_state
     memories = {key: get_state(name, part) for key, name, part in _with_memory(ctx)}
     head = {
@@ -72,11 +73,11 @@ def snapshot_parts(ctx: Context) -> Iterator[bytes]:
         "state": state,
         "memories": memories,
     }
-    return _encoded(msgspec.msgpack.encode(head), rest)
+    return _encode_parts(msgspec.msgpack.encode(head), rest)
 
 
 def _with_memory(ctx: Context) -> Iterator[tuple[str, str, Stateful]]:
-    """(key in the snapshot, name in messages, object) of each component of a table that has a state."""
+    """(key in the snapshot, name in messages, component) of each stateful component."""
     for policy, parts in ctx.parts.items():
         for kind, (name, part) in parts.with_memory.items():
             yield f"{policy}/{kind}", name, part
@@ -85,43 +86,43 @@ def _with_memory(ctx: Context) -> Iterator[tuple[str, str, Stateful]]:
             yield f"{policy}/credit", f"policy {policy!r}: {valuation.credit_name}", valuation.memory
 
 
-def _heavy(name: str, policy: PolicyState) -> _Part:
-    # An entry counts its further uses, so it is copied. Its group never changes.
+def _collect_groups(name: str, policy: PolicyState) -> _Part:
+    # The count of uses in an entry may still change, so the entry is copied. Its group never changes.
     replay = [ReplayEntry(group=entry.group, uses=entry.uses) for entry in policy.replay.values()]
     return _Part(name, list(policy.ready.values()), list(policy.batches.values()), replay)
 
 
-def _encoded(head: bytes, rest: list[_Part]) -> Iterator[bytes]:
+def _encode_parts(head: bytes, rest: list[_Part]) -> Iterator[bytes]:
     yield b"".join((_MAGIC, _LENGTH.pack(len(head)), head))
     for part in rest:
         for ready in _chunks(part.ready):
-            yield _framed(_Part(part.policy, ready, [], []))
+            yield _frame(_Part(part.policy, ready, [], []))
         for batch in part.batches:
-            yield _framed(_Part(part.policy, [], [batch], []))
+            yield _frame(_Part(part.policy, [], [batch], []))
         for replay in _chunks(part.replay):
-            yield _framed(_Part(part.policy, [], [], replay))
+            yield _frame(_Part(part.policy, [], [], replay))
 
 
 def _chunks(items: list[_T]) -> Iterator[list[_T]]:
     return (items[first : first + _GROUPS_PER_PART] for first in range(0, len(items), _GROUPS_PER_PART))
 
 
-def _framed(part: _Part) -> bytes:
+def _frame(part: _Part) -> bytes:
     data = msgspec.msgpack.encode(part)
     return _LENGTH.pack(len(data)) + data
 
 
 def restore_state(ctx: Context, data: bytes) -> None:
-    """Puts a snapshot into a fresh context.
+    """Restores a snapshot into a fresh context.
 
-    Raises: DataError if it is of another format, broken, or of a run with other policies or group size;
-    ComponentError if a component cannot take its state back.
+    Raises: DataError if the snapshot has another format, is damaged, or belongs to a run with other policies;
+    ComponentError if a component cannot restore its state.
     """
     try:
-        head, *parts = _frames(data) if data.startswith(_MAGIC) else (data,)
-        snapshot = _decoded(head)
+        head, *parts = _split_frames(data) if data.startswith(_MAGIC) else (data,)
+        snapshot = _decode_head(head)
         for part in parts:
-            _add(snapshot.state, msgspec.msgpack.decode(part, type=_Part))
+            _merge_part(snapshot.state, msgspec.msgpack.decode(part, type=_Part))
     except (msgspec.DecodeError, struct.error) as err:
         raise DataError(f"the snapshot cannot be read: {err}") from err
     if list(snapshot.state.policies) != list(ctx.plan.policies):
@@ -130,7 +131,7 @@ def restore_state(ctx: Context, data: bytes) -> None:
             f"{', '.join(ctx.plan.policies)}"
         )
     ctx.state = snapshot.state
-    ctx.set_schedule(snapshot.state.schedule or ctx.plan.schedule)
+    ctx.set_schedule(snapshot.state.schedule)
     for group_id in snapshot.state.fresh:
         ctx.add_fresh(group_id)
     ctx.curation.restore(snapshot.curation)
@@ -139,14 +140,14 @@ def restore_state(ctx: Context, data: bytes) -> None:
             called(f"{name}.restore()", part.restore, memory)
 
 
-def _decoded(head: bytes | memoryview) -> _Snapshot:
+def _decode_head(head: bytes | memoryview) -> _Snapshot:
     header = msgspec.msgpack.decode(head, type=_Header)
     if header.format != SNAPSHOT_FORMAT:
         raise DataError(f"the snapshot has format {header.format}, this version reads {SNAPSHOT_FORMAT}")
     return msgspec.msgpack.decode(head, type=_Snapshot)
 
 
-def _frames(data: bytes) -> Iterator[memoryview]:
+def _split_frames(data: bytes) -> Iterator[memoryview]:
     view = memoryview(data)
     start = len(_MAGIC)
     while start < len(view):
@@ -158,7 +159,7 @@ def _frames(data: bytes) -> Iterator[memoryview]:
         start += length
 
 
-def _add(state: RunStateData, part: _Part) -> None:
+def _merge_part(state: RunStateData, part: _Part) -> None:
     policy = state.policies[part.policy]
     policy.ready.update((group.group_id, group) for group in part.ready)
     policy.batches.update((batch.step, batch) for batch in part.batches)

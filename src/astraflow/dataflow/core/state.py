@@ -1,12 +1,12 @@
-"""Everything that the core remembers: plain mutable structs, so that a snapshot is one encoding of them.
+"""The core's state: plain mutable structs, so that a snapshot is one encoding of them.
 
-Dicts keep insertion order and serve as ordered sets and queues. What is decided is dropped: groups live here
-only until they complete, and completed ones only until they are released. The size of the state therefore
-follows the tickets and the retained steps, not the length of the run. The exceptions are one record per step
-and one per finished evaluation.
+Dicts keep insertion order and serve as ordered sets and queues. Whatever is decided is dropped: a group stays
+only until it completes, and a complete group only until its step is released. The size of the state therefore
+depends on the tickets and the retained steps, not on the length of the run. The exceptions are one record per
+step and one per finished evaluation.
 
-The structs form a tree without cycles, so the garbage collector is told to skip them (`gc=False`). With
-100,000 live items, it would stop the service for half a second.
+The structs form a tree without cycles, so the garbage collector skips them (`gc=False`). With 100,000 live
+items, a collection would stop the service for half a second.
 """
 
 import math
@@ -32,10 +32,10 @@ from astraflow.types import (
 __all__ = [
     "BatchState",
     "BestState",
-    "Conduct",
     "EpisodeState",
     "EpisodeSums",
     "EvalRound",
+    "FailureStreak",
     "GroupState",
     "LeaseState",
     "MetricSum",
@@ -64,13 +64,13 @@ class EpisodeState(msgspec.Struct, gc=False):
     failed_s: float = 0.0
     """When the latest attempt failed."""
     holders: tuple[str, ...] = ()
-    """For each attempt, the service that it was granted to; empty or missing where anybody may answer."""
+    """For each attempt, the only service that may send its result. Empty or missing if any service may."""
     num_lost: int = 0
-    """Attempts that ended without a word of their services: these left, died, or were silent for too long."""
+    """Attempts whose service reported no result: it left, died, or was silent for too long."""
 
 
 class LeaseState(msgspec.Struct, gc=False):
-    """A lease that is out. `group_id` is the round's id for `eval`."""
+    """An open lease. For kind `eval`, `group_id` is the id of the round."""
 
     id: str
     kind: LeaseKind
@@ -79,14 +79,14 @@ class LeaseState(msgspec.Struct, gc=False):
     episode_idx: int
     attempt: int
     strikes: int = 0
-    """Number of strikes that its service had when the lease was issued."""
+    """Strikes of the service when the lease was issued."""
 
 
-class Conduct(msgspec.Struct, gc=False):
-    """How a service has done lately; see `conduct`."""
+class FailureStreak(msgspec.Struct, gc=False):
+    """A service's recent failures; see `strikes`."""
 
     strikes: int = 0
-    """Failures in a row; those of leases that ran together count once."""
+    """Failures in a row. Failures of leases that ran together count once."""
     struck_s: float = 0.0
     """When the latest strike came."""
     last_failure: str = ""
@@ -102,7 +102,7 @@ class WorkerState(msgspec.Struct, gc=False):
     name: str
     hosts: tuple[str, ...]
     leases: dict[str, None] = {}
-    conduct: Conduct = msgspec.field(default_factory=Conduct)
+    failures: FailureStreak = msgspec.field(default_factory=FailureStreak)
     active_s: float = -math.inf
     """When it last got a lease or ended one."""
     key: str = ""
@@ -120,16 +120,15 @@ class GroupState(msgspec.Struct, gc=False):
     source_idx: int
     undecided: list[str]
     """Policies that the group may still serve."""
-    home: str
-    """The service that its episodes go to, unless others would idle."""
+    preferred_worker: str
+    """The service that gets the group's episodes unless other services would be idle."""
     episodes: list[EpisodeState]
     num_open: int
     num_failed: int = 0
 
 
 class ReadyGroup(msgspec.Struct, gc=False, frozen=True):
-    """What a complete group holds for one policy, after filters and credit. Samplers and removers see it, so
-    it is frozen."""
+    """A complete group for one policy, after filters and credit. Frozen, as a user's own samplers get it."""
 
     group_id: int
     samples: tuple[SampleView, ...]
@@ -141,8 +140,7 @@ class ReadyGroup(msgspec.Struct, gc=False, frozen=True):
     reward_sum: float
     """Sum of the rewards over samples."""
     episode_reward_sum: float
-    """Sum of the rewards over episodes; the reward of an episode is the weighted mean of its trajectories'
-    rewards."""
+    """Sum over episodes of the weighted mean reward of their trajectories."""
     num_episodes: int
     """Episodes in which the policy acts, counted once per role."""
 
@@ -155,16 +153,16 @@ class BatchState(msgspec.Struct, gc=False):
     groups: list[ReadyGroup]
     staleness: list[int]
     replayed: list[ReadyGroup] = []
-    """Groups of earlier steps that are trained on again."""
+    """Groups of earlier steps that this step trains on again."""
     replayed_staleness: list[int] = []
 
 
 class ReplayEntry(msgspec.Struct, gc=False):
-    """A group that was taken and may come again."""
+    """A group that was in a batch and may be in another one."""
 
     group: ReadyGroup
     uses: int
-    """Number of steps that hold it."""
+    """Number of batches that held it."""
 
 
 class SessionState(msgspec.Struct, gc=False):
@@ -174,7 +172,7 @@ class SessionState(msgspec.Struct, gc=False):
     base_step: int
     base_version: int
     done: int
-    """Steps that the session's weights have done and that it has committed, counted from the run's start."""
+    """Steps that this session's weights contain and that are committed, counted from the run's start."""
     since_s: float
 
 
@@ -183,17 +181,17 @@ class BestState(msgspec.Struct, gc=False, frozen=True):
 
     version: int
     value: float
-    """By the metric of the plan."""
+    """Value of the metric that the plan's rule compares."""
 
 
 class MetricSum(msgspec.Struct, gc=False):
-    """A metric of several episodes so far."""
+    """The running sum of one metric over episodes."""
 
     value: float
     num: int
     reduction: Reduction
     bins: dict[int, int] = {}
-    """Number of values by bin, for a percentile alone; see `metric_sums`."""
+    """Number of values per bin. Used by percentiles only; see `metric_sums`."""
 
 
 class EpisodeSums(msgspec.Struct, gc=False):
@@ -205,66 +203,66 @@ class EpisodeSums(msgspec.Struct, gc=False):
     duration_max_s: float = 0.0
     metrics: dict[str, MetricSum] = {}
     num_left_out: int = 0
-    """Values of metrics whose name had no room in `metrics`."""
+    """Values of metrics for whose name there was no room in `metrics`."""
 
 
 class PolicyState(msgspec.Struct, gc=False):
     """One trained policy: its table, versions and steps."""
 
     waiting: dict[int, None] = {}
-    """Undecided groups in no batch, in draw order."""
+    """Undecided groups that are not in a batch, in draw order."""
     ready: dict[int, ReadyGroup] = {}
-    """The completed ones among them, in completion order."""
+    """The complete ones among them, in order of completion."""
     batches: dict[int, BatchState] = {}
-    """Steps that have their batch and are not released."""
+    """Batches of steps that are not released."""
     replay: dict[int, ReplayEntry] = {}
-    """In order of their first take."""
+    """Groups that later batches may hold again, in order of their first batch."""
     num_replayed: int = 0
-    """Groups that batches held for another time, since the run's start."""
+    """Replayed groups in all batches since the run's start."""
     drawn: int = 0
     fates: dict[Fate, int] = {}
     filtered_by: dict[str, int] = {}
-    """Filter -> groups that it dropped."""
+    """Filter -> number of groups that it dropped."""
     num_discarded: int = 0
-    """Groups with another fate than trained since the last commit."""
-    lost_in_a_row: int = 0
-    """Groups that gave nothing to train on since the last one that did."""
-    lost_s: float = 0.0
-    """For how long they were lost, in seconds; interruptions of the run do not count."""
-    lost_at_s: float = 0.0
-    """When the last one was lost."""
+    """Groups with a fate other than `trained` since the last commit."""
+    unusable_in_a_row: int = 0
+    """Groups with nothing to train on since the last usable one."""
+    unusable_s: float = 0.0
+    """The time over which these groups ended, without interruptions of the run."""
+    unusable_at_s: float = 0.0
+    """When the latest of them ended."""
     outcomes: dict[str, dict[str, int]] = {}
-    """How groups ended since the last batch was taken: `ready` or a fate -> filter that dropped them, empty
-    for other fates -> number."""
+    """How groups ended since the last batch was taken: `ready` or a fate -> the filter that dropped them
+    (empty for other fates) -> number."""
     failed_in_a_row: int = 0
     failed_on: dict[str, None] = {}
-    """Services on which attempts failed since the last group that gave something to train on."""
+    """Services on which an attempt failed since the last group that gave something to train on."""
     taken: int = 0
     """Steps that have their batch."""
     committed: int = 0
     released: int = 0
     redone: int = 0
     num_dropped_batches: int = 0
-    """Batches that a person dropped."""
+    """Batches dropped by a person."""
     epoch: int = 0
     session: SessionState | None = None
     rules: SampleRules = SampleRules()
-    """What the newest session's trainer needs of trajectories; kept while it is away."""
+    """Requirements of the newest session's trainer for trajectories. Kept while the trainer is away."""
     newest: int = -1
     manifests: dict[int, Manifest] = {}
-    """Versions that someone may still need, without their tensors: those are in `tensors`."""
+    """Versions that someone may still need, without their tensors, which are in `tensors`."""
     tensors: tuple[TensorInfo, ...] = ()
-    """The table of all versions. In snapshots of versions that kept it in each manifest, it is there."""
+    """The tensor table of all versions."""
     steps_of: dict[int, int] = {}
-    """Steps done by the weights of each kept version."""
+    """Kept version -> number of steps that its weights contain."""
     evaluated_step: int = -1
-    """Largest number of steps done for which an evaluation was planned."""
+    """Largest number of steps for which an evaluation is due or done."""
     best: BestState | None = None
-    """The version that is kept for its evaluation, if the plan asks for that and there is one."""
+    """The best version by its evaluation, if the plan keeps one."""
     records: list[StepRecord] = []
     episodes: EpisodeSums = msgspec.field(default_factory=EpisodeSums)
     changed_s: float = 0.0
-    """When its trainer last attached, took a batch, published or committed; 0 before the first time."""
+    """When its trainer last attached, took a batch, published, or committed; 0 before that."""
 
 
 class EvalRound(msgspec.Struct, gc=False):
@@ -288,12 +286,11 @@ class EvalRound(msgspec.Struct, gc=False):
 
 
 class RunStateData(msgspec.Struct, gc=False):
-    """The root: everything that the core remembers of a run."""
+    """The root of the state."""
 
     policies: dict[str, PolicyState]
-    schedule: Schedule | None = None
-    """What holds now of the part of the plan that may change. None in snapshots of versions that could not
-    change it."""
+    schedule: Schedule
+    """The schedule in force."""
     run_state: RunState = "running"
     reason: str = ""
     next_group_id: int = 0
@@ -305,7 +302,7 @@ class RunStateData(msgspec.Struct, gc=False):
     leases: dict[str, LeaseState] = {}
     workers: dict[str, WorkerState] = {}
     frozen: dict[str, Manifest] = {}
-    """The version of each frozen policy that was published."""
+    """Frozen policy -> its published version."""
     num_pushed: int = 0
     pushed: dict[int, Task] = {}
     pushed_queue: dict[int, None] = {}
@@ -313,19 +310,18 @@ class RunStateData(msgspec.Struct, gc=False):
     pushed_ids: dict[str, None] = {}
     num_pushed_again: int = 0
     num_push_refused: int = 0
-    """Pushed tasks over the plan's limits."""
+    """Pushed tasks beyond the plan's limits."""
     next_round_id: int = 0
     rounds: dict[int, EvalRound] = {}
     rounds_to_open: list[tuple[str, int, int]] = []
-    """(policy, version, step): due as soon as every policy has a version."""
+    """(policy, version, step) of rounds that are due as soon as every policy has a version."""
     eval_records: list[EvalRecord] = []
     last_failure: str = ""
     """Error class and message of the latest failed attempt."""
     num_good: int = 0
     """Good episodes, evaluation included, since the run began or was resumed."""
     last_good_s: float = 0.0
-    absent: dict[str, Conduct] = {}
-    """Name -> conduct of a service that is gone and had strikes."""
+    absent: dict[str, FailureStreak] = {}
+    """Name -> failure streak of a departed service that had strikes."""
     gone_keys: dict[str, str] = {}
-    """Id -> key of the services that left last, whose results may still arrive."""
-    changed_s: float = 0.0
+    """Id -> key of recently departed services, whose results may still arrive."""

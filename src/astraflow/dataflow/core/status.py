@@ -1,11 +1,11 @@
-"""What the core reports about itself: figures, and who waits for whom. Nothing here changes the state."""
+"""What the core reports about itself: numbers, and who waits for whom. Nothing here changes the state."""
 
 from collections.abc import Iterator, Sequence
 
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.core.context import Context
-from astraflow.dataflow.core.fates import fate_counts, main_loss, num_live, outcomes
-from astraflow.dataflow.core.finite import bounded
+from astraflow.dataflow.core.fates import fate_counts, main_unusable_outcome, num_live, outcomes
+from astraflow.dataflow.core.finite import clamp
 from astraflow.dataflow.core.state import PolicyState, ReadyGroup
 from astraflow.dataflow.core.tables import why_no_room
 from astraflow.types import PolicyStatus, Wait, WaitReason
@@ -14,15 +14,15 @@ from astraflow.types.waits import POOL, RUN, Party
 __all__ = ["groups_for_replay", "policy_status", "retained_payloads", "waits"]
 
 _TYPICAL_STEPS = 9
-"""Steps whose times are compared with that of the present one."""
+"""Number of recent steps with which the current one is compared."""
 _OVERDUE = 10.0
-"""A step that takes this many times longer than those before is a surprise."""
+"""A step is overdue if it takes this many times longer than the recent ones."""
 _LONG_WAIT_S = 10.0
-"""A trainer that has waited this long is told how most groups were lost, if most were."""
+"""After this long without a batch, the reason is how most groups were lost, if most were."""
 
 
 def policy_status(ctx: Context, name: str) -> PolicyStatus:
-    """One policy's figures."""
+    """The status of one policy."""
     policy = ctx.policy(name)
     plan = ctx.plan.policies[name]
     table = plan.table
@@ -46,14 +46,14 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
         num_replayed_groups=policy.num_replayed,
         outcomes=outcomes(policy),
         num_episodes=policy.episodes.num,
-        score_mean=bounded(policy.episodes.score_sum / max(1, policy.episodes.num)),
+        score_mean=clamp(policy.episodes.score_sum / max(1, policy.episodes.num)),
     )
 
 
 def waits(ctx: Context, now_s: float) -> tuple[Wait, ...]:
     """Who waits for whom: trainers for groups, rollout for versions or tickets, evaluation for results.
 
-    `since_s` is 0 for what nothing has happened to yet.
+    `since_s` is 0 if nothing has happened to the waiting party yet.
     """
     if not ctx.is_running:
         return ()
@@ -106,7 +106,7 @@ def _policy_waits(ctx: Context, name: str, now_s: float) -> Iterator[Wait]:
 
 
 def _why_no_batch(ctx: Context, name: str, waited_s: float) -> tuple[WaitReason, ...]:
-    """Why the trainer that asks for the next step has no batch."""
+    """Why the trainer has no batch for the next step."""
     policy = ctx.state.policies[name]
     main = WaitReason(
         kind="groups",
@@ -115,8 +115,8 @@ def _why_no_batch(ctx: Context, name: str, waited_s: float) -> tuple[WaitReason,
         num=len(policy.ready),
         total=ctx.plan.policies[name].table.batch_groups,
     )
-    if waited_s >= _LONG_WAIT_S and (loss := main_loss(policy)):
-        outcome, total = loss
+    if waited_s >= _LONG_WAIT_S and (found := main_unusable_outcome(policy)):
+        outcome, total = found
         main = WaitReason(
             kind="lost_groups",
             policy=name,
@@ -133,9 +133,9 @@ def _why_no_batch(ctx: Context, name: str, waited_s: float) -> tuple[WaitReason,
 
 
 def _overdue(policy: PolicyState, name: str, busy_s: float) -> tuple[WaitReason, ...]:
-    """That a trainer has been silent for much longer than its steps took; empty if that is no surprise.
+    """The reason that a trainer has been silent for much longer than its recent steps took; otherwise empty.
 
-    A trainer tells the dataflow nothing while it trains, so nobody knows here whether it is still alive.
+    A trainer sends nothing while it trains, so the core cannot know whether it is still alive.
     """
     recent = policy.records[-_TYPICAL_STEPS:]
     if len(recent) < 2:
@@ -147,14 +147,14 @@ def _overdue(policy: PolicyState, name: str, busy_s: float) -> tuple[WaitReason,
 
 
 def groups_for_replay(ctx: Context) -> frozenset[int]:
-    """Groups that a later batch of some policy may hold again."""
+    """Groups that a later batch of some policy may replay."""
     policies = ctx.state.policies.values() if ctx.is_running else ()
     return frozenset(group_id for policy in policies for group_id in policy.replay)
 
 
 def retained_payloads(ctx: Context) -> Iterator[PayloadRef]:
-    """Every trajectory that may still be served: those of open groups, ready groups, batches that are not
-    released, and groups kept for replay."""
+    """Every trajectory that may still be served: of open, ready and replayable groups, and of kept
+    batches."""
     for group in ctx.state.groups.values():
         for episode in group.episodes:
             if episode.facts is not None:

@@ -1,10 +1,10 @@
-"""The tables: whether a group may be charged to a policy, and which groups a batch takes.
+"""Decides whether a policy has room for another group, and which groups a batch takes.
 
-A step has one batch for ever: the batch is kept until the step is released, and is served again as it was.
-There is one exception, for which a person has to ask: a batch that cannot be trained is dropped. The oldest
-step that is not committed then loses its batch. So do the steps that were taken ahead of it, because their
-batches were made for weights that the oldest step was to give. These steps get other batches, of groups that
-are ready later.
+The batch of a step never changes. It is kept until the step is released, and every request for the step gets
+the same batch. There is one exception, which a person must request: a batch that cannot be trained on is
+dropped. The oldest uncommitted step then loses its batch. Steps that were taken ahead lose theirs too,
+because their batches were made for weights that the oldest step would have produced. They all get other ones.
+
 """
 
 import math
@@ -25,27 +25,27 @@ from astraflow.types import BatchTotals, DropReply, WaitReason
 from astraflow.types.bounds import as_label
 
 __all__ = [
-    "admitted",
-    "checked_session",
     "drop_batch",
     "holds_up",
-    "normalized",
+    "normalize_advantages",
+    "policies_with_room",
+    "require_session",
     "take_batch",
     "trainer_version",
     "why_no_room",
 ]
 
 _EPSILON = 1e-6
-"""Added to what advantages are divided by."""
+"""Added to the divisor of advantages."""
 
 
 def trainer_version(session: SessionState, step: int) -> int:
-    """Version number of the weights that take the first gradient of `step` in this session."""
+    """Version of the weights to which this session applies the first gradient of `step`."""
     return session.base_version + step - session.base_step
 
 
-def admitted(ctx: Context) -> list[str]:
-    """The policies that the next draw is charged to; none if nothing may be drawn now.
+def policies_with_room(ctx: Context) -> list[str]:
+    """The policies whose ticket the next drawn group takes. Empty if no group may be drawn now.
 
     Raises: ComponentError if a limiter fails.
     """
@@ -55,9 +55,9 @@ def admitted(ctx: Context) -> list[str]:
 
 
 def why_no_room(ctx: Context, name: str) -> tuple[WaitReason, ...]:
-    """Why no group may be charged to the policy now; empty if one may.
+    """Why the policy has no room for another group now. Empty if it has.
 
-    If a limiter fails, its error is the reason here; the next draw ends the run with it.
+    If a limiter fails, the reason is its error. The next draw then ends the run.
     """
     try:
         full = _why_full(ctx, name)
@@ -67,7 +67,7 @@ def why_no_room(ctx: Context, name: str) -> tuple[WaitReason, ...]:
 
 
 def _who_holds_up_all(ctx: Context) -> tuple[WaitReason, ...]:
-    """Which policy that needs groups has no room, and why, if no group may be drawn for any without it."""
+    """With `admission: all`, the reason why a policy that still needs groups has no room. Otherwise empty."""
     if ctx.plan.admission == "any":
         return ()
     for name in ctx.plan.policies:
@@ -78,28 +78,30 @@ def _who_holds_up_all(ctx: Context) -> tuple[WaitReason, ...]:
 
 
 def _needs_groups(ctx: Context, name: str) -> bool:
-    """Whether the policy still needs groups that have not been drawn."""
+    """Whether the policy needs more groups than those that are drawn already."""
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
     return (plan.num_steps - policy.taken) * plan.table.batch_groups > len(policy.waiting)
 
 
 def _why_full(ctx: Context, name: str) -> WaitReason | None:
-    """The reason why no group may be charged to the policy now; None if one may.
+    """The reason why the policy has no room for another group now, or None if it has.
 
-    There are three reasons: the groups that the policy still needs are all on their way; no ticket is free;
-    or a restarted trainer repeats steps, and even the next batch would be too new for a group drawn now.
+    There are three possible reasons: all groups that the policy still needs are drawn; no ticket is free; or
+    a restarted trainer repeats steps, and a group drawn now would be too stale even for the next batch.
     """
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
     table = plan.table
     if not _needs_groups(ctx, name):
         return WaitReason(kind="complete", policy=name)
-    num_tickets = ctx.parts[name].tickets(_view_of(policy))
+    num_tickets = ctx.parts[name].tickets(_make_table_view(policy))
     if num_live(policy) >= num_tickets:
         return WaitReason(kind="tickets", policy=name, num=num_tickets)
     session = policy.session
     if session is not None:
+        # Version numbers never go back, so a restarted trainer repeats old steps under new version numbers.
+        # Engines still serve the versions before those, until it has published far enough.
         least_staleness = trainer_version(session, policy.taken) - (policy.newest - table.engine_lag)
         if least_staleness > table.max_staleness:
             return WaitReason(kind="repeats_steps", policy=name)
@@ -107,8 +109,8 @@ def _why_full(ctx: Context, name: str) -> WaitReason | None:
 
 
 def holds_up(ctx: Context, name: str) -> int | None:
-    """The oldest group of the policy that is not complete, if its trainer waits although enough others are
-    complete to make a batch. None if the trainer waits for nothing, or for more groups."""
+    """The oldest incomplete group, if the trainer waits for it alone: enough other groups for a batch are
+    complete, but the sampler takes none of them. None in all other cases."""
     policy = ctx.state.policies[name]
     is_idle = policy.session is not None and policy.session.done == policy.taken
     if not is_idle or len(policy.ready) < ctx.plan.policies[name].table.batch_groups:
@@ -116,7 +118,7 @@ def holds_up(ctx: Context, name: str) -> int | None:
     return next((group_id for group_id in policy.waiting if group_id not in policy.ready), None)
 
 
-def _view_of(policy: PolicyState) -> TableView:
+def _make_table_view(policy: PolicyState) -> TableView:
     return TableView(
         num_running=len(policy.waiting) - len(policy.ready),
         num_ready=len(policy.ready),
@@ -126,8 +128,8 @@ def _view_of(policy: PolicyState) -> TableView:
     )
 
 
-def checked_session(policy: PolicyState, name: str, epoch: int) -> SessionState:
-    """The current session. Raises: FencedError if `epoch` is not its number."""
+def require_session(policy: PolicyState, name: str, epoch: int) -> SessionState:
+    """Returns the current session. Raises: FencedError if `epoch` is not its number."""
     if policy.session is None or epoch != policy.epoch:
         raise FencedError(
             f"policy {name!r}: session {epoch} is over, session {policy.epoch} holds the policy"
@@ -136,11 +138,14 @@ def checked_session(policy: PolicyState, name: str, epoch: int) -> SessionState:
 
 
 def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
-    """The batch of a step, or None if there is none yet. Only the first take of a step decides anything."""
+    """Returns the batch of a step, or None if there is none yet. Only a step's first take decides anything.
+
+    Raises: RefusedError, FencedError.
+    """
     policy = ctx.policy(command.policy)
     name = command.policy
     step = command.step
-    session = checked_session(policy, name, command.epoch)
+    session = require_session(policy, name, command.epoch)
     plan = ctx.plan.policies[name]
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
@@ -157,17 +162,20 @@ def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
             f"policy {name!r}: step {step + 1} is not next; the session began after {session.base_step} "
             f"steps and {policy.taken} steps have their batch",
         )
+    # A repeated request, or a restarted trainer that repeats the step, gets the same batch.
     if step in policy.batches:
-        return _view(name, policy.batches[step], is_redo=step < policy.committed)
+        return _make_batch_view(name, policy.batches[step], is_redo=step < policy.committed)
+    # The session must publish its first version before it takes anything: engines generate with that version.
+    # It may take one step ahead of the one that it trains. More would only make the groups staler.
     if policy.newest < session.base_version or step > session.done + 1:
         return None
-    return _take_new(ctx, name, trainer_version(session, step))
+    return _take_new_batch(ctx, name, trainer_version(session, step))
 
 
-def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
-    """The batch that the next step holds from now on. None if there are too few groups, or if the run ends
-    here because a part of the table fails."""
+def _take_new_batch(ctx: Context, name: str, version: int) -> BatchView | None:
+    """Chooses the batch of the next step. None if the sampler takes none, or if the run ends here."""
     policy = ctx.state.policies[name]
+    # First, so that the sampler sees only groups that it may take.
     num_stale = _drop_stale(ctx, name, version)
     try:
         picked = ctx.parts[name].pick(policy.waiting.keys(), policy.ready)
@@ -177,7 +185,7 @@ def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
     if picked is None:
         _end_if_stuck(ctx, name)
         return None
-    batch = _batch_of(ctx, name, picked, version)
+    batch = _make_batch(ctx, name, picked, version)
     policy.batches[batch.step] = batch
     policy.num_replayed += len(batch.replayed)
     policy.taken += 1
@@ -200,19 +208,20 @@ def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
     except ComponentError as err:
         end_run(ctx, str(err), is_failure=True)
         return None
-    return _view(name, batch, is_redo=False)
+    return _make_batch_view(name, batch, is_redo=False)
 
 
-def _batch_of(ctx: Context, name: str, picked: Sequence[int], version: int) -> BatchState:
-    """Takes the groups out of the table, and adds those that are trained on again."""
+def _make_batch(ctx: Context, name: str, picked: Sequence[int], version: int) -> BatchState:
+    """Moves the picked groups from the table into a batch, together with replayed groups."""
     policy = ctx.state.policies[name]
     table = ctx.plan.policies[name].table
     fresh = [policy.ready.pop(group_id) for group_id in picked]
     for group_id in picked:
         del policy.waiting[group_id]
-    again = _replayed(ctx, name, version)
+    # In this order: a batch must not replay the groups that it takes for the first time.
+    again = _pick_replayed(ctx, name, version)
     _keep_for_replay(policy, table.replay, fresh)
-    both = normalized((*fresh, *again), table.normalization)
+    both = normalize_advantages((*fresh, *again), table.normalization)
     return BatchState(
         step=policy.taken,
         trainer_version=version,
@@ -224,7 +233,7 @@ def _batch_of(ctx: Context, name: str, picked: Sequence[int], version: int) -> B
 
 
 def _drop_stale(ctx: Context, name: str, version: int) -> int:
-    """Drops the ready groups that are too old for a batch of this version; returns their number."""
+    """Drops the ready groups that are too stale for a batch of this version. Returns their number."""
     policy = ctx.state.policies[name]
     table = ctx.plan.policies[name].table
     num_stale = 0
@@ -237,10 +246,10 @@ def _drop_stale(ctx: Context, name: str, version: int) -> int:
 
 
 def _end_if_stuck(ctx: Context, name: str) -> None:
-    """Ends the run with a failure if nothing under way can ever give the next step its batch.
+    """Ends the run with a failure if the next step can never get a batch.
 
-    That is so if every group is complete, the trainer has no step in hand, the sampler takes no batch, and
-    the policy's own limiter lets no group be drawn.
+    That is the case if every group is complete, the trainer waits, the sampler takes no batch, and the
+    limiter lets no group be drawn. Nothing would then ever change the table.
     """
     policy = ctx.state.policies[name]
     is_idle = policy.session is not None and policy.session.done == policy.taken
@@ -264,7 +273,7 @@ def _end_if_stuck(ctx: Context, name: str) -> None:
 
 
 def _full_text(full: WaitReason) -> str:
-    """Why a policy takes no more groups, for the reason of the run's end."""
+    """Why a policy has no room, as part of the reason why the run ends."""
     match full.kind:
         case "tickets":
             return f"all {full.num} tickets are charged"
@@ -274,8 +283,8 @@ def _full_text(full: WaitReason) -> str:
             return "it has all the groups that it needs"
 
 
-def _replayed(ctx: Context, name: str, version: int) -> list[ReadyGroup]:
-    """Groups of earlier steps for the next batch: none too stale, none in more than `max_uses` steps."""
+def _pick_replayed(ctx: Context, name: str, version: int) -> list[ReadyGroup]:
+    """Picks groups of earlier steps for the next batch, if not too stale or used in `max_uses` steps."""
     policy = ctx.state.policies[name]
     table = ctx.plan.policies[name].table
     for group_id, entry in tuple(policy.replay.items()):
@@ -305,8 +314,10 @@ def _keep_for_replay(policy: PolicyState, replay: ReplayConfig, groups: Sequence
         del policy.replay[group_id]
 
 
-def normalized(groups: Sequence[ReadyGroup], mode: Literal["none", "scale", "whiten"]) -> list[ReadyGroup]:
-    """The groups with other advantages; those given stay as they are.
+def normalize_advantages(
+    groups: Sequence[ReadyGroup], mode: Literal["none", "scale", "whiten"]
+) -> list[ReadyGroup]:
+    """Returns the groups with normalized advantages; the given groups don't change.
 
     `scale`:  A / (sqrt(mean(A^2)) + 1e-6);  `whiten`: (A - mean(A)) / (sqrt(mean(A^2) - mean(A)^2) + 1e-6);
     means over trained tokens.
@@ -317,11 +328,11 @@ def normalized(groups: Sequence[ReadyGroup], mode: Literal["none", "scale", "whi
     mean = sum(group.advantage_sum for group in groups) / num if mode == "whiten" else 0.0
     square = sum(group.advantage_square_sum for group in groups) / num
     scale = 1.0 / (math.sqrt(max(0.0, square - mean * mean)) + _EPSILON)
-    return [_changed(group, mean, scale) for group in groups]
+    return [_shift_and_scale(group, mean, scale) for group in groups]
 
 
-def _changed(group: ReadyGroup, mean: float, scale: float) -> ReadyGroup:
-    """A -> (A - mean) * scale, and the sums over trained tokens accordingly."""
+def _shift_and_scale(group: ReadyGroup, mean: float, scale: float) -> ReadyGroup:
+    """Returns the group with advantages `(A - mean) * scale`, and with sums that match."""
     num = group.num_trained_tokens
     total = group.advantage_sum
     square = group.advantage_square_sum - 2 * mean * total + mean * mean * num
@@ -339,7 +350,7 @@ def _changed(group: ReadyGroup, mean: float, scale: float) -> ReadyGroup:
     )
 
 
-def _view(name: str, batch: BatchState, *, is_redo: bool) -> BatchView:
+def _make_batch_view(name: str, batch: BatchState, *, is_redo: bool) -> BatchView:
     groups = (*batch.groups, *batch.replayed)
     staleness = (*batch.staleness, *batch.replayed_staleness)
     samples = tuple(sample for group in groups for sample in group.samples)
@@ -364,14 +375,14 @@ def _view(name: str, batch: BatchState, *, is_redo: bool) -> BatchView:
     )
 
 
-# --- a batch that cannot be trained ----------------------------------------------------------------
+# --- a batch that cannot be trained on -------------------------------------------------------------
 
 
 def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
-    """Evicts the groups of the oldest step that is not committed, and of the steps taken ahead of it.
+    """Evicts the groups of the oldest uncommitted step and of the steps taken ahead of it.
 
-    The session ends, because its trainer may hold what is dropped. A repeated command is refused, because its
-    epoch has ended too.
+    The session ends, because its trainer may hold a dropped batch. A repeated command is refused, because it
+    names the epoch that has ended.
     """
     policy = ctx.policy(command.policy)
     name = command.policy
@@ -394,7 +405,7 @@ def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
     batches = [policy.batches.pop(s) for s in steps]
     groups = [group for batch in batches for group in batch.groups]
     for group in groups:
-        policy.replay.pop(group.group_id, None)  # no step was trained on it
+        policy.replay.pop(group.group_id, None)  # no committed step contains it
         decide_fate(ctx, name, group.group_id, "evicted", num_tokens=group.num_tokens)
     policy.num_replayed -= sum(len(batch.replayed) for batch in batches)
     policy.num_dropped_batches += len(steps)
@@ -403,5 +414,5 @@ def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
     policy.epoch += 1
     policy.changed_s = ctx.now_s
     ctx.emit(BatchDropped(policy=name, steps=steps, reason=command.reason))
-    ctx.wake(f"batch/{name}")  # its trainer may wait for a batch that is held back
+    ctx.wake(f"batch/{name}")  # the trainer may be waiting for the batch that was held back
     return DropReply(steps=steps, num_groups=len(groups))

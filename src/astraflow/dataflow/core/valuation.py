@@ -1,7 +1,7 @@
-"""What a complete group is worth to one policy: filters, then shaping, then credit.
+"""Values a complete group for one policy: applies filters, then shaping, then credit.
 
-A function of the user's own that raises, or returns something else than it should, causes a `ComponentError`.
-The run ends with its message, since training on a guess would be worse.
+If a user's own function raises an error or returns something unexpected, that is a `ComponentError`, and the
+run ends with its message. Training on a guess would be worse.
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ from astraflow.protocols import Stateful
 from astraflow.types.bounds import MAX_ADVANTAGE
 from astraflow.types.facts import GroupFacts, Outcome, TrajectoryFacts, episode_weights
 
-__all__ = ["Discarded", "Valuation", "outcome_of"]
+__all__ = ["Discard", "Valuation", "outcome_of"]
 
 _Advantage = float | tuple[float, ...]
 """The advantage of all trained tokens of a trajectory, or of each of its turns."""
 _NOT_FINITE = "not_finite"
-"""Groups whose rewards the built-in functions cannot compare are counted under this name."""
+"""Name under which groups are counted whose rewards are too large for the built-in functions."""
 
 
 class _NotFiniteError(ComponentError):
-    """A function gave a number that is not finite, or too large."""
+    """A function returned a number that is not finite, or too large."""
 
 
-class Discarded(NamedTuple):
-    """The fate of a group that gives nothing to train on, and the filter that decided it."""
+class Discard(NamedTuple):
+    """The fate of a group that has nothing to train on, and the filter that dropped it, if any."""
 
     fate: Literal["unused", "filtered"]
     by: str = ""
@@ -47,7 +47,7 @@ class Discarded(NamedTuple):
 class Valuation:
     """Filters, shaping and credit of one policy's table.
 
-    Example: `Valuation(table).value("actor", group)` is a `ReadyGroup`, or the fate of a group that has none.
+    Example: `Valuation(table).value("actor", group)` is a `ReadyGroup`, or a `Discard`.
     """
 
     def __init__(self, table: TableConfig) -> None:
@@ -64,81 +64,84 @@ class Valuation:
 
     @property
     def memory(self) -> Stateful | None:
-        """The credit, if it remembers something that a snapshot has to keep."""
+        """The credit function, if it has state that snapshots must keep."""
         return self._credit if isinstance(self._credit, Stateful) else None
 
-    def value(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
-        """The group as the policy trains on it; `unused` if the policy sampled no token, or `filtered`.
+    def value(self, policy: str, group: GroupState) -> ReadyGroup | Discard:
+        """Returns the group as the policy trains on it, or why not: `unused` (it sampled no token) or
+        `filtered`.
 
-        Finite rewards may be so large that their sums or squares are not finite. If only built-in functions
-        are at work, such a group is filtered and counted as `not_finite`, so that no reward ends a run.
-        Raises: ComponentError.
+        Finite rewards may be so large that their sums or squares are not finite. With built-in functions
+        alone, such a group is filtered and counted as `not_finite`, so that no reward ends a run.
+
+        Raises: ComponentError if a user's own function fails.
         """
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                return self._valued(policy, group)
+                return self._value_group(policy, group)
         except ComponentError as err:
             is_too_large = isinstance(err, _NotFiniteError) or isinstance(err.__cause__, OverflowError)
             if self._has_own or not is_too_large:
                 raise
-            return Discarded("filtered", _NOT_FINITE)
+            return Discard("filtered", _NOT_FINITE)
 
-    def _valued(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
-        metas = _metas(policy, group)
+    def _value_group(self, policy: str, group: GroupState) -> ReadyGroup | Discard:
+        metas = _trainable_metas(policy, group)
         if not metas:
-            return Discarded("unused")
-        facts = _group_facts(policy, group, metas)
+            return Discard("unused")
+        facts = _make_group_facts(policy, group, metas)
         if self._reads_metrics:
             facts = dataclasses.replace(facts, metrics=_metrics(group))
         at = f"policy {policy!r}, group {group.id}"
         for name, keep in self._filters:
             kept = called(f"{at}: filter {name!r}", keep, facts)
             if kept is not True:  # False, or a text that says why the group is dropped
-                return Discarded("filtered", name)
+                return Discard("filtered", name)
         for name, shape in self._shaping:
             what = f"{at}: shaping {name!r}"
-            given: Any = called(what, shape, facts)
-            rewards = called(f"the answer {given!r} of {what}", _numbers, given)
-            facts = _with_rewards(facts, rewards, at)
-        return _credited(group, metas, self._advantages(facts, f"{at}: credit"), f"{at}: credit")
+            answer: Any = called(what, shape, facts)
+            rewards = called(f"the answer {answer!r} of {what}", _to_floats, answer)
+            facts = _replace_rewards(facts, rewards, at)
+        return _make_ready_group(
+            group, metas, self._compute_advantages(facts, f"{at}: credit"), f"{at}: credit"
+        )
 
-    def _advantages(self, facts: GroupFacts, what: str) -> list[_Advantage]:
-        """One advantage per trajectory. Those that are masked get 0, and the others are compared without
-        them."""
+    def _compute_advantages(self, facts: GroupFacts, what: str) -> list[_Advantage]:
+        """One advantage per trajectory. Masked trajectories get 0; the credit function doesn't get them."""
         trajectories = facts.trajectories
         counted = [i for i, t in enumerate(trajectories) if not (self._masks_truncated and t.is_truncated)]
         facts = dataclasses.replace(facts, trajectories=tuple(trajectories[i] for i in counted))
         answer = called(what, self._credit, facts)
-        given = called(f"the answer {answer!r} of {what}", _as_advantages, answer)
-        if len(given) != len(counted):
-            raise ComponentError(f"{what} gave {len(given)} advantages for {len(counted)} trajectories")
+        values = called(f"the answer {answer!r} of {what}", _to_advantages, answer)
+        if len(values) != len(counted):
+            raise ComponentError(f"{what} gave {len(values)} advantages for {len(counted)} trajectories")
         advantages: list[_Advantage] = [0.0] * len(trajectories)
-        for i, advantage in zip(counted, given, strict=True):
+        for i, advantage in zip(counted, values, strict=True):
             advantages[i] = advantage
         return advantages
 
 
-def _numbers(answer: Iterable[Any]) -> tuple[float, ...]:
-    """The numbers of an answer. Raises: TypeError, ValueError if it holds anything else."""
-    return tuple(_number(value) for value in answer)
+def _to_floats(answer: Iterable[Any]) -> tuple[float, ...]:
+    """Converts an answer to floats. Raises: TypeError, ValueError if it contains anything but numbers."""
+    return tuple(_to_float(value) for value in answer)
 
 
-def _number(value: Any) -> float:
+def _to_float(value: Any) -> float:
     if isinstance(value, str | bytes):
         raise TypeError(f"{value!r} is a text, not a number")
     return float(value)
 
 
-def _as_advantages(answer: Iterable[Any]) -> list[_Advantage]:
-    """For each trajectory, a number or the numbers of its turns; arrays of numpy count as lists."""
+def _to_advantages(answer: Iterable[Any]) -> list[_Advantage]:
+    """Converts an answer to one number per trajectory, or one per turn. Numpy arrays count as lists."""
     found: list[_Advantage] = []
     for entry in answer:
         is_list = isinstance(entry, list | tuple | np.ndarray)
-        found.append(_numbers(cast("Any", entry)) if is_list else _number(entry))
+        found.append(_to_floats(cast("Any", entry)) if is_list else _to_float(entry))
     return found
 
 
-def _with_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> GroupFacts:
+def _replace_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> GroupFacts:
     if len(rewards) != len(facts.trajectories):
         raise ComponentError(f"{at}: shaping gave {rewards!r} for {len(facts.trajectories)} trajectories")
     if not all(abs(r) <= MAX_ADVANTAGE for r in rewards):
@@ -151,19 +154,19 @@ def _with_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> Group
 
 
 def outcome_of(group: GroupState, versions: Mapping[str, int]) -> Outcome:
-    """The completed group as curators see it; `versions`: each policy's newest."""
+    """The facts of a complete group for curators. `versions`: each policy's newest version."""
     groups: dict[str, GroupFacts] = {}
     for policy in versions:
-        if metas := _metas(policy, group):
-            groups[policy] = _group_facts(policy, group, metas)
-    # A curator that follows no policy reads the scores of the episodes, under an empty name.
+        if metas := _trainable_metas(policy, group):
+            groups[policy] = _make_group_facts(policy, group, metas)
+    # The empty name stands for no policy in particular: curators that follow none read the episodes' scores.
     scored = [(idx, episode.score) for idx, episode in enumerate(group.episodes) if episode.status == "good"]
-    groups[""] = GroupFacts("", group.id, tuple(_scored(idx, score) for idx, score in scored))
+    groups[""] = GroupFacts("", group.id, tuple(_make_score_facts(idx, score) for idx, score in scored))
     return Outcome(task_idx=group.task_idx, groups=groups, versions={**versions, "": sum(versions.values())})
 
 
-def _metas(policy: str, group: GroupState) -> list[tuple[int, TrajectoryMeta]]:
-    """(episode, trajectory) of those that the policy may train on."""
+def _trainable_metas(policy: str, group: GroupState) -> list[tuple[int, TrajectoryMeta]]:
+    """(episode_idx, trajectory) of each trajectory that the policy can train on."""
     return [
         (episode_idx, meta)
         for episode_idx, episode in enumerate(group.episodes)
@@ -173,13 +176,15 @@ def _metas(policy: str, group: GroupState) -> list[tuple[int, TrajectoryMeta]]:
     ]
 
 
-def _group_facts(policy: str, group: GroupState, metas: Sequence[tuple[int, TrajectoryMeta]]) -> GroupFacts:
-    trajectories = tuple(_facts(idx, meta) for idx, meta in metas)
+def _make_group_facts(
+    policy: str, group: GroupState, metas: Sequence[tuple[int, TrajectoryMeta]]
+) -> GroupFacts:
+    trajectories = tuple(_make_facts(idx, meta) for idx, meta in metas)
     return GroupFacts(policy, group.id, trajectories, source=group.source)
 
 
 def _metrics(group: GroupState) -> dict[int, dict[str, float]]:
-    """The metrics of each good episode."""
+    """Metric -> value for each good episode."""
     return {
         idx: {item.name: item.value for item in episode.facts.metrics}
         for idx, episode in enumerate(group.episodes)
@@ -187,7 +192,7 @@ def _metrics(group: GroupState) -> dict[int, dict[str, float]]:
     }
 
 
-def _scored(episode_idx: int, score: float) -> TrajectoryFacts:
+def _make_score_facts(episode_idx: int, score: float) -> TrajectoryFacts:
     return TrajectoryFacts(
         episode_idx=episode_idx,
         role="score",
@@ -200,7 +205,7 @@ def _scored(episode_idx: int, score: float) -> TrajectoryFacts:
     )
 
 
-def _facts(episode_idx: int, meta: TrajectoryMeta) -> TrajectoryFacts:
+def _make_facts(episode_idx: int, meta: TrajectoryMeta) -> TrajectoryFacts:
     return TrajectoryFacts(
         episode_idx=episode_idx,
         role=meta.role,
@@ -215,7 +220,7 @@ def _facts(episode_idx: int, meta: TrajectoryMeta) -> TrajectoryFacts:
     )
 
 
-def _credited(
+def _make_ready_group(
     group: GroupState,
     metas: Sequence[tuple[int, TrajectoryMeta]],
     advantages: Sequence[_Advantage],
@@ -227,7 +232,7 @@ def _credited(
     episodes = [(episode_idx, meta.role) for episode_idx, meta in metas]
     shares = episode_weights(episodes, [meta.num_trained_tokens for _, meta in metas])
     for (episode_idx, meta), advantage in zip(metas, advantages, strict=True):
-        spans, weights = _spans(meta, advantage, what)
+        spans, weights = _advantage_spans(meta, advantage, what)
         total += sum(w * value for w, (_, _, value) in zip(weights, spans, strict=True))
         square_total += sum(w * value * value for w, (_, _, value) in zip(weights, spans, strict=True))
         samples.append(
@@ -254,7 +259,7 @@ def _credited(
     )
 
 
-def _spans(
+def _advantage_spans(
     meta: TrajectoryMeta, advantage: _Advantage, what: str
 ) -> tuple[tuple[tuple[int, int, float], ...], tuple[int, ...]]:
     """(start, end, advantage) of each span, and the number of trained tokens in it."""

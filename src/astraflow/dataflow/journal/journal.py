@@ -125,7 +125,7 @@ class Journal:
     `close`. Example::
 
         journal = Journal(Path("runs/a/journal"))
-        core = journal.recover(new=lambda: Core(plan), restored=lambda state: Core.restored(plan, state))
+        core = journal.recover(new=lambda: Core(plan), restore=lambda state: Core.from_snapshot(plan, state))
         seq = journal.append([command], [decision.events], at_s=now)
         await journal.durable(seq)
     """
@@ -208,13 +208,13 @@ class Journal:
 
     # --- restart ---
 
-    def recover(self, *, new: Callable[[], _CoreT], restored: Callable[[bytes], _CoreT]) -> _CoreT:
+    def recover(self, *, new: Callable[[], _CoreT], restore: Callable[[bytes], _CoreT]) -> _CoreT:
         """The core as it was: the newest snapshot, and every later command applied again.
 
         Raises: JournalError naming the record whose replay gives other events than were stored.
         """
         row = self._db.execute("SELECT seq, state FROM snapshots ORDER BY seq DESC LIMIT 1").fetchone()
-        core = restored(bytes(row[1])) if row else new()
+        core = restore(bytes(row[1])) if row else new()
         after = int(row[0]) if row else 0
         with JournalReader(self.folder) as reader:
             if after < reader.compacted:

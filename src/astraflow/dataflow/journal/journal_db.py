@@ -1,7 +1,7 @@
 """The journal's database: its tables, and how rows get into them.
 
 `records` holds every accepted command with the events that it led to, in order. `fates` has one row for
-each policy and group, for ever. `plans` holds what the run was told at each start. The other tables are
+each policy and group, forever. `plans` holds what the run was told at each start. The other tables are
 derived (`steps`, `evals`), for reading (`samples`: transcripts; `telemetry`: busy spans), or for restart
 (`snapshots`, `meta`).
 

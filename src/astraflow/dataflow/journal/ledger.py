@@ -17,6 +17,7 @@ import msgspec
 import xxhash
 
 from astraflow.dataflow.core.commands import (
+    AddTasks,
     AttemptFailed,
     BatchDropped,
     BatchTaken,
@@ -28,7 +29,6 @@ from astraflow.dataflow.core.commands import (
     GroupDrawn,
     LeaseIssued,
     PayloadRef,
-    PushTaskIds,
     RecordResult,
     ReleaseSteps,
     ResultDropped,
@@ -299,7 +299,7 @@ class Ledger:
         elif isinstance(command, ReleaseSteps):
             books = self._books(command.policy)
             books.released = max(books.released, command.step)
-        elif isinstance(command, PushTaskIds) and not events:
+        elif isinstance(command, AddTasks) and not events:
             # Written by a version without that event: tasks that were known were not accepted again.
             new = {task.id for task in command.tasks} - self.books.pushed
             self._push(TasksPushed(accepted=tuple(new), num_known=0, num_refused=0), record)

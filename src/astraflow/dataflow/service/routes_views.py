@@ -12,7 +12,7 @@ from astraflow.dataflow.service.liveness import WorkerLife
 from astraflow.dataflow.service.openapi import openapi_json
 from astraflow.dataflow.service.prometheus import prometheus_text
 from astraflow.dataflow.service.routes_shared import ServedRun, caller, float_param, int_param, read_body
-from astraflow.metrics import row_of
+from astraflow.metrics import row_from_record
 from astraflow.service.messages import item_response
 from astraflow.types import (
     EvalRecord,
@@ -136,7 +136,7 @@ class ViewRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`."""
-        newest = [row_of(record) for record in self._core.newest_records()]
+        newest = [row_from_record(record) for record in self._core.newest_records()]
         num_records = self._dispatcher.journal.seq
         text = prometheus_text(
             self._status(), num_records=num_records, newest=newest, progress=self._run.progress.totals
@@ -233,7 +233,7 @@ class ViewRoutes:
         return tuple(self._worker(life, to_unix_s) for life in self._dispatcher.liveness.workers())
 
     def _worker(self, worker: WorkerLife, to_unix_s: float) -> WorkerStatus:
-        conduct = self._core.conduct(worker.id)
+        failures = self._core.failure_streak(worker.id)
         return WorkerStatus(
             id=worker.id,
             name=worker.name,
@@ -244,6 +244,6 @@ class ViewRoutes:
             last_seen_s=worker.last_seen_s + to_unix_s,
             is_draining=worker.is_draining,
             is_set_aside=self._core.is_set_aside(worker.id),
-            failed_in_a_row=conduct.strikes,
-            last_failure=conduct.last_failure,
+            failed_in_a_row=failures.strikes,
+            last_failure=failures.last_failure,
         )

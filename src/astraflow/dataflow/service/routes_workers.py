@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from astraflow import wire
 from astraflow.dataflow.core.commands import (
+    AddTasks,
     AddWorker,
     ExpireLeases,
     IssueLeases,
     LeaseView,
-    PushTaskIds,
     StopRun,
 )
 from astraflow.dataflow.service.liveness import WorkerLife
@@ -188,7 +188,7 @@ class WorkerRoutes:
 
         def kind() -> Hashable:
             """Services with the same versions can run the same leases, except one that keeps failing."""
-            return served(), worker.id if self._core.is_apart(worker.id) else ""
+            return served(), worker.id if self._core.is_restricted(worker.id) else ""
 
         views = await self._run.polls.poll_leases(
             look, worker_id=worker.id, kind=kind, wait_s=body.wait_s, wait=wait, request=request
@@ -224,7 +224,7 @@ class WorkerRoutes:
     async def push_tasks(self, request: Request) -> Response:
         """`POST /v1/tasks`."""
         body = await read_body(request, PushTasks)
-        reply = self._dispatcher.apply(PushTaskIds(tasks=body.tasks)).answer
+        reply = self._dispatcher.apply(AddTasks(tasks=body.tasks)).answer
         await self._dispatcher.settled()
         return item_response(reply, request)
 

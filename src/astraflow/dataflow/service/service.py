@@ -91,7 +91,9 @@ class DataflowService:
         self._heartbeat_s = config.heartbeat_s
         self._resumes_failed = resumes_failed
         begun = _as_begun(plan, journal)
-        core = journal.recover(new=lambda: Core(begun), restored=lambda state: Core.restored(begun, state))
+        core = journal.recover(
+            new=lambda: Core(begun), restore=lambda state: Core.from_snapshot(begun, state)
+        )
         self._liveness = Liveness(config.lease_timeout_s, heartbeat_s=config.heartbeat_s)
         self._dispatcher = Dispatcher(core, journal, self._liveness, shares=shares)
         self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)

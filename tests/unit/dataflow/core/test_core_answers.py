@@ -8,6 +8,7 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.dataflow.core.commands import (
+    AddTasks,
     AddWorker,
     AttemptFailed,
     EvalFinished,
@@ -15,11 +16,10 @@ from astraflow.dataflow.core.commands import (
     FateDecided,
     LeaseView,
     PublishVersion,
-    PushTaskIds,
     ResultDropped,
     StopRun,
 )
-from astraflow.dataflow.core.context import derived_seed
+from astraflow.dataflow.core.context import derive_seed
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.dataflow.core.snapshot import SNAPSHOT_FORMAT
@@ -160,7 +160,7 @@ def test_a_refusal_has_a_code_a_status_and_says_what_was_expected(
         lambda d: d.attach(),
         lambda d: publish(d, 2, 2),
         lambda d: d.take(0),
-        lambda d: d.apply(PushTaskIds(tasks=(Task(id="x", source="", prompt="?"),))),
+        lambda d: d.apply(AddTasks(tasks=(Task(id="x", source="", prompt="?"),))),
     ],
 )
 def test_after_the_end_the_refusal_names_the_reason(action: Callable[[Driver], object]):
@@ -194,17 +194,17 @@ def test_tokens_of_a_version_that_does_not_exist_are_refused_with_the_versions()
 def test_a_snapshot_that_does_not_fit_says_why():
     data = started().core.snapshot()
     with pytest.raises(DataError) as error:
-        Core.restored(make_core_plan(policies=("a", "b")), data)
+        Core.from_snapshot(make_core_plan(policies=("a", "b")), data)
     assert str(error.value) == "the snapshot is of a run that trains actor; the recipe trains a, b"
     two = started(policies=("a", "b")).core.snapshot()
     with pytest.raises(DataError, match=r"trains a, b; the recipe trains actor$"):
-        Core.restored(make_core_plan(), two)
+        Core.from_snapshot(make_core_plan(), two)
     with pytest.raises(DataError, match=r"^the snapshot cannot be read: "):
-        Core.restored(make_core_plan(), data[:-1])
+        Core.from_snapshot(make_core_plan(), data[:-1])
     with pytest.raises(
         DataError, match=rf"^the snapshot has format 99, this version reads {SNAPSHOT_FORMAT}$"
     ):
-        Core.restored(make_core_plan(), b"\x81\xa6format\x63")
+        Core.from_snapshot(make_core_plan(), b"\x81\xa6format\x63")
 
 
 # --- receipts and leases --------------------------------------------------------------------------
@@ -267,11 +267,11 @@ def test_leases_carry_seeds_of_run_kind_task_and_sample_and_nothing_else():
         attempt=0,
         source="heldout",
         task_idx=1,
-        seed=derived_seed(5, "eval", "heldout", 1, 1),
+        seed=derive_seed(5, "eval", "heldout", 1, 1),
         pinned=(ServedVersions(policy="actor", versions=(0,)),),
         eval_set="heldout",
     )
-    assert leases[5].seed == derived_seed(5, "train", 0, 1)
+    assert leases[5].seed == derive_seed(5, "train", 0, 1)
     assert driver.core.lease("e0.3.0") == leases[3]
     driver.expire(leases[3], leases[5])
     again = {lease.id: lease.seed for lease in driver.lease(2)}
@@ -289,11 +289,11 @@ def test_the_services_are_listed_as_they_joined_and_a_stranger_holds_nothing():
 def test_pushed_tasks_are_drawn_in_order_and_forgotten_with_their_group():
     driver = started(table=make_table(group_size=1, groups_per_batch=3), num_steps=9)
     tasks = tuple(Task(id=name, source="", prompt="?") for name in "abc")
-    driver.apply(PushTaskIds(tasks=tasks[:2]))
+    driver.apply(AddTasks(tasks=tasks[:2]))
     assert driver.last.wakes == ("leases",)
-    reply = driver.apply(PushTaskIds(tasks=tasks)).answer
+    reply = driver.apply(AddTasks(tasks=tasks)).answer
     assert (reply.num_accepted, reply.num_known) == (1, 2)
-    driver.apply(PushTaskIds(tasks=tasks))
+    driver.apply(AddTasks(tasks=tasks))
     assert driver.last.wakes == ()
     leases = driver.lease(4)
     assert [(lease.source, lease.task_idx) for lease in leases[:3]] == [("", 0), ("", 1), ("", 2)]
@@ -334,7 +334,7 @@ class Notebook:
 def test_a_curator_hears_the_scores_of_the_good_episodes_of_every_task_drawn_from_a_source():
     table = make_table(group_size=3, max_failed=2)
     driver = started(table=table, curators=(Use(use=f"{__name__}:Notebook"),))
-    driver.apply(PushTaskIds(tasks=(Task(id="pushed", source="", prompt="?"),)))
+    driver.apply(AddTasks(tasks=(Task(id="pushed", source="", prompt="?"),)))
     driver.finish_groups(1)
     assert Notebook.seen == []
     leases = driver.lease(6)

@@ -113,4 +113,4 @@ def test_a_core_that_is_restored_goes_on_the_same() -> None:
     for command, now_s, events in d.commands:
         assert core.apply(command, now_s).events == events
     assert core.snapshot() == d.core.snapshot()
-    assert Core.restored(d.plan, core.snapshot()).snapshot() == core.snapshot()
+    assert Core.from_snapshot(d.plan, core.snapshot()).snapshot() == core.snapshot()

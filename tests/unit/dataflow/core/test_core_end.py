@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from astraflow.config import Use
-from astraflow.dataflow.core.commands import PushTaskIds, RunEnded, StopRun
+from astraflow.dataflow.core.commands import AddTasks, RunEnded, StopRun
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import ComponentError, ConfigError, DataError, RefusedError
 from astraflow.types import Task, Wait, WaitReason
@@ -79,7 +79,7 @@ def test_pushing_tasks_after_the_end_is_refused():
     driver = started()
     driver.apply(StopRun(reason="enough", is_failure=False))
     with pytest.raises(RefusedError):
-        driver.apply(PushTaskIds(tasks=(Task(id="x", source="", prompt="?"),)))
+        driver.apply(AddTasks(tasks=(Task(id="x", source="", prompt="?"),)))
 
 
 # --- too little data ------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_a_curator_whose_state_cannot_be_kept_is_named_and_a_failed_run_is_kept_
     assert str(failed.value).startswith(f"curator {__name__}:{name}.state() ")
     assert reason in str(failed.value)
     driver.apply(StopRun(reason=str(failed.value), is_failure=True))
-    restored = Core.restored(driver.plan, driver.core.snapshot())
+    restored = Core.from_snapshot(driver.plan, driver.core.snapshot())
     assert (restored.state, restored.reason) == ("failed", str(failed.value))
 
 
@@ -395,7 +395,7 @@ def test_a_restored_core_gives_up_at_the_same_group():
     lose(driver, 64, every_s=5.0)
     other = Driver(driver.plan)
     other.core, other.sessions, other.now_s = (
-        Core.restored(driver.plan, driver.core.snapshot()),
+        Core.from_snapshot(driver.plan, driver.core.snapshot()),
         driver.sessions,
         driver.now_s,
     )
@@ -416,7 +416,11 @@ def test_a_restored_core_goes_on_as_the_original_would():
     driver.lease(3)
     data = driver.core.snapshot()
     other = Driver(driver.plan)
-    other.core, other.sessions, other.now_s = Core.restored(driver.plan, data), driver.sessions, driver.now_s
+    other.core, other.sessions, other.now_s = (
+        Core.from_snapshot(driver.plan, data),
+        driver.sessions,
+        driver.now_s,
+    )
     assert other.core.snapshot() == data
     for each in (driver, other):
         for lease_id in each.core.worker_leases("w0"):
@@ -446,19 +450,19 @@ def test_a_snapshot_that_is_cut_off_is_refused(num_bytes: int):
     driver = started()
     driver.finish_groups(1)
     with pytest.raises(DataError):
-        Core.restored(driver.plan, driver.core.snapshot()[:-num_bytes])
+        Core.from_snapshot(driver.plan, driver.core.snapshot()[:-num_bytes])
 
 
 def test_a_snapshot_of_another_runs_policies_is_refused():
     data = started().core.snapshot()
     with pytest.raises(DataError, match="trains actor"):
-        Core.restored(make_core_plan(policies=("solver",)), data)
+        Core.from_snapshot(make_core_plan(policies=("solver",)), data)
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"\x81\xa6format\x63"])
 def test_a_broken_or_foreign_snapshot_is_refused(data: bytes):
     with pytest.raises(DataError):
-        Core.restored(make_core_plan(), data)
+        Core.from_snapshot(make_core_plan(), data)
 
 
 def test_the_state_does_not_grow_with_the_length_of_the_run():

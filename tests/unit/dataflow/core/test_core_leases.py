@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from astraflow.dataflow.core.commands import AttemptFailed, GroupDrawn, IssueLeases, PushTaskIds
+from astraflow.dataflow.core.commands import AddTasks, AttemptFailed, GroupDrawn, IssueLeases
 from astraflow.errors import RefusedError
 from astraflow.types import ServedVersions, Task, WaitReason
 from drivers.core_driver import Driver, make_core_plan, make_table
@@ -284,7 +284,7 @@ def make_task(number: int) -> Task:
 
 def test_pushed_tasks_are_drawn_before_the_sources():
     driver = started()
-    reply = driver.apply(PushTaskIds(tasks=(make_task(0), make_task(1)))).answer
+    reply = driver.apply(AddTasks(tasks=(make_task(0), make_task(1)))).answer
     assert (reply.num_accepted, reply.num_known) == (2, 0)
     leases = driver.lease(6)
     assert [lease.source for lease in leases] == [""] * 4 + ["train"] * 2
@@ -294,14 +294,14 @@ def test_pushed_tasks_are_drawn_before_the_sources():
 
 def test_a_pushed_task_is_taken_once():
     driver = started()
-    driver.apply(PushTaskIds(tasks=(make_task(0),)))
-    reply = driver.apply(PushTaskIds(tasks=(make_task(0), make_task(1)))).answer
+    driver.apply(AddTasks(tasks=(make_task(0),)))
+    reply = driver.apply(AddTasks(tasks=(make_task(0), make_task(1)))).answer
     assert (reply.num_accepted, reply.num_known) == (1, 1)
 
 
 def test_a_sample_of_a_pushed_task_carries_its_id():
     driver = started(num_steps=1)
-    driver.apply(PushTaskIds(tasks=(make_task(0), make_task(1))))
+    driver.apply(AddTasks(tasks=(make_task(0), make_task(1))))
     driver.finish_groups(2)
     batch = driver.take(0)
     assert batch is not None

@@ -76,7 +76,7 @@ def test_a_percentile_lasts_over_a_restart_and_ends_with_its_step() -> None:
     first = driver.lease(4)
     for lease, value in zip(first, (1.0, 2.0, 4.0, 64.0), strict=True):
         driver.result(lease.id, facts(MetricItem("size", value, "p50")))
-    driver.core = Core.restored(make_core_plan(table=make_table()), driver.core.snapshot())
+    driver.core = Core.from_snapshot(make_core_plan(table=make_table()), driver.core.snapshot())
     assert values(committed(driver, 0))["episode/size"] == pytest.approx(2.0, rel=0.032)
     again = [facts(MetricItem("size", 8.0, "p50")) for _ in range(4)]
     assert values(trained(driver, again, step=1))["episode/size"] == pytest.approx(8.0, rel=0.032)
@@ -142,7 +142,7 @@ def test_sums_survive_a_restart_from_a_snapshot():
     leases = driver.lease(4)
     for lease in leases[:3]:
         driver.result(lease.id, facts(MetricItem("turns", 2.0)))
-    driver.core = Core.restored(driver.plan, driver.core.snapshot())
+    driver.core = Core.from_snapshot(driver.plan, driver.core.snapshot())
     driver.result(leases[3].id, facts(MetricItem("turns", 6.0)))
     assert values(committed(driver, 0))["episode/turns"] == 3.0
 

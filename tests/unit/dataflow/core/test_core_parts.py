@@ -27,7 +27,7 @@ def started(table: TableConfig, num_steps: int = 4) -> Driver:
 
 def resumed(driver: Driver, data: bytes) -> Driver:
     other = Driver(driver.plan)
-    other.core = Core.restored(driver.plan, data)
+    other.core = Core.from_snapshot(driver.plan, data)
     other.sessions, other.now_s = driver.sessions, driver.now_s
     return other
 
@@ -294,7 +294,7 @@ def test_a_memory_that_cannot_be_taken_back_is_named():
 
     driver = started(make_table(**own("sampler", "Alternates", case="restore")))
     with pytest.raises(ComponentError, match=r"Alternates.restore\(\) raised KeyError: 'lost'"):
-        Core.restored(driver.plan, driver.core.snapshot())
+        Core.from_snapshot(driver.plan, driver.core.snapshot())
 
 
 def replayed_alike(driver: Driver) -> None:

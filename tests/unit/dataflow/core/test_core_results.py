@@ -166,8 +166,8 @@ def test_the_result_of_an_attempt_after_lost_ones_counts():
 def test_lost_attempts_are_remembered_by_a_snapshot():
     driver = started(max_attempts=1, max_lost=1)
     driver.expire(driver.lease(1)[0])
-    driver.core = Core.restored(driver.plan, driver.core.snapshot())
-    driver.core = Core.restored(driver.plan, driver.core.snapshot())
+    driver.core = Core.from_snapshot(driver.plan, driver.core.snapshot())
+    driver.core = Core.from_snapshot(driver.plan, driver.core.snapshot())
     driver.expire(driver.lease(1)[0])
     assert driver.fate_of(0) == ["failed"]
 
@@ -297,7 +297,7 @@ def test_the_baselines_of_rae_survive_a_restart():
     driver = started(table=make_table(group_size=1, groups_per_batch=1, credit={"name": "rae", "decay": 0.5}))
     driver.finish(driver.lease(1)[0], reward=1.0)
     other = Driver(driver.plan)
-    other.core, other.sessions = Core.restored(driver.plan, driver.core.snapshot()), driver.sessions
+    other.core, other.sessions = Core.from_snapshot(driver.plan, driver.core.snapshot()), driver.sessions
     other.finish(other.lease(1)[0], reward=1.0)
     other.take(0)
     other.publish(1)

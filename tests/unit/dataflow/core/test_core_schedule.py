@@ -13,7 +13,7 @@ from astraflow.dataflow.core.commands import (
     StopRun,
 )
 from astraflow.dataflow.core.core import Core
-from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan, RunPlan, Schedule
+from astraflow.dataflow.core.plan import BestRule, EvalSetPlan, RunPlan, Schedule
 from astraflow.errors import RefusedError
 from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta
 
@@ -166,7 +166,7 @@ def test_a_snapshot_holds_the_schedule():
     driver.start()
     change(driver, longer(driver.plan, 7, every=3))
     data = driver.core.snapshot()
-    restored = Core.restored(driver.plan, data)
+    restored = Core.from_snapshot(driver.plan, data)
     assert restored.schedule == driver.core.schedule == longer(driver.plan, 7, every=3)
     assert restored.snapshot() == data
 
@@ -216,7 +216,7 @@ def test_a_round_whose_set_got_another_size_is_due_again():
 
 def best_plan(num_steps: int = 8, **rule: object) -> RunPlan:
     plan = make_core_plan(num_steps=num_steps, eval_sets=HELD, eval_every=1)
-    best = BestPlan("held", **rule)  # type: ignore[arg-type]
+    best = BestRule("held", **rule)  # type: ignore[arg-type]
     return dataclasses.replace(plan, eval=dataclasses.replace(plan.eval, best=best))
 
 
@@ -271,7 +271,7 @@ def test_the_best_version_survives_a_snapshot_and_the_end():
     evaluate(driver, 0.9)
     run_steps(driver, range(2), {1: 0.5, 2: 0.1})
     assert driver.core.state == "finished"
-    driver.core = Core.restored(driver.plan, driver.core.snapshot())
+    driver.core = Core.from_snapshot(driver.plan, driver.core.snapshot())
     change(driver, dataclasses.replace(longer(driver.plan, 3), eval=driver.plan.eval))
     driver.attach(durable_step=2)
     driver.publish(2, has_files=True)
@@ -283,7 +283,7 @@ def test_another_rule_starts_the_choice_anew():
     driver = Driver(best_plan())
     driver.start()
     evaluate(driver, 0.9)
-    change(driver, longer(driver.plan, 8, best=BestPlan("held", mode="min")))
+    change(driver, longer(driver.plan, 8, best=BestRule("held", mode="min")))
     driver.attach()
     driver.publish(0, has_files=True)
     run_steps(driver, range(1), {1: 0.95})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.dataflow.core.commands import AddWorker, Command, Decision, FateDecided, PushTaskIds
+from astraflow.dataflow.core.commands import AddTasks, AddWorker, Command, Decision, FateDecided
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import PlanRow
@@ -57,7 +57,7 @@ def record(journal: Journal, core: Counter, *names: str) -> int:
 
 async def test_a_restart_replays_what_was_durable(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    core = journal.recover(new=Counter, restored=restored)
+    core = journal.recover(new=Counter, restore=restored)
     for name in "abc":
         seq = record(journal, core, name)
     await journal.durable(seq)
@@ -65,7 +65,7 @@ async def test_a_restart_replays_what_was_durable(tmp_path: Path) -> None:
     await journal.close()
     again = Journal(tmp_path)
     assert (again.run_id, again.seq) == (run_id, 3)
-    assert again.recover(new=Counter, restored=restored).names == ["a", "b", "c"]
+    assert again.recover(new=Counter, restore=restored).names == ["a", "b", "c"]
     await again.close()
 
 
@@ -79,7 +79,7 @@ async def test_a_snapshot_shortens_the_replay(tmp_path: Path) -> None:
     await journal.close()
     again = Journal(tmp_path)
     never = Counter(("must not be used",))
-    recovered = again.recover(new=lambda: never, restored=restored)
+    recovered = again.recover(new=lambda: never, restore=restored)
     assert recovered.names == list("abcde")
     await again.close()
     with sqlite3.connect(tmp_path / "journal.sqlite") as database:
@@ -109,7 +109,7 @@ async def test_a_replay_with_other_events_names_the_record(tmp_path: Path) -> No
     await journal.close()
     again = Journal(tmp_path)
     with pytest.raises(JournalError, match="record 1: replaying"):
-        again.recover(new=lambda: Counter(offset=1), restored=restored)
+        again.recover(new=lambda: Counter(offset=1), restore=restored)
     await again.close()
 
 
@@ -119,7 +119,7 @@ async def test_a_command_that_is_refused_in_the_replay_names_the_record(tmp_path
     await journal.close()
     again = Journal(tmp_path)
     with pytest.raises(JournalError, match="record 1 was accepted once and is refused"):
-        again.recover(new=Counter, restored=restored)
+        again.recover(new=Counter, restore=restored)
     await again.close()
 
 
@@ -193,7 +193,7 @@ async def test_what_a_crash_kept_from_the_tables_is_there_after_the_restart(tmp_
     database.close()
     await journal.close()
     again = Journal(tmp_path / "b")
-    assert again.recover(new=Counter, restored=restored).names == ["a", "b"]
+    assert again.recover(new=Counter, restore=restored).names == ["a", "b"]
     await again.close()
 
 
@@ -289,7 +289,7 @@ async def test_a_compaction_that_fails_by_a_fault_of_its_own_breaks_the_journal(
     with pytest.raises(JournalError):
         await journal.close()
     again = Journal(tmp_path)
-    assert again.recover(new=Counter, restored=restored).names == ["a"]
+    assert again.recover(new=Counter, restore=restored).names == ["a"]
     await again.close()
 
 
@@ -311,7 +311,7 @@ async def test_rows_that_the_database_lost_come_back_from_the_segments(tmp_path:
     await Journal(tmp_path / "run").close()
     empty = (tmp_path / "run" / "journal.sqlite").read_bytes()
     journal = Journal(tmp_path / "run", segment_bytes=300)
-    core = journal.recover(new=Counter, restored=restored)
+    core = journal.recover(new=Counter, restore=restored)
     for name in "abcdef":
         journal.store(name.encode() * 50)
         await journal.durable(record(journal, core, name))
@@ -319,7 +319,7 @@ async def test_rows_that_the_database_lost_come_back_from_the_segments(tmp_path:
     (tmp_path / "run" / "journal.sqlite").write_bytes(empty)
     again = Journal(tmp_path / "run", segment_bytes=300)
     assert again.seq == 6
-    assert again.recover(new=Counter, restored=restored).names == list("abcdef")
+    assert again.recover(new=Counter, restore=restored).names == list("abcdef")
     with again.reader() as reader:
         assert [row.group_id for row in reader.fates()] == list(range(1, 7))
     await again.durable(record(again, core, "g"))
@@ -398,7 +398,7 @@ def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:
 
 async def test_a_command_round_trips_through_the_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.append([PushTaskIds(tasks=())], [()], at_s=2.5)
+    journal.append([AddTasks(tasks=())], [()], at_s=2.5)
     await journal.flushed()
     with journal.reader() as reader:
         (row,) = reader.records()

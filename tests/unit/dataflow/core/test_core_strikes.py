@@ -50,16 +50,16 @@ def test_a_service_that_fails_every_lease_does_not_end_a_run_in_which_another_wo
     assert not driver.core.is_set_aside("w0")
 
 
-def test_leases_that_fail_together_are_one_strike_and_a_good_one_wipes_them_out():
+def test_leases_that_fail_together_are_one_strike_and_a_good_one_clears_it():
     driver = started(num_tasks=1000)
     for lease in driver.lease(4):
         driver.fail(lease)
-    assert driver.core.conduct("w0").strikes == 1
+    assert driver.core.failure_streak("w0").strikes == 1
     first, second = driver.lease(2)
     driver.fail(first)
-    assert driver.core.conduct("w0").strikes == 2
+    assert driver.core.failure_streak("w0").strikes == 2
     driver.finish(second)
-    assert driver.core.conduct("w0").strikes == 0
+    assert driver.core.failure_streak("w0").strikes == 0
 
 
 def test_a_service_that_is_set_aside_rests_longer_each_time_and_then_gets_one_lease_until_it_succeeds():
@@ -85,7 +85,7 @@ def test_a_service_that_is_set_aside_rests_longer_each_time_and_then_gets_one_le
     assert len(driver.lease(2)) == 2
 
 
-def test_a_clock_that_is_set_back_makes_no_rest_longer():
+def test_setting_the_clock_back_does_not_prolong_a_rest():
     driver = started(num_tasks=1000)
     for _ in range(8):
         strike(driver)
@@ -101,8 +101,8 @@ def test_an_episode_goes_to_another_service_than_the_one_that_failed_it():
     (lease,) = driver.lease(1)
     driver.fail(lease)
     assert lease.id[:-1] + "1" not in [other.id for other in driver.lease(8)]
-    assert driver.core.is_apart("w0")
-    assert not driver.core.is_apart("other")
+    assert driver.core.is_restricted("w0")
+    assert not driver.core.is_restricted("other")
     assert driver.lease(1, "other")[0].id == lease.id[:-1] + "1"
 
 
@@ -199,7 +199,7 @@ def test_a_run_that_failed_is_resumed_with_its_counters_at_0_and_does_all_its_st
     driver.apply(ResumeRun())
     assert driver.events[-1] == RunResumed()
     assert (driver.core.state, driver.core.reason) == ("running", "")
-    assert driver.core.conduct("w0").strikes == 0
+    assert driver.core.failure_streak("w0").strikes == 0
     driver.attach(durable_step=1)
     driver.publish(1, has_files=True)
     driver.run_step()
@@ -244,16 +244,16 @@ def test_a_run_that_goes_on_is_left_alone_by_a_resume_and_one_that_finished_refu
         driver.apply(ResumeRun())
 
 
-def test_conduct_survives_a_snapshot():
+def test_strikes_survive_a_snapshot():
     driver = started(num_tasks=1000, table=make_table(group_size=1))
     driver.join("other")
     driver.lease(1, "other")
     for _ in range(3):
         driver.fail(driver.lease(1)[0])
-    restored = Core.restored(driver.plan, driver.core.snapshot())
+    restored = Core.from_snapshot(driver.plan, driver.core.snapshot())
     assert restored.snapshot() == driver.core.snapshot()
     assert restored.is_set_aside("w0")
-    assert restored.is_apart("w0")
+    assert restored.is_restricted("w0")
 
 
 def test_a_lease_that_its_service_never_got_is_no_failure_of_the_service():
@@ -263,5 +263,5 @@ def test_a_lease_that_its_service_never_got_is_no_failure_of_the_service():
     for _ in range(4):
         leases = driver.lease(1)
         driver.apply(ExpireLeases(lease_ids=tuple(lease.id for lease in leases), never_arrived=True))
-        assert driver.core.conduct("w0").strikes == 0
-        assert not driver.core.is_apart("w0")
+        assert driver.core.failure_streak("w0").strikes == 0
+        assert not driver.core.is_restricted("w0")
