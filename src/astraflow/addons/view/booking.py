@@ -13,6 +13,7 @@ import msgspec
 
 from astraflow.addons.view.advantages import Advantages
 from astraflow.addons.view.groups import Lease, OpenGroup, OpenGroups, lease_of
+from astraflow.addons.view.log_tail import LogEntry, Place
 from astraflow.addons.view.names import Names
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.dataflow.core.commands import (
@@ -41,7 +42,6 @@ from astraflow.dataflow.core.commands import (
     StepRedone,
     TrajectoryMeta,
 )
-from astraflow.dataflow.journal.log_tail import LogEntry, Place
 from astraflow.dataflow.journal.records import Record, decode_commands, decode_events, decode_records
 from astraflow.types import Failure, Manifest
 

@@ -14,12 +14,12 @@ import numpy as np
 from astraflow import wire
 from astraflow.addons.view.advantages import Advantages, Spans
 from astraflow.addons.view.groups import facts_in, results_in
+from astraflow.addons.view.log_tail import entry_at
 from astraflow.addons.view.schema import EVAL, TRAIN
 from astraflow.addons.view.search import EpisodeDict, row_of
 from astraflow.addons.view.tables_copy import messages_of
 from astraflow.addons.view.token_text import TokenText
 from astraflow.dataflow.core.commands import EpisodeFacts, PayloadRef
-from astraflow.dataflow.journal.log_tail import entry_at
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder

@@ -1,7 +1,7 @@
 import shutil
 from pathlib import Path
 
-from astraflow.dataflow.journal.log_tail import LogEntry, LogGap, LogTail, entry_at
+from astraflow.addons.view.log_tail import LogEntry, LogGap, LogTail, entry_at
 from astraflow.dataflow.journal.records import decode_records
 from astraflow.dataflow.journal.segments import RECORDS
 from drivers.view_runs import RunWriter

@@ -1,11 +1,11 @@
 """Follows the journal's log as far as it can be read: for people who look at a run, not for the run itself.
 
-Whoever opens or audits a journal must refuse a damaged one. Whoever only looks at it wants all that is still
-whole. So `LogTail` goes on behind damage, and says what it left out. Payloads are passed over unread: each is
-checked when somebody asks for it.
+Opening or auditing a journal refuses a damaged one. A viewer, however, shows everything that is still intact:
+`LogTail` continues after damage, and says what it left out. It skips payloads without reading them; each is
+checked when somebody requests it.
 
-A live journal grows while it is read. An entry that is not whole, with nothing whole behind it, is one that
-is being written or that a crash cut off: the next reading begins there again.
+A live journal grows while it is read. If an entry is incomplete and no complete one follows, it is being
+written, or a crash cut it off. The next reading starts there again.
 """
 
 import os
