@@ -86,6 +86,7 @@ assert make_pages(ShownRun("r", "runs/r", RunFolder(Path("runs/r")), terminal, h
     ("override", "told"),
     [
         ("trackers=[wandb]", 'trackers.0.name = "wandb" needs astraflow.addons.trackers,'),
+        ("exact=true", "exact: true needs astraflow.addons.exact,"),
         (
             "policies.actor.train.backend={name: own_loop, loop: {use: 'a:b'}}",
             'policies.actor.train.backend.name = "own_loop" needs astraflow.addons.tinker,',

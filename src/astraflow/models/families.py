@@ -67,7 +67,7 @@ _UNEVEN = {"gemma3n", "gemma3n_text", "gemma4", "gemma4_text"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 """Rotary kinds that turn every position by another angle once a sequence is longer than a limit."""
 _INVARIANT = ("llama", "mistral", "qwen2", "qwen3")
-"""Families that `models.invariant` computes."""
+"""Families that the add-on for `exact: true` computes."""
 
 
 def family_of(config: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import cast
 from astraflow.errors import ConfigError, DataError
 from astraflow.losses.config import ValueModelConfig
 from astraflow.models.chat_template import check_template_args
+from astraflow.models.exact import exact_passes
 from astraflow.models.families import (
     engine_refusal,
     exact_refusal,
@@ -88,8 +89,10 @@ def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exa
             f"{who}: its weights are quantized ({method}); versions hold plain float32, float16 or bfloat16 "
             "numbers, so use the folder that it was quantized from"
         )
-    if exact and (reason := exact_refusal(config)):
-        raise ConfigError(f"{who}: exact: true is not promised for it: {reason}; leave exact out")
+    if exact:
+        exact_passes()
+        if reason := exact_refusal(config):
+            raise ConfigError(f"{who}: exact: true is not promised for it: {reason}; leave exact out")
     shard = policy.train.shard
     reason = shard_refusal(config, tensor=shard.tensor, expert=shard.expert, context=shard.context)
     if exact and shard.context > 1:

@@ -2,8 +2,8 @@
 
 `lean` runs the Llama family from its parameters alone; for small models it takes a fraction of the module
 code's time. `generic` runs any causal language model of transformers whose attention goes through its
-`AttentionInterface`. `invariant` runs the Llama family so that logprobs are the trainer's to the last bit,
-where that is asked for. Each of them must agree with the model's own forward before it serves.
+`AttentionInterface`. An add-on has the pass for `exact: true`, which gives the trainer's logprobs to the
+last bit. Each of them must agree with the model's own forward before it serves.
 """
 
 import logging
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from astraflow.errors import DataError
+from astraflow.models.exact import exact_passes
 from astraflow.models.families import engine_refusal, family_of, length_refusal
 from astraflow.models.images import ImageRules
 from astraflow.models.vision import vocab_size_of
 from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.rollout.engines.generic import GenericForward
-from astraflow.rollout.engines.invariant import InvariantForward
 from astraflow.rollout.engines.lean import LeanForward, is_lean
 from astraflow.types import Media
 
@@ -109,7 +109,7 @@ def make_forward(
     expected = _own_logprobs(model, probe)
     tolerance = _TOLERANCE[model.dtype]
     if exact:
-        return _checked(InvariantForward(model), probe, expected, who)
+        return _checked(exact_passes().engine(model), probe, expected, who)
     if is_lean(model, max_context=max_context):
         lean = LeanForward(model, max_context=max_context)
         error = _probe_error(lean, probe, expected)

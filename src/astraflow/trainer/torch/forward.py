@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from astraflow.trainer.packing import Layout, cut_microbatches, make_layout
 from astraflow.trainer.step import entropies, token_logprobs
 from astraflow.trainer.torch.compiled import compile_layers, exclude_from_compile
 from astraflow.trainer.torch.head import chunked_logprobs, num_chunk_tokens
-from astraflow.trainer.torch.invariant import InvariantLogprobs, replace_value
 from astraflow.trainer.torch.norms import replace_norms
 from astraflow.trainer.torch.parallel.context_parallel import TokenPart
 from astraflow.trainer.torch.parallel.grid import RankGrid
@@ -42,7 +41,7 @@ from astraflow.trainer.torch.varlen import VarlenRows, find_varlen
 from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
 from astraflow.types.token_columns import EXPERTS_STREAM, Columns
 
-__all__ = ["ForwardEntryPoint", "LayoutTensors", "TrainerForward"]
+__all__ = ["ExactLogprobs", "ForwardEntryPoint", "LayoutTensors", "TrainerForward"]
 
 _log = logging.getLogger(__name__)
 _ATTENTION_NAME = "astraflow_packed"
@@ -101,6 +100,18 @@ class ForwardEntryPoint(nn.Module):
         return compute()
 
 
+class ExactLogprobs(Protocol):
+    """Computes logprobs that are bit-identical to the engine's. The gradient comes from the usual pass."""
+
+    def compute(self, packed: LayoutTensors, temperatures: NDArray[np.float32]) -> Tensor:
+        """Logprobs [P] of the trained tokens at the temperatures [P]. The layout must not share prefixes."""
+        ...
+
+    def with_gradient(self, value: Tensor, usual: Tensor) -> Tensor:
+        """`value`, which equals `usual` up to rounding, with the gradient of `usual`."""
+        ...
+
+
 class TrainerForward:
     """Computes logits at the positions that predict trained tokens. Gradients flow if they are enabled.
 
@@ -123,7 +134,7 @@ class TrainerForward:
         self._dtype = config.dtype
         self.replay: RouterReplay | None = None
         """Sends tokens to the experts that the engine chose, if set."""
-        self.invariant: InvariantLogprobs | None = None
+        self.exact: ExactLogprobs | None = None
         """If set, makes the logprobs of the trained tokens bit-identical to the engine's."""
         self._grid: RankGrid | None = None
         """Set if tokens are cut over ranks."""
@@ -156,7 +167,7 @@ class TrainerForward:
         # samples of a group may have used different experts at the end of their common prompt.
         share = self.is_packed and self._shares and self._varlen is None
         share = share and not (self.replay is not None and EXPERTS_STREAM in columns.streams)
-        share = share and self.invariant is None  # it computes complete sequences
+        share = share and self.exact is None  # it computes complete sequences
         packed = self.tensors(make_layout(columns, samples, share=share))
         media = [columns.media[sample] for sample in map(int, samples)] if columns.media else []
         if not any(media):
@@ -233,7 +244,7 @@ class TrainerForward:
             raise ConfigError(
                 f"{where} is computed in padded rows, whose tokens cannot be cut; set train.shard.context: 1"
             )
-        if self.replay is not None or self.invariant is not None:
+        if self.replay is not None or self.exact is not None:
             what = "routers" if self.replay is not None else "exact logprobs"
             raise ConfigError(
                 f"{where}: {what} are not supported for a part of the tokens; set train.shard.context: 1"
@@ -276,7 +287,7 @@ class TrainerForward:
             counts = torch.is_grad_enabled() and not self._is_idle
             self.replay.begin(columns, packed.trained, positions, counts=counts)
             self._is_idle = False
-        if self.invariant is None:
+        if self.exact is None:
             own, chosen = self._own_part(packed)
             if chosen is not None:
                 temperatures = temperatures[chosen.cpu().numpy()]
@@ -284,11 +295,11 @@ class TrainerForward:
             num_trained = len(packed.target_ids)
             found = None if found is None else _all_values(found, own, chosen, num_trained)
             return _all_values(value, own, chosen, num_trained), found
-        value = self.invariant.compute(packed, temperatures)
+        value = self.exact.compute(packed, temperatures)
         if entropy == "none" and not torch.is_grad_enabled():
             return value, None
         usual, found = self.entry(partial(self._logprobs, packed, temperatures, entropy))
-        return replace_value(usual, value), found
+        return self.exact.with_gradient(value, usual), found
 
     def _own_part(self, packed: LayoutTensors) -> tuple[LayoutTensors, Tensor | None]:
         """The tokens that this rank computes, and the indices of the trained tokens that they predict; None

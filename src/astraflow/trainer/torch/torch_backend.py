@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from astraflow.config import Config
 from astraflow.errors import ConfigError, DataError, TrainingError
+from astraflow.models.exact import exact_passes
 from astraflow.models.export import begin_export
 from astraflow.models.images import image_rules
 from astraflow.models.loading import DTYPES, load_causal_lm
@@ -25,7 +26,6 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.torch.forward import TrainerForward
-from astraflow.trainer.torch.invariant import InvariantLogprobs
 from astraflow.trainer.torch.lora import Lora
 from astraflow.trainer.torch.memory import check_memory, free_bytes, memory_need
 from astraflow.trainer.torch.parallel.grid import make_grid
@@ -106,7 +106,7 @@ class TorchBackend:
         if backend.activations == "recompute":
             recompute_layers(self._model)
         if exact:
-            forward.invariant = InvariantLogprobs(self._model)
+            forward.exact = exact_passes().trainer(self._model)
         self._replay = forward.replay = RouterReplay.of(self._model)
         self._policy = TrainedModel(forward, config, weights=self._weights)
         self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size, grid=grid)

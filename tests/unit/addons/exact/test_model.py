@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from astraflow.addons.exact.model import SPAN, InvariantModel
 from astraflow.errors import DataError
-from astraflow.models.invariant import SPAN, InvariantModel
 from drivers.engine_models import make_random_model
 
 KINDS = ("qwen3", "qwen2", "llama", "llama3_rope", "mistral")

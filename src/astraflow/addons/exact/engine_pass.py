@@ -1,4 +1,4 @@
-"""Runs a model so that a token's logprob is the trainer's, bit for bit (`models.invariant`).
+"""Runs a model so that a token's logprob is the trainer's, bit for bit.
 
 Prefilling, extending and decoding are the same here: tokens at given positions of given rows, whose keys and
 values are stored before each of them attends by itself.
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from astraflow.models.invariant import SPAN, InvariantModel, attend
+from astraflow.addons.exact.model import SPAN, InvariantModel, attend
 from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.types import Media
 
@@ -23,7 +23,7 @@ __all__ = ["InvariantForward"]
 
 
 class InvariantForward:
-    """A `Forward`. Raises: DataError if it is not promised for the model, or on this machine."""
+    """A `Forward`. Raises: DataError if exactness is not guaranteed for the model or on this machine."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self._model = InvariantModel(model)

@@ -1,0 +1,1 @@
+"""`exact: true`: engine and trainer compute a token's logprob to the same bit, on CPUs."""

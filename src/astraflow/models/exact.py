@@ -1,0 +1,31 @@
+"""Finds the passes for `exact: true`, with which engine and trainer give a token the same logprob."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from astraflow.errors import ConfigError
+from astraflow.user_input.installed import added_to, loaded, where_to_find
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["ExactPasses", "exact_passes"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExactPasses:
+    """Makes the two passes over a model. Both raise DataError for a model or machine without a guarantee."""
+
+    engine: "Callable[[PreTrainedModel], Any]"
+    """Makes a `rollout.engines.forward.Forward`."""
+    trainer: "Callable[[PreTrainedModel], Any]"
+    """Makes a `trainer.torch.forward.ExactLogprobs`."""
+
+
+def exact_passes() -> ExactPasses:
+    """The passes that an installed package has. Raises: ConfigError if none has any."""
+    found = [loaded(entry) for entry in added_to("astraflow.models").select(name="exact")]
+    if passes := next(filter(None, found), None):
+        return passes
+    raise ConfigError(f"exact: true {where_to_find('exact')}")
