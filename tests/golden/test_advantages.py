@@ -313,6 +313,8 @@ def make_ready(*advantages: tuple[float, int]) -> ReadyGroup:
         advantage_sum=sum(a * n for a, n in advantages),
         advantage_square_sum=sum(a * a * n for a, n in advantages),
         reward_sum=0.0,
+        episode_reward_sum=0.0,
+        num_episodes=len(samples),
     )
 
 
