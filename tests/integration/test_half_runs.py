@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astraflow import wire
 from astraflow.addons.doctor.drift import LIMIT, measure_drift
+from astraflow.addons.half_runs.half_runs import TrainedModel, collect_batches, train_from_batches
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe
-from astraflow.run.offline import TrainedModel, collect_batches, train_from_batches
 from astraflow.types import Batch, StepRecord
 from astraflow.wire import array
 from drivers.recipe_builders import make_digit_model, make_digit_recipe

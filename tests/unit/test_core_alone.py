@@ -82,6 +82,14 @@ assert make_pages(ShownRun("r", "runs/r", RunFolder(Path("runs/r")), terminal, h
     assert done.returncode == 0, done.stderr
 
 
+def test_an_option_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None:
+    write_model_folder(tmp_path / "model")
+    (tmp_path / "recipe.yaml").write_text(json.dumps(RECIPE))
+    done = core_alone(command("run", "recipe.yaml", "--only", "train"), tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: `astraflow run --only` needs astraflow.addons.half_runs, which")
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [

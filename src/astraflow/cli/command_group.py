@@ -2,6 +2,9 @@
 
 A package adds a command by an entry point of the group `astraflow.commands` that has the command's name. Its
 module is imported when somebody calls the command, or asks for the list of all commands.
+
+A name with a dot is an option of one of AstraFlow's own commands, which calls it: `run.only` implements
+`astraflow run --only`.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +57,7 @@ def in_order(own: Sequence[str]) -> list[str]:
     """The names of all commands in the order of the list, given AstraFlow's own in theirs."""
     from astraflow.user_input.installed import added_to
 
-    found = {name: added_command(name) for name in sorted(added_to(_GROUP).names)}
+    found = {name: added_command(name) for name in sorted(added_to(_GROUP).names) if "." not in name}
     waiting = {name: command.after for name, command in found.items() if command is not None}
     names = ["", *own]
     while waiting:
@@ -77,7 +80,8 @@ class CommandGroup(TyperGroup):
         """The command of a name; None if there is none. Raises: ConfigError if it has to be installed."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
-        if (added := added_command(cmd_name)) is None:
+        added = added_command(cmd_name) if "." not in cmd_name else None
+        if added is None:
             from astraflow.user_input.installed import where_to_find
 
             if place := where_to_find(cmd_name):

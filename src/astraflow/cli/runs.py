@@ -1,9 +1,9 @@
-"""Commands about whole runs: `run`, `try`, `status`, `audit`, `drop-batch`, `export`."""
+"""Commands about whole runs: `run`, `try`, `status`, `audit`, `export`."""
 
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -19,7 +19,7 @@ from astraflow.user_input.user_files import is_there
 if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe as LoadedRecipe
 
-__all__ = ["audit", "drop_batch", "export", "fetch_models", "load_with_checks", "run", "status", "try_task"]
+__all__ = ["audit", "export", "fetch_models", "load_with_checks", "run", "status", "try_task"]
 
 Recipe = Annotated[
     str,
@@ -239,21 +239,15 @@ def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
 
 
 def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | None) -> int:
-    """`--only rollout` and `--only train`."""
-    from astraflow.run.commands import run_only_rollout, run_only_train
+    """`--only`, which an add-on does. Raises: ConfigError if it isn't installed."""
+    from astraflow.cli.command_group import added_command
 
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    match only:
-        case "rollout" if batches is None:
-            return run_only_rollout(recipe, folder)
-        case "train":
-            return run_only_train(recipe, folder, batches or folder / "batches")
-        case "rollout" | "":
-            raise ConfigError("--batches is read by --only train; --only rollout writes RUN_DIR/batches")
-        case _:
-            from astraflow.user_input.mistakes import hint
+    half = added_command("run.only")
+    if half is None:
+        from astraflow.user_input.installed import where_to_find
 
-            raise ConfigError(f"--only {only} is not a half of a run{hint(only, ['rollout', 'train'])}")
+        raise ConfigError(f"`astraflow run --only` {where_to_find('run.only') or 'is not installed'}")
+    return cast("Callable[..., int]", half.run)(recipe, folder, only, batches)
 
 
 def try_task(
@@ -322,39 +316,6 @@ def audit(
     if not run_dir.is_dir():
         raise ConfigError(f"{run_dir} is not a run folder; pass the folder of a run, e.g. runs/quickstart")
     raise typer.Exit(show_audit(run_dir))
-
-
-def drop_batch(
-    where: Annotated[str, typer.Argument(help="Run folder, or URL of a dataflow.", metavar="RUN_DIR|URL")],
-    policy: Annotated[str, typer.Argument(help="Trained policy.", metavar="POLICY")],
-    *,
-    step: Annotated[
-        int,
-        typer.Option(
-            "--step",
-            help="Number of the step whose batch is dropped, if it is the oldest one that is not committed. "
-            "Default: that step, whichever it is.",
-            min=0,
-            show_default=False,
-        ),
-    ] = 0,
-    reason: Annotated[
-        str, typer.Option("--reason", help="The reason, which the journal keeps.")
-    ] = "it cannot be trained",
-    token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", help="File with the admin token. Default: the run folder's own."),
-    ] = None,
-    ca_file: CaFile = None,
-) -> None:
-    """Drop a batch at which the trainer keeps failing, in a live run or a stopped one.
-
-    Its groups, and those of a batch that was taken ahead, are evicted. The steps get other groups.
-    """
-    from astraflow.run.commands import drop_and_report
-
-    trust(ca_file)
-    raise typer.Exit(drop_and_report(where, policy, step=step, reason=reason, token_file=token_file))
 
 
 def export(

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from rich.console import Console
 
 from astraflow.dataflow.audit import audit
 from astraflow.errors import DataError
-from astraflow.recipe.model_checks import check_model
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import (
     changes_between,
@@ -29,14 +28,10 @@ from astraflow.report.report import load_summary, summary_table, write_report
 from astraflow.report.summary import Summary
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import PlainView, RunPage, ShownRun, View
-from astraflow.run.drop_batch import drop_batch
-from astraflow.run.offline import collect_batches, train_from_batches
 from astraflow.run.run import Run, launch
-from astraflow.trainer.columns import reward_mean
-from astraflow.types import Batch, StepRecord
 from astraflow.user_input.installed import added_to, loaded
 
-__all__ = ["drop_and_report", "make_pages", "run_only_rollout", "run_only_train", "run_recipe", "show_audit"]
+__all__ = ["make_pages", "run_recipe", "show_audit"]
 
 _INTERRUPTED = 130
 """Exit code of a command that was interrupted."""
@@ -203,65 +198,6 @@ def _show_results(folder: RunFolder, console: Console) -> Summary:
     return summary
 
 
-# --- one half of a run ----------------------------------------------------------------------------
-
-
-def run_only_rollout(recipe: Recipe, run_dir: Path) -> int:
-    """Collects batches until all steps have one; returns the exit code."""
-    console = Console(highlight=False, soft_wrap=True)
-
-    def show_batch(batch: Batch, path: Path) -> None:
-        totals = batch.totals
-        steps = recipe.policies[batch.policy].train.steps
-        reward = reward_mean(batch.samples)
-        console.print(
-            f"{batch.policy} batch {batch.step + 1}/{steps}: {totals.num_groups} groups, "
-            f"{totals.num_samples} samples, reward {reward:.3f}, {path.stat().st_size:,} bytes"
-        )
-
-    is_finished, batches = asyncio.run(_collected(recipe, run_dir, show_batch))
-    if not is_finished:
-        console.print("stopped; run the same command again to collect the missing batches")
-        return _INTERRUPTED
-    console.print(f"batches: {batches}; train from them with --only train --batches {batches}")
-    return 0
-
-
-async def _collected(
-    recipe: Recipe, run_dir: Path, on_batch: Callable[[Batch, Path], None]
-) -> tuple[bool, Path]:
-    """Collects the batches; returns whether all are there, and their folder."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
-    batches = await collect_batches(recipe, run_dir, stop=stop, on_batch=on_batch)
-    return not stop.is_set(), batches
-
-
-def run_only_train(recipe: Recipe, run_dir: Path, batches: Path) -> int:
-    """Trains from saved batches; returns the exit code."""
-    console = Console(highlight=False, soft_wrap=True)
-    for name, policy in recipe.policies.items():
-        check_model(name, policy)
-
-    def show_step(record: StepRecord) -> None:
-        values = {item.name: item.value for item in record.metrics}
-        console.print(
-            f"{record.policy} step {record.number}/{recipe.policies[record.policy].train.steps}: "
-            f"reward {record.reward_mean:.3f}, loss {values.get('loss', 0.0):.4g}, "
-            f"staleness {record.staleness_max}"
-        )
-
-    for model in train_from_batches(recipe, run_dir, batches, on_step=show_step):
-        steps = recipe.policies[model.policy].train.steps
-        short = f" (the batches end before step {steps})" if model.num_steps < steps else ""
-        console.print(
-            f"{model.policy}: {model.num_steps} steps{short}, weights {model.digest}, model: {model.folder}"
-        )
-    return 0
-
-
 # --- audit ----------------------------------------------------------------------------------------
 
 
@@ -273,28 +209,3 @@ def show_audit(run_dir: Path) -> int:
     for problem in report.problems:
         console.print(printable(f"problem: {problem}"), style="red", highlight=False, markup=False)
     return 0 if report.ok else 1
-
-
-# --- drop-batch -----------------------------------------------------------------------------------
-
-
-def drop_and_report(where: str, policy: str, *, step: int, reason: str, token_file: Path | None) -> int:
-    """Drops a batch that cannot be trained, and prints the result."""
-    token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
-    dropped = asyncio.run(drop_batch(where, policy, step=step, reason=reason, token=token))
-    steps = ", ".join(str(step + 1) for step in dropped.steps)
-    then = (
-        "its trainer restarts from its checkpoint"
-        if dropped.is_live
-        else "`astraflow run` with the same recipe continues the run"
-    )
-    Console().print(
-        printable(
-            f"policy {policy}: the batch of step {steps} is dropped ({dropped.num_groups} groups are "
-            f"evicted); {then}, with other groups"
-        ),
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-    return 0

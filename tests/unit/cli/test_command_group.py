@@ -76,6 +76,15 @@ def test_an_added_command_stands_after_the_one_that_it_follows(
 ENTRIES = {"zero", "first", "second", "third", "last"}
 
 
+def test_an_option_that_a_package_adds_is_not_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch, "zero = somebodys_commands:FIRST", "run.zero = somebodys_commands:LAST")
+    assert [name for name in in_order(["first"]) if name.endswith("zero")] == ["zero"]
+    assert run("run.zero", "Ada") == 2
+    assert "No such command 'run.zero'" in capsys.readouterr().err
+
+
 def test_a_package_cannot_replace_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "status = somebodys_commands:FIRST")
     assert run("status", str(tmp_path / "none")) == 2

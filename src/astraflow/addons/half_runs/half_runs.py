@@ -44,7 +44,14 @@ from astraflow.types import Batch, StepRecord
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder
 
-__all__ = ["BatchRecorder", "TrainedModel", "collect_batches", "load_batches", "train_from_batches"]
+__all__ = [
+    "BATCHES",
+    "BatchRecorder",
+    "TrainedModel",
+    "collect_batches",
+    "load_batches",
+    "train_from_batches",
+]
 
 _log = logging.getLogger(__name__)
 BATCHES = "batches"

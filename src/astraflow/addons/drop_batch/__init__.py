@@ -1,0 +1,1 @@
+"""`astraflow drop-batch`: drops a batch at which a trainer keeps failing."""

@@ -1,0 +1,1 @@
+"""`astraflow run --only`: collects batches without training, or trains from collected batches."""
