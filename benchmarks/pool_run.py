@@ -229,7 +229,7 @@ class PoolRun:
         self._epoch: int = self._apply(attach).epoch
         self._shares.attached(POLICY, 0.0)
         self._publish()
-        for name in self._sizer.first(num_services):
+        for name in self._sizer.choose_first(num_services):
             self._ask_for(name)
         self._note_size()
 

@@ -37,7 +37,7 @@ class Loop:
         self.shares = WaitShares(WINDOW_S)
         self.shares.attached("actor", 0.0)
         self.now_s = 0.0
-        self.since_s = dict.fromkeys(self.sizer.first(first), -JOIN_S)
+        self.since_s = dict.fromkeys(self.sizer.choose_first(first), -JOIN_S)
         self.sizes = [len(self.since_s)]
 
     def run(self, demand: float, duration_s: float, noise: float = 0.0) -> None:

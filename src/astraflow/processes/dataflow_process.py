@@ -26,9 +26,9 @@ __all__ = ["guarded", "make_service", "run_dataflow"]
 
 
 async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
-    """Serves a run folder until `stop`; returns the exit code of the process: 1 if the core itself failed.
+    """Serves the run in a run folder until `stop`. Returns the exit code: 1 if the dataflow's core failed.
 
-    Port 0 means the port of the recipe. Raises: ConfigError, DataError, JournalError.
+    With port 0, it listens on the recipe's port. Raises: ConfigError, DataError, JournalError.
     """
     folder = RunFolder(run_dir)
     recipe = folder.load_recipe()
@@ -60,13 +60,13 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
 
 
 def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
-    """The dataflow of a run folder. It locks the folder's journal.
+    """Creates the dataflow service of a run folder, and locks the folder's journal.
 
     Raises: ConfigError, DataError, JournalError.
     """
     if keys := left_open(recipe):
         raise ConfigError(
-            f"{folder.recipe}: {keys[0]} is `auto`, but a service needs a number; write the file with "
+            f"{folder.recipe}: {keys[0]} is `auto`, but a service needs a number; create the file with "
             "`astraflow run RECIPE --dry-run`"
         )
     sources = open_sources(recipe)
@@ -89,7 +89,7 @@ def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
 
 
 def guarded(app: ASGIApp, tokens: Mapping[str, str], max_requests_per_s: float) -> ASGIApp:
-    """The app behind its tokens. If there are tokens, each of them has a rate limit."""
+    """Puts an app behind its tokens. If there are any, the requests under each token are rate-limited."""
     return TokenAuth(RateLimit(app, max_requests_per_s) if tokens else app, tokens)
 
 

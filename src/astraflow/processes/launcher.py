@@ -1,8 +1,8 @@
-"""The launcher that a recipe names, and the checks of one that a user wrote.
+"""Makes the launcher that a recipe names, and checks each answer of a launcher that isn't the core's.
 
-A launcher of the user's own is called from the supervisor, which must never lose a process. An exception of
-any kind, or an answer that cannot be true, breaks the protocol. It becomes a ServiceError that names the
-launcher, the process and what was expected.
+The supervisor calls the launcher and must never lose a process. An exception from a launcher, or an answer
+that can't be true, therefore becomes a ServiceError that names the launcher, the process and what was
+expected.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 def make_launcher(config: LauncherConfig) -> Launcher:
-    """The recipe's launcher; a class of the user's own is called as `attr(**args)`.
+    """Makes the recipe's launcher. A class of the user's own is called as `attr(**args)`.
 
-    Raises: ConfigError if it cannot be imported, does not take the arguments, or has no `start` and `close`,
-    or if the launcher itself finds that it cannot start processes.
+    Raises: ConfigError if it can't be imported, doesn't take the arguments, or has no `start` and `close`, or
+    if the launcher itself finds that it can't start processes.
     """
     if isinstance(config, LocalLauncherConfig):
         return LocalLauncher()
@@ -48,7 +48,7 @@ def make_launcher(config: LauncherConfig) -> Launcher:
 
 
 def _make_foreign(make: Callable[[], object], where: str) -> Launcher:
-    """A launcher that isn't the core's; `where` is its place in the recipe. Raises: ConfigError."""
+    """Makes a launcher that isn't the core's. `where`: its key in the recipe. Raises: ConfigError."""
     try:
         launcher = make()
     except Error:
@@ -64,9 +64,9 @@ def _make_foreign(make: Callable[[], object], where: str) -> Launcher:
 
 
 def reachable(recipe: Recipe, launcher: Launcher) -> Recipe:
-    """The recipe with addresses that the launcher's machines reach, instead of loopback.
+    """The recipe, with addresses that all of the launcher's machines can reach in place of loopback.
 
-    Raises: ConfigError if the recipe asks for something that works on one machine only.
+    Raises: ConfigError if the recipe uses something that works on one machine only.
     """
     if not isinstance(launcher, MultiMachineLauncher):
         return recipe
@@ -78,7 +78,7 @@ def reachable(recipe: Recipe, launcher: Launcher) -> Recipe:
         )
     if recipe.weights.peers:
         raise ConfigError(
-            f"weights.peers needs an address per service, which {who} does not know; leave it off"
+            f"weights.peers needs an address per service, which {who} doesn't know; leave it off"
         )
     changes: dict[str, Config] = {}
     if is_loopback(recipe.dataflow.host):
@@ -89,10 +89,10 @@ def reachable(recipe: Recipe, launcher: Launcher) -> Recipe:
 
 
 async def start_process(launcher: Launcher, spec: ProcessSpec) -> "CheckedHandle":
-    """Starts a process and returns a handle that keeps the protocol, or says where it does not.
+    """Starts a process. The returned handle reports each violation of the protocol.
 
-    Raises: ServiceError if the launcher fails, or returns something that is no handle; errors of ours pass
-    unchanged.
+    Raises: ServiceError if the launcher fails, or returns something that isn't a handle; AstraFlow's own
+    errors pass unchanged.
     """
     who = type(launcher).__name__
     try:
@@ -104,19 +104,20 @@ async def start_process(launcher: Launcher, spec: ProcessSpec) -> "CheckedHandle
     if not isinstance(handle, ProcessHandle):
         missing = _missing(handle, ("pid", "wait", "terminate", "kill", "silence"))
         raise ServiceError(
-            f"{who}.start({spec.name}) returned {handle!r}, which is no process handle: it has no "
+            f"{who}.start({spec.name}) returned {handle!r}, which is not a process handle: it has no "
             f"{' and no '.join(missing)}"
         )
     checked = CheckedHandle(handle, who, spec.name)
     pid = cast("object", handle.pid)
     if not isinstance(pid, int) or pid < 1:
         checked.kill()
-        raise ServiceError(f"{who}: the handle of {spec.name} has pid {pid!r}; a positive number is expected")
+        raise ServiceError(f"{who}: the handle of {spec.name} has pid {pid!r}; expected a positive number")
     return checked
 
 
 class CheckedHandle:
-    """A handle whose errors name the launcher and the process. Implements `ProcessHandle`."""
+    """A handle whose errors name the launcher and the process. Implements `ProcessHandle` and
+    `LifeReporter`."""
 
     def __init__(self, handle: ProcessHandle, launcher: str, name: str) -> None:
         self._handle = handle
@@ -128,15 +129,15 @@ class CheckedHandle:
         return self._handle.pid
 
     async def wait(self) -> int:
-        """Raises: ServiceError if the handle does not know how its process ended."""
+        """The exit code. Raises: ServiceError if the inner handle raises or returns something else."""
         try:
             code = cast("object", await self._handle.wait())
         except Exception as err:
             raise ServiceError(f"{self._launcher} cannot wait for {self._name}: {err!r}") from err
         if not isinstance(code, int):
             raise ServiceError(
-                f"{self._launcher}: wait() for {self._name} returned {code!r}; the exit code of a process "
-                "that has ended is expected, negative for a signal"
+                f"{self._launcher}: wait() for {self._name} returned {code!r}; expected the exit code of the "
+                "process, negative for a signal"
             )
         return code
 
@@ -147,7 +148,7 @@ class CheckedHandle:
         self._signal("kill", self._handle.kill)
 
     async def silence(self, longest_s: float) -> str:
-        """Never returns if the handle cannot tell: a process is not restarted without a reason."""
+        """Never returns if the inner handle fails: a process isn't restarted without a reason."""
         try:
             return await self._handle.silence(longest_s)
         except Exception:  # noqa: BLE001 - code of the user's; it is logged
@@ -155,18 +156,18 @@ class CheckedHandle:
             return await asyncio.get_running_loop().create_future()
 
     def life(self) -> ProcessLife:
-        """Nothing is known if the handle does not know it."""
+        """What the inner handle reports; nothing is known if it can't report, or fails."""
         if not isinstance(self._handle, LifeReporter):
             return ProcessLife()
         try:
             life = cast("object", self._handle.life())
         except Exception:  # noqa: BLE001 - code of the user's; it is logged
-            _log.exception("%s cannot say how %s is", self._launcher, self._name)
+            _log.exception("%s cannot report the state of %s", self._launcher, self._name)
             return ProcessLife()
         return life if isinstance(life, ProcessLife) else ProcessLife()
 
     def _signal(self, verb: str, send: Callable[[], None]) -> None:
-        """A process that cannot be signalled must not keep the others from being stopped."""
+        """Sends a signal. A failure is only logged, so that the other processes are still stopped."""
         try:
             send()
         except Exception:  # noqa: BLE001 - code of the user's; it is logged

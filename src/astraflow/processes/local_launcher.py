@@ -1,16 +1,16 @@
 """Starts the processes of a run on this machine.
 
-Each process leads a session of its own, so that a Ctrl-C in the terminal reaches only the launcher. Two pipes
+Each process leads its own session, so that Ctrl-C in the terminal reaches only the launcher. Two pipes
 connect it to the launcher:
 
 - The process inherits the read end of the first pipe. Only the launcher holds the write end, so the process
   notices when the launcher ends, for whatever reason, and ends too.
-- Into the second pipe, the process writes a byte per second from its event loop, as a sign of life.
+- Once per second, the event loop of the process writes a byte into the second pipe, as a sign of life.
 
-A stopped process cannot write its stacks. One that has been silent for too long and is to be killed is
-therefore continued for a second first: what it was doing is then in its log.
+A stopped process can't write its stacks. Before a process is killed because of its silence, it is therefore
+continued for a second, in which it writes what it was doing into its log.
 
-When a process ends, everything that is left in its session is killed. Processes are signalled by id, never by
+When a process ends, everything that is left in its session is killed. Processes are signaled by id, never by
 name.
 """
 
@@ -31,9 +31,9 @@ __all__ = ["LocalLauncher", "LocalProcess"]
 _STACKS_GRACE_S = 1.0
 """Time for a process to write its stacks."""
 _HANGS_AFTER_S = 3 * LIFE_SIGN_EVERY_S
-"""A process that is not stopped and has missed this many signs of life hangs, or gets no CPU time."""
+"""A process that isn't stopped and misses this many signs of life hangs or gets no CPU time."""
 _LOOK_EVERY_S = 3.0
-"""Time between two looks at the processes that a process started."""
+"""Time between two searches for stopped children."""
 
 
 class _SignsOfLife:
@@ -43,7 +43,7 @@ class _SignsOfLife:
         self._fd = read_fd
         self._loop = asyncio.get_running_loop()
         self._last_s = -1.0
-        """When the newest sign was read, by the clock of the loop; negative before the first."""
+        """When the newest sign was read, in the event loop's time; negative before the first."""
         self._first_seen = asyncio.Event()
         self._is_closed = False
         os.set_blocking(read_fd, False)
@@ -51,7 +51,7 @@ class _SignsOfLife:
 
     def _read(self) -> None:
         if self._is_closed:
-            return  # `silence` was asleep while the process ended
+            return  # the process ended while `silence` was asleep
         try:
             signs = os.read(self._fd, 4096)
         except BlockingIOError:
@@ -72,12 +72,12 @@ class _SignsOfLife:
         await self._first_seen.wait()
         while (left_s := self._last_s + longest_s - self._loop.time()) > 0:
             await asyncio.sleep(left_s)
-            self._read()  # signs may wait in the pipe because this process was stopped itself
+            self._read()  # signs may wait in the pipe because the launcher itself was stopped
         if self._is_closed:
-            await self._loop.create_future()
+            await self._loop.create_future()  # the end of the process isn't a silence; never returns
 
     def close(self) -> None:
-        """May be called again, since several tasks may wait for the end of a process."""
+        """Closes the pipe. May be called repeatedly, since several tasks may wait for the process's end."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -86,34 +86,36 @@ class _SignsOfLife:
 
 
 class LocalProcess:
-    """A process on this machine that leads a session of its own."""
+    """A process on this machine that leads its own session. Implements `ProcessHandle` and `LifeReporter`."""
 
     def __init__(self, process: asyncio.subprocess.Process, life_fd: int) -> None:
         self._process = process
         self._signs = _SignsOfLife(life_fd)
         self._next_look_s = 0.0
         self._stopped: dict[int, str] = {}
-        """Stopped processes that it started: id -> command."""
+        """Stopped processes that this process started: id -> command."""
         self._starvation = Starvation()
-        """Of the present silence."""
+        """Measurements during the present silence."""
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also the id of its session."""
+        """The process id, which is also the id of the session."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """Its exit code, negative for a signal. Everything left in its session is killed first."""
+        """Waits for the end, and kills what is left in the session. Returns: the exit code, negative for a
+        signal."""
         code = await self._process.wait()
         self._signal_session(signal.SIGKILL)
         self._signs.close()
         return code
 
     async def silence(self, longest_s: float) -> str:
-        """As in the protocol. Only services of ours show signs of life, so only they get the signals.
+        """Returns once the process has been silent for `longest_s` and isn't just starved of CPU time.
 
-        A process that is ready to run and gets no processor is waited for: started anew, it would get none
-        either, and would have to load everything again.
+        A restart wouldn't help a starved process: it would get no processor either, and would have to load
+        everything again. Before this returns, the process writes its stacks. Only AstraFlow's own services
+        show signs of life, so only they get the signal for that.
         """
         await self._signs.silence(longest_s)
         while self._is_starved():
@@ -128,7 +130,7 @@ class LocalProcess:
         return f"{what}; the stacks of its threads are in its log"
 
     def life(self) -> ProcessLife:
-        """As in the protocol `LifeReporter`."""
+        """The last sign of life, and what is wrong with the process or with one that it started."""
         silent_s = self._signs.silent_s()
         if state_of(self.pid) == "stopped":
             return ProcessLife(
@@ -144,27 +146,27 @@ class LocalProcess:
         return ProcessLife(silent_s, condition=_about_children(self._stopped))
 
     def _is_starved(self) -> bool:
-        """Whether it waits for a processor, as far as is known from the looks of this silence."""
+        """Whether the process waits for a processor, by the measurements of the present silence."""
         self._starvation.look(time.monotonic(), cpu_use(self.pid))
         return bool(self._starvation.text)
 
     def _silent_life(self, silent_s: float) -> ProcessLife:
-        """Of a process that is not stopped and shows no sign of life."""
+        """What is wrong with a process that isn't stopped and shows no sign of life."""
         if self._is_starved():
-            advice = "end other programs on this machine, or give the run fewer services and threads"
+            advice = "stop other programs on this machine, or give the run fewer services and threads"
             condition = f"it gets no CPU time ({self._starvation.text}); {advice}"
             return ProcessLife(silent_s, works=False, condition=condition, is_starved=True)
         hint = f"`kill -{STACKS_SIGNAL.name[3:]} {self.pid}` writes the stacks of its threads into its log"
-        return ProcessLife(silent_s, works=False, condition=f"its event loop stands still: it hangs; {hint}")
+        return ProcessLife(silent_s, works=False, condition=f"its event loop hangs; {hint}")
 
     def terminate(self) -> None:
-        """Asks it to stop (SIGTERM). Does nothing if it has ended."""
+        """Asks the process to stop (SIGTERM), unless it has ended."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
 
     def kill(self) -> None:
-        """Kills it and everything in its session (SIGKILL)."""
+        """Kills the process and everything in its session (SIGKILL)."""
         if self._process.returncode is None:
             self._signal_session(signal.SIGKILL)
 
@@ -174,7 +176,7 @@ class LocalProcess:
 
 
 class LocalLauncher:
-    """Starts processes on this machine; a context manager that owns the pipe to the processes.
+    """Starts processes on this machine. A context manager, which owns the pipe to the processes.
 
     Example: `with LocalLauncher() as launcher: handle = await launcher.start(spec)`.
     """
@@ -191,7 +193,7 @@ class LocalLauncher:
         self.close()
 
     def close(self) -> None:
-        """Closes the pipe, so that every process that still runs stops."""
+        """Closes the pipe, which stops all processes that still run."""
         for fd in (self._read_fd, self._write_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -231,7 +233,7 @@ class LocalLauncher:
 
 
 def _about_children(stopped: dict[int, str]) -> str:
-    """What a person should know about the stopped processes that a process started; empty without any."""
+    """Describes the stopped processes that a process started, with the remedy; empty if there are none."""
     if not stopped:
         return ""
     pid, command = next(iter(stopped.items()))

@@ -1,12 +1,12 @@
-"""The rollout services of a run whose pool sizes itself: carries out what the sizer decides.
+"""The rollout services of a run whose pool sizes itself: carries out what `PoolSizer` decides.
 
-A service that is started is one more process of the supervisor. One that has to go is retired, so that nobody
-starts it again; the dataflow is asked to let it leave, and it finishes its episodes and ends. If that takes
-longer than `cluster.pool.drain_s`, it is told to stop, and later killed: what it has not finished is leased
-again. So nothing is lost either way.
+A started service is one more process of the supervisor. A service that has to leave is retired, so that the
+supervisor doesn't restart it. The dataflow asks it to leave; it then finishes its episodes and ends. If that
+takes longer than `cluster.pool.drain_s`, the service is terminated, and later killed. Its unfinished episodes
+are leased to other services, so no episode is lost.
 
-Every decision is a line of `pool.jsonl` in the run folder, with the advice that led to it; a run that is
-resumed has the services that it had. The journal has when each service joined and left.
+Each decision is a line of `pool.jsonl` in the run folder, with the advice that led to it. A resumed run
+starts with the services of the last line. The journal records when each service joined and left.
 """
 
 import logging
@@ -30,7 +30,7 @@ __all__ = ["Look", "Pool", "PoolDecision"]
 _log = logging.getLogger(__name__)
 
 _KILL_AFTER_S = 10.0
-"""Time for a service to end after it was told to stop; it gives its episodes 2 s."""
+"""Time from a service's termination until it is killed. The service itself gives its episodes 2 s."""
 
 
 class PoolDecision(Item, frozen=True, kw_only=True):
@@ -40,38 +40,41 @@ class PoolDecision(Item, frozen=True, kw_only=True):
     """Unix time."""
     why: str
     services: tuple[str, ...]
-    """The services that the pool has from then on."""
+    """The pool's services after the decision."""
     started: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()
     advice: ScalingAdvice = ScalingAdvice()
-    """What the dataflow had advised."""
+    """The dataflow's advice at that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there is to say and to ask after a look at the pool."""
+    """The results of a look at the pool."""
 
     note: str = ""
-    """A decision, in words; empty if there was none."""
+    """The decision, in words; empty if there was none."""
     asked_to_leave: tuple[str, ...] = ()
-    """Handles of the services that the dataflow has to let go."""
+    """Handles of the services that the dataflow must ask to leave."""
 
 
 @dataclass(slots=True)
 class _Leaving:
-    """A service that has to go."""
+    """A service that has to leave."""
 
     since_s: float
-    is_told: bool = False
-    """Whether it was told to stop."""
+    """Unix time of the decision."""
+    is_terminated: bool = False
+    """Whether the service was told to stop at once."""
 
 
 class Pool:
-    """Example: `pool = Pool(recipe, folder, specs)`; start `pool.first_specs`, then `pool.look(status,
-    supervisor)` now and then.
+    """Starts and stops the services of a pool.
 
-    `specs` are all processes of the run, with all services that the pool may have.
-    Raises: DataError if `pool.jsonl` cannot be read.
+    Example: `pool = Pool(recipe, folder, specs)`; start `pool.first_specs`, then call `pool.look(status,
+    supervisor)` every few seconds.
+
+    `specs`: all processes of the run, including every service that the pool may ever have.
+    Raises: DataError if `pool.jsonl` can't be read.
     """
 
     def __init__(
@@ -90,30 +93,29 @@ class Pool:
         self._specs = {spec.name: spec for spec in specs if spec.name in names}
         self._leaving: dict[str, _Leaving] = {}
         earlier = _read_whole_lines(folder)
-        # The recipe may have changed: what it does not have any more is left out.
+        # The recipe may have changed since then, and no longer have room for all of these services.
         before = [name for name in earlier[-1].services if name in self._specs] if earlier else []
         most = recipe.cluster.max_services
-        self._asked_for = before[:most] or list(self._sizer.first(recipe.rollout.services))
+        self._services = before[:most] or list(self._sizer.choose_first(recipe.rollout.services))
         self.first_specs = tuple(
-            spec for spec in specs if spec.name not in self._specs or spec.name in self._asked_for
+            spec for spec in specs if spec.name not in self._specs or spec.name in self._services
         )
-        """The processes that the run starts with."""
+        """The processes with which the run starts."""
         self._last = ""
 
     @property
     def text(self) -> str:
-        """How many services there are, and why that changed last, in words."""
-        least = self._cluster.min_services
-        most = self._cluster.max_services
-        size = f"{len(self._asked_for)} rollout services of {least} to {most}"
+        """The pool's size, and the last decision with its reason."""
+        bounds = f"{self._cluster.min_services} to {self._cluster.max_services}"
+        size = f"{len(self._services)} rollout services of {bounds}"
         leaving = f", {len(self._leaving)} finish their episodes" if self._leaving else ""
         return f"{size}{leaving}{f'; {self._last}' if self._last else ''}"
 
     def look(self, status: StatusReply, supervisor: Supervisor) -> Look:
-        """Decides, starts and ends processes; returns what is left to do."""
+        """Makes at most one decision, and starts and stops processes. Returns: what is left to the caller."""
         if status.state != "running":
             return Look()
-        asked = self._let_go(status, supervisor)
+        asked = self._end_leaving(status, supervisor)
         change = self._sizer.decide(self._clock(), status.scaling, self._states(status, supervisor))
         if change is None:
             return Look(asked_to_leave=asked)
@@ -122,22 +124,25 @@ class Pool:
             self._leaving[name] = _Leaving(self._clock())
         for name in change.start:
             supervisor.add(self._specs[name])
-        return Look(self._noted(change, status.scaling), asked)
+        return Look(self._record(change, status.scaling), asked)
 
     def _states(self, status: StatusReply, supervisor: Supervisor) -> dict[str, SeatState]:
-        """How each service is that the run has now."""
+        """The state of each service that the supervisor has."""
         joined = {worker.name for worker in status.workers if not worker.is_draining}
         found: dict[str, SeatState] = {}
         for service in supervisor.states:
             if service.name in self._leaving:
                 found[service.name] = "leaving"
             elif service.name in self._specs:
-                is_at_work = service.state == "running" and service.name in joined
-                found[service.name] = "working" if is_at_work else "starting"
+                is_working = service.state == "running" and service.name in joined
+                found[service.name] = "working" if is_working else "starting"
         return found
 
-    def _let_go(self, status: StatusReply, supervisor: Supervisor) -> tuple[str, ...]:
-        """Follows the services that have to go; returns the handles of those that do not know it yet."""
+    def _end_leaving(self, status: StatusReply, supervisor: Supervisor) -> tuple[str, ...]:
+        """Terminates and kills services that take too long to leave.
+
+        Returns: the handles of the services that the dataflow hasn't asked to leave yet.
+        """
         running = {service.name for service in supervisor.states}
         self._leaving = {name: leaving for name, leaving in self._leaving.items() if name in running}
         handles = {worker.name: worker.id for worker in status.workers if not worker.is_draining}
@@ -146,19 +151,20 @@ class Pool:
             passed_s = self._clock() - leaving.since_s
             if passed_s > self._cluster.pool.drain_s + _KILL_AFTER_S:
                 supervisor.kill(name)
-            elif not leaving.is_told and (passed_s > self._cluster.pool.drain_s or name not in joined):
-                leaving.is_told = True
+            # A service that hasn't joined has no episodes to finish, and the dataflow can't reach it.
+            elif not leaving.is_terminated and (passed_s > self._cluster.pool.drain_s or name not in joined):
+                leaving.is_terminated = True
                 supervisor.terminate(name)
         return tuple(handles[name] for name in self._leaving if name in handles)
 
-    def _noted(self, change: Change, advice: ScalingAdvice) -> str:
-        """Records a decision; returns it in words."""
-        before = len(self._asked_for)
-        self._asked_for = [name for name in self._asked_for if name not in change.stop]
-        self._asked_for += change.start
+    def _record(self, change: Change, advice: ScalingAdvice) -> str:
+        """Records a decision. Returns: the decision in words."""
+        before = len(self._services)
+        self._services = [name for name in self._services if name not in change.stop]
+        self._services += change.start
         parts = [f"{', '.join(change.start)} started"] if change.start else []
         parts += [f"{', '.join(change.stop)} asked to leave"] if change.stop else []
-        text = f"{before} -> {len(self._asked_for)} rollout services ({'; '.join(parts)}): {change.why}"
+        text = f"{before} -> {len(self._services)} rollout services ({'; '.join(parts)}): {change.why}"
         now_s = self._clock()
         self._last = f"{time.strftime('%H:%M:%S', time.localtime(now_s))} {text}"
         _log.info("pool: %s", text)
@@ -166,7 +172,7 @@ class Pool:
             PoolDecision(
                 at_s=now_s,
                 why=change.why,
-                services=tuple(self._asked_for),
+                services=tuple(self._services),
                 started=change.start,
                 stopped=change.stop,
                 advice=advice,
@@ -175,7 +181,7 @@ class Pool:
         return f"pool: {text}"
 
     def _append(self, decision: PoolDecision) -> None:
-        """A full disk does not end the run: the decision is in the launcher's log, too."""
+        """Appends a line. A full disk doesn't end the run: the decision is in the launcher's log, too."""
         try:
             with self._folder.pool.open("ab") as file:
                 file.write(msgspec.json.encode(decision) + b"\n")
@@ -186,7 +192,7 @@ class Pool:
 
 
 def _read_whole_lines(folder: RunFolder) -> list[PoolDecision]:
-    """The decisions so far. A last line that a crash cut short is removed. Raises: DataError."""
+    """Reads the decisions so far, and removes a last line that a crash cut short. Raises: DataError."""
     lines = folder.pool.read_bytes().splitlines(keepends=True) if folder.pool.is_file() else []
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
@@ -197,7 +203,7 @@ def _read_whole_lines(folder: RunFolder) -> list[PoolDecision]:
             found.append(msgspec.json.decode(line, type=PoolDecision))
         except msgspec.DecodeError as err:
             raise DataError(
-                f"{folder.pool}: line {number} is no decision on the pool: {err}; delete the file to start "
-                "with rollout.services"
+                f"{folder.pool}: line {number} is not a decision of the pool: {err}; delete the file to "
+                "start with rollout.services"
             ) from err
     return found

@@ -1,10 +1,10 @@
-"""What the system knows about a process of this machine: whether it is stopped, and which of its own are.
+"""What the operating system knows about a process on this machine and about the processes that it started.
 
-A stopped process (SIGSTOP, a debugger, job control) neither works nor ends, and holds whatever it held. A
-service starts processes of its own: programs of agents, scorers, environments, the server of an engine.
+A stopped process (SIGSTOP, a debugger, job control) neither works nor ends, and keeps what it holds. Services
+start further processes: agent programs, scorers, environments, the server of an engine.
 
-A process that shows no sign of life need not hang: on a busy machine it may be ready to run all the time and
-get no processor.
+A process without signs of life doesn't necessarily hang. On a busy machine, it may be ready to run all the
+time and get no processor.
 """
 
 import os
@@ -20,15 +20,16 @@ __all__ = ["STOPPED", "CpuUse", "ProcessState", "Starvation", "cpu_use", "state_
 ProcessState = Literal["running", "stopped", "gone"]
 
 STOPPED = "stopped (SIGSTOP, or a debugger)"
-"""How messages call the state."""
+"""The state's name in messages."""
 _MAX_SHOWN = 80
-"""Characters of a command line that a message repeats."""
+"""Largest number of characters of a command line in a message."""
 _STARVED_FRAC = 0.2
-"""Share of one core. A process that hangs in a loop gets more, unless six others want the same core."""
+"""Share of one core below which a process starves. A process that hangs in a busy loop gets more, unless six
+others want the same core."""
 
 
 def state_of(pid: int) -> ProcessState:
-    """Whether a process runs, is stopped, or is gone; one that may not be looked at counts as running."""
+    """Whether a process runs, is stopped, or is gone. A process that we may not inspect counts as running."""
     try:
         status = psutil.Process(pid).status()
     except psutil.NoSuchProcess:
@@ -41,9 +42,8 @@ def state_of(pid: int) -> ProcessState:
 
 
 def stopped_children(pid: int) -> dict[int, str]:
-    """The stopped ones among the processes that a process started, directly or not: id -> command.
-
-    Empty where the system does not list children (other systems than Linux).
+    """The stopped descendants of a process: id -> command. Always empty on systems other than Linux, which
+    don't list children.
     """
     return {child: _command(child) for child in _descendants(pid) if state_of(child) == "stopped"}
 
@@ -57,13 +57,13 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """The kernel lists children by the thread that started them. A thread may end while this looks."""
+    """The children of all threads: the kernel lists each child under the thread that started it."""
     children: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children += [int(text) for text in thread.read_text(encoding="ascii").split()]
         except OSError:
-            continue
+            continue  # the thread has ended meanwhile
     return children
 
 
@@ -80,17 +80,17 @@ def _command(pid: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """What a process does with processors at one moment."""
+    """The processor time of a process up to one moment."""
 
     used_s: float
-    """CPU seconds of all its threads so far."""
+    """CPU seconds of all its threads since they started."""
     is_ready: bool
-    """Whether one of its threads runs, or would if it got a processor."""
+    """Whether at least one thread runs, or would run if it got a processor."""
 
 
 def cpu_use(pid: int) -> CpuUse | None:
-    """What a process does with processors now. None if it is gone, or where the system does not list threads
-    (other systems than Linux)."""
+    """Measures the processor time of a process. None if the process is gone, and on systems other than Linux,
+    which don't list threads."""
     ticks = 0
     states: set[str] = set()
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
@@ -104,21 +104,23 @@ def cpu_use(pid: int) -> CpuUse | None:
 
 
 class Starvation:
-    """Whether a silent process is ready to run and gets hardly any processor time. Passive.
+    """Tells a silent process that hangs from one that is ready to run but gets hardly any processor time.
 
-    Example: `starvation.look(now_s, cpu_use(pid))` now and then; `starvation.text` is empty if it hangs.
+    Passive: the caller passes measurements. One object covers one silence.
+    Example: `starvation.look(now_s, cpu_use(pid))` every few seconds; `starvation.text` is empty if the
+    process hangs.
     """
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
-        """Time and CPU seconds at the first look."""
+        """Time and CPU seconds at the first measurement."""
         self._num_looks = 0
         self._num_ready = 0
         self.text = ""
-        """In words; empty if the process does not wait for a processor, or nothing is known."""
+        """How little time the process gets; empty if it isn't starved, or if that is unknown."""
 
     def look(self, now_s: float, use: CpuUse | None) -> None:
-        """Notes what it does now."""
+        """Takes one more measurement, at the time `now_s` of any one clock."""
         if use is None:
             return
         if self._first is None:
@@ -128,5 +130,6 @@ class Starvation:
         first_s, used_s = self._first
         passed_s = now_s - first_s
         share = (use.used_s - used_s) / passed_s if passed_s > 0 else 1.0
+        # A process that waits for a lock or a disk uses no time either, but it isn't ready to run.
         is_starved = share < _STARVED_FRAC and 2 * self._num_ready > self._num_looks
         self.text = f"it is ready to run, and got {share:.0%} of a core" if is_starved else ""

@@ -1,14 +1,14 @@
-"""Declares the processes of a run: what each is started with, and what it needs of its machine.
+"""Declares the processes of a run: their commands, and what they need of their machines.
 
-    dataflow ........... the launcher's machine, whose report reads its journal
-    publisher-POLICY ... beside the dataflow, unless it listens everywhere and is announced under a name
-    trainer-POLICY ..... beside its publisher: versions pass through files (`weights/POLICY/incoming`)
-    rollout-N .......... any machine that reaches the dataflow and the publishers
+    dataflow ........... on the launcher's machine, where the report reads the journal
+    publisher-POLICY ... there, too, unless it listens on all interfaces and is announced under a name
+    trainer-POLICY ..... on its publisher's machine: versions pass through files (`weights/POLICY/incoming`)
+    rollout-N .......... on any machine that reaches the dataflow and the publishers
 
-There is a publisher and a trainer per trained policy, a publisher per frozen one, and `rollout.services`
-rollout services; of a pool that sizes itself, all are declared that it may have. Addresses are chosen
-beforehand: every process finds its counterparts on its command line, so that processes start, and restart, in
-any order. Secrets travel in the environment, never as arguments.
+Each trained policy has a publisher and a trainer, and each frozen policy a publisher. There are
+`rollout.services` rollout services; for a pool that sizes itself, all that it may ever have are declared.
+Addresses are chosen before anything starts, and each process gets those of its counterparts on its command
+line, so processes can start and restart in any order. Secrets travel in the environment, never as arguments.
 """
 
 import os
@@ -49,16 +49,16 @@ TOKEN_VARIABLE = "ASTRAFLOW_TOKEN"
 """Environment variable with the token of a process's role."""
 
 PRIVATE_VARIABLE = "ASTRAFLOW_PRIVATE"
-"""Environment variable with files and folders, joined as in PATH, that agent programs must not see."""
+"""Environment variable with the files and folders that agent programs must not see, joined as in PATH."""
 
 
 _FIRST_PORT = 15_000
-"""Least of the ports that are chosen: few well-known services are above."""
+"""Smallest port that is chosen at random; few well-known services have larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Host and port of everything that listens."""
+    """Host and port of the dataflow and of each policy's publisher."""
 
     dataflow: tuple[str, int]
     publishers: Mapping[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
@@ -75,11 +75,11 @@ class Addresses:
 
 
 def choose_addresses(recipe: Recipe, earlier: Mapping[str, int]) -> Addresses:
-    """Chooses a port for everything that listens: the recipe's port or, if that is 0, a free one.
+    """Chooses a port for each process that listens: the recipe's port or, if that is 0, a free one.
 
-    Of the free ones, that of the `earlier` start is preferred. `earlier` maps names of processes to ports.
-    Several publishers take consecutive ports from `weights.port` on.
-    Raises: ConfigError that names all ports of the recipe that are taken.
+    Several publishers take consecutive ports, starting at `weights.port`. `earlier` maps names of processes
+    to their ports at the last start, which are preferred among the free ones.
+    Raises: ConfigError that lists all ports of the recipe that are taken.
     """
     wanted = {"dataflow": (recipe.dataflow.host, recipe.dataflow.port)}
     for idx, policy in enumerate(recipe.published):
@@ -100,7 +100,7 @@ def choose_addresses(recipe: Recipe, earlier: Mapping[str, int]) -> Addresses:
 
 
 def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[str, int]) -> tuple[str, int]:
-    """Listens on a port until all are chosen, so that two processes never get the same one."""
+    """Chooses a port, and listens on it until `held` closes, so that two processes never get the same one."""
     before = [earlier[name]] if name in earlier else []
     wanted = [port] if port else [*before, *_quiet_ports(), 0]
     for candidate in wanted:
@@ -124,10 +124,10 @@ def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[st
 
 
 def _quiet_ports(num: int = 20) -> Sequence[int]:
-    """Some random ports that no outgoing connection gets by itself; none where the system does not say.
+    """Random ports below the ephemeral range; none on systems that don't report the range.
 
-    A process binds its port seconds after it was chosen, and again at each restart. Meanwhile, a port
-    of the ephemeral range may have become the local end of somebody's connection.
+    A process binds its port seconds after it was chosen, and again at each restart. Meanwhile, a port in the
+    ephemeral range may become the local end of an outgoing connection.
     """
     try:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -145,16 +145,16 @@ def _url(scheme: str, address: tuple[str, int]) -> str:
 def program(
     recipe: Recipe, folder: RunFolder, addresses: Addresses, *, module_path: tuple[str, ...] = ()
 ) -> tuple[ProcessSpec, ...]:
-    """The processes of a run, in the order in which they are shown. Makes the run's tokens."""
-    nodes = _Nodes(recipe, folder, addresses, module_path)
+    """The processes of a run, in the order in which they are displayed. Creates the run's tokens."""
+    builder = _SpecBuilder(recipe, folder, addresses, module_path)
     frozen = [name for name in recipe.published if name not in recipe.trained]
-    specs = [nodes.dataflow()]
+    specs = [builder.dataflow()]
     for policy, config in recipe.trained.items():
-        specs += [nodes.publisher(policy), nodes.trainer(policy, config)]
-    specs += [nodes.frozen_publisher(policy) for policy in frozen]
+        specs += [builder.publisher(policy), builder.trainer(policy, config)]
+    specs += [builder.frozen_publisher(policy) for policy in frozen]
     pool = recipe.cluster
     num_services = len(seats_of(pool)) if pool.max_services else recipe.rollout.services
-    specs += [nodes.rollout(idx) for idx in range(num_services)]
+    specs += [builder.rollout(idx) for idx in range(num_services)]
     return tuple(specs)
 
 
@@ -166,8 +166,8 @@ def check_files(specs: Sequence[ProcessSpec]) -> None:
                 raise ConfigError(f"{spec.name} reads {path}, which does not exist; the recipe names it")
 
 
-class _Nodes:
-    """Declares one process per call; `program` says which."""
+class _SpecBuilder:
+    """Declares the processes of one run, one per call."""
 
     def __init__(
         self, recipe: Recipe, folder: RunFolder, addresses: Addresses, module_path: tuple[str, ...]
@@ -178,7 +178,7 @@ class _Nodes:
         self._env = _environment(folder, module_path)
         self._tokens = {role: token for token, role in tokens_of(recipe, folder).items()}
         self._reads = [folder.recipe]
-        """What every process that knows the run folder reads in it."""
+        """Files that each process with access to the run folder reads."""
         if self._tokens:
             self._reads.append(folder.secrets)
         self._ca: list[Path] = []
@@ -187,12 +187,13 @@ class _Nodes:
             self._ca = [Path(recipe.dataflow.tls.ca_file)]
         self._certificate = [Path(name) for name in tls_files(recipe) or ()]
         self._rollout_machine = LAUNCHER if is_loopback(urlsplit(addresses.url).hostname or "") else ""
-        """A dataflow that is called on loopback is called from its own machine only."""
+        """The process whose machine the rollout services must share; empty if any machine will do. What
+        listens on loopback can only be called from its own machine."""
         if is_loopback(recipe.weights.host):
             self._rollout_machine = LAUNCHER
 
     def dataflow(self) -> ProcessSpec:
-        """Keeps the journal, from which the launcher makes its report."""
+        """The dataflow. The launcher reads its journal for the report, so they share a machine."""
         address = self._addresses.dataflow
         models = [policy.model_dir for policy in self._recipe.policies.values()]
         return self._spec(
@@ -205,8 +206,10 @@ class _Nodes:
         )
 
     def publisher(self, policy: str, *links: str, role: str = "", reads: Sequence[Path] = ()) -> ProcessSpec:
-        """Keeps and serves the versions of a policy. With a `role` it also calls the dataflow, and `links`
-        are its options for that."""
+        """The process that stores and serves the versions of a policy.
+
+        With a `role`, it also calls the dataflow; `links` are its options for that.
+        """
         address = self._addresses.publishers[policy]
         port = ("--port", str(address[1]))
         weights = self._recipe.weights
@@ -222,13 +225,13 @@ class _Nodes:
         )
 
     def frozen_publisher(self, policy: str) -> ProcessSpec:
-        """Publishes a frozen policy's model itself and announces it, since no trainer does."""
+        """The publisher of a frozen policy. It announces the model to the dataflow, as no trainer does."""
         model_dir = self._recipe.policies[policy].model_dir
         links = ("--url", self._addresses.url)
         return self.publisher(policy, *links, role="trainer", reads=[*self._ca, model_dir])
 
     def trainer(self, policy: str, config: PolicyConfig) -> ProcessSpec:
-        """Trains a policy; hands each version to its publisher as a file."""
+        """The process that trains a policy, and hands each version to its publisher as files."""
         urls = ("--url", self._addresses.url, "--publisher", self._addresses.publisher_url(policy))
         auxiliary = config.train.auxiliary
         models = [model_path(name) for name in (auxiliary.reference, auxiliary.teacher) if name]
@@ -245,7 +248,7 @@ class _Nodes:
         )
 
     def rollout(self, idx: int) -> ProcessSpec:
-        """Generates episodes. Everything but URL and token comes over the network."""
+        """A rollout service. It gets everything but the URL and the token over the network."""
         name = f"rollout-{idx}"
         cache = self._folder.cache / name
         peer = ("--peer", self._recipe.peer_host) if self._recipe.weights.peers else ()
@@ -269,7 +272,7 @@ class _Nodes:
         )
 
     def _needs(self, idx: int) -> Needs:
-        """What a rollout service reserves; in a pool of several kinds, on nodes with its kind's labels."""
+        """What a rollout service reserves, including the labels of its kind in a pool that sizes itself."""
         cluster = self._recipe.cluster
         needs = cluster.rollout.needs
         if not cluster.max_services:
@@ -293,8 +296,8 @@ class _Nodes:
         needs: Needs | None = None,
         is_finite: bool = False,
     ) -> ProcessSpec:
-        """One process. With a `role`, it calls the dataflow in that role, and gets the role's token if there
-        are any."""
+        """One process. With a `role`, it calls the dataflow in that role, and gets the role's token if the
+        run has tokens."""
         engine = self._recipe.rollout.engine
         is_installed = isinstance(engine, EngineVariant)
         secrets = dict(engine.secret_env) if role and is_installed else {}
@@ -318,19 +321,20 @@ class _Nodes:
 
 
 def _allowed(recipe: Recipe) -> list[str]:
-    """The options that let the run's own services run what the recipe names."""
-    # Services compare with the recipe as they get it: without secrets.
+    """The options that allow the run's own services to import and run what the recipe names."""
+    # A service compares them with the recipe that it gets, in which references replace secrets.
     shared = Recipe.model_validate_json(recipe.model_dump_json())
     return [part for module in network_modules(shared) for part in ("--allow", module)]
 
 
 def _gpus(gpus: Sequence[str], idx: int) -> dict[str, str]:
-    """Which GPUs the process of a service sees, and so its engine and the servers that it starts."""
+    """The variable that limits the GPUs of a service, its engine, and the servers that it starts."""
     return {"CUDA_VISIBLE_DEVICES": gpus[idx % len(gpus)]} if gpus else {}
 
 
 def num_threads(component: Config) -> int:
-    """CPU threads of an engine or backend; `num_threads` in the arguments of one that the user wrote."""
+    """Number of CPU threads of an engine or a backend. For one of the user's own, it's the argument
+    `num_threads`, or 1."""
     if isinstance(component, BackendVariant):
         component = component.computes_with or component
     if isinstance(component, Use):
@@ -344,7 +348,7 @@ def _threads(count: int) -> dict[str, str]:
 
 
 def _environment(folder: RunFolder, module_path: tuple[str, ...]) -> dict[str, str]:
-    """What every process gets."""
+    """The environment variables of all processes."""
     return {
         "OMP_WAIT_POLICY": "PASSIVE",  # the processes share the cores, so idle threads must not spin
         "TOKENIZERS_PARALLELISM": "false",

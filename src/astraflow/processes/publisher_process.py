@@ -19,10 +19,11 @@ __all__ = ["run_policy_publisher"]
 async def run_policy_publisher(
     stop: asyncio.Event, run_dir: Path, *, policy: str, port: int, url: str = "", token: str = ""
 ) -> int:
-    """Serves the versions of a policy until `stop`. Port 0 means the port of the recipe.
+    """Serves the versions of a policy until `stop`. With port 0, it listens on the recipe's port.
 
-    The publisher of a frozen policy publishes the model itself, and announces it to the dataflow at `url`.
-    Without a `token` it takes the trainer's from the run folder, if the run needs one.
+    A frozen policy has no trainer, so its publisher publishes the model itself and announces it to the
+    dataflow at `url`. If `token` is empty and the run needs one, the trainer's token is read from the run
+    folder.
     Raises: ConfigError if the policy has no versions in this recipe, or the port is taken.
     """
     folder = RunFolder(run_dir)
@@ -64,9 +65,9 @@ async def run_policy_publisher(
 async def _announce(
     policy: str, model_dir: Path, weights: Path, ready: asyncio.Future[str], *, link: tuple[str, str, str]
 ) -> None:
-    """Publishes the model as version 0. Repeating this after a restart changes nothing.
+    """Publishes the model as version 0, and announces it. A repetition after a restart changes nothing.
 
-    `link`: the dataflow's URL, the token, and the file of certificates.
+    `link`: the dataflow's URL, the token, and the file with the certificates to trust.
     """
     url, token, ca_file = link
     own = ServiceClient(await ready, token=token, ca_file=ca_file)

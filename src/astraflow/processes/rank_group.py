@@ -1,16 +1,16 @@
-"""The ranks of one trainer: rank 0 is the trainer's process, the others are processes that it starts.
+"""The ranks of one trainer: rank 0 is the trainer's process, and it starts a process for each other rank.
 
     rank 0 --commands, one JSON line each, over a socket pair--> rank k
            <--an answer per command, or why it failed-----------
     all ranks: torch's collectives, over loopback, in the same order
 
-Rank 0 alone speaks for the trainer: it attaches, publishes and commits. The others do what it does at the
-same time, each on its own slice of the batch. Of a version each rank writes a range of the bytes, beside the
-next step.
+Only rank 0 speaks for the trainer: it attaches, publishes and commits. The others do the same work at the
+same time, each on its own slice of the batch. Each rank writes a range of a version's bytes during the next
+step.
 
-They live and die together. A rank that loses rank 0 ends at once. If a rank fails, dies or is stopped, the
-collectives of the others fail, at the latest after a timeout; rank 0 then names it, ends, and takes all with
-it, and its supervisor starts them again from the last checkpoint.
+The ranks live and die together. A rank that loses rank 0 ends at once. If a rank fails, dies or is stopped,
+the collectives of the others fail, at the latest after a timeout. Rank 0 then raises an error that names the
+rank, and kills all ranks. The supervisor restarts rank 0, which continues from the last checkpoint.
 """
 
 import asyncio
@@ -58,11 +58,12 @@ from astraflow.weights.ranges import RangeJob, VersionWriter, WrittenRange
 __all__ = ["RankGroup", "RankedLearner", "RankedLink", "RankedRanges"]
 
 _START_S = 180.0
-"""Time that ranks have to start, if the timeout is shorter: on a busy machine, imports take a minute."""
+"""Minimum time that ranks have to start, even if the timeout is shorter: on a busy machine, imports take a
+minute."""
 _SETTLE_S = 2.0
-"""When a collective has failed, the rank that is to blame is known within this time."""
+"""Time after a failed collective within which the rank that caused the failure is known."""
 _END_S = 3.0
-"""Time in which a rank ends by itself when rank 0 has hung up."""
+"""Time for a rank to end by itself after rank 0 has closed the socket."""
 
 
 @dataclass(slots=True)
@@ -73,24 +74,24 @@ class _Rank:
     process: subprocess.Popen[bytes]
     link: socket.socket
     pending: dict[int, "Future[Any]"] = field(default_factory=dict[int, "Future[Any]"])
-    """Number of a command -> what it will answer."""
+    """Number of a command -> its future answer."""
     error: str = ""
-    """What it said when it failed; empty if it said nothing."""
+    """The error that the rank reported; empty if it reported none."""
     is_own_error: bool = False
-    """Whether the failure began with it; else it lost contact to another."""
+    """Whether the rank's own work failed. Otherwise, it lost contact to another rank."""
 
 
 class RankGroup:
     """Ranks 1 to `world - 1` of a trainer. Owns their processes; `close` ends them.
 
-    Example: `group.tell("train")`, then do the same in this process.
+    Example: `with group.together("train"): learner.train_step(batch)`.
     """
 
     def __init__(self, world: int, *, timeout_s: float) -> None:
         self.world = world
         self.timeout_s = timeout_s
         self.folder = Path(tempfile.mkdtemp(prefix="astraflow-ranks-"))
-        """Private; the ranks find each other in it."""
+        """A private folder, through which torch's ranks find each other."""
         self.failure: Future[None] = Future()
         """Has an exception as soon as a rank is lost."""
         self._ranks: list[_Rank] = []
@@ -99,9 +100,9 @@ class RankGroup:
         self._is_closing = False
 
     def start(self, run_dir: Path, *, policy: str, url: str, token: str) -> ProcessRanks:
-        """Starts the ranks of a policy's trainer and joins them.
+        """Starts the ranks of a policy's trainer, and joins their process group as rank 0.
 
-        Raises: ConfigError if a rank runs something else than this one; ServiceError if one is lost.
+        Raises: ConfigError if a rank has other code or settings than rank 0; ServiceError if one is lost.
         """
         options = (str(run_dir), "--policy", policy, "--url", url)
         for number in range(1, self.world):
@@ -118,17 +119,19 @@ class RankGroup:
             threading.Thread(target=self._listen, args=(rank,), name=f"rank-{number}", daemon=True).start()
         store = str(self.folder / "store")
         settings = {"world": self.world, "store": store, "timeout_s": self.timeout_s}
-        # The token goes over the socket: an argument could be read by other users of the machine.
+        # The token goes over the socket, because other users of the machine can read command lines.
         answers = self.tell("join", **settings, token=token)
         mine = identity(run_dir)
         self._await_start(answers)
-        self._agree(self.wait(answers), mine)
-        with self._blaming():
+        self._check_identities(self.wait(answers), mine)
+        with self._naming_culprit():
             return join_ranks(0, world=self.world, store=store, timeout_s=self.timeout_s)
 
     def tell(self, command: str, **arguments: Any) -> "list[Future[Any]]":
-        """Gives every other rank a command. Returns: what each will answer. Raises: ServiceError if one is
-        lost."""
+        """Sends a command to all other ranks. Returns: their future answers.
+
+        Raises: ServiceError if a rank is lost.
+        """
         with self._lock:
             if self.failure.done():
                 self.failure.result()
@@ -140,28 +143,28 @@ class RankGroup:
                 answer: Future[Any] = Future()
                 rank.pending[number] = answer
                 answers.append(answer)
-                with contextlib.suppress(OSError):  # whoever listens to the rank notices that it is gone
+                with contextlib.suppress(OSError):  # the rank is gone, which its listener thread notices
                     rank.link.sendall(line)
             return answers
 
     def wait(self, answers: "Iterable[Future[Any]]") -> list[Any]:
-        """The answers of all. Raises: ServiceError naming the rank that failed or is too slow."""
+        """The answers of all ranks. Raises: ServiceError that names the rank that fails or is late."""
         try:
             return [answer.result(self.timeout_s) for answer in answers]
         except FutureTimeoutError as err:
-            raise self._lost() from err
+            raise self._fail() from err
 
     @contextmanager
     def together(self, command: str, **arguments: Any) -> Generator["list[Future[Any]]", None, None]:
-        """Lets the other ranks do what the block does. Yields: what they will answer.
+        """Has the other ranks do what the block does in this one. Yields: their future answers.
 
-        Raises: ServiceError naming the rank that is to blame if a collective of the block fails.
+        Raises: ServiceError that names the culprit if a collective in the block fails.
         """
-        with self._blaming():
+        with self._naming_culprit():
             yield self.tell(command, **arguments)
 
     def close(self) -> None:
-        """Ends all ranks. Those that do not end by themselves within a few seconds are killed."""
+        """Ends all ranks. Those that don't end by themselves within a few seconds are killed."""
         self._is_closing = True
         for rank in self._ranks:
             with contextlib.suppress(OSError):
@@ -178,24 +181,25 @@ class RankGroup:
     # --- parts ---
 
     def _await_start(self, answers: "list[Future[Any]]") -> None:
-        """Waits longer than the timeout for ranks that are still starting, but not for a stopped one."""
+        """Waits for ranks that are still starting, even beyond the timeout, unless one is stopped."""
         deadline_s = time.monotonic() + _START_S
         while wait_for(answers, timeout=self.timeout_s).not_done and time.monotonic() < deadline_s:
             if any(state_of(rank.process.pid) == "stopped" for rank in self._ranks):
-                raise self._lost()
+                raise self._fail()
 
     @contextmanager
-    def _blaming(self) -> Generator[None, None, None]:
+    def _naming_culprit(self) -> Generator[None, None, None]:
+        """Replaces a collective's error, which doesn't say what went wrong, by one that names the culprit."""
         try:
             yield
         except RuntimeError as err:
             if not is_lost_contact(err):
                 raise
             wait_for([self.failure], timeout=_SETTLE_S)
-            raise self._lost(f"rank 0: {err}") from err
+            raise self._fail(f"rank 0: {err}") from err
 
-    def _agree(self, others: Sequence[Mapping[str, str]], mine: Mapping[str, str]) -> None:
-        """Compares what the ranks run with what this process runs. Raises: ConfigError naming the rank."""
+    def _check_identities(self, others: Sequence[Mapping[str, str]], mine: Mapping[str, str]) -> None:
+        """Raises: ConfigError that names the rank if a rank has other code or settings than rank 0."""
         for rank, theirs in zip(self._ranks, others, strict=True):
             for what, own in mine.items():
                 if theirs.get(what) != own:
@@ -205,15 +209,15 @@ class RankGroup:
                     )
 
     def _listen(self, rank: _Rank) -> None:
-        """Reads a rank's answers until it hangs up, which it does only when it is lost."""
+        """Reads a rank's answers until the socket closes, which means that the rank is lost."""
         with rank.link.makefile("rb") as lines, contextlib.suppress(OSError):
             for line in lines:
-                self._note(rank, json.loads(line))
+                self._take_answer(rank, json.loads(line))
         if not self._is_closing:
             rank.process.wait()
-            self._lost()
+            self._fail()
 
-    def _note(self, rank: _Rank, answer: dict[str, Any]) -> None:
+    def _take_answer(self, rank: _Rank, answer: dict[str, Any]) -> None:
         if "error" not in answer:
             with self._lock:
                 found = rank.pending.pop(int(answer["id"]), None)
@@ -222,15 +226,19 @@ class RankGroup:
             return
         rank.error = str(answer["error"])
         rank.is_own_error = bool(answer["is_own"])
-        # One that lost contact to another may say so before that other one is known to be gone.
-        threading.Timer(0.0 if rank.is_own_error else _SETTLE_S / 2, self._lost).start()
+        # A rank that lost contact to another one may report this before the other one is known to be gone.
+        threading.Timer(0.0 if rank.is_own_error else _SETTLE_S / 2, self._fail).start()
 
-    def _lost(self, said: str = "") -> Error:
-        """A rank is lost, so all must end: those that still compute wait for it. Returns: who is to blame."""
+    def _fail(self, own_error: str = "") -> Error:
+        """Kills all ranks, because those that still compute would wait for the lost one.
+
+        Later calls return the error of the first. `own_error`: how rank 0 noticed. Returns: an error that
+        names the culprit.
+        """
         with self._lock:
             if self.failure.done():
                 return cast("Error", self.failure.exception())
-            error = self._blame(said)
+            error = self._find_culprit(own_error)
             self.failure.set_exception(error)
             for rank in self._ranks:
                 rank.process.kill()
@@ -239,31 +247,34 @@ class RankGroup:
                 rank.pending.clear()
             return error
 
-    def _blame(self, said: str) -> Error:
-        """Names the rank with which the failure began, as far as that is known. A TrainingError if its own
-        code failed, and a ServiceError if a process was lost."""
-        told = [r for r in self._ranks if r.is_own_error]
+    def _find_culprit(self, own_error: str) -> Error:
+        """An error that names the rank with which the failure began, as far as that is known.
+
+        It's a TrainingError if the rank's own work failed, and a ServiceError if its process was lost.
+        """
+        failed = [r for r in self._ranks if r.is_own_error]
         lost = [r for r in self._ranks if not r.error and r.process.poll() is not None]
         stopped = [r for r in self._ranks if state_of(r.process.pid) == "stopped"]
-        if told:
-            return TrainingError(f"rank {told[0].number} of {self.world}: {told[0].error}")
+        if failed:
+            return TrainingError(f"rank {failed[0].number} of {self.world}: {failed[0].error}")
         if lost:
-            return ServiceError(f"rank {lost[0].number} of {self.world} {_end(lost[0].process)}")
+            return ServiceError(f"rank {lost[0].number} of {self.world} {_describe_end(lost[0].process)}")
         if stopped:
             rank = stopped[0]
             return ServiceError(
                 f"rank {rank.number} of {self.world} (process {rank.process.pid}) is {STOPPED}; the others "
                 f"waited {self.timeout_s:g} s for it (supervision.rank_timeout_s)"
             )
-        errors = [*([said] if said else []), *(f"rank {r.number}: {r.error}" for r in self._ranks if r.error)]
+        others = [f"rank {r.number}: {r.error}" for r in self._ranks if r.error]
+        errors = [own_error, *others] if own_error else others
         return ServiceError(
             "the ranks of the trainer lost each other, and none is stopped or dead. If a pass takes longer "
-            f"than {self.timeout_s:g} s, raise supervision.rank_timeout_s. They said: "
-            f"{'; '.join(errors) or 'nothing'}"
+            f"than {self.timeout_s:g} s, raise supervision.rank_timeout_s. Their errors: "
+            f"{'; '.join(errors) or 'none'}"
         )
 
 
-def _end(process: "subprocess.Popen[bytes]") -> str:
+def _describe_end(process: "subprocess.Popen[bytes]") -> str:
     code = cast("int", process.poll())
     if code < 0:
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
@@ -273,7 +284,8 @@ def _end(process: "subprocess.Popen[bytes]") -> str:
 
 
 class RankedLink:
-    """Rank 0's link: takes its slice, and lets the others take theirs. Implements `TrainerLink`."""
+    """Rank 0's link: takes its slice of a batch, and has the other ranks take theirs. Implements
+    `TrainerLink`."""
 
     def __init__(self, inner: TrainerLink, group: RankGroup, *, num_slices: int) -> None:
         self._inner = inner
@@ -281,13 +293,13 @@ class RankedLink:
         self._num_slices = num_slices
 
     async def attach(self, policy: str, request: SessionRequest) -> Session:
-        """As the inner one, for all ranks."""
+        """Attaches once, for all ranks."""
         return await self._inner.attach(policy, msgspec.structs.replace(request, num_ranks=self._group.world))
 
     async def batch(
         self, policy: str, step: int, *, epoch: int, rank: int = 0, world: int = 1
     ) -> Batch | None:
-        """Rank 0's slice, once all have theirs. Raises: ServiceError if a rank is lost meanwhile."""
+        """Rank 0's slice, once all ranks have theirs. Raises: ServiceError if a rank is lost meanwhile."""
         del rank, world
         taking = asyncio.ensure_future(self._take(policy, step, epoch))
         failure = asyncio.wrap_future(self._group.failure)
@@ -309,24 +321,24 @@ class RankedLink:
         return own if all(have_theirs) else None
 
     async def publish(self, policy: str, publication: Publication) -> PublicationReply:
-        """As the inner one."""
+        """Passed on unchanged."""
         return await self._inner.publish(policy, publication)
 
     async def commit(self, policy: str, commit: Commit) -> None:
-        """As the inner one."""
+        """Passed on unchanged."""
         await self._inner.commit(policy, commit)
 
     async def release(self, policy: str, release: Release) -> None:
-        """As the inner one."""
+        """Passed on unchanged."""
         await self._inner.release(policy, release)
 
     async def step_failed(self, policy: str, failure: StepFailure) -> None:
-        """As the inner one."""
+        """Passed on unchanged."""
         await self._inner.step_failed(policy, failure)
 
 
 class RankedLearner:
-    """Rank 0's learner, which lets all others do what it does. Implements `Learner`."""
+    """Rank 0's learner, which has all other ranks do the same. Implements `Learner`."""
 
     def __init__(self, inner: Learner, group: RankGroup) -> None:
         self._inner = inner
@@ -334,11 +346,11 @@ class RankedLearner:
 
     @property
     def sample_rules(self) -> SampleRules:
-        """The inner one's, if it has any."""
+        """The inner learner's rules, or the defaults."""
         return self._inner.sample_rules if isinstance(self._inner, SampleRulesProvider) else SampleRules()
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Each rank trains the slice that it has taken."""
+        """Each rank trains on the slice that it has taken."""
         with self._group.together("train"):
             return self._inner.train_step(batch)
 
@@ -348,7 +360,8 @@ class RankedLearner:
             return self._inner.export()
 
     def save(self, folder: Path) -> Write:
-        """Copies on all ranks. What is returned writes this rank's part, and waits for the others'."""
+        """Copies the state on all ranks. The returned function writes rank 0's part, and waits until the
+        others have written theirs."""
         with self._group.together("save", folder=str(folder)) as answers:
             write_own = self._inner.save(folder)
 
@@ -360,21 +373,22 @@ class RankedLearner:
         return write
 
     def load(self, folder: Path) -> None:
-        """Each rank reads its own part."""
+        """Each rank loads its own part."""
         with self._group.together("load", folder=str(folder)) as answers:
             self._inner.load(folder)
             self._group.wait(answers)
 
 
 class RankedRanges:
-    """Lets each rank write its range of a version. Implements `VersionWriter`."""
+    """Has each rank write its range of a version. Implements `VersionWriter`."""
 
     def __init__(self, own: VersionWriter, group: RankGroup) -> None:
         self._own = own
         self._group = group
 
     def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[WrittenRange]:
-        """The blocks of all ranks. Raises: WeightsError, or ServiceError if a rank is lost."""
+        """Writes a delta. Returns: the blocks of all ranks. Raises: WeightsError; ServiceError if a rank is
+        lost."""
         answers = self._group.tell("write_delta", job=asdict(job), base=base)
         own = self._own.write_delta(job, tensors, base)
         return [*own, *(WrittenRange(**theirs) for theirs in self._group.wait(answers))]
@@ -382,11 +396,11 @@ class RankedRanges:
     def write_full(
         self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool
     ) -> list[WrittenRange]:
-        """The bytes of all ranks. Raises: WeightsError, or ServiceError if a rank is lost."""
+        """Writes the full version. Returns: the ranges of all ranks. Raises: as `write_delta`."""
         answers = self._group.tell("write_full", job=asdict(job), is_copied=is_copied)
         own = self._own.write_full(job, tensors, is_copied=is_copied)
         return [*own, *(WrittenRange(**theirs) for theirs in self._group.wait(answers))]
 
     def end(self) -> None:
-        """The other ranks drop their parts of the version."""
+        """Has the other ranks drop their parts of the version."""
         self._group.tell("end_version")

@@ -1,11 +1,11 @@
-"""The main function of a trainer's further ranks: each does what rank 0 does, on its own slice of the batch.
+"""The main function of a trainer's ranks above 0: each does the work of rank 0 on its own slice of the batch.
 
-    reader (thread)      commands of rank 0 -> queue; when rank 0 hangs up, the process ends at once
-    main                 command after command, in order, so that collectives match those of rank 0
-    writer (thread)      writes this rank's part of a checkpoint while main goes on
-    publisher (thread)   writes this rank's range of a version, when rank 0 says so, while main goes on
+    reader (thread)      rank 0's commands -> queue; when rank 0 closes the socket, the process ends at once
+    main                 one command after another, in order, so that collectives match those of rank 0
+    writer (thread)      writes this rank's part of a checkpoint while main continues
+    publisher (thread)   writes this rank's range of a version, on a command of rank 0, while main continues
 
-A rank that fails tells rank 0 why, which then ends all of them. See `rank_group` for the other side.
+A rank that fails reports its error to rank 0, which then ends all ranks. `rank_group` is the other side.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ __all__ = ["identity", "join_ranks", "run_rank"]
 
 _log = logging.getLogger(__name__)
 _LEADER_GRACE_S = 4.0
-"""A rank that has failed gives rank 0 this long to end it. A rank 0 that does not is stopped, and is killed:
-its supervisor must start all ranks again."""
-_BESIDE = ("write_delta", "write_full", "end_version")
-"""Commands that are done beside the others."""
+"""Time that a failed rank gives rank 0 to end it. If rank 0 doesn't, it is stopped or hangs, and the rank
+kills it, so that the supervisor restarts all ranks."""
+_CONCURRENT = ("write_delta", "write_full", "end_version")
+"""Commands that the publisher thread carries out while main continues."""
 
 
 def identity(run_dir: Path) -> dict[str, str]:
-    """What all ranks of a trainer must have in common."""
+    """The recipe, code and library versions, which must be equal on all ranks of a trainer."""
     import torch
     import transformers
 
@@ -66,7 +66,7 @@ def identity(run_dir: Path) -> dict[str, str]:
 
 
 def join_ranks(rank: int, *, world: int, store: str, timeout_s: float) -> ProcessRanks:
-    """Makes torch's process group, over loopback. Raises: RuntimeError if a rank does not come in time."""
+    """Joins torch's process group, over loopback. Raises: RuntimeError if a rank doesn't join in time."""
     import torch
     import torch.distributed as dist
 
@@ -83,14 +83,15 @@ def join_ranks(rank: int, *, world: int, store: str, timeout_s: float) -> Proces
 
 
 def run_rank(run_dir: Path, *, policy: str, url: str, rank: int, link: int) -> None:
-    """Does what rank 0 says until it hangs up; never returns. `link`: descriptor of the socket to it."""
+    """Carries out rank 0's commands until rank 0 is gone. Never returns. `link`: file descriptor of the
+    socket to rank 0."""
     name = f"trainer-{policy} rank {rank}"
     logging.basicConfig(
         level=os.environ.get("ASTRAFLOW_LOG", "INFO"),
         format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for rank 0 to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C for all ranks
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
     process = _RankProcess(run_dir, policy=policy, url=url, rank=rank, channel=socket.socket(fileno=link))
     try:
@@ -100,7 +101,7 @@ def run_rank(run_dir: Path, *, policy: str, url: str, rank: int, link: int) -> N
 
 
 class _RankProcess:
-    """One rank. `run` returns only by an exception; when rank 0 hangs up, the process ends."""
+    """One rank. `run` ends only by an exception; when rank 0 closes the socket, the whole process ends."""
 
     def __init__(self, run_dir: Path, *, policy: str, url: str, rank: int, channel: socket.socket) -> None:
         self._leader = os.getppid()
@@ -119,14 +120,15 @@ class _RankProcess:
         self._batch: Batch | None = None
 
     def run(self) -> None:
-        """Joins the others, then does command after command. Raises: whatever a command fails with."""
+        """Joins the other ranks, then carries out rank 0's commands. Raises: what a command raises."""
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         joining = self._commands.get()
-        self._say(id=joining["id"], value=identity(self._run_dir))
+        self._send(id=joining["id"], value=identity(self._run_dir))
         world = int(joining["world"])
         ranks = join_ranks(self._rank, world=world, store=joining["store"], timeout_s=joining["timeout_s"])
         config = self._recipe.policies[self._policy]
-        together = config.train.shard.num_model_ranks  # so many ranks get the same slice of a batch
+        # Ranks that hold parts of one model copy work on the same slice of a batch.
+        ranks_per_slice = config.train.shard.num_model_ranks
         learner = make_learner(config.train, model_dir=config.model_dir, seed=self._recipe.seed, ranks=ranks)
         client = ServiceClient(self._url, token=joining["token"], ca_file=own_ca_file(self._recipe))
         link = DataflowClient(client)
@@ -134,14 +136,14 @@ class _RankProcess:
         with asyncio.Runner() as runner:
 
             def take(command: dict[str, Any]) -> bool:
-                place = {"rank": self._rank // together, "world": world // together}
+                place = {"rank": self._rank // ranks_per_slice, "world": world // ranks_per_slice}
                 taken = link.batch(self._policy, command["step"], epoch=command["epoch"], **place)
                 self._batch = runner.run(taken)
                 return self._batch is not None
 
             def train(_: dict[str, Any]) -> None:
                 if self._batch is None:
-                    raise ServiceError(f"rank {self._rank} is to train a step without a slice of its batch")
+                    raise ServiceError(f"rank {self._rank} cannot train a step: it has no slice of the batch")
                 learner.train_step(self._batch)
 
             def export(_: dict[str, Any]) -> None:
@@ -162,21 +164,21 @@ class _RankProcess:
                     write = learner.save(Path(command["folder"]))
                     self._writer.submit(self._write, int(command["id"]), write)
                 else:
-                    self._say(id=command["id"], value=actions[command["do"]](command))
+                    self._send(id=command["id"], value=actions[command["do"]](command))
 
     def fail(self, err: Exception) -> None:
-        """Tells rank 0, which ends all ranks. Ends rank 0 if it does not."""
+        """Reports the error to rank 0, which ends all ranks. If rank 0 doesn't, kills it."""
         _log.error("failed: %s", err, exc_info=None if isinstance(err, Error) else err)
         text = str(err) if isinstance(err, Error) else f"{type(err).__name__}: {err}"
-        self._say(error=text, is_own=not is_lost_contact(err))
+        self._send(error=text, is_own=not is_lost_contact(err))
         time.sleep(_LEADER_GRACE_S)
         if os.getppid() == self._leader:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._leader, signal.SIGKILL)
         os._exit(1)
 
-    def _say(self, **message: Any) -> None:
-        """Tells rank 0; one that is gone does not hear it."""
+    def _send(self, **message: Any) -> None:
+        """Sends a message to rank 0, unless it is gone."""
         with self._sending, contextlib.suppress(OSError):
             self._channel.sendall(json.dumps(message).encode() + b"\n")
 
@@ -184,11 +186,11 @@ class _RankProcess:
         with self._channel.makefile("rb") as lines, contextlib.suppress(OSError):
             for line in lines:
                 command = json.loads(line)
-                if command["do"] in _BESIDE:
+                if command["do"] in _CONCURRENT:
                     self._publisher.submit(self._publish, command)
                 else:
                     self._commands.put(command)
-        os._exit(0)  # rank 0 is gone, and nothing that is done from here on is of use
+        os._exit(0)  # rank 0 is gone, so all further work would be in vain
 
     def _publish(self, command: dict[str, Any]) -> None:
         try:
@@ -196,7 +198,7 @@ class _RankProcess:
         except Exception as err:  # noqa: BLE001 - whatever it is, rank 0 must know it
             self.fail(err)
             return
-        self._say(id=command["id"], value=written)
+        self._send(id=command["id"], value=written)
 
     def _write(self, number: int, write: Write | None) -> None:
         try:
@@ -204,26 +206,27 @@ class _RankProcess:
                 write()
         except Exception as err:  # noqa: BLE001 - whatever it is, rank 0 must know it
             self.fail(err)
-        self._say(id=number, value=None)
+        self._send(id=number, value=None)
 
 
 class _Versions:
-    """This rank's range of each version, from its export until rank 0 has published it."""
+    """Holds this rank's range of each version, from the export until rank 0 has published the version."""
 
     def __init__(self, writer: RangeWriter) -> None:
         self.exported: SimpleQueue[Iterable[HostTensor]] = SimpleQueue()
-        """In the order in which rank 0 publishes them."""
+        """Exported versions, in the order in which rank 0 publishes them."""
         self._writer = writer
         self._tensors: Sequence[HostTensor] = ()
-        """Of the version that is being published."""
+        """This rank's tensors of the version that is being published."""
 
     def do(self, command: dict[str, Any]) -> dict[str, Any] | None:
-        """Does a command of `_BESIDE`. Returns: what was written. Raises: WeightsError; OSError."""
+        """Does a command of `_CONCURRENT`. Returns: the written range. Raises: WeightsError, OSError."""
         if command["do"] == "end_version":
             self._tensors = ()
             return None
         if not self._tensors:
-            self._tensors = tuple(self.exported.get())  # rank 0 may be ahead: its export ended earlier
+            # Waits if rank 0 is ahead, because its own export ended earlier.
+            self._tensors = tuple(self.exported.get())
         job = RangeJob(**command["job"])
         written: list[WrittenRange]
         if command["do"] == "write_delta":

@@ -1,6 +1,6 @@
 """The main function of a rollout service's process.
 
-It needs a URL and, in some runs, a token; everything else comes from the dataflow.
+The process needs the dataflow's URL and, in some runs, a token. Everything else comes from the dataflow.
 """
 
 import asyncio
@@ -39,9 +39,10 @@ async def run_rollout_service(
     overrides: tuple[str, ...] = (),
     private: tuple[Path, ...] = (),
 ) -> int:
-    """Serves the run at `url` until it ends or `stop`; serves its weights to others at the address `peer`.
+    """Generates episodes for the run at `url` until the run ends or `stop`.
 
-    `overrides` change the `rollout` section for this service. `private` files are hidden from agent programs.
+    `peer`: address at which the service passes weights on to others; empty: it doesn't. `overrides` change
+    the `rollout` section for this service. Agent programs can't see the files in `private`.
 
     Raises: ConfigError if the run needs a module that `allow` does not name; RefusedError if the dataflow
     refuses this service; UnavailableError if it does not answer.
@@ -81,13 +82,13 @@ async def run_rollout_service(
 def _check_peer(peer: str, recipe: Recipe) -> None:
     if peer and not recipe.weights.peers:
         raise ConfigError(
-            f"--peer {peer}: in this run no service serves weights to others (weights.peers is off); "
-            "leave --peer out, or start the run with weights.peers=true"
+            f"--peer {peer}: services of this run don't pass on weights (weights.peers is off); leave --peer "
+            "out, or start the run with weights.peers=true"
         )
 
 
 def recipe_of(info: RunInfo, url: str) -> Recipe:
-    """The recipe that a run sends to joining services.
+    """Reads the recipe that a run sends to joining services.
 
     Raises: ConfigError if this machine lacks a package whose components the recipe names.
     """
@@ -101,14 +102,14 @@ def recipe_of(info: RunInfo, url: str) -> Recipe:
 
 
 def own_rollout(recipe: Recipe, overrides: tuple[str, ...]) -> RolloutConfig:
-    """The `rollout` section of a service on hardware of its own.
+    """The `rollout` section for one service, with the overrides for its machine.
 
-    Raises: ConfigError for any other section.
+    Raises: ConfigError if an override changes another section.
     """
     foreign = [text for text in overrides if not text.startswith("rollout.")]
     if foreign:
         raise ConfigError(
-            f"{foreign[0]} cannot be changed for one service: only rollout.* may differ from the run's recipe"
+            f"{foreign[0]} can't be changed for one service; only rollout.* may differ from the run's recipe"
         )
     return overridden(recipe, overrides, where="astraflow join").rollout
 

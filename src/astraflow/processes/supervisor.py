@@ -6,12 +6,12 @@
         woken by the end of the process, `stop`, `kill_all`
     and a silence task:
         no sign of life for too long -> stacks into its log -> kill, which wakes the watch task
-    `look`, which the owner calls now and then, notes how all processes are: for people, it restarts nothing
+    `look`, which the owner calls every few seconds, updates `states` for people; it restarts nothing
 
-A process that crashed is restarted after an exponential backoff. `note_progress`, which says that it does its
-work again, forgets its earlier crashes; so does the loss of its machine, which is no crash. A process that
-keeps crashing, or that finds its settings wrong before it ever worked, fails the run: `run` ends with a
-ServiceError that names its log. Whatever ends `run`, no process is left behind.
+A crashed process is restarted after an exponential backoff. Its earlier crashes are forgotten once
+`note_progress` says that it does its work again, and when its machine is lost, which isn't a crash. A process
+fails the run if it keeps crashing, or if it finds its settings wrong before it has done any work: `run` then
+ends with a ServiceError that names its log. Whatever ends `run`, no process is left behind.
 
 A pool that sizes itself starts further processes with `add`, and lets them go with `retire`.
 """
@@ -35,54 +35,54 @@ __all__ = ["TROUBLE_AFTER_S", "USER_ERROR_CODE", "Backoff", "ServiceState", "Sup
 _log = logging.getLogger(__name__)
 
 USER_ERROR_CODE = 2
-"""Exit code of a process whose settings are wrong: another try would end the same way."""
+"""Exit code of a process whose settings are wrong, so that a restart would end the same way."""
 
 TROUBLE_AFTER_S = 8.0
-"""A process that has been stopped, or has hung, for this long is named; shorter pauses are not."""
+"""A process is reported once it has been stopped, or has hung, for this long."""
 
 _TERMINATE_GRACE_S = 5.0
 _TAIL_LINES = 12
 _KILLED = "it was killed, perhaps because the machine ran out of memory"
 _LOST = "its machine was lost"
 _LATE_NEWS_S = 5.0
-"""A process may end this long before the launcher learns that its work was done. The launcher asks the
+"""A process may end this long before the supervisor's owner learns that the work was done. The owner asks the
 dataflow twice per second, and the answer may take a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """One process as the supervisor sees it."""
+    """The state of one process."""
 
     name: str
     state: Literal["waiting", "running", "restarting", "ended", "stopped", "failed"] = "waiting"
     pid: int = 0
     restarts: int = 0
-    """Number since the launcher started."""
+    """Number of restarts since the launcher started."""
     exit_code: int = 0
-    """Exit code of its last end; negative for a signal, `MACHINE_LOST` if it has none."""
+    """Exit code when it last ended; negative for a signal, `MACHINE_LOST` if there is none."""
     last_line: str = ""
-    """Why it ended last: the last line of its log, if it ended with an error, or that it was silent."""
+    """Why it last ended: that it was silent or lost its machine, or the last line of its log if it failed."""
     age_s: float = 0.0
     """Seconds since it was started."""
     silent_s: float | None = None
-    """Seconds since its last sign of life; None before the first one, or if the launcher cannot know."""
+    """Seconds since its last sign of life; None before the first one, or if the launcher can't tell."""
     is_silent: bool = False
     """Whether it has been stopped, or has hung, for `TROUBLE_AFTER_S`."""
     trouble: str = ""
     """What is wrong with it, or with a process that it started, and what to do; empty if nothing is known to
-    be."""
+    be wrong."""
     is_starved: bool = False
-    """Whether that is only that its machine gives it no processor time."""
+    """Whether its only trouble is that its machine gives it no processor time."""
 
     @property
     def code_text(self) -> str:
-        """The exit code of its last end, to follow the word `ended`; empty if it has none."""
+        """The exit code for a message, as in "ended with code 1"; empty if there is none."""
         return "" if self.exit_code == MACHINE_LOST else f" with code {self.exit_code}"
 
 
 class Backoff:
-    """Delays between restarts. The first is `first_s`; each further one is twice as long, up to `longest_s`.
-    At most `limit` crashes in a row are followed by a restart."""
+    """Delays between restarts. The first is `first_s`. Each further one is twice as long, up to `longest_s`.
+    After `limit` crashes in a row, there is no further restart."""
 
     def __init__(self, *, limit: int, first_s: float = 0.5, longest_s: float = 15.0) -> None:
         self._limit = limit
@@ -91,26 +91,25 @@ class Backoff:
         self.num_crashes = 0
 
     def next_delay_s(self) -> float | None:
-        """Seconds to wait before the next start; None when there have been too many crashes in a row."""
+        """Counts a crash. Returns: seconds until the next start; None after too many crashes in a row."""
         self.num_crashes += 1
         if self.num_crashes > self._limit:
             return None
         return min(self._first_s * 2.0 ** (self.num_crashes - 1), self._longest_s)
 
     def reset(self) -> None:
-        """The process works again: earlier crashes no longer count."""
+        """Forgets earlier crashes, because the process works again."""
         self.num_crashes = 0
 
 
 class Supervisor:
     """Runs processes until they end normally, are stopped, or fail for good.
 
-    Example: `supervisor = Supervisor(launcher, specs); await supervisor.run()`; `await supervisor.stop()`
-    from another task ends it.
+    Example: `supervisor = Supervisor(launcher, specs); await supervisor.run()`. To end it, another task calls
+    `await supervisor.stop()`.
 
-    Call `note_done` when a process that ends with the run has no more to do. If such a process ends before
-    that, it counts as crashed, whatever its exit code. `first_backoff_s` is the delay before the first
-    restart.
+    Call `note_done` when a process that ends with the run has done its work. If such a process ends before
+    that, it counts as crashed, whatever its exit code. `first_backoff_s`: delay before the first restart.
     """
 
     def __init__(
@@ -127,19 +126,19 @@ class Supervisor:
         self._first_backoff_s = first_backoff_s
         self._on_change = on_change
         self._group: asyncio.TaskGroup | None = None
-        """Of the watch tasks, while `run` runs."""
+        """Owns the watch tasks while `run` runs."""
         self._specs: dict[str, ProcessSpec] = {}
         self._backoffs: dict[str, Backoff] = {}
         self._states: dict[str, ServiceState] = {}
         self._retired: set[str] = set()
-        """Processes that are forgotten when they have ended."""
+        """Processes that aren't restarted, and are forgotten when they have ended."""
         self._handles: dict[str, CheckedHandle] = {}
         self._killed_because: dict[str, str] = {}
         self._starting: dict[str, asyncio.Timeout] = {}
-        """Processes whose launcher may still look for a machine with room; a stop ends that."""
+        """Timeouts of the processes whose launcher may still wait for a machine. A stop expires them."""
         self._started_s: dict[str, float] = {}
         self._troubled_s: dict[str, float] = {}
-        """Process -> since when something is wrong with it."""
+        """Name of a process -> time since when something is wrong with it."""
         self._has_worked: set[str] = set()
         self._stops: dict[str, asyncio.Event] = {}
         self._done: dict[str, asyncio.Event] = {}
@@ -149,24 +148,24 @@ class Supervisor:
 
     @property
     def states(self) -> tuple[ServiceState, ...]:
-        """All processes, in the order in which they were given."""
+        """The states of all processes, in the order in which they were added."""
         return tuple(self._states.values())
 
     def note_progress(self, name: str) -> None:
-        """The process does its work, so that its earlier crashes are forgotten."""
+        """Records that the process does its work, which makes its earlier crashes irrelevant."""
         self._has_worked.add(name)
         self._backoffs[name].reset()
 
     def add(self, spec: ProcessSpec) -> None:
-        """Starts one more process, whose name no other one has."""
+        """Starts one more process. Its name must be new."""
         self._enter(spec)
         if self._group is not None:
             self._group.create_task(self._watch(spec), name=f"watch:{spec.name}")
         self._on_change()
 
     def retire(self, name: str) -> None:
-        """The process is not started again, and is forgotten when it has ended. This does not end it, unless
-        it still waits for a machine."""
+        """Never restarts the process again, and forgets it when it has ended. This doesn't end the process,
+        unless it still waits for a machine."""
         self._retired.add(name)
         self._stop(name)
 
@@ -176,16 +175,16 @@ class Supervisor:
             self._handles[name].terminate()
 
     def kill(self, name: str) -> None:
-        """Ends a process at once, if it runs."""
+        """Kills a process, if it runs."""
         if name in self._handles:
             self._handles[name].kill()
 
     def note_done(self, name: str) -> None:
-        """The process has no more to do, so that exit code 0 is its normal end from now on."""
+        """Records that the process has done its work. From now on, exit code 0 is its normal end."""
         self._done[name].set()
 
     def look(self) -> None:
-        """Notes how every process is now."""
+        """Updates `states` with the signs of life and the troubles of all processes."""
         now_s = asyncio.get_running_loop().time()
         has_changed = False
         for name, handle in self._handles.items():
@@ -207,11 +206,12 @@ class Supervisor:
             self._on_change()
 
     def _troubled_since_s(self, name: str, life: ProcessLife, now_s: float) -> float:
-        """Since when something is wrong with a process; infinity if nothing is."""
+        """Time since when something is wrong with a process; infinity if nothing is."""
         if not life.condition:
             self._troubled_s.pop(name, None)
             return math.inf
         since_s = self._troubled_s.setdefault(name, now_s)
+        # The condition of a silent process is known late, but it began with the silence.
         return since_s if life.works or life.silent_s is None else now_s - life.silent_s
 
     def _trouble(self, name: str, life: ProcessLife) -> str:
@@ -236,12 +236,12 @@ class Supervisor:
 
     async def ended(self, names: Sequence[str]) -> None:
         """Waits until these processes have ended for good."""
-        # Those that are known no more were retired and have ended.
+        # A name without an event was retired and has ended.
         for ended in [self._ended[name] for name in names if name in self._ended]:
             await ended.wait()
 
     async def stop(self, names: Sequence[str] | None = None, *, grace_s: float = _TERMINATE_GRACE_S) -> None:
-        """Asks these processes (by default all) to stop, and kills those that did not after `grace_s`."""
+        """Asks these processes (by default all) to stop. After `grace_s`, kills those that still run."""
         chosen = [name for name in self._specs if names is None or name in names]
         for name in chosen:
             self._stop(name)
@@ -258,14 +258,14 @@ class Supervisor:
             await asyncio.wait(waits)
 
     def kill_all(self) -> None:
-        """Ends every process at once."""
+        """Kills every process."""
         for name in self._specs:
             self._stop(name)
         for handle in self._handles.values():
             handle.kill()
 
     def _stop(self, name: str) -> None:
-        """The process is not started again, and not at all if it is still being started."""
+        """Prevents further starts of a process, including one that still waits for a machine."""
         self._stops[name].set()
         if name in self._starting:
             self._starting[name].reschedule(asyncio.get_running_loop().time())
@@ -298,7 +298,7 @@ class Supervisor:
         self._ended[name] = asyncio.Event()
 
     def _forget(self, name: str) -> None:
-        """Nothing is kept of a process that was retired and has ended."""
+        """Removes everything about a process that was retired and has ended."""
         self._retired.discard(name)
         self._has_worked.discard(name)
         kept = (self._specs, self._backoffs, self._states, self._stops, self._done, self._ended)
@@ -308,10 +308,10 @@ class Supervisor:
         self._on_change()
 
     async def _is_done(self, spec: ProcessSpec) -> bool:
-        """Whether a process that ended with code 0 had done its work.
+        """Whether a process that ended with code 0 has done its work.
 
-        Code of the user may have ended it earlier. The process may know that its work is done before the
-        launcher does, so this waits for a while.
+        The user's own code may have ended it too early. A process may learn earlier than the owner of the
+        supervisor that its work is done, so this waits for the owner for a while.
         """
         waits = [
             asyncio.create_task(event.wait()) for event in (self._done[spec.name], self._stops[spec.name])
@@ -331,7 +331,7 @@ class Supervisor:
         if self._stops[spec.name].is_set():
             handle.terminate()
         self._set(spec.name, state="running", pid=handle.pid)
-        silence = asyncio.create_task(self._end_silence(spec, handle), name=f"silence:{spec.name}")
+        silence = asyncio.create_task(self._kill_when_silent(spec, handle), name=f"silence:{spec.name}")
         try:
             code = await handle.wait()
         finally:
@@ -340,7 +340,7 @@ class Supervisor:
         return code
 
     async def _start(self, spec: ProcessSpec) -> CheckedHandle | None:
-        """Starts a process; None if it was stopped before its launcher had a machine for it."""
+        """Starts a process. Returns: None if it was stopped before the launcher had a machine for it."""
         try:
             async with asyncio.timeout(None) as patience:
                 self._starting[spec.name] = patience
@@ -351,8 +351,8 @@ class Supervisor:
         except TimeoutError:
             return None
 
-    async def _end_silence(self, spec: ProcessSpec, handle: CheckedHandle) -> None:
-        """Kills a process that shows no sign of life, so that it is restarted."""
+    async def _kill_when_silent(self, spec: ProcessSpec, handle: CheckedHandle) -> None:
+        """Kills a process that shows no sign of life for too long; its watch task then restarts it."""
         if spec.longest_silence_s <= 0:
             return
         state = await handle.silence(spec.longest_silence_s)
@@ -367,6 +367,7 @@ class Supervisor:
         handle.kill()
 
     async def _wait_for_restart(self, spec: ProcessSpec, code: int) -> None:
+        """Waits for the backoff or a stop. Raises: ServiceError if the process has failed for good."""
         if code == MACHINE_LOST:
             self._backoffs[spec.name].reset()
         delay_s = self._backoffs[spec.name].next_delay_s()
@@ -385,7 +386,7 @@ class Supervisor:
                 await self._stops[spec.name].wait()
 
     def _obituary(self, spec: ProcessSpec, code: int, line: str) -> str:
-        """Why a process is given up: in the first line all that matters, below it the end of its log."""
+        """Why a process isn't restarted. The first line says all that matters; below it is the log's end."""
         num_crashes = self._backoffs[spec.name].num_crashes
         how = _signal_name(-code) if code < 0 else f"exit code {code}"
         said = f": {line}" if line else ""
@@ -396,7 +397,7 @@ class Supervisor:
         )
 
     def _set(self, name: str, **changes: object) -> None:
-        """Enters another state, in which nothing is known yet of the life of the process."""
+        """Changes the state of a process, and resets what was known about its signs of life."""
         unknown = replace(
             self._states[name], age_s=0.0, silent_s=None, is_silent=False, trouble="", is_starved=False
         )
@@ -405,7 +406,7 @@ class Supervisor:
 
 
 def trouble_text(service: ServiceState) -> str:
-    """What is wrong with a process, in one sentence that names it; empty if nothing is known to be wrong."""
+    """What is wrong with a process, in one sentence with its name; empty if nothing is known to be wrong."""
     if not service.trouble:
         return ""
     if not service.is_silent:
@@ -418,7 +419,7 @@ def trouble_text(service: ServiceState) -> str:
 
 
 def _signal_name(number: int) -> str:
-    """A signal as people know it."""
+    """A signal's number and name, e.g. `signal 9, SIGKILL`."""
     try:
         return f"signal {number}, {signal.Signals(number).name}"
     except ValueError:

@@ -1,4 +1,4 @@
-"""The main function of a trainer process, which trains one policy. With several ranks it is rank 0."""
+"""The main function of a trainer process, which trains one policy. With several ranks, it is rank 0."""
 
 import asyncio
 import os
@@ -33,12 +33,12 @@ __all__ = ["run_policy_trainer"]
 async def run_policy_trainer(
     stop: asyncio.Event, run_dir: Path, *, policy: str, url: str, publisher_url: str, token: str
 ) -> int:
-    """Trains a policy of a run folder from its latest checkpoint on, until the run is over or `stop`.
+    """Trains a policy of a run folder, from its latest checkpoint until the run ends or `stop`.
 
-    Without a `token` it takes the trainer's from the run folder, if the run needs one.
-    Raises: ConfigError or DataError if backend or model cannot be built; FencedError if a newer session
-    has taken over; UnavailableError if dataflow or publisher do not answer; ServiceError naming the rank if
-    one of several is lost.
+    If `token` is empty and the run needs one, the trainer's token is read from the run folder.
+    Raises: ConfigError or DataError if the backend or the model can't be built; FencedError if a newer
+    session has taken over; UnavailableError if the dataflow or the publisher doesn't answer; ServiceError
+    that names the rank if one of several is lost.
     """
     folder = RunFolder(run_dir)
     recipe = folder.load_recipe()
@@ -60,7 +60,7 @@ async def run_policy_trainer(
     publisher = ServiceClient(publisher_url, token=token, ca_file=own_ca_file(recipe))
     try:
         link = _Link(url, token, DataflowClient(dataflow))
-        async with _parts(folder, recipe, policy, link) as parts:
+        async with _make_parts(folder, recipe, policy, link) as parts:
             incoming = folder.weights / policy / "incoming"
             trainer = Trainer(
                 plan,
@@ -81,7 +81,7 @@ async def run_policy_trainer(
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """The way to the dataflow, for this process and for its further ranks."""
+    """How this process, and the other ranks, reach the dataflow."""
 
     url: str
     token: str
@@ -90,7 +90,7 @@ class _Link:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the number of ranks decides."""
+    """The parts of a trainer that differ between one rank and several."""
 
     learner: Learner
     link: TrainerLink
@@ -98,8 +98,10 @@ class _Parts:
 
 
 @asynccontextmanager
-async def _parts(folder: RunFolder, recipe: Recipe, policy: str, link: _Link) -> AsyncGenerator[_Parts, None]:
-    """Who learns, gets batches and writes versions of a policy. Ends the further ranks, if any."""
+async def _make_parts(
+    folder: RunFolder, recipe: Recipe, policy: str, link: _Link
+) -> AsyncGenerator[_Parts, None]:
+    """Starts the other ranks, if any, and yields the parts of a policy's trainer. Ends the ranks at exit."""
     config = recipe.policies[policy]
     make = partial(
         make_learner,
@@ -118,7 +120,8 @@ async def _parts(folder: RunFolder, recipe: Recipe, policy: str, link: _Link) ->
 
     group = RankGroup(config.train.ranks, timeout_s=recipe.supervision.rank_timeout_s)
     try:
-        # In threads: all ranks import torch and load the model meanwhile, and this process shows life.
+        # Imports and loading block for a minute. In threads, they overlap with those of the other ranks, and
+        # this process's event loop keeps showing signs of life.
         ranks = await asyncio.to_thread(
             group.start, folder.path, policy=policy, url=link.url, token=link.token
         )

@@ -132,10 +132,10 @@ def test_an_installed_config_that_makes_no_launcher_is_named(handle: object, pro
     ("handle", "problem"),
     [
         (KeyError("node7"), r"OneHandle cannot start trainer-actor: KeyError\('node7'\)"),
-        (None, "returned None, which is no process handle: it has no pid and no wait and no terminate"),
-        (Handle(pid=0), "OneHandle: the handle of trainer-actor has pid 0; a positive number"),
-        (Handle(pid="job 7"), "has pid 'job 7'; a positive number"),
-        (Handle(code=None), r"wait\(\) for trainer-actor returned None; the exit code"),
+        (None, "returned None, which is not a process handle: it has no pid and no wait and no terminate"),
+        (Handle(pid=0), "OneHandle: the handle of trainer-actor has pid 0; expected a positive number"),
+        (Handle(pid="job 7"), "has pid 'job 7'; expected a positive number"),
+        (Handle(code=None), r"wait\(\) for trainer-actor returned None; expected the exit code"),
         (Handle(code=KeyError("node7")), r"OneHandle cannot wait for trainer-actor: KeyError\('node7'\)"),
     ],
 )
@@ -157,7 +157,7 @@ class Immortal(Handle):
 async def test_a_lying_handle_that_cannot_kill_is_still_named_by_its_lie(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pytest.raises(ServiceError, match="has pid 'job 7'; a positive number"):
+    with pytest.raises(ServiceError, match="has pid 'job 7'; expected a positive number"):
         await start_process(OneHandle(Immortal(pid="job 7")), SPEC)  # type: ignore[arg-type]
     assert "cannot kill trainer-actor (pid job 7)" in caplog.text
 

@@ -171,7 +171,7 @@ async def test_a_run_that_is_resumed_has_the_services_that_it_had(tmp_path: Path
 
 def test_a_history_that_is_broken_is_named(tmp_path: Path) -> None:
     (tmp_path / "pool.jsonl").write_text("{}\n")
-    with pytest.raises(DataError, match=r"pool\.jsonl: line 1 is no decision on the pool"):
+    with pytest.raises(DataError, match=r"pool\.jsonl: line 1 is not a decision of the pool"):
         Pool(make_recipe(), RunFolder(tmp_path), [])
 
 

@@ -34,7 +34,7 @@ class Watched:
     def __init__(self, num_services: int, **fields: Any) -> None:
         self.sizer = PoolSizer(make_cluster(**fields))
         self.now_s = 0.0
-        self.states: dict[str, SeatState] = dict.fromkeys(self.sizer.first(num_services), "working")
+        self.states: dict[str, SeatState] = dict.fromkeys(self.sizer.choose_first(num_services), "working")
         self.needed = 0.0
         """Services that the training needs; 0: nobody knows."""
         self.per_hour = 0.0
@@ -132,7 +132,7 @@ def test_a_pool_below_its_least_is_filled_at_once() -> None:
 
 @pytest.mark.parametrize(("asked", "begins"), [(0, 2), (3, 3), (99, 8)])
 def test_a_run_begins_with_as_many_as_its_recipe_says_within_the_bounds(asked: int, begins: int) -> None:
-    assert len(PoolSizer(make_cluster(min_services=2)).first(asked)) == begins
+    assert len(PoolSizer(make_cluster(min_services=2)).choose_first(asked)) == begins
 
 
 # --- what the training needs ---
@@ -253,7 +253,7 @@ def test_a_kind_that_finds_no_machine_is_given_up_for_another_and_tried_again_la
     pool = Watched(1, pool={"kinds": KINDS})
     pool.wait(12, missing=1)  # rollout-3 of kind spot never joins
     given_up, instead = pool.wait(75, missing=1)
-    assert given_up == Change("not at work after 60 s", stop=names(3))
+    assert given_up == Change("not working after 60 s", stop=names(3))
     assert instead.start == names(0)
     pool.join()
     assert pool.wait(30) == []
@@ -273,7 +273,7 @@ def test_a_machine_that_is_taken_away_counts_as_one_that_starts() -> None:
     pool = Watched(2, pool={"kinds": KINDS})
     pool.states = dict.fromkeys(pool.states, "starting")
     changes = pool.wait(62, missing=0)
-    assert changes[0] == Change("not at work after 60 s", stop=names(2, 3))
+    assert changes[0] == Change("not working after 60 s", stop=names(2, 3))
     assert changes[1] == Change("fewer than cluster.min_services = 1", start=names(0))
 
 

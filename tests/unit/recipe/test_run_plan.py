@@ -161,7 +161,7 @@ def test_a_joining_service_may_differ_in_its_rollout_section_only(tmp_path: Path
     assert own_rollout(recipe, ()) == recipe.rollout
     other = own_rollout(recipe, ("rollout.engine={use: 'my_agents:engine', args: {speed: 2}}",))
     assert isinstance(other.engine, Use)
-    with pytest.raises(ConfigError, match=r"seed=3 cannot be changed for one service: only rollout\.\*"):
+    with pytest.raises(ConfigError, match=r"seed=3 can't be changed for one service; only rollout\.\*"):
         own_rollout(recipe, ("rollout.services=1", "seed=3"))
     with pytest.raises(ConfigError, match="num_slot"):
         own_rollout(recipe, ("rollout.engine.num_slot=3",))
