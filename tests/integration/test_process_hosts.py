@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import astraflow
-from astraflow.addons.cluster.host_frames import Hello, Refused, Start, Started
+from astraflow.addons.cluster.host_frames import Hello, Start, StartConfirmation, StartRefusal
 from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.piped_process import PipedProcess
 from astraflow.protocols import MACHINE_LOST, ProcessSpec
@@ -32,9 +32,9 @@ def make_spec(folder: Path, code: str) -> ProcessSpec:
 async def started(spec: ProcessSpec, *, command: tuple[str, ...] = HOST) -> tuple[HostLink, PipedProcess]:
     link = await HostLink.open(command)
     assert isinstance(await link.hello(), Hello)
-    link.tell(Start.of(spec, {}, version=astraflow.__version__))
+    link.send(Start.of(spec, {}, version=astraflow.__version__))
     answer = await link.receive()
-    assert isinstance(answer, Started), answer
+    assert isinstance(answer, StartConfirmation), answer
     ended = asyncio.Event()
     process = PipedProcess(link, "here", pid=answer.pid, log_path=spec.log_path, on_end=ended.set)
     return link, process
@@ -64,7 +64,7 @@ async def test_output_and_exit_code_arrive_whatever_the_shell_printed_before(tmp
     link, process = await started(spec, command=noisy)
     assert await process.wait() == 3
     assert spec.log_path.read_text().count("x") == 600_000
-    await link.ended()
+    await link.finish()
 
 
 async def test_a_machine_that_is_taken_away_lets_its_process_drain_and_is_lost(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_a_machine_that_is_taken_away_lets_its_process_drain_and_is_lost(t
     os.kill(host, signal.SIGTERM)
     assert await process.wait() == MACHINE_LOST
     assert "drained" in spec.log_path.read_text()
-    await link.ended()
+    await link.finish()
 
 
 async def test_a_launcher_that_is_gone_takes_its_process_along(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_a_launcher_that_is_gone_takes_its_process_along(tmp_path: Path) -
     await wait_for_text(spec.log_path, "ready")
     link.close_stdin()
     assert await gone(process.pid)
-    await link.ended()
+    await link.finish()
 
 
 async def test_a_host_that_dies_is_a_lost_machine(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ async def test_a_host_that_dies_is_a_lost_machine(tmp_path: Path) -> None:
     os.kill(psutil.Process(process.pid).ppid(), signal.SIGKILL)
     assert await process.wait() == MACHINE_LOST
     os.kill(process.pid, signal.SIGKILL)  # a service of ours would have noticed by itself
-    await link.ended()
+    await link.finish()
 
 
 async def test_a_kill_reaches_a_process_that_does_not_listen(tmp_path: Path) -> None:
@@ -107,18 +107,18 @@ async def test_a_kill_reaches_a_process_that_does_not_listen(tmp_path: Path) -> 
     process.kill()
     assert await process.wait() == -signal.SIGKILL
     assert await gone(process.pid)
-    await link.ended()
+    await link.finish()
 
 
 async def test_another_version_is_refused_for_good(tmp_path: Path) -> None:
     link = await HostLink.open(HOST)
     await link.hello()
-    link.tell(Start.of(make_spec(tmp_path, "pass"), {}, version="0.0.0"))
+    link.send(Start.of(make_spec(tmp_path, "pass"), {}, version="0.0.0"))
     answer = await link.receive()
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, StartRefusal)
     assert answer.is_final
     assert "the launcher has 0.0.0" in answer.text
-    await link.ended()
+    await link.finish()
 
 
 async def test_a_command_that_is_no_host_says_why() -> None:
@@ -126,4 +126,4 @@ async def test_a_command_that_is_no_host_says_why() -> None:
     with pytest.raises(LinkLostError, match=r"^gpu-1: Permission denied \(publickey\)\.$") as caught:
         await link.hello()
     assert caught.value.code == 255
-    await link.ended()
+    await link.finish()

@@ -54,7 +54,7 @@ def test_a_cancelled_job_and_a_lost_node_cost_a_service_and_the_run_stops_and_re
     cluster.cancel("astraflow-rollout-1")
     wait_until(run, lambda: len(places_of(run, "rollout-1")) == 2, timeout_s=60)
     assert service_of(run, "rollout-1")["last_line"] == "its machine was lost"
-    assert "no word" not in (run.run_dir / "logs" / "rollout-1.log").read_text()
+    assert "no message" not in (run.run_dir / "logs" / "rollout-1.log").read_text()
 
     cluster.kill_node("n1")
     wait_until(run, lambda: any(service_of(run, s)["state"] == "restarting" for s in SERVICES), timeout_s=120)

@@ -89,7 +89,7 @@ def test_hosts_that_cannot_be_used_are_named_together_with_remedies(hosts: SshHo
     text = "".join(run.lines)
     assert re.search(r"nobody@10\.231\.0\.10: .*Permission denied.*add your key there", text), text
     assert "10.231.0.99: " in text
-    assert "take it out of launcher.hosts" in text
+    assert "remove it from launcher.hosts" in text
 
 
 def test_a_host_without_astraflow_is_told_how_to_get_it(hosts: SshHosts, runs: Runs) -> None:

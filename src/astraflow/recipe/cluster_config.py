@@ -49,20 +49,20 @@ def launcher_names() -> list[str]:
 
 
 class NeedsConfig(Config):
-    """What one process reserves on its node."""
+    """What a process reserves on its node."""
 
     cpus: float = Field(default=1.0, ge=0, le=4096)
     """CPU cores."""
     gpus: float = Field(default=0.0, ge=0, le=1024)
-    """GPUs; the process sees only those that it got."""
+    """GPUs; the process sees only its own."""
     memory_gb: float = Field(default=0.0, ge=0, le=1_000_000)
     """Memory, in 10^9 bytes; 0 reserves none."""
     labels: dict[_LabelKey, _LabelValue] = Field(default_factory=dict)
-    """Labels that the node must have, as Ray's label selectors, e.g. `{ray.io/accelerator-type: H200}`."""
+    """Labels that the node must have, in Ray's form, e.g. `{ray.io/accelerator-type: H200}`."""
 
     @property
     def needs(self) -> Needs:
-        """The same, for a launcher."""
+        """The reservation, in the form that launchers take."""
         return Needs(self.cpus, self.gpus, round(self.memory_gb * 1e9), self.labels)
 
 
@@ -70,17 +70,17 @@ class ServiceKindConfig(Config):
     """One kind of rollout services, e.g. those on spot machines."""
 
     most: int = Field(ge=1, le=10_000)
-    """Most services of this kind."""
+    """Largest number of services of this kind."""
     labels: dict[_LabelKey, _LabelValue] = Field(default_factory=dict)
-    """Labels of their nodes, besides those of `cluster.rollout`."""
+    """Labels of their nodes, in addition to those of `cluster.rollout`."""
     cost: float = Field(default=1.0, ge=0, le=1e9)
-    """What one of them costs per hour, in any unit."""
+    """Cost of one service per hour, in any unit."""
     speed: float = Field(default=1.0, gt=0, le=1e6)
-    """How much one of them generates, relative to the other kinds."""
+    """Tokens that one service generates, relative to the other kinds."""
 
     @property
     def price(self) -> float:
-        """Cost of a unit of speed: the cheapest kind is started first, and stopped last."""
+        """Cost per unit of speed. The kind with the lowest price starts first and stops last."""
         return self.cost / self.speed
 
 
@@ -88,26 +88,26 @@ class PoolConfig(Config):
     """How a pool sizes itself if `cluster.max_services` is set."""
 
     kinds: dict[Name, ServiceKindConfig] = Field(default_factory=dict)
-    """Kinds of services, by name; the cheapest for its speed comes first. Empty: all are alike."""
+    """Kinds of services, by name. The cheapest for its speed starts first. Empty: all services are alike."""
     window_s: float = Field(default=300.0, ge=10)
     """Seconds over which waits are averaged, for the size of the pool and for the advice of
     `astraflow status`."""
     shrink_after_s: float = Field(default=120.0, ge=0)
-    """A service is stopped after there have been too many for so long without a break. The need is that of so
-    much later."""
+    """Seconds for which there must be too many services without a break before one is stopped. They count
+    against the demand that is expected after the same time."""
     trainer_cost: float = Field(default=8.0, gt=0, le=1e9)
-    """What the trainers cost per hour, in the unit of `kinds.cost`. The dearer they are, the more services
-    there are to spare them a wait."""
+    """Cost of the trainers per hour, in the unit of `kinds.cost`. The higher it is, the more services run, so
+    that trainers wait less."""
     patience_s: float = Field(default=600.0, gt=0)
-    """A service that has found no machine, or has not joined, after this time is given up if there are other
-    kinds. Its own is tried again after the same time."""
+    """Seconds after which a service that has found no machine, or has not joined, is given up if there are
+    other kinds. Its own kind is tried again after the same time."""
     drain_s: float = Field(default=300.0, ge=0)
-    """Time for a service that has to go to finish its episodes; what is not finished then is leased again."""
+    """Seconds for a service that must leave to finish its episodes. Unfinished ones are leased again."""
 
 
 class ClusterConfig(Config):
-    """What processes reserve on the nodes of a cluster, and how many there are. The launcher `local` reserves
-    nothing."""
+    """What processes reserve on the nodes of a cluster, and how many services there are. The launcher `local`
+    reserves nothing."""
 
     rollout: NeedsConfig = NeedsConfig()
     """Each rollout service."""
@@ -116,16 +116,16 @@ class ClusterConfig(Config):
     dataflow: NeedsConfig = NeedsConfig()
     """The dataflow, and each publisher; for Kubernetes."""
     min_services: int = Field(default=1, ge=1, le=10_000)
-    """Fewest rollout services of a pool that sizes itself."""
+    """Smallest number of rollout services of a pool that sizes itself."""
     max_services: int = Field(default=0, ge=0, le=10_000)
-    """Most rollout services of a pool that sizes itself. Such a pool starts with `rollout.services`. With 0,
-    the pool doesn't size itself."""
+    """Largest number of rollout services of a pool that sizes itself, which starts with `rollout.services`.
+    0: the pool doesn't size itself."""
     pool: PoolConfig = PoolConfig()
     """How the pool sizes itself."""
 
     @property
     def kinds(self) -> dict[str, ServiceKindConfig]:
-        """The kinds of services of a pool that sizes itself; one without a name if all are alike."""
+        """The kinds of services of a pool that sizes itself; a single one without a name if all are alike."""
         return self.pool.kinds or {"": ServiceKindConfig(most=max(1, self.max_services))}
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a recipe names that the pods of a cluster must find: models, data, interpreters, files and modules."""
+"""What a recipe names that pods must find: models, data, interpreters, files and modules."""
 
 import json
 import sys
@@ -20,17 +20,17 @@ from astraflow.user_input.user_files import is_there
 __all__ = ["pod_needs"]
 
 _PATH_KEYS = frozenset({"path", "folder", "python"})
-"""Keys that name a file, a folder or an interpreter."""
+"""Keys whose value is a file, a folder or an interpreter."""
 _READ_SECTIONS = ("tasks", "eval", "workflow", "rollout")
 _NOT_IN_PODS = ("launcher", "trackers", "view")
-"""Sections whose components run where the run is started."""
+"""Sections whose components run on the machine that starts the run."""
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def pod_needs(recipe: Recipe) -> list[str]:
-    """The places that pods must have, in the image or on the claim at /models, with the keys that name them.
+    """The paths that pods must find, in the image or on the claim at /models, with the keys that name them.
 
-    Raises: ConfigError with all that is on this machine alone, and what to do about it.
+    Raises: ConfigError that lists everything that exists only on this machine, with the remedy.
     """
     wrong: list[str] = []
     needs: list[str] = []
@@ -40,7 +40,7 @@ def pod_needs(recipe: Recipe) -> list[str]:
         elif Path(value).is_absolute():
             needs.append(f"{where}: {value}")
         else:
-            wrong.append(_mistake(where, value))
+            wrong.append(_explain_path(where, value))
     wrong += _own_modules(recipe)
     if len(wrong) == 1:
         raise ConfigError(wrong[0])
@@ -49,26 +49,27 @@ def pod_needs(recipe: Recipe) -> list[str]:
     return needs
 
 
-def _mistake(where: str, value: str) -> str:
+def _explain_path(where: str, value: str) -> str:
+    """Why pods can't find a path that isn't absolute."""
     if is_hub_name(value):
         return (
-            f"{where} = {value!r} is a name on the hub, and pods download no models; put the folder in the "
-            "image or below /models (cluster.k8s.models_claim), and name it"
+            f"{where} = {value!r} is a name on the hub, and pods don't download models; put the folder in "
+            "the image or below /models (cluster.k8s.models_claim), and name its path"
         )
     return (
-        f"{where} = {value!r} is a place on this machine; pods need an absolute one, in the image or below "
+        f"{where} = {value!r} is a path on this machine; pods need an absolute path, in the image or below "
         "/models (cluster.k8s.models_claim)"
     )
 
 
 def _hub_data(recipe: Recipe) -> set[str]:
-    """The data sets that are on the hub."""
+    """The names of the recipe's data sets on the hub."""
     sources = [*recipe.tasks.sources.values(), *(config.source for config in recipe.eval.sets.values())]
     return {source.path for source in sources if isinstance(source, HubSourceConfig) and not source.is_local}
 
 
 def _places(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Key and value of everything that names a place."""
+    """Key and value of everything that names a path or a hub name."""
     for name, policy in recipe.policies.items():
         yield from models_of(name, policy).items()
         if (offline := policy.train.auxiliary.offline) is not None:
@@ -95,17 +96,17 @@ def _named_in(node: Any, where: str) -> Iterator[tuple[str, str]]:
     for key, value in section.items():
         if not (isinstance(value, str) and value and key in _PATH_KEYS):
             yield from _named_in(value, f"{where}.{key}")
-        elif key != "python" or ("/" in value and not is_attached):  # a name on the PATH may be everywhere
+        elif key != "python" or ("/" in value and not is_attached):  # pods may have a name on their PATH
             yield f"{where}.{key}", value
 
 
 def _is_file_here(item: object) -> bool:
-    """Whether an argument of an agent's command is a file that is found from the current folder."""
+    """Whether an argument of an agent's command is a file, relative to the current folder."""
     return isinstance(item, str) and not Path(item).is_absolute() and is_there(Path(item))
 
 
 def _own_modules(recipe: Recipe) -> Iterator[str]:
-    """What is wrong with components: their module is a file here, and not in a package that is installed."""
+    """A message for each component whose module isn't in an installed package, so pods can't find it."""
     owners = packages_distributions()
     for where, use in named_uses(recipe):
         module = use.use.partition(":")[0]
@@ -117,6 +118,6 @@ def _own_modules(recipe: Recipe) -> Iterator[str]:
         if file is None or not _INSTALLED & set(file.parts):
             found = f"is {file} on this machine" if file is not None else "is not installed here"
             yield (
-                f"{where}.use = {use.use!r}: the module {module} {found}, and pods find only what the image "
-                "has installed; make a package of it (pyproject.toml), and install it here and in the image"
+                f"{where}.use = {use.use!r}: the module {module} {found}, and pods find only what is "
+                "installed in the image; make a package of it (pyproject.toml), and install it in both places"
             )

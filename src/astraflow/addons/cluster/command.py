@@ -1,4 +1,4 @@
-"""`astraflow cluster`: runs on clusters that start processes themselves."""
+"""`astraflow cluster`: runs on clusters that start the processes themselves."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,7 @@ cluster = typer.Typer(help="Write what a cluster needs to run a recipe.", no_arg
 
 @cluster.callback()
 def _group() -> None:
-    """Keeps `render` a command of its own while it is the only one."""
+    """Makes this a group: typer would turn an app with a single command into the command itself."""
 
 
 @cluster.command("render")
@@ -37,7 +37,7 @@ def render(
 ) -> None:
     """Write a run as manifests for Kubernetes. Nothing is sent to a cluster.
 
-    Tokens are made once: a folder that has them keeps them, so that rendering again changes no secret.
+    The tokens in a folder stay the same when you render into it again.
     """
     import yaml
 
@@ -67,7 +67,7 @@ def render(
 
 
 def _derived(recipe: "LoadedRecipe") -> "LoadedRecipe":
-    """The recipe with numbers in place of `auto`, from the data if that is here."""
+    """The recipe with numbers in place of `auto`, which come from the data if it is on this machine."""
     from astraflow.recipe.derived import derived, left_open
     from astraflow.recipe.sources import OpenSources
 
@@ -75,7 +75,7 @@ def _derived(recipe: "LoadedRecipe") -> "LoadedRecipe":
         return derived(recipe)
     except (ConfigError, DataError):
         found = derived(recipe, OpenSources({}, {}))
-        print(f"the data is not here, so these keys have usual values: {', '.join(left_open(recipe))}")
+        print(f"the data is not here, so these keys have default values: {', '.join(left_open(recipe))}")
         return found
 
 

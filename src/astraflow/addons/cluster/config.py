@@ -14,7 +14,7 @@ __all__ = ["KubernetesConfig", "RayLauncherConfig", "SlurmLauncherConfig", "SshL
 _SshHost = Annotated[
     str, text_form(r"[^-\s\x00-\x1f\x7f-\x9f][^\s\x00-\x1f\x7f-\x9f]{0,299}", "a host as `ssh` takes it")
 ]
-"""What begins with a dash would be an option of `ssh`."""
+"""A leading dash would make it an option of `ssh`."""
 _Partition = Annotated[str, text_form(r"([A-Za-z0-9_.][A-Za-z0-9_.,-]{0,299})?", "names of partitions")]
 _Namespace = Annotated[
     str,
@@ -22,7 +22,7 @@ _Namespace = Annotated[
         r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "1 to 63 lower-case letters, digits and `-` between them"
     ),
 ]
-"""A name by RFC 1123, as Kubernetes wants it."""
+"""A label by RFC 1123, as Kubernetes requires for namespaces."""
 _ObjectName = Annotated[
     str,
     text_form(
@@ -33,17 +33,17 @@ _ObjectName = Annotated[
 
 
 class RayLauncherConfig(LauncherVariant):
-    """Start the rollout services on the nodes of a Ray cluster, and everything else on this one. Needs
-    `astraflow[ray]` on all nodes."""
+    """Start the rollout services on the nodes of a Ray cluster, and everything else on this node. All nodes
+    need `astraflow[ray]`."""
 
     name: Literal["ray"] = "ray"
     address: Word = "auto"
-    """`HOST:PORT` of the cluster that this machine is a node of; `auto` finds it, or takes `RAY_ADDRESS`."""
+    """`HOST:PORT` of the cluster, of which this machine is a node. `auto` uses `RAY_ADDRESS` or finds it."""
     autoscales: bool = False
-    """The cluster adds nodes when they are needed. Otherwise, a service that no node has room for, however
-    idle, is an error."""
+    """Whether the cluster adds nodes when they are needed. If not, a service that is too large for every node
+    is an error."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
-    """Ray's runtime environment of the services, e.g. `{working_dir: .}` with modules of your own."""
+    """Ray's runtime environment for the services, e.g. `{working_dir: .}` for modules of your own."""
 
     def make(self) -> Launcher:
         from astraflow.addons.cluster.ray_launcher import RayLauncher
@@ -52,18 +52,18 @@ class RayLauncherConfig(LauncherVariant):
 
 
 class SshLauncherConfig(LauncherVariant):
-    """Start the rollout services on hosts that `ssh` reaches, and everything else on this machine. Needs
-    `astraflow[quickstart]` on all hosts."""
+    """Start the rollout services on hosts that `ssh` reaches, and everything else on this machine. All hosts
+    need `astraflow[quickstart]`."""
 
     name: Literal["ssh"] = "ssh"
     hosts: tuple[_SshHost, ...] = Field(min_length=1, max_length=10_000)
-    """What `ssh` is called with: `gpu-1`, `me@gpu-1`, or `ssh://me@gpu-1:2222`."""
+    """Hosts as `ssh` takes them: `gpu-1`, `me@gpu-1`, or `ssh://me@gpu-1:2222`."""
     python: Argument = "python3"
-    """The Python on the hosts that has astraflow, e.g. `~/astraflow/.venv/bin/python`."""
+    """Python on the hosts that has AstraFlow, e.g. `~/astraflow/.venv/bin/python`."""
     options: tuple[Argument, ...] = ()
-    """Further arguments of `ssh`, e.g. `[-i, cluster.key]`; `~/.ssh/config` is read, too."""
+    """Further arguments of `ssh`, e.g. `[-i, cluster.key]`. `~/.ssh/config` applies, too."""
     address: Word = "auto"
-    """Address of this machine that the hosts call; `auto`: the one that they see `ssh` come from."""
+    """Address of this machine that the hosts call. `auto`: the one that `ssh` connects from."""
 
     def make(self) -> Launcher:
         from astraflow.addons.cluster.ssh_launcher import SshLauncher
@@ -72,20 +72,20 @@ class SshLauncherConfig(LauncherVariant):
 
 
 class SlurmLauncherConfig(LauncherVariant):
-    """Start each rollout service as a job of Slurm, and everything else on this machine. Needs
-    `astraflow[quickstart]` on all nodes."""
+    """Start each rollout service as a Slurm job, and everything else on this machine. All nodes need
+    `astraflow[quickstart]`."""
 
     name: Literal["slurm"] = "slurm"
     partition: _Partition = ""
     """Partition of the jobs; empty: Slurm's default."""
     python: Argument = "python3"
-    """The Python on the nodes that has astraflow."""
+    """Python on the nodes that has AstraFlow."""
     notice_s: int = Field(default=60, ge=10, le=3600)
-    """A job is told of its time limit this many seconds before, drains, and goes on as another job."""
+    """Seconds before its time limit at which a job is told to drain. Its service continues in another job."""
     options: tuple[Argument, ...] = ()
     """Further arguments of `srun`, e.g. `[--account=mine, --qos=low, --time=4:00:00]`."""
     address: Word = "auto"
-    """Address of this machine that the nodes call; `auto`: the one of its host name."""
+    """Address of this machine that the nodes call. `auto`: the one of its host name."""
 
     def make(self) -> Launcher:
         from astraflow.addons.cluster.slurm_launcher import SlurmLauncher
@@ -94,24 +94,25 @@ class SlurmLauncherConfig(LauncherVariant):
 
 
 class KubernetesConfig(Config):
-    """What `astraflow cluster render` writes into manifests besides what processes reserve."""
+    """Settings of the Kubernetes manifests that `astraflow cluster render` writes."""
 
     image: Word = ""
-    """Image with astraflow, e.g. built from the `Containerfile`. Must be set to render."""
+    """Image with AstraFlow, e.g. built from the `Containerfile`. Required for rendering."""
     namespace: _Namespace = "default"
-    """Namespace of everything."""
+    """Namespace of all objects."""
     storage_gb: float = Field(default=20.0, gt=0, le=1_000_000)
-    """Size of each volume, in 10^9 bytes: one for the journal, and one per trainer."""
+    """Size of each volume, in 10^9 bytes. The journal has a volume, and so has each trainer."""
     storage_class: _ObjectName = ""
-    """Class of the volumes; empty: the cluster's default."""
+    """Storage class of the volumes; empty: the cluster's default."""
     models_claim: _ObjectName = ""
     """PersistentVolumeClaim that is mounted at `/models`, read-only; empty: the image has the models."""
     monitoring_namespace: _Namespace = "monitoring"
-    """Namespace that may read `/metrics`."""
+    """Namespace whose pods may read `/metrics`."""
 
     @classmethod
     def of(cls, cluster: Config) -> "KubernetesConfig":
-        """The section `cluster.k8s` of a recipe. It has no type there: the core knows no add-on."""
+        """The section `cluster.k8s` of a recipe. The core's config class has no such field, because the core
+        doesn't know add-ons."""
         section = dict(cluster)["k8s"]
         assert isinstance(section, cls)
         return section

@@ -1,10 +1,12 @@
-"""What a launcher and a host on another machine say to each other, over the host's stdin and stdout.
+"""The messages between a launcher and a host on another machine, over the host's stdin and stdout.
 
-    host -> launcher    Hello; then Started or Refused; then Told once per second, and SilentFor if asked
-    launcher -> host    Start; then Signal, WatchSilence, and StillHere every few seconds
+    host -> launcher    Hello; then StartConfirmation or StartRefusal; then ProcessReport once per second,
+                        and SilenceReport if requested
+    launcher -> host    Start; then Signal, SilenceWatch, and KeepAlive every few seconds
 
-A frame is its length in four bytes, big-endian, and a message in msgpack. The host's first frame follows a
-line, `MARK`, because shells and schedulers may print a greeting before it. Every field has a bound.
+A frame consists of its length in four bytes, big-endian, and a message in msgpack. The host writes the line
+`MARK` before its first frame, because shells and schedulers may print a greeting first. Every field has a
+bound.
 """
 
 import asyncio
@@ -23,15 +25,15 @@ __all__ = [
     "MAX_LOG_BYTES",
     "FromHost",
     "Hello",
-    "Refused",
+    "KeepAlive",
+    "ProcessReport",
     "Signal",
-    "SilentFor",
+    "SilenceReport",
+    "SilenceWatch",
     "Start",
-    "Started",
-    "StillHere",
+    "StartConfirmation",
+    "StartRefusal",
     "ToHost",
-    "Told",
-    "WatchSilence",
     "encode_frame",
     "read_frame",
 ]
@@ -39,9 +41,9 @@ __all__ = [
 MARK = b"astraflow host, protocol 1\n"
 """The line before the first frame."""
 MAX_LOG_BYTES = 256 * 1024
-"""Output in one frame; a process that writes more is read in several."""
+"""Largest output of a process in one frame; more output takes several frames."""
 _MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""A start with a few certificates is the largest frame."""
+"""Enough for the largest message, a `Start` with a few certificates."""
 _LENGTH_BYTES = 4
 
 _Text = Annotated[str, Meta(max_length=8_192)]
@@ -56,61 +58,61 @@ class Hello(Struct, frozen=True, tag=True, kw_only=True):
 
     hostname: _Text
     version: _Text
-    """Of its AstraFlow."""
+    """Version of AstraFlow there."""
     cpus: _Count
     gpus: _Count
     memory_bytes: _Amount
     free_disk_bytes: _Amount
-    """Where files of the process will be."""
+    """Free space where the files of the process will be."""
     now_s: _Seconds
     """Its clock, in seconds since 1970."""
     caller: _Text = ""
     """The launcher's address as this machine sees it; empty if that is unknown."""
 
 
-class Started(Struct, frozen=True, tag=True, kw_only=True):
+class StartConfirmation(Struct, frozen=True, tag="Started", kw_only=True):
     """The process runs."""
 
     pid: Annotated[int, Meta(ge=1, le=2**31)]
 
 
-class Refused(Struct, frozen=True, tag=True, kw_only=True):
-    """The process cannot be started here; the host ends."""
+class StartRefusal(Struct, frozen=True, tag="Refused", kw_only=True):
+    """The process can't be started here; the host ends."""
 
     text: _Text
     is_final: bool
-    """Settings are wrong, so that another try would end in the same way."""
+    """Whether settings are wrong, so that another attempt would fail in the same way."""
 
 
-class Told(Struct, frozen=True, tag=True, kw_only=True):
-    """How the process is, and what it has written since the last message."""
+class ProcessReport(Struct, frozen=True, tag="Told", kw_only=True):
+    """The state of the process, and what it has written since the last report."""
 
     log: Annotated[bytes, Meta(max_length=MAX_LOG_BYTES)]
     silent_s: _Seconds | None
     works: bool
     condition: _Text
     code: Annotated[int, Meta(ge=-1_000, le=1_000)] | None
-    """Its exit code, once it has ended and all of its output was told. The last message."""
+    """Exit code, once the process has ended and all of its output was sent. This is the last message."""
     is_evicted: bool
-    """The machine was taken away (SIGTERM to the host), so its end is no crash."""
+    """Whether the machine was taken away (SIGTERM to the host), so that the end isn't a crash."""
 
     @property
     def life(self) -> ProcessLife:
-        """The same, for a handle."""
+        """The state of the process, for a handle."""
         return ProcessLife(self.silent_s, works=self.works, condition=self.condition)
 
 
-class SilentFor(Struct, frozen=True, tag=True, kw_only=True):
-    """The process has been silent for as long as `WatchSilence` said."""
+class SilenceReport(Struct, frozen=True, tag="SilentFor", kw_only=True):
+    """The process has been silent for as long as `SilenceWatch` said."""
 
     text: _Text
 
 
 class Start(Struct, frozen=True, tag=True, kw_only=True):
-    """A process, with the contents of the files that it reads."""
+    """Starts a process. Carries the contents of the files that it reads."""
 
     version: _Text
-    """Of the launcher's AstraFlow."""
+    """Version of the launcher's AstraFlow."""
     name: _Text
     argv: Annotated[tuple[_Text, ...], Meta(max_length=1_000)]
     env: Annotated[dict[_Text, _Text], Meta(max_length=1_000)]
@@ -148,28 +150,28 @@ class Start(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Signal(Struct, frozen=True, tag=True, kw_only=True):
-    """Asks the process to stop, or ends it."""
+    """Asks the process to stop, or kills it."""
 
     verb: Literal["terminate", "kill"]
 
 
-class WatchSilence(Struct, frozen=True, tag=True, kw_only=True):
-    """Asks for `SilentFor` once the process has shown no life for so long."""
+class SilenceWatch(Struct, frozen=True, tag="WatchSilence", kw_only=True):
+    """Requests a `SilenceReport` once the process has shown no sign of life for `longest_s`."""
 
     longest_s: _Seconds
 
 
-class StillHere(Struct, frozen=True, tag=True, kw_only=True):
-    """The launcher lives. A host that hears nothing ends its process."""
+class KeepAlive(Struct, frozen=True, tag="StillHere", kw_only=True):
+    """The launcher is alive. A host that receives nothing for too long ends its process."""
 
 
-FromHost = Hello | Started | Refused | Told | SilentFor
-ToHost = Start | Signal | WatchSilence | StillHere
+FromHost = Hello | StartConfirmation | StartRefusal | ProcessReport | SilenceReport
+ToHost = Start | Signal | SilenceWatch | KeepAlive
 _Message = TypeVar("_Message")
 
 
 def encode_frame(message: FromHost | ToHost) -> bytes:
-    """A message as it is sent. Raises: BoundError if it is too large."""
+    """Encodes a message as a frame. Raises: BoundError if the message is too large."""
     body = msgspec.msgpack.encode(message)
     if len(body) > _MAX_FRAME_BYTES:
         raise BoundError(
@@ -179,9 +181,9 @@ def encode_frame(message: FromHost | ToHost) -> bytes:
 
 
 async def read_frame(stream: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[_Message]) -> _Message:
-    """The next message.
+    """Reads the next message.
 
-    Raises: EOFError at the end of the stream, even within a frame; WireError for anything but a frame.
+    Raises: EOFError at the end of the stream, even within a frame; WireError for an invalid frame.
     """
     size = int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "big")
     if size > _MAX_FRAME_BYTES:

@@ -12,14 +12,14 @@ from astraflow.errors import WireError
 __all__ = ["HostLink", "LinkLostError"]
 
 _MAX_ERROR_BYTES = 4096
-"""The end of what the command writes to stderr, which says why a link was lost."""
+"""How much of the end of the command's stderr is kept, because it says why a link was lost."""
 _EXIT_GRACE_S = 2.0
-"""Time for the command to end by itself once its stdout is closed."""
+"""Time for the command to end by itself after its stdout has closed."""
 _DECODER = msgspec.msgpack.Decoder(FromHost)
 
 
 class LinkLostError(Exception):
-    """The link has ended; the text says why. `code` is the exit code of its command, None if it still ran."""
+    """The link has ended; the text says why. `code`: exit code of the command, None if it still ran."""
 
     def __init__(self, text: str, code: int | None) -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ class LinkLostError(Exception):
 
 
 class HostLink:
-    """A link that is open until `close`. The command has a session of its own, so that a Ctrl-C passes it by.
+    """A link to a host, open until `close`. Its command has its own session, so Ctrl-C doesn't reach it.
 
     Example: `link = await HostLink.open(["ssh", "gpu-1", "python3 -P -m ..."])`.
     """
@@ -43,8 +43,8 @@ class HostLink:
 
     @classmethod
     async def open(cls, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> "HostLink":
-        """Starts the command, with this process's environment or another one. Raises: OSError if there is
-        no such program."""
+        """Starts the command, by default with this process's environment. Raises: OSError if the program
+        doesn't exist."""
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=env
@@ -71,24 +71,25 @@ class HostLink:
         except EOFError as err:
             raise await self._lost() from err
 
-    def tell(self, message: ToHost) -> None:
-        """Sends a message, unless the link has ended; then `receive` says so."""
+    def send(self, message: ToHost) -> None:
+        """Sends a message. If the link has ended, this does nothing, and `receive` raises."""
         if not self._stdin.is_closing():
             self._stdin.write(encode_frame(message))
 
     def close_stdin(self) -> None:
-        """Says that no more messages will come; the host ends its process."""
+        """Announces that no more messages follow, so the host ends its process."""
         self._stdin.close()
 
     def close(self) -> None:
-        """Ends the command, if it still runs. The host notices. The signal lets `srun` leave the queue."""
+        """Terminates the command, if it still runs, which the host notices. SIGTERM also takes an `srun` that
+        waits out of Slurm's queue."""
         self._drain.cancel()
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
 
-    async def ended(self) -> None:
-        """Waits for a moment until the command has ended by itself, then ends it."""
+    async def finish(self) -> None:
+        """Gives the command a moment to end by itself, then terminates it. Returns once it has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_GRACE_S):
                 await self._process.wait()
@@ -96,7 +97,7 @@ class HostLink:
         await self._process.wait()
 
     async def _lost(self) -> LinkLostError:
-        """Why the link has ended, in the words of its command."""
+        """An error with the reason that the command gave: the last line of its stderr, or its exit code."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_GRACE_S):
                 await self._process.wait()

@@ -1,11 +1,12 @@
-"""The program of a host: ssh or a scheduler starts it elsewhere, where it holds one process of a run.
+"""The program of a host, which ssh or a scheduler starts on another machine to hold one process of a run.
 
-    listen: takes the launcher's messages, and returns when the launcher is gone or silent
-    tell:   sends how the process is and what it writes, until it has ended
+    listen: carries out the launcher's messages, and returns when the launcher is gone or silent
+    report: sends the state and the output of the process, until the process has ended
 
-Whichever returns first ends the other one, then the process, then this program. SIGTERM, by which a scheduler
-or the system takes the machine away, is passed to the process: it drains, and its end counts as no crash.
-Its stdin and stdout belong to the launcher, so everything that is printed here goes to stderr.
+When one of the two returns, the other one is canceled, the process is ended, and this program ends. A
+scheduler or the system sends SIGTERM when it takes the machine away. The signal is passed to the process,
+which drains; its end then doesn't count as a crash. The program's stdin and stdout belong to the launcher, so
+everything that is printed here goes to stderr.
 """
 
 import asyncio
@@ -30,14 +31,14 @@ from astraflow.addons.cluster.host_frames import (
     MARK,
     FromHost,
     Hello,
-    Refused,
+    ProcessReport,
     Signal,
-    SilentFor,
+    SilenceReport,
+    SilenceWatch,
     Start,
-    Started,
+    StartConfirmation,
+    StartRefusal,
     ToHost,
-    Told,
-    WatchSilence,
     encode_frame,
     read_frame,
 )
@@ -49,16 +50,16 @@ __all__ = ["hello", "serve"]
 _log = logging.getLogger(__name__)
 
 _LAUNCHER_SILENT_S = 30.0
-"""A launcher says every few seconds that it lives; the link to one that is silent for so long is lost."""
+"""Time without a message after which the launcher counts as gone. It sends one every few seconds."""
 _END_GRACE_S = 5.0
-"""Time for a process to drain after its launcher is gone."""
+"""Time for the process to drain after the launcher is gone."""
 _MAX_TEXT = 2_000
-"""Characters of an error that the launcher is told."""
+"""Largest number of characters of an error that is sent to the launcher."""
 _DECODER = msgspec.msgpack.Decoder(ToHost)
 
 
 class _Link:
-    """The host's end: messages in and out."""
+    """The host's end of the link to its launcher."""
 
     def __init__(self, incoming: asyncio.StreamReader, outgoing: asyncio.StreamWriter) -> None:
         self._incoming = incoming
@@ -74,9 +75,9 @@ class _Link:
 
 
 def hello() -> Hello:
-    """What this machine has."""
+    """Describes this machine."""
     return Hello(
-        # Slurm's nodes may have other names than their machines.
+        # In Slurm, the name of a node may differ from its host name.
         hostname=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         version=astraflow.__version__,
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -89,11 +90,11 @@ def hello() -> Hello:
 
 
 async def serve(incoming: asyncio.StreamReader, outgoing: asyncio.StreamWriter) -> None:
-    """Holds one process, from the launcher's `Start` to the end of the process or of the launcher."""
+    """Holds one process, from the launcher's `Start` until the process or the launcher ends."""
     link = _Link(incoming, outgoing)
     outgoing.write(MARK)
     host = ProcessHost()
-    # A launcher that is gone gets no answer: there is nobody to read it.
+    # If the launcher is gone, nobody would read an answer.
     with contextlib.suppress(EOFError, ConnectionError, TimeoutError):
         try:
             await link.send(hello())
@@ -109,19 +110,21 @@ async def _hold(host: ProcessHost, link: _Link, start: Start) -> None:
     try:
         pid = await host.start(start.spec, files, start.version)
     except (Error, OSError) as err:
-        await link.send(Refused(text=str(err)[:_MAX_TEXT], is_final=isinstance(err, ConfigError)))
+        await link.send(StartRefusal(text=str(err)[:_MAX_TEXT], is_final=isinstance(err, ConfigError)))
         return
     evicted = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, _evict, host, evicted)
     try:
-        await link.send(Started(pid=pid))
-        told = asyncio.create_task(_tell(host, link, evicted))
-        heard = asyncio.create_task(_listen(host, link))
-        await asyncio.wait({told, heard}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (told, heard):
+        await link.send(StartConfirmation(pid=pid))
+        tasks = [
+            asyncio.create_task(_report(host, link, evicted)),
+            asyncio.create_task(_listen(host, link)),
+        ]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
             task.cancel()
-        for result in await asyncio.gather(told, heard, return_exceptions=True):
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 _log.warning("the launcher is gone: %r", result)
     finally:
@@ -134,14 +137,15 @@ def _evict(host: ProcessHost, evicted: asyncio.Event) -> None:
     host.terminate_now()
 
 
-async def _tell(host: ProcessHost, link: _Link, evicted: asyncio.Event) -> None:
+async def _report(host: ProcessHost, link: _Link, evicted: asyncio.Event) -> None:
+    """Sends reports until the process has ended and all of its output was sent."""
     offset = 0
     code = None
     while code is None:
         news = await host.news(offset)
         offset += len(news.log)
         code = news.code
-        told = Told(
+        report = ProcessReport(
             log=news.log,
             silent_s=news.life.silent_s,
             works=news.life.works,
@@ -149,10 +153,11 @@ async def _tell(host: ProcessHost, link: _Link, evicted: asyncio.Event) -> None:
             code=code,
             is_evicted=evicted.is_set(),
         )
-        await link.send(told)
+        await link.send(report)
 
 
 async def _listen(host: ProcessHost, link: _Link) -> None:
+    """Carries out messages; ends by an exception when the launcher is gone or silent."""
     async with asyncio.TaskGroup() as group:
         while True:
             message = await link.receive()
@@ -161,23 +166,23 @@ async def _listen(host: ProcessHost, link: _Link) -> None:
                     host.terminate_now()
                 case Signal():
                     await host.kill()
-                case WatchSilence(longest_s=longest_s):
-                    group.create_task(_tell_silence(host, link, longest_s))
+                case SilenceWatch(longest_s=longest_s):
+                    group.create_task(_report_silence(host, link, longest_s))
                 case _:
                     pass
 
 
-async def _tell_silence(host: ProcessHost, link: _Link, longest_s: float) -> None:
-    await link.send(SilentFor(text=await host.silence(longest_s)))
+async def _report_silence(host: ProcessHost, link: _Link, longest_s: float) -> None:
+    await link.send(SilenceReport(text=await host.silence(longest_s)))
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """A handler that does nothing."""
+    """A signal handler that does nothing."""
 
 
 async def _main() -> None:
     loop = asyncio.get_running_loop()
-    # What libraries print must not come between two frames.
+    # Text that libraries print must not get between two frames.
     out_fd = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     incoming = asyncio.StreamReader()
@@ -189,6 +194,7 @@ async def _main() -> None:
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGHUP):
-        # The launcher decides, or its absence. A handler, unlike SIG_IGN, is not inherited by programs.
+        # Only the launcher, or its absence, ends the process. Unlike SIG_IGN, child processes don't inherit a
+        # handler.
         signal.signal(number, _ignore)
     asyncio.run(_main())

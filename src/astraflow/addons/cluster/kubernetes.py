@@ -1,12 +1,12 @@
-"""Writes a run as manifests for Kubernetes: one object per process, and what they share.
+"""Renders a run as manifests for Kubernetes: one object per kind of process, and what the processes share.
 
     StatefulSet NAME-dataflow          the dataflow, with its journal on a volume
-    Job         NAME-trainer-POLICY    a trainer, its publisher beside it: versions pass through files
+    Job         NAME-trainer-POLICY    a trainer, with its publisher as a sidecar: versions pass through files
     Deployment  NAME-publisher-POLICY  the publisher of a frozen policy
-    Deployment  NAME-rollout           the rollout services, and an autoscaler if the pool sizes itself
+    Deployment  NAME-rollout           the rollout services, with an autoscaler if the pool sizes itself
 
-All pods get the same recipe from a ConfigMap, and tokens from a Secret. Nothing here talks to a cluster. What
-the cluster then does is its own: it restarts, moves, drains and scales, which a run takes as it comes.
+All pods get the same recipe from a ConfigMap. Those that need tokens get them from a Secret. Nothing here
+talks to a cluster. The cluster restarts, moves, drains and scales the pods by itself, and the run adapts.
 """
 
 import re
@@ -29,39 +29,39 @@ SECRET_FILE = "10-secret.yaml"
 """The file with the tokens."""
 
 _Manifest = dict[str, Any]
-"""An object of Kubernetes' API, whose shape its schemas say."""
+"""An object of the Kubernetes API, as its published schemas define it."""
 
 _RUN_DIR = "/run-folder"
 _DATAFLOW_PORT = 8400
 _FIRST_WEIGHTS_PORT = 8500
 _USER = 10001
-"""No image has a user of this number by chance."""
+"""A user id that no image uses by chance."""
 _NUM_RESTARTS = 20
-"""Of a trainer that crashes; one whose node goes away is not counted."""
+"""Number of restarts of a trainer that crashes. The loss of its node doesn't count."""
 _DRAIN_S = 30
-"""A rollout service that is asked to stop drains in 5 s; a dataflow writes its snapshot."""
+"""Time for a pod to end. A rollout service drains within 5 s; a dataflow writes its snapshot."""
 _DNS_PORT = 53
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _MAX_NAME = 40
-"""Kubernetes allows 63 characters, of which suffixes take some."""
+"""Kubernetes allows 63 characters, and suffixes need some of them."""
 
 
 def new_tokens() -> dict[str, str]:
-    """A token per role, made anew."""
+    """New random tokens: one per role."""
     return {role: secrets.token_urlsafe(24) for role in ROLES}
 
 
 def recipe_in_cluster(recipe: Recipe) -> Recipe:
-    """The recipe with the addresses that it has in the cluster.
+    """The recipe, with the addresses that its services have in the cluster.
 
-    Raises: ConfigError for what cannot work there, with the remedy.
+    Raises: ConfigError for settings that can't work there, with the remedy.
     """
     pod_needs(recipe)
     names = [_name(policy) for policy in recipe.policies]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ConfigError(
-            f"two policies have the name {repeated[0]!r} in Kubernetes, which knows no _ and at most "
-            f"{_MAX_NAME} characters of it; rename one"
+            f"two policies have the name {repeated[0]!r} in Kubernetes, where names have no _ and at most "
+            f"{_MAX_NAME} characters; rename one"
         )
     refused = {
         "rollout.gpus": bool(recipe.rollout.gpus),
@@ -70,13 +70,13 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
     }
     if wrong := [key for key, is_set in refused.items() if is_set]:
         raise ConfigError(
-            f"{wrong[0]} names something of one machine and cannot be rendered for Kubernetes; leave it out "
+            f"{wrong[0]} works on one machine only and cannot be rendered for Kubernetes; leave it out "
             "(GPUs: cluster.rollout.gpus; encryption: the network of the cluster)"
         )
     _check_labels(recipe.cluster)
     if not KubernetesConfig.of(recipe.cluster).image:
         raise ConfigError(
-            "cluster.k8s.image is empty; name an image with astraflow, e.g. built by the Containerfile"
+            "cluster.k8s.image is empty; set it to an image with AstraFlow, e.g. built from the Containerfile"
         )
     dataflow = {"host": "0.0.0.0", "port": _DATAFLOW_PORT}
     weights = {"host": "0.0.0.0", "port": _FIRST_WEIGHTS_PORT, "advertise": f"{_name(recipe.name)}-weights"}
@@ -90,7 +90,7 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
 
 
 def _check_labels(cluster: ClusterConfig) -> None:
-    """Raises: ConfigError for a selector of Ray's that is not the value of a label in Kubernetes."""
+    """Raises: ConfigError for a value that Ray's label selectors allow and Kubernetes doesn't."""
     parts = {"rollout": cluster.rollout, "trainer": cluster.trainer, "dataflow": cluster.dataflow}
     for part, needs in parts.items():
         for key, value in needs.labels.items():
@@ -102,11 +102,11 @@ def _check_labels(cluster: ClusterConfig) -> None:
 
 
 def manifests(recipe: Recipe, tokens: Mapping[str, str]) -> dict[str, list[_Manifest]]:
-    """File name -> the objects in it, in the order in which they are to be applied.
+    """The objects of each file: file name -> objects. The names sort in the order of application.
 
-    `recipe` is one that `recipe_in_cluster` returned; `tokens` maps roles to tokens.
+    `recipe`: as `recipe_in_cluster` returns it. `tokens`: role -> token.
     """
-    run = _Run(recipe)
+    run = _ManifestBuilder(recipe)
     secret = run.object("v1", "Secret", "tokens") | {"type": "Opaque", "stringData": dict(tokens)}
     files = {
         SECRET_FILE: [secret],
@@ -123,8 +123,8 @@ def manifests(recipe: Recipe, tokens: Mapping[str, str]) -> dict[str, list[_Mani
     return dict(sorted(files.items()))
 
 
-class _Run:
-    """Makes the objects of one run."""
+class _ManifestBuilder:
+    """Builds the objects of one run."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -135,7 +135,7 @@ class _Run:
         self._ports = {policy: _FIRST_WEIGHTS_PORT + idx for idx, policy in enumerate(recipe.published)}
 
     def object(self, version: str, kind: str, suffix: str, *, part: str = "") -> _Manifest:
-        """The head of an object."""
+        """The common fields of an object."""
         metadata = {
             "name": f"{self._prefix}-{suffix}",
             "namespace": self._k8s.namespace,
@@ -144,9 +144,9 @@ class _Run:
         return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
     def network(self) -> list[_Manifest]:
-        """Addresses of the services, and who may call whom."""
+        """The addresses of the services, and the policies that say which pods may call which."""
         dataflow_ports = [{"name": "http", "port": _DATAFLOW_PORT, "targetPort": "http"}]
-        # A pod that has no port of that name is no endpoint of it, so one address leads to all publishers.
+        # A pod without a port of that name isn't an endpoint of it, so one address serves all publishers.
         weights_ports = [
             {"name": _port_name(port), "port": port, "targetPort": _port_name(port)}
             for port in self._ports.values()
@@ -158,7 +158,7 @@ class _Run:
         ]
 
     def dataflow(self) -> _Manifest:
-        """The dataflow. Its volume outlives the pod, so that another node continues the run."""
+        """The dataflow. Its volume outlives the pod, so the run can continue on another node."""
         container = self._container(
             "dataflow", ["serve", _RUN_DIR, "--port", str(_DATAFLOW_PORT)], self._cluster.dataflow
         ) | _served("http", _DATAFLOW_PORT)
@@ -175,15 +175,15 @@ class _Run:
         return self.object("apps/v1", "StatefulSet", "dataflow", part="dataflow") | {"spec": spec}
 
     def trainers(self) -> list[_Manifest]:
-        """Per trained policy, a job and its volume."""
+        """A job and its volume for each trained policy."""
         return [made for policy in self._recipe.trained for made in self._trainer(policy)]
 
     def frozen_publishers(self) -> list[_Manifest]:
-        """Per frozen policy, a publisher, which publishes the same version after every restart."""
+        """A publisher for each frozen policy. After a restart, it publishes the same version again."""
         return [self._frozen(policy) for policy in self._ports if policy not in self._recipe.trained]
 
     def rollouts(self) -> _Manifest:
-        """The rollout services. They listen nowhere, so nothing probes them: leases show their life."""
+        """The rollout services. They don't listen, so nothing probes them; the dataflow watches them."""
         allowed = [part for module in network_modules(self._recipe) for part in ("--allow", module)]
         needs = self._cluster.rollout
         container = self._container(
@@ -199,20 +199,20 @@ class _Run:
             "selector": {"matchLabels": self._labels("rollout")},
             "template": self._template("rollout", [container], needs, volumes=[]),
         }
-        if not self._cluster.max_services:  # otherwise the autoscaler owns the number
+        if not self._cluster.max_services:  # otherwise the autoscaler sets the number
             spec["replicas"] = self._recipe.rollout.services
         return self.object("apps/v1", "Deployment", "rollout", part="rollout") | {"spec": spec}
 
     def autoscaler(self) -> list[_Manifest]:
-        """Keeps as many rollout services as the run could keep busy; nothing if the pool is fixed."""
+        """An autoscaler that follows the dataflow's advice; nothing if the pool has a fixed size."""
         if not self._cluster.max_services:
             return []
         least = self._cluster.min_services
         most = self._cluster.max_services
         if self._cluster.pool.kinds:
             raise ConfigError(
-                "cluster.pool.kinds are for launchers: here all rollout services are of one Deployment, so "
-                "leave them out"
+                "cluster.pool.kinds are for launchers; in Kubernetes, all rollout services belong to one "
+                "Deployment, so leave them out"
             )
         selector = {"matchLabels": {"service": f"{self._prefix}-dataflow"}}
         metric = {
@@ -228,7 +228,7 @@ class _Run:
             "minReplicas": least,
             "maxReplicas": most,
             "metrics": [{"type": "External", "external": metric}],
-            # The advice looks back over five minutes, so that a smaller pool has to prove itself as long.
+            # The advice covers the last five minutes, so a smaller pool must have been enough for as long.
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
         }
         made = self.object("autoscaling/v2", "HorizontalPodAutoscaler", "rollout", part="rollout")
@@ -247,7 +247,7 @@ class _Run:
         trainer["volumeMounts"] = [*self._mounts("run"), _mount("shared-memory", "/dev/shm")]
         template = self._template("trainer", [trainer], self._cluster.trainer, volumes=["recipe", "tokens"])
         template["metadata"]["labels"] |= {"astraflow.weights": "served", "astraflow.policy": _name(policy)}
-        # A sidecar: it starts before the trainer, is restarted by itself, and does not keep the job alive.
+        # A sidecar starts before the trainer, is restarted on its own, and doesn't keep the job alive.
         template["spec"]["initContainers"] = [self._publisher(policy) | {"restartPolicy": "Always"}]
         claim = {"name": "run", "persistentVolumeClaim": {"claimName": f"{self._prefix}-{suffix}"}}
         memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
@@ -286,7 +286,8 @@ class _Run:
         return self.object("apps/v1", "Deployment", suffix, part="publisher") | {"spec": spec}
 
     def _policies(self) -> list[_Manifest]:
-        """Pods of other runs reach nothing. Rollout services run what models write, and call the run only."""
+        """Keep the pods of other runs away. Rollout services run programs that models write, so they can only
+        call the run and DNS."""
         own = {"podSelector": {"matchLabels": self._labels()}}
         monitoring = {
             "namespaceSelector": {
@@ -335,7 +336,7 @@ class _Run:
         return self.object("v1", "Service", suffix) | {"spec": spec}
 
     def _container(self, name: str, arguments: Sequence[str], needs: NeedsConfig) -> _Manifest:
-        """A container that may write to its volumes only, and has no rights of its own."""
+        """An unprivileged container that can write to its volumes only."""
         return {
             "name": name,
             "image": self._k8s.image,
@@ -352,7 +353,7 @@ class _Run:
     def _template(
         self, part: str, containers: list[_Manifest], needs: NeedsConfig, *, volumes: Sequence[str]
     ) -> _Manifest:
-        """A pod. `volumes` names those of the run that it mounts; each has one for temporary files."""
+        """A pod. `volumes`: volumes of the run that it mounts. Each pod has one for temporary files."""
         known = {
             "recipe": {"name": "recipe", "configMap": {"name": f"{self._prefix}-recipe"}},
             "tokens": {
@@ -410,7 +411,7 @@ class _Run:
 
 
 def _name(text: str) -> str:
-    """A name of the recipe, which begins with a letter or digit, as a name in Kubernetes."""
+    """A name in the recipe, which starts with a letter or digit, as a name in Kubernetes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:_MAX_NAME].strip("-")
 
 
@@ -423,7 +424,7 @@ def _mount(volume: str, path: str) -> _Manifest:
 
 
 def _environment(threads: int) -> list[_Manifest]:
-    """What every container gets; its home is the only place that it may write to."""
+    """The environment variables of all containers. HOME is a folder that they can write to."""
     values = {
         "HOME": "/tmp",
         "OMP_NUM_THREADS": str(threads),
@@ -434,24 +435,25 @@ def _environment(threads: int) -> list[_Manifest]:
 
 
 def _resources(needs: NeedsConfig) -> _Manifest:
-    """CPUs are a share, which idle nodes exceed; memory and GPUs are limits."""
+    """Reservations and limits. CPUs are only reserved, so a pod may use more of an idle node; memory and GPUs
+    are limited, too."""
     requests: dict[str, str] = {"cpu": f"{round(needs.cpus * 1000)}m"}
     limits: dict[str, str] = {}
     if needs.memory_gb:
         requests["memory"] = limits["memory"] = f"{round(needs.memory_gb * 1000)}M"
     if needs.gpus % 1:
-        raise ConfigError(f"cluster: {needs.gpus:g} GPUs; Kubernetes gives whole ones only")
+        raise ConfigError(f"cluster: {needs.gpus:g} GPUs; Kubernetes assigns whole GPUs only")
     if needs.gpus:
         limits["nvidia.com/gpu"] = f"{needs.gpus:g}"
     return {"requests": requests} | ({"limits": limits} if limits else {})
 
 
 def _served(name: str, port: int) -> _Manifest:
-    """The port of a container, and how its node asks whether it is well. The health needs no token."""
+    """The port of a container, and its health probes. The health route needs no token."""
     ask = {"httpGet": {"path": "/v1/health", "port": name}, "timeoutSeconds": 5}
     return {
         "ports": [{"name": name, "containerPort": port}],
-        # A long journal is read again before the first answer.
+        # The dataflow replays its journal, which may be long, before it first answers.
         "startupProbe": ask | {"periodSeconds": 2, "failureThreshold": 300},
         "livenessProbe": ask | {"periodSeconds": 10, "failureThreshold": 6},
         "readinessProbe": ask | {"periodSeconds": 5},

@@ -1,7 +1,7 @@
-"""A process on another machine, as the launcher sees it: through the link to the host that holds it.
+"""Handles of processes on other machines, each behind a link to the host that holds the process.
 
-follow: see `RemoteProcess`; the news are the host's messages
-beat:   tells the host every few seconds that the launcher lives
+follow: as in `RemoteProcess`; the news are the host's messages
+beat:   tells the host every few seconds that the launcher is alive
 """
 
 import asyncio
@@ -13,35 +13,37 @@ from pathlib import Path
 import astraflow
 from astraflow.addons.cluster.host_frames import (
     Hello,
-    Refused,
+    KeepAlive,
+    ProcessReport,
     Signal,
-    SilentFor,
+    SilenceReport,
+    SilenceWatch,
     Start,
-    Started,
-    StillHere,
-    Told,
-    WatchSilence,
+    StartConfirmation,
+    StartRefusal,
 )
 from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.remote_process import KILLED, RemoteProcess, Verb
 from astraflow.errors import ConfigError
 from astraflow.protocols import MACHINE_LOST, ProcessSpec
 
-__all__ = ["PipedProcess", "PipedProcesses", "asked"]
+__all__ = ["PipedProcess", "PipedProcesses", "receive_hello"]
 
 _log = logging.getLogger(__name__)
 
 _ANSWER_S = 30.0
-"""A host that has not answered after this time, in which it imports what it needs, is not reached."""
+"""Time for a host to answer. Before its first answer, it imports what it needs."""
 _BEAT_EVERY_S = 5.0
-"""A host waits six times as long."""
+"""Time between two signs of life of the launcher. A host waits six times as long."""
 _LOST_AFTER_S = 30.0
-"""A host that has told nothing for this long is lost, though the link has not noticed."""
+"""Time without a message after which a host counts as lost, even if its link is still open."""
 
 
-async def asked(link: HostLink, *, patience_s: float = _ANSWER_S) -> Hello:
-    """What the machine at the other end of a new link has. `patience_s` is infinite if the link may wait for
-    its machine. Raises: LinkLostError."""
+async def receive_hello(link: HostLink, *, patience_s: float = _ANSWER_S) -> Hello:
+    """The description of the machine at the other end of a new link. Raises: LinkLostError.
+
+    `patience_s`: infinite for a link that may wait for a machine, such as that of a queued job.
+    """
     try:
         async with asyncio.timeout(None if math.isinf(patience_s) else patience_s):
             return await link.hello()
@@ -49,23 +51,23 @@ async def asked(link: HostLink, *, patience_s: float = _ANSWER_S) -> Hello:
         raise LinkLostError(f"no answer within {patience_s:.0f} s", None) from err
 
 
-async def _started(link: HostLink, machine: str, spec: ProcessSpec, files: Mapping[Path, bytes]) -> int:
-    """The id of a process that is started over a link whose host has said hello.
+async def _start_process(link: HostLink, machine: str, spec: ProcessSpec, files: Mapping[Path, bytes]) -> int:
+    """Starts a process over a link whose `Hello` was received. Returns: its process id.
 
-    Raises: LinkLostError, also if the machine cannot start it now: another one may; ConfigError if it refuses
-    the process for good.
+    Raises: LinkLostError if the link ends, or if this machine can't start the process now, though another one
+    may; ConfigError if no attempt can succeed.
     """
-    link.tell(Start.of(spec, files, version=astraflow.__version__))
+    link.send(Start.of(spec, files, version=astraflow.__version__))
     try:
         async with asyncio.timeout(_ANSWER_S):
             answer = await link.receive()
     except TimeoutError as err:
         raise LinkLostError(f"no answer within {_ANSWER_S:.0f} s", None) from err
-    if isinstance(answer, Started):
+    if isinstance(answer, StartConfirmation):
         _log.info("%s runs on %s (process %d there)", spec.name, machine, answer.pid)
         return answer.pid
-    text = answer.text if isinstance(answer, Refused) else f"it answered with {type(answer).__name__}"
-    if isinstance(answer, Refused) and answer.is_final:
+    text = answer.text if isinstance(answer, StartRefusal) else f"it answered with {type(answer).__name__}"
+    if isinstance(answer, StartRefusal) and answer.is_final:
         raise ConfigError(f"{spec.name} on {machine}: {text}")
     raise LinkLostError(text, None)
 
@@ -73,7 +75,7 @@ async def _started(link: HostLink, machine: str, spec: ProcessSpec, files: Mappi
 class PipedProcess(RemoteProcess):
     """Implements `ProcessHandle` and `LifeReporter`.
 
-    `machine` is its name in messages. `on_end` is called once when the process has ended, or is lost.
+    `machine`: its name in messages. `on_end` is called once, when the process has ended or is lost.
     """
 
     # size: what a handle is made of
@@ -87,56 +89,56 @@ class PipedProcess(RemoteProcess):
         self._beats = asyncio.create_task(self._beat(), name=f"beat:{log_path.stem}")
 
     def abandon(self) -> None:
-        """Ends the link at once; the host ends the process."""
+        """Closes the link at once, whereupon the host ends the process."""
         self._end(KILLED)
 
     async def silence(self, longest_s: float) -> str:
-        """As in the protocol. A host that cannot tell is lost, which ends `wait`."""
-        self._link.tell(WatchSilence(longest_s=longest_s))
+        """As in the protocol. If the host can't report the silence, it is lost, which ends `wait`."""
+        self._link.send(SilenceWatch(longest_s=longest_s))
         return f"on {self._place}, {await asyncio.shield(self._silent)}"
 
-    async def _last_news(self) -> int:
+    async def _follow_news(self) -> int:
         try:
             return await self._take_messages()
         except LinkLostError as err:
             why = str(err)
         except TimeoutError:
-            why = f"no word for {_LOST_AFTER_S:.0f} s"
+            why = f"no message for {_LOST_AFTER_S:.0f} s"
         self._write(f"--- its {self._place} is lost: {why}\n".encode())
         return MACHINE_LOST
 
     async def _take_messages(self) -> int:
-        """Takes messages until the process has ended; returns the exit code. Raises: LinkLostError,
+        """Processes messages until the process has ended. Returns: the exit code. Raises: LinkLostError,
         TimeoutError."""
         while True:
             async with asyncio.timeout(_LOST_AFTER_S):
                 message = await self._link.receive()
-            if isinstance(message, SilentFor) and not self._silent.done():
+            if isinstance(message, SilenceReport) and not self._silent.done():
                 self._silent.set_result(message.text)
-            if not isinstance(message, Told):
+            if not isinstance(message, ProcessReport):
                 continue
             self._write(message.log)
-            self._heard(message.life)
+            self._note_life(message.life)
             if message.code is not None:
-                await self._link.ended()
+                await self._link.finish()
                 return MACHINE_LOST if message.is_evicted else message.code
 
     def _signal(self, verb: Verb) -> None:
-        self._link.tell(Signal(verb=verb))
+        self._link.send(Signal(verb=verb))
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(_BEAT_EVERY_S)
-            self._link.tell(StillHere())
+            self._link.send(KeepAlive())
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._link.close()
         self._beats.cancel()
         self._on_end()
 
 
 class PipedProcesses:
-    """The processes that one launcher has started over links.
+    """Starts processes over links, and owns those that run.
 
     Example: `process = await processes.start(link, spec, files, machine="gpu-1")`; `processes.close()` at the
     end.
@@ -156,27 +158,28 @@ class PipedProcesses:
         patience_s: float = _ANSWER_S,
         on_end: Callable[[], None] = lambda: None,
     ) -> PipedProcess:
-        """Starts a process over a new link, which is closed if that fails.
+        """Starts a process over a new link. If that fails, closes the link.
 
-        `machine` is its name in messages; empty: as it calls itself. Raises: LinkLostError, ConfigError.
+        `machine`: its name in messages; empty: the host name that the host reports. Raises: LinkLostError,
+        ConfigError.
         """
         try:
-            hello = await asked(link, patience_s=patience_s)
+            hello = await receive_hello(link, patience_s=patience_s)
             name = machine or hello.hostname
-            pid = await _started(link, name, spec, files)
+            pid = await _start_process(link, name, spec, files)
         except BaseException:
             link.close()
             raise
 
-        def ended() -> None:
+        def forget() -> None:
             self._running.discard(process)
             on_end()
 
-        process = PipedProcess(link, name, pid=pid, log_path=spec.log_path, on_end=ended)
+        process = PipedProcess(link, name, pid=pid, log_path=spec.log_path, on_end=forget)
         self._running.add(process)
         return process
 
     def close(self) -> None:
-        """Ends those that still run."""
+        """Ends the processes that still run."""
         for process in tuple(self._running):
             process.abandon()

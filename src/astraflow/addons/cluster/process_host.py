@@ -1,8 +1,8 @@
-"""What runs on another machine than the launcher: a host that holds one process of a run.
+"""A host: holds one process of a run on another machine than the launcher's.
 
-The process is started by the local launcher, in the host. So it ends when the host does, for whatever reason:
-the launcher has ended it, the launcher is gone, or the machine is. Ray makes an actor of `ProcessHost` and
-calls its methods; elsewhere, `host_main` calls them.
+The host starts the process with a local launcher, so the process ends when the host ends, whether because the
+launcher has ended the host or because the launcher is gone. Ray makes an actor of `ProcessHost` and calls its
+methods; for SSH and Slurm, `host_main` calls them.
 """
 
 import asyncio
@@ -22,24 +22,24 @@ from astraflow.service.process import MODULE_PATH_VARIABLE
 __all__ = ["News", "ProcessHost", "relocated"]
 
 _NEWS_EVERY_S = 1.0
-"""Time between two answers to the launcher, which shows how the process is twice per second."""
+"""Time between two reports to the launcher."""
 _MAX_LOG_BYTES = 256 * 1024
-"""Output in one answer; a process that writes more is read in several."""
+"""Largest output of the process in one report; more output takes several reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """How a process is, and what it has written."""
+    """The state of a process, and what it has written."""
 
     log: bytes
-    """Its output from the asked offset on."""
+    """Its output from the requested offset."""
     life: ProcessLife
     code: int | None = None
-    """Its exit code, once it has ended and all of its output was told."""
+    """Its exit code, once it has ended and all of its output was reported."""
 
 
 class ProcessHost:
-    """Holds one process. Its methods are called by the launcher, from another machine.
+    """Holds one process. The launcher calls the methods from another machine.
 
     Example: `host = ProcessHost(); pid = await host.start(spec, {}, astraflow.__version__)`.
     """
@@ -52,9 +52,9 @@ class ProcessHost:
         self._log_path = self._folder
 
     async def start(self, spec: ProcessSpec, files: Mapping[Path, bytes], version: str) -> int:
-        """Starts the process with the contents of the files that it reads; returns its id.
+        """Starts the process, with the contents of the files that it reads. Returns: its process id.
 
-        Raises: ConfigError if this machine has another AstraFlow than the launcher, of that version.
+        `version`: that of the launcher's AstraFlow. Raises: ConfigError if this machine has another version.
         """
         if version != astraflow.__version__:
             raise ConfigError(
@@ -68,10 +68,11 @@ class ProcessHost:
         return self._handle.pid
 
     async def news(self, offset: int) -> News:
-        """Waits for a moment, or for the end of the process, and tells what has happened."""
+        """Waits for a second, or until the process ends. Returns: what has happened."""
         handle, ended = self._started()
         await asyncio.wait({ended}, timeout=_NEWS_EVERY_S)
-        is_over = ended.done()  # before the output is read: then none can follow
+        # Checked before the output is read. If the process has ended by now, no output can follow.
+        is_over = ended.done()
         with self._log_path.open("rb") as file:
             file.seek(offset)
             log = file.read(_MAX_LOG_BYTES)
@@ -89,15 +90,15 @@ class ProcessHost:
         self.terminate_now()
 
     def terminate_now(self) -> None:
-        """The same, for a caller in this process."""
+        """The same for a signal handler, which can't await."""
         self._started()[0].terminate()
 
     async def kill(self) -> None:
-        """Ends the process."""
+        """Kills the process."""
         self._started()[0].kill()
 
     async def end(self, grace_s: float) -> None:
-        """Asks the process to stop, and kills it if it still runs after `grace_s`."""
+        """Asks the process to stop. Kills it if it still runs after `grace_s`."""
         handle, ended = self._started()
         handle.terminate()
         await asyncio.wait({ended}, timeout=grace_s)
@@ -105,7 +106,7 @@ class ProcessHost:
         await ended
 
     async def clean(self) -> None:
-        """Removes what is on this machine's disk. The last call, after the process has ended."""
+        """Removes the files of the process from this machine. The last call, after the process has ended."""
         self._launcher.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
@@ -116,11 +117,11 @@ class ProcessHost:
 
 
 def relocated(spec: ProcessSpec, files: Mapping[Path, bytes], folder: Path) -> ProcessSpec:
-    """A process as it is started on this machine, which has none of the launcher's files.
+    """Adapts a process to this machine, which has none of the launcher's files.
 
-    Below `folder`, the files that it reads are written and its scratch folders made; arguments and variables
-    that name them name the new places. It runs by this machine's Python. Modules of the user's own are looked
-    for in the current folder.
+    Writes the files that the process reads, and creates its scratch folders, below `folder`. Arguments and
+    variables with their paths get the new paths. The process runs under this machine's Python, and finds the
+    user's own modules in the current folder.
     """
     places: dict[str, str] = {}
     for idx, (path, content) in enumerate(files.items()):

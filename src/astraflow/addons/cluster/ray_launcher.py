@@ -1,12 +1,11 @@
-"""Starts the rollout services of a run on the nodes of a Ray cluster, and its other processes here.
+"""Starts the rollout services of a run on the nodes of a Ray cluster, and its other processes on this node.
 
     start -> an actor waits for room on a node -> it starts the process -> the handle follows it
     follow: asks the actor for news in a loop -> output into the log here, signs of life, exit code; ends with
             the process, the actor or the node
 
-Only a process that is near nobody, listens nowhere and must find nothing again runs on another node: it gets
-what it reads from its actor, and everything else over HTTP. This machine must be a node of the cluster,
-because the others call it at its address there.
+Only movable processes (`room.is_movable`) run on other nodes. Their files come from the actor, and everything
+else over HTTP. This machine must be a node of the cluster, because the others call its address there.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from typing import Any, cast
 import astraflow
 from astraflow.addons.cluster.config import RayLauncherConfig
 from astraflow.addons.cluster.process_host import ProcessHost
-from astraflow.addons.cluster.ray_process import NodeOf, RayProcess
+from astraflow.addons.cluster.ray_process import ActorNode, RayProcess
 from astraflow.addons.cluster.room import Room, contents_of, is_movable, missing_room, naming_wait
 from astraflow.errors import ConfigError, Error, ServiceError
 from astraflow.processes.local_launcher import LocalLauncher
@@ -36,17 +35,18 @@ __all__ = ["RayLauncher", "room_of"]
 _log = logging.getLogger(__name__)
 
 _ANSWER_S = 5.0
+"""Time for the cluster's head node to accept a connection."""
 _REMEDY = "add a node, or set launcher.autoscales=true if the cluster adds nodes itself"
 _MAX_LOST_STARTS = 5
+"""Attempts to start a process on nodes that are lost during the start."""
 
 
 class _StartLostError(Exception):
-    """The node, or the actor, went away while the process was being started."""
+    """The node or the actor was lost during the start of the process."""
 
 
 class RayLauncher:
-    """Implements `Launcher` and `MultiMachineLauncher`. Connects to the cluster when it is made, and blocks
-    for that.
+    """Implements `Launcher` and `MultiMachineLauncher`. The constructor connects to the cluster, and blocks.
 
     Example: `RayLauncher(RayLauncherConfig(address="10.0.0.5:6379"))`.
     """
@@ -56,10 +56,10 @@ class RayLauncher:
         if "://" in config.address:
             raise ConfigError(
                 f"launcher.address = {config.address!r} is for Ray clients, but the launcher must run on a "
-                "node of the cluster: start it there, or with `ray job submit`, and give HOST:PORT or auto"
+                "node of the cluster: start it there, or with `ray job submit`, and set HOST:PORT or auto"
             )
         try:
-            # Any: the library is not part of the environment that checks types.
+            # Any: Ray isn't installed where types are checked.
             self._ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError as err:
             raise ConfigError(f"the launcher ray needs Ray: {install_command('ray')}") from err
@@ -70,7 +70,7 @@ class RayLauncher:
         self._host = str(self._ray.util.get_node_ip_address())
         self._local = LocalLauncher()
         self._fitting: set[str] = set()
-        """Names of the processes for which some node has had room."""
+        """Names of the processes that fit on at least one node."""
 
     @property
     def host(self) -> str:
@@ -78,9 +78,9 @@ class RayLauncher:
         return self._host
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Starts a process, if need be once a node has room.
+        """Starts a process, as soon as a node has room for it.
 
-        Raises: ConfigError if no node can have room for it; ServiceError if Ray cannot start it.
+        Raises: ConfigError if the process is too large for every node; ServiceError if Ray can't start it.
         """
         if not is_movable(spec):
             return await self._local.start(spec)
@@ -94,26 +94,26 @@ class RayLauncher:
             with contextlib.suppress(_StartLostError):
                 return await self._place(spec, files)
         raise ServiceError(
-            f"Ray cannot start {spec.name}: {_MAX_LOST_STARTS} nodes in a row were lost meanwhile; see "
-            "`ray status`"
+            f"Ray cannot start {spec.name}: {_MAX_LOST_STARTS} nodes in a row were lost during the start; "
+            "see `ray status`"
         )
 
     async def _place(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
-        """Starts a process in a new actor, of which nothing is left if that fails."""
-        actor = self._actor(spec.needs)
+        """Starts a process in a new actor. If that fails, kills the actor."""
+        actor = self._make_actor(spec.needs)
         try:
-            return await self._started(actor, spec, files)
+            return await self._start_in(actor, spec, files)
         except BaseException:
             self._ray.kill(actor)
             raise
 
     def close(self) -> None:
-        """Leaves the cluster, which ends every actor that is left."""
+        """Leaves the cluster, which ends all remaining actors."""
         self._local.close()
         if self._is_owner:
             self._ray.shutdown()
 
-    def _actor(self, needs: Needs) -> Any:
+    def _make_actor(self, needs: Needs) -> Any:
         options: dict[str, Any] = {"num_cpus": needs.cpus, "num_gpus": needs.gpus}
         if needs.memory_bytes:
             options["memory"] = needs.memory_bytes
@@ -123,20 +123,21 @@ class RayLauncher:
             options["runtime_env"] = self._config.runtime_env
         return self._ray.remote(ProcessHost).options(scheduling_strategy="SPREAD", **options).remote()
 
-    async def _started(self, actor: Any, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
+    async def _start_in(self, actor: Any, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
         errors = self._ray.exceptions
-        node = NodeOf(self._ray)
+        node = ActorNode(self._ray)
         try:
             with naming_wait(spec):
-                await node.ask(actor)
+                await node.wait_for(actor)
             pid = await actor.start.remote(spec, files, astraflow.__version__)
         except errors.RayTaskError as err:
             if isinstance(err.cause, Error):
                 raise err.cause from err
             raise ServiceError(f"Ray cannot start {spec.name}: {_last_line(err)}") from err
         except errors.RayError as err:
+            # An actor that dies after its constructor was lost with its node; another attempt may succeed.
             if isinstance(err, errors.RayActorError) and not err.actor_init_failed:
-                _log.warning("%s has to look for another node: %s", spec.name, err)
+                _log.warning("%s needs another node: %s", spec.name, err)
                 raise _StartLostError from err
             raise ServiceError(
                 f"Ray cannot start {spec.name}: {err}; is astraflow[ray] {astraflow.__version__} installed "
@@ -147,19 +148,19 @@ class RayLauncher:
 
 
 def room_of(node: Mapping[str, Any]) -> Room:
-    """What a node has, of which `ray.nodes()` says this."""
+    """What a node has in total, from its entry in `ray.nodes()`."""
     resources = cast("Mapping[str, float]", node["Resources"])
     return Room(resources.get("CPU", 0.0), resources.get("GPU", 0.0), resources.get("memory", 0.0))
 
 
 def _connect(ray: Any, address: str) -> None:
     """Connects to the cluster. Raises: ConfigError."""
-    remedy = "start one with `ray start --head`, and the launcher on one of its nodes"
+    remedy = "start one with `ray start --head`, and start the run on one of its nodes"
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
-    # Ray itself would try for minutes.
-    if problem := _silence_of(named):
+    # Checked first, because Ray itself would try for minutes.
+    if problem := _connection_problem(named):
         raise ConfigError(f"launcher.address = {named!r}: cannot join the Ray cluster: {problem}; {remedy}")
-    # Ray replaces the handler of SIGTERM by one that exits at once, without an end of the run.
+    # Ray's own handler of SIGTERM would exit at once, without ending the run first.
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
@@ -172,8 +173,8 @@ def _connect(ray: Any, address: str) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
-def _silence_of(address: str) -> str:
-    """Why nobody answers at `HOST:PORT`; empty if somebody does, or it is no such address."""
+def _connection_problem(address: str) -> str:
+    """Why nothing accepts connections at `HOST:PORT`; empty if something does, or for another address."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return ""

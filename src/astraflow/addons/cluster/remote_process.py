@@ -1,10 +1,10 @@
-"""A process on another machine, as the launcher sees it, whatever brings the news of it.
+"""The base class of handles of processes on other machines.
 
-follow: takes the news -> output into the log here, signs of life, exit code; ends with the process, or when
-        there can be no more news
+follow: processes news -> output into the log here, signs of life, exit code; ends with the process, or when
+        no more news can arrive
 
-A subclass says how news come (`_last_news`), how the process is signalled (`_signal`), and how what holds it
-there is ended (`_let_go`).
+A subclass implements how news arrive (`_follow_news`), how the process is signaled (`_signal`), and how its
+holder on the other machine, a host program or an actor, is ended (`_release`).
 """
 
 import asyncio
@@ -25,16 +25,17 @@ Verb = Literal["terminate", "kill"]
 KILLED = -9
 """The exit code of a process that was killed."""
 _LATE_NEWS_S = 4.0
-"""A machine that has told nothing for this long, four times as long as it takes, is named."""
+"""Time without news after which a machine is reported as silent. News normally arrive once per second."""
 _KILL_GRACE_S = 2.0
-"""Time for a machine to kill its process; then what holds the process there is ended."""
+"""Time for a machine to kill its process before the process's holder is ended."""
 
 
 class RemoteProcess(ABC):
-    """Implements `LifeReporter`, and `ProcessHandle` but for `silence`. Follows its process from the moment
-    it is made, so a subclass sets its own attributes before it waits for anything.
+    """Implements `LifeReporter`, and all of `ProcessHandle` but `silence`.
 
-    `place` is where the process runs, in messages: `machine gpu-1`.
+    The constructor creates the task that follows the process. The task first runs at the next `await`, so a
+    subclass sets its own attributes before that. `place`: where the process runs, in messages, e.g. `machine
+    gpu-1`.
     """
 
     def __init__(self, place: str, *, pid: int, log_path: Path) -> None:
@@ -43,34 +44,34 @@ class RemoteProcess(ABC):
         self._log_path = log_path
         self._loop = asyncio.get_running_loop()
         self._life = ProcessLife()
-        self._heard_s = self._loop.time()
-        """When something was told last."""
+        self._news_s = self._loop.time()
+        """Time of the last news."""
         self._code: asyncio.Future[int] = self._loop.create_future()
         self._follower = asyncio.create_task(self._follow(), name=f"follow:{log_path.stem}")
 
     @property
     def pid(self) -> int:
-        """Its process id on its machine."""
+        """The process id on its machine."""
         return self._pid
 
     async def wait(self) -> int:
-        """Its exit code; `MACHINE_LOST` if its machine is lost or was taken away."""
+        """The exit code, at the end; `MACHINE_LOST` if the machine is lost or was taken away."""
         return await asyncio.shield(self._code)
 
     def terminate(self) -> None:
-        """Asks it to stop (SIGTERM)."""
+        """Asks the process to stop (SIGTERM)."""
         if not self._code.done():
             self._signal("terminate")
 
     def kill(self) -> None:
-        """Kills it, or ends what holds it if that does not do it."""
+        """Kills the process. If that takes too long, ends its holder."""
         if not self._code.done():
             self._signal("kill")
             self._loop.call_later(_KILL_GRACE_S, self._end, KILLED)
 
     def life(self) -> ProcessLife:
-        """What was told last, or that nothing is told."""
-        late_s = self._loop.time() - self._heard_s
+        """The last report, or that the machine doesn't answer."""
+        late_s = self._loop.time() - self._news_s
         if late_s > _LATE_NEWS_S:
             silent_s = (self._life.silent_s or 0.0) + late_s
             return ProcessLife(silent_s, works=False, condition=f"its {self._place} does not answer")
@@ -81,24 +82,25 @@ class RemoteProcess(ABC):
     # --- for subclasses ---
 
     @abstractmethod
-    async def _last_news(self) -> int:
-        """Takes news, with `_heard` and `_write`, until there can be no more; returns the exit code."""
+    async def _follow_news(self) -> int:
+        """Passes news to `_note_life` and `_write` until no more can arrive. Returns: the exit code."""
 
     @abstractmethod
     def _signal(self, verb: Verb) -> None:
-        """Has the process asked to stop, or killed. Returns at once."""
+        """Has the process's holder terminate or kill it. Returns at once."""
 
     @abstractmethod
-    def _let_go(self) -> None:
-        """Ends what holds the process, which may have ended. Called once."""
+    def _release(self) -> None:
+        """Ends the process's holder, unless it has ended. Called once."""
 
-    def _heard(self, life: ProcessLife) -> None:
-        """Notes what was told."""
+    def _note_life(self, life: ProcessLife) -> None:
+        """Records a report on the process."""
         self._life = life
-        self._heard_s = self._loop.time()
+        self._news_s = self._loop.time()
 
     def _write(self, log: bytes) -> None:
-        """Into its log on this machine; a full disk must not lose the process."""
+        """Appends output to the log on this machine. An error, such as a full disk, is only logged, because
+        it must not end the task that follows the process."""
         try:
             with self._log_path.open("ab") as file:
                 file.write(log)
@@ -106,19 +108,19 @@ class RemoteProcess(ABC):
             _log.warning("%s cannot be written: %s", self._log_path, err)
 
     def _end(self, code: int) -> None:
-        """Notes how it ended, and lets go. Does nothing if it has ended."""
+        """Records the exit code, and releases the holder. Does nothing at the second call."""
         if self._code.done():
             return
         self._code.set_result(code)
         self._follower.cancel()
-        self._let_go()
+        self._release()
 
     async def _follow(self) -> None:
-        """Notes how the process ended; whatever goes wrong, `wait` returns."""
-        # An error of the follower's own counts as a crash: a lost machine would be no reason ever to give up.
+        """Follows the process to its end. Whatever goes wrong, `wait` returns."""
+        # An error in this class counts as a crash. The supervisor would restart after a lost machine forever.
         code = KILLED
         try:
             self._write(f"--- on {self._place}\n".encode())
-            code = await self._last_news()
+            code = await self._follow_news()
         finally:
             self._end(code)

@@ -1,4 +1,4 @@
-"""What the machines of a cluster have to give, and what is said of a process that waits for a part of it."""
+"""The room on the machines of a cluster, and the messages about processes that wait for room."""
 
 import asyncio
 import logging
@@ -15,26 +15,26 @@ __all__ = ["Room", "contents_of", "is_movable", "missing_room", "naming_wait", "
 _log = logging.getLogger(__name__)
 
 _NAMED_AFTER_S = 20.0
-"""A process that still has no machine after this time is named in the log; a busy one starts it in 10 s."""
+"""Time after which a waiting process is mentioned in the log. Even a busy machine starts one within 10 s."""
 _MAX_FILE_BYTES = 1024 * 1024
-"""Largest file that travels with a process: certificates are smaller."""
+"""Largest file that is sent with a process; certificates are smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one machine has, or has left."""
+    """What one machine has in total, or has left."""
 
     cpus: float
     gpus: float
     memory_bytes: float
 
     def holds(self, needs: Needs) -> bool:
-        """Whether a process finds room in it."""
+        """Whether there is enough room for a process."""
         return self.cpus >= needs.cpus and self.gpus >= needs.gpus and self.memory_bytes >= needs.memory_bytes
 
 
 def missing_room(needs: Needs, rooms: Sequence[Room], *, cluster: str, remedy: str) -> str:
-    """Why no machine could hold a process, even if nothing else runs, and what to do; empty if one could.
+    """Why a process fits on no machine, even on an idle one, and what to do; empty if it fits.
 
     Example: `missing_room(Needs(gpus=2), rooms, cluster="the Ray cluster", remedy="add a node")`.
     """
@@ -46,7 +46,7 @@ def missing_room(needs: Needs, rooms: Sequence[Room], *, cluster: str, remedy: s
         f"{max((room.memory_bytes for room in rooms), default=0.0) / 1e9:.1f} GB"
     )
     return (
-        f"no machine of {cluster} has {needs_text(needs)}; of its {len(rooms)} machines, none has more than "
+        f"no machine of {cluster} has {needs_text(needs)}; none of its {len(rooms)} machines has more than "
         f"{had}. Change cluster.rollout, or {remedy}"
     )
 
@@ -63,14 +63,14 @@ def needs_text(needs: Needs) -> str:
 
 
 def is_movable(spec: ProcessSpec) -> bool:
-    """Whether a process can run on another machine than the launcher's: it is near nobody, listens nowhere
-    and must find nothing again."""
+    """Whether a process can run on another machine than the launcher's: it shares its machine with no other
+    process, doesn't listen, and has no folder that it must find again."""
     return not (spec.near or spec.writes or spec.address)
 
 
 @contextmanager
 def naming_wait(spec: ProcessSpec) -> Generator[None]:
-    """While a process waits for a machine in this block, and does so for long, the log says it."""
+    """Logs that a process waits for a machine if the block takes long."""
     named = asyncio.create_task(_name_wait(spec))
     try:
         yield
@@ -87,11 +87,11 @@ async def _name_wait(spec: ProcessSpec) -> None:
 
 
 def contents_of(spec: ProcessSpec) -> dict[Path, bytes]:
-    """The files that travel with a process. Raises: ConfigError for a folder or a large file."""
+    """The files that are sent with a process. Raises: ConfigError for a folder or a large file."""
     for path in spec.reads:
         if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
             raise ConfigError(
-                f"{spec.name} reads {path}, which is no file of at most {_MAX_FILE_BYTES:,} bytes, so it "
-                "cannot be sent to another machine"
+                f"{spec.name} reads {path}, which cannot be sent to another machine; expected a file of at "
+                f"most {_MAX_FILE_BYTES:,} bytes"
             )
     return {path: path.read_bytes() for path in spec.reads}

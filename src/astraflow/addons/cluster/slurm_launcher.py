@@ -1,11 +1,12 @@
-"""Starts each rollout service of a run as a job of Slurm, and its other processes here.
+"""Starts each rollout service of a run as a Slurm job, and its other processes on this machine.
 
     start -> srun queues a job -> Slurm starts `host_main` on a node -> it starts the process -> a handle
              follows it
 
-The job is the process: `scancel`, pre-emption and the time limit are told to the host by SIGTERM, which lets
-the process drain; then the same service queues again, as another job, without being counted as crashed. Slurm
-cannot requeue such a job, and need not. What waits in the queue is `waiting` or `restarting` in the run.
+A job lives as long as its process. On `scancel`, preemption and the time limit, Slurm sends SIGTERM to the
+host, which lets the process drain. The supervisor then starts the same service again, as another job, and
+doesn't count a crash. Slurm can't requeue such a job, and doesn't have to. While a job is queued, its service
+is `waiting` or `restarting`.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ __all__ = ["SlurmLauncher", "remedy_for", "srun_command"]
 _log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S = 5.0
-"""Time before a job whose controller did not answer is submitted again."""
+"""Time before a job that Slurm didn't start is submitted again."""
 _REMEDIES = {
     "nvalid partition": "see `sinfo` for the partitions, and set launcher.partition",
     "nvalid account": "set --account=NAME in launcher.options; `sacctmgr show associations` has yours",
@@ -42,18 +43,19 @@ _REMEDIES = {
     "nvalid constraint": "no node has these features; change cluster.rollout.labels",
     "requested time limit is invalid": "the partition allows less; change --time in launcher.options",
 }
-"""What `srun` says of a job that can never run -> what to do."""
+"""Part of what `srun` prints about a job that can never run -> what to do. Slurm varies the case of the first
+letter."""
 
 
 class SlurmLauncher:
-    """Implements `Launcher` and `MultiMachineLauncher`. It must run where `srun` does, and the nodes must
-    reach it.
+    """Implements `Launcher` and `MultiMachineLauncher`. It must run where `srun` is available, and the nodes
+    must be able to reach this machine.
 
     Example: `SlurmLauncher(SlurmLauncherConfig(partition="gpu"))`.
     """
 
     def __init__(self, config: SlurmLauncherConfig) -> None:
-        """Raises: ConfigError if this machine has no address for the nodes."""
+        """Raises: ConfigError if this machine has no address that the nodes can reach."""
         self._config = config
         self._host = _own_address(config)
         self._local = LocalLauncher()
@@ -61,32 +63,32 @@ class SlurmLauncher:
 
     @property
     def host(self) -> str:
-        """This machine's address, as the nodes call it."""
+        """The address at which the nodes call this machine."""
         return self._host
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Starts a process, once Slurm has a node for it.
+        """Starts a process, as soon as Slurm has a node for it.
 
-        Raises: ConfigError if Slurm never will, or the node refuses it for good.
+        Raises: ConfigError if the job can never run, or if no attempt can succeed on its node.
         """
         if not is_movable(spec):
             return await self._local.start(spec)
         files = await asyncio.to_thread(contents_of, spec)
         with naming_wait(spec):
             while True:
-                process = await self._try(spec, files)
+                process = await self._try_start(spec, files)
                 if process is not None:
                     return process
 
     def close(self) -> None:
-        """Ends every job that is left."""
+        """Ends all remaining jobs."""
         self._processes.close()
         self._local.close()
 
-    async def _try(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle | None:
-        """Starts a process; None, after a pause, if Slurm did not start its job but may later."""
+    async def _try_start(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle | None:
+        """Starts a process. Returns: None, after a pause, if Slurm didn't start the job now but may later."""
         try:
-            return await self._queue(spec, files)
+            return await self._start_job(spec, files)
         except LinkLostError as err:
             if remedy := remedy_for(str(err)):
                 raise ConfigError(f"{spec.name}: {err}; {remedy}") from err
@@ -94,9 +96,9 @@ class SlurmLauncher:
             await asyncio.sleep(_ASK_AGAIN_S)
             return None
 
-    async def _queue(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
-        """Starts a process in a job of its own, of which nothing is left if that fails."""
-        # Within a job, srun would take a part of it instead of asking for a new one.
+    async def _start_job(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
+        """Starts a process in a new job. If that fails, nothing of the job is left."""
+        # With these variables of an outer job, srun would start a step of that job instead of a new job.
         outer = {
             name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))
         }
@@ -105,42 +107,43 @@ class SlurmLauncher:
             link = await HostLink.open(srun_command(self._config, spec), env=outer | kept)
         except OSError as err:
             raise ConfigError(
-                f"the launcher slurm needs `srun` ({err.strerror}); run this where Slurm's commands are"
+                f"the launcher slurm needs `srun` ({err.strerror}); run this where Slurm's commands are "
+                "available"
             ) from err
         return await self._processes.start(link, spec, files, patience_s=math.inf)
 
 
 def srun_command(config: SlurmLauncherConfig, spec: ProcessSpec) -> list[str]:
-    """The command that queues the job of a process. Secrets never travel on it."""
+    """The command that queues the job of a process. It contains no secrets, which other users could read."""
     needs = spec.needs
-    asked = [f"--cpus-per-task={max(1, -(-needs.cpus // 1)):.0f}", f"--signal=TERM@{config.notice_s}"]
+    resources = [f"--cpus-per-task={max(1, -(-needs.cpus // 1)):.0f}", f"--signal=TERM@{config.notice_s}"]
     if config.partition:
-        asked.append(f"--partition={config.partition}")
+        resources.append(f"--partition={config.partition}")
     if needs.gpus:
-        asked.append(f"--gpus-per-task={-(-needs.gpus // 1):.0f}")
+        resources.append(f"--gpus-per-task={-(-needs.gpus // 1):.0f}")
     if needs.memory_bytes:
-        asked.append(f"--mem={-(-needs.memory_bytes // 2**20)}M")
+        resources.append(f"--mem={-(-needs.memory_bytes // 2**20)}M")
     if needs.labels:
-        # Slurm's features are words without values.
+        # A feature in Slurm is a word without a value.
         words = [name if value in {"", "true"} else f"{name}={value}" for name, value in needs.labels.items()]
-        asked.append(f"--constraint={'&'.join(words)}")
+        resources.append(f"--constraint={'&'.join(words)}")
     program = [config.python, "-P", "-m", "astraflow.addons.cluster.host_main"]
-    # Unbuffered: otherwise Slurm holds back what does not end with a line break, as frames do.
+    # Unbuffered, because Slurm would hold back frames, which don't end with a line break.
     return [
         "srun",
         "--unbuffered",
         "--ntasks=1",
         "--job-name",
         f"astraflow-{spec.name}",
-        *asked,
+        *resources,
         *config.options,
         *program,
     ]
 
 
 def remedy_for(text: str) -> str:
-    """What to do about a job that can never run, by what `srun` says; empty if it may run later."""
-    return next((remedy for sign, remedy in _REMEDIES.items() if sign in text), "")
+    """What to do about a job that can never run, by what `srun` printed; empty if it may run later."""
+    return next((remedy for part, remedy in _REMEDIES.items() if part in text), "")
 
 
 def _own_address(config: SlurmLauncherConfig) -> str:
@@ -153,8 +156,8 @@ def _own_address(config: SlurmLauncherConfig) -> str:
         address = ""
     if not address or is_loopback(address):
         raise ConfigError(
-            f"launcher.address = 'auto': the name of this machine, {name}, leads to "
-            f"{address or 'no address'}, which nodes do not reach; set launcher.address to an address of "
-            "this machine that they reach"
+            f"launcher.address = 'auto': the name of this machine, {name}, resolves to "
+            f"{address or 'no address'}, which nodes cannot reach; set launcher.address to an address of "
+            "this machine that they can reach"
         )
     return address

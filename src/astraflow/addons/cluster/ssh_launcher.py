@@ -1,12 +1,12 @@
-"""Starts the rollout services of a run on hosts that ssh reaches, and its other processes here.
+"""Starts the rollout services of a run on hosts that ssh reaches, and its other processes on this machine.
 
-    start -> takes room on a host -> ssh starts `host_main` there -> it starts the process -> a handle
+    start -> reserves room on a host -> ssh starts `host_main` there -> it starts the process -> a handle
              follows it
 
-One connection of ssh per process: its end is that of the process, on whichever side it began. ssh also does
-what a launcher should not: keys, addresses, encryption. There is no scheduler, so the launcher keeps the
-book of what each host has left. Only processes that are near nobody, listen nowhere and must find nothing
-again run on hosts: they get what they read from the launcher, and everything else over HTTP.
+Each process has its own ssh connection. When the connection ends, the process ends, and the other way around.
+ssh takes care of keys, addresses and encryption. There is no scheduler, so the launcher keeps track of what
+each host has left. Only movable processes (`room.is_movable`) run on hosts. Their files come from the
+launcher, and everything else over HTTP.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ import astraflow
 from astraflow.addons.cluster.config import SshLauncherConfig
 from astraflow.addons.cluster.host_frames import Hello
 from astraflow.addons.cluster.host_link import HostLink, LinkLostError
-from astraflow.addons.cluster.piped_process import PipedProcesses, asked
+from astraflow.addons.cluster.piped_process import PipedProcesses, receive_hello
 from astraflow.addons.cluster.room import Room, contents_of, is_movable, missing_room, naming_wait
 from astraflow.errors import ConfigError
 from astraflow.processes.local_launcher import LocalLauncher
@@ -36,15 +36,16 @@ __all__ = ["HostBook", "HostEntry", "SshLauncher", "remedy_for", "ssh_command"]
 _log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S = 3.0
-"""Time before a process that has found no host looks again."""
-_LEAST_DISK_BYTES = 100e6
-_MOST_SKEW_S = 60.0
-"""Clocks that are further apart are named: nothing depends on them but people who compare logs."""
+"""Time between two attempts to start a process."""
+_MIN_DISK_BYTES = 100e6
+"""Free space that a host needs for temporary files."""
+_MAX_SKEW_S = 60.0
+"""Difference of the clocks above which a warning is logged. It only matters to people who compare logs."""
 _SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ClearAllForwardings=yes")
 
 
 class HostEntry:
-    """One host in the book: what it has left, and how often in a row it was not reached."""
+    """The room that one host has left, and the number of failed attempts in a row to reach it."""
 
     def __init__(self, name: str, room: Room) -> None:
         self.name = name
@@ -54,7 +55,7 @@ class HostEntry:
         self._free_gpus = list(range(int(room.gpus)))
 
     def take(self, needs: Needs) -> tuple[int, ...]:
-        """Reserves room for a process; returns the numbers of its GPUs."""
+        """Reserves room for a process. Returns: the numbers of its GPUs."""
         self._change(needs, -1)
         count = int(-(-needs.gpus // 1))
         taken = tuple(self._free_gpus[:count])
@@ -75,7 +76,7 @@ class HostEntry:
 
 
 class HostBook:
-    """Which host gets the next process: one that answers, and of these the one with the most CPUs left.
+    """Chooses the host of the next process: the one with the fewest failures, then the most CPUs left.
 
     Example: `host, gpus = await book.take(needs)`; later `book.give_back(host, needs, gpus)`.
     """
@@ -86,11 +87,11 @@ class HostBook:
 
     @property
     def rooms(self) -> list[Room]:
-        """What each host has when nothing runs on it."""
+        """The room of each host when nothing runs on it."""
         return [entry.whole for entry in self._entries]
 
     async def take(self, needs: Needs) -> tuple[HostEntry, tuple[int, ...]]:
-        """Waits for a host with room, and reserves it."""
+        """Waits for a host with room, and reserves it. Returns: the host, and the numbers of the GPUs."""
         while not (fitting := [entry for entry in self._entries if entry.left.holds(needs)]):
             self._changed.clear()
             await self._changed.wait()
@@ -98,26 +99,26 @@ class HostBook:
         return host, host.take(needs)
 
     def give_back(self, host: HostEntry, needs: Needs, gpus: Sequence[int]) -> None:
-        """A process has ended, or was never started."""
+        """Ends the reservation of a process that has ended or was never started."""
         host.give_back(needs, gpus)
         self._changed.set()
 
 
 class SshLauncher:
-    """Implements `Launcher` and `MultiMachineLauncher`. Asks every host what it has when it is made, and
-    blocks for that.
+    """Implements `Launcher` and `MultiMachineLauncher`. The constructor asks all hosts what they have, and
+    blocks.
 
     Example: `SshLauncher(SshLauncherConfig(hosts=("gpu-1", "gpu-2")))`.
     """
 
     def __init__(self, config: SshLauncherConfig) -> None:
-        """Raises: ConfigError that names every host which cannot be used, and what to do."""
+        """Raises: ConfigError that lists all unusable hosts, with the remedies."""
         if len(set(config.hosts)) < len(config.hosts):
             raise ConfigError(
                 "launcher.hosts names a host twice; one entry holds as many services as it has room for"
             )
         self._config = config
-        # Of this thread, the event loop may run already, which this blocks for a moment.
+        # In another thread, because this thread may have a running event loop, which allows no second one.
         with ThreadPoolExecutor(1) as pool:
             hellos = pool.submit(asyncio.run, _ask_all(config)).result()
         self._host = _own_address(config, hellos)
@@ -128,13 +129,13 @@ class SshLauncher:
 
     @property
     def host(self) -> str:
-        """This machine's address, as the hosts call it."""
+        """The address at which the hosts call this machine."""
         return self._host
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Starts a process, if need be once a host has room.
+        """Starts a process, as soon as a host has room for it.
 
-        Raises: ConfigError if no host can have room for it, or one refuses it for good.
+        Raises: ConfigError if the process is too large for every host, or if no attempt can succeed.
         """
         if not is_movable(spec):
             return await self._local.start(spec)
@@ -160,14 +161,14 @@ class SshLauncher:
                 await asyncio.sleep(_ASK_AGAIN_S)
 
     def close(self) -> None:
-        """Closes every link; hosts end the processes whose launcher is gone."""
+        """Closes all links, whereupon the hosts end their processes."""
         self._processes.close()
         self._local.close()
 
     async def _start_on(
         self, host: HostEntry, gpus: Sequence[int], spec: ProcessSpec, files: Mapping[Path, bytes]
     ) -> ProcessHandle:
-        """Starts a process on a host, where nothing is left of it if that fails. Raises: LinkLostError."""
+        """Starts a process on a host. If that fails, nothing of it is left there. Raises: LinkLostError."""
 
         def give_back() -> None:
             self._book.give_back(host, spec.needs, gpus)
@@ -175,7 +176,7 @@ class SshLauncher:
         try:
             link = await HostLink.open(ssh_command(self._config, host.name))
             process = await self._processes.start(
-                link, _seeing(spec, gpus), files, machine=host.name, on_end=give_back
+                link, _with_gpus(spec, gpus), files, machine=host.name, on_end=give_back
             )
         except BaseException:
             give_back()
@@ -185,37 +186,37 @@ class SshLauncher:
 
 
 def ssh_command(config: SshLauncherConfig, host: str) -> list[str]:
-    """The command that starts a host program. Secrets never travel on it."""
+    """The command that starts the host program. It contains no secrets, which other users could read."""
     python = config.python
-    # The shell there replaces a leading ~ only where it is not quoted.
+    # The remote shell expands a leading ~ only if it isn't quoted.
     quoted = f"~/{shlex.quote(python[2:])}" if python.startswith("~/") else shlex.quote(python)
     remote = f"exec {quoted} -P -m astraflow.addons.cluster.host_main"
     return ["ssh", *config.options, *_SSH_OPTIONS, "--", host, remote]
 
 
 def remedy_for(text: str, host: str) -> str:
-    """What to do about a host that answered a call with this text."""
+    """What to do about a host for which `ssh` printed this text."""
     known = {
-        "Permission denied": f"`ssh {host} true` must work without a question: add your key there",
+        "Permission denied": f"`ssh {host} true` must work without a prompt: add your key there",
         "Host key verification failed": f"connect once by hand, `ssh {host} true`, to accept its key",
         "Could not resolve hostname": "is the name right? See launcher.hosts and ~/.ssh/config",
-        "No module named": f"pip install 'astraflow[quickstart]=={astraflow.__version__}' there, or name "
-        "another Python by launcher.python",
-        "not found": "name its Python by launcher.python",
-        "No such file": "name its Python by launcher.python",
-        "python -h": "AstraFlow needs Python 3.11 or newer there; name one by launcher.python",
+        "No module named": f"pip install 'astraflow[quickstart]=={astraflow.__version__}' there, or set "
+        "launcher.python to another Python",
+        "not found": "set launcher.python to its Python",
+        "No such file": "set launcher.python to its Python",
+        "python -h": "AstraFlow needs Python 3.11 or newer there; set launcher.python to one",
     }
-    found = [remedy for sign, remedy in known.items() if sign in text]
-    return found[0] if found else f"does `ssh {host} true` work? Otherwise, take it out of launcher.hosts"
+    found = [remedy for part, remedy in known.items() if part in text]
+    return found[0] if found else f"does `ssh {host} true` work? If not, remove it from launcher.hosts"
 
 
-def _seeing(spec: ProcessSpec, gpus: Sequence[int]) -> ProcessSpec:
-    """The process with the GPUs that it got, and no others."""
+def _with_gpus(spec: ProcessSpec, gpus: Sequence[int]) -> ProcessSpec:
+    """The process, limited to its reserved GPUs."""
     return replace(spec, env={**spec.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))})
 
 
 async def _ask_all(config: SshLauncherConfig) -> dict[str, Hello]:
-    """What each host has. Raises: ConfigError that names all that cannot be used."""
+    """Asks all hosts what they have. Raises: ConfigError that lists all unusable hosts."""
     answers = await asyncio.gather(*(_ask(config, host) for host in config.hosts))
     hellos = dict(zip(config.hosts, answers, strict=True))
     problems = [answer for answer in answers if isinstance(answer, str)]
@@ -225,47 +226,47 @@ async def _ask_all(config: SshLauncherConfig) -> dict[str, Hello]:
 
 
 async def _ask(config: SshLauncherConfig, host: str) -> Hello | str:
-    """What a host has, or why it cannot be used."""
+    """Asks a host what it has. Returns: a text if the host can't be used."""
     try:
         link = await HostLink.open(ssh_command(config, host))
     except OSError as err:
         return f"{host}: this machine has no ssh ({err.strerror}); install OpenSSH's client"
     try:
-        hello = await asked(link)
+        hello = await receive_hello(link)
     except LinkLostError as err:
         return f"{host}: {err}; {remedy_for(str(err), host)}"
     finally:
         link.close()
-        await link.ended()
-    return _problem_of(host, hello) or hello
+        await link.finish()
+    return _find_problem(host, hello) or hello
 
 
-def _problem_of(host: str, hello: Hello) -> str:
-    """Why a host that has answered cannot be used; empty if it can."""
+def _find_problem(host: str, hello: Hello) -> str:
+    """Why a host that has answered can't be used; empty if it can. Logs a warning if its clock is off."""
     skew_s = hello.now_s - time.time()
-    if abs(skew_s) > _MOST_SKEW_S:
+    if abs(skew_s) > _MAX_SKEW_S:
         _log.warning(
-            "the clock of %s is %+.0f s from this machine's; so are the times in its logs", host, skew_s
+            "the clock of %s is %+.0f s from this machine's, and so are the times in its logs", host, skew_s
         )
     if hello.version != astraflow.__version__:
         return (
             f"{host}: it has astraflow {hello.version}, and this machine has {astraflow.__version__}; "
             "install the same version there"
         )
-    if hello.free_disk_bytes < _LEAST_DISK_BYTES:
+    if hello.free_disk_bytes < _MIN_DISK_BYTES:
         return (
             f"{host}: its disk is full ({hello.free_disk_bytes / 1e6:.0f} MB left for temporary files); free "
-            "some"
+            "some space"
         )
     return ""
 
 
 def _own_address(config: SshLauncherConfig, hellos: Mapping[str, Hello]) -> str:
-    """Where this machine listens for its hosts. Raises: ConfigError if that is not one address of its own."""
+    """The address at which all hosts can call this machine. Raises: ConfigError if `auto` doesn't find it."""
     if config.address != "auto":
         return config.address
     callers = {hello.caller for hello in hellos.values()}
-    remedy = "set launcher.address to an address of this machine that all hosts reach"
+    remedy = "set launcher.address to an address of this machine that all hosts can reach"
     if len(callers) != 1:
         seen = ", ".join(f"{name}: {hello.caller or 'unknown'}" for name, hello in hellos.items())
         raise ConfigError(
@@ -275,7 +276,7 @@ def _own_address(config: SshLauncherConfig, hellos: Mapping[str, Hello]) -> str:
     if not address or is_loopback(address):
         raise ConfigError(
             f"launcher.address = 'auto': the hosts see this machine at {address or 'no address'}, which "
-            f"other machines do not reach; {remedy}"
+            f"other machines cannot reach; {remedy}"
         )
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     with socket.socket(family) as trial:
@@ -283,7 +284,7 @@ def _own_address(config: SshLauncherConfig, hellos: Mapping[str, Hello]) -> str:
             trial.bind((address, 0))
         except OSError as err:
             raise ConfigError(
-                f"launcher.address = 'auto': the hosts see this machine at {address}, which is not its own "
-                f"({err.strerror}), perhaps because of NAT; {remedy}"
+                f"launcher.address = 'auto': the hosts see this machine at {address}, which is not one of "
+                f"its own addresses ({err.strerror}), perhaps because of NAT; {remedy}"
             ) from err
     return address

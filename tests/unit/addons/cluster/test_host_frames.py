@@ -6,7 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from astraflow.addons.cluster.host_frames import FromHost, Start, ToHost, Told, encode_frame, read_frame
+from astraflow.addons.cluster.host_frames import (
+    FromHost,
+    ProcessReport,
+    Start,
+    ToHost,
+    encode_frame,
+    read_frame,
+)
 from astraflow.errors import BoundError, WireError
 from astraflow.protocols import ProcessSpec
 
@@ -50,9 +57,10 @@ async def test_what_is_no_message_is_refused(body: bytes) -> None:
 
 
 async def test_output_beyond_its_bound_is_refused() -> None:
-    told = Told(log=b"x" * 300_000, silent_s=None, works=True, condition="", code=None, is_evicted=False)
+    log = b"x" * 300_000
+    report = ProcessReport(log=log, silent_s=None, works=True, condition="", code=None, is_evicted=False)
     with pytest.raises(WireError, match="log"):
-        await read_frame(stream_of(encode_frame(told)), FROM_HOST)
+        await read_frame(stream_of(encode_frame(report)), FROM_HOST)
 
 
 async def test_a_frame_that_is_cut_off_is_the_end() -> None:

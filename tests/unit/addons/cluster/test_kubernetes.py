@@ -135,7 +135,7 @@ def test_a_pool_that_does_not_size_itself_has_a_number_and_no_autoscaler() -> No
         ),
         ({"cluster": {}}, "cluster.k8s.image is empty"),
         ({"rollout": {"gpus": ["0"]}}, "rollout.gpus"),
-        ({"cluster": {"rollout": {"gpus": 0.5}, "k8s": {"image": "x"}}}, "whole ones"),
+        ({"cluster": {"rollout": {"gpus": 0.5}, "k8s": {"image": "x"}}}, "whole GPUs"),
         (
             {
                 "cluster": {
@@ -177,7 +177,7 @@ def test_everything_that_only_this_machine_has_is_told_at_once(
             )
         )
     for said in (
-        "policies.actor.model = '~/actor' is a place on this machine",
+        "policies.actor.model = '~/actor' is a path on this machine",
         "policies.actor.train.auxiliary.teacher = 'org/teacher' is a name on the hub",
         "tasks.sources.sums.path = 'train.jsonl'",
         "tasks.sources.known.folder = 'data/gsm8k'",

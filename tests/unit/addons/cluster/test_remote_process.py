@@ -16,14 +16,14 @@ class Far(RemoteProcess):
         super().__init__("machine far", pid=7, log_path=folder / "far.log")
         self.news: asyncio.Queue[int | Exception | ProcessLife] = asyncio.Queue()
         self.signals: list[Verb] = []
-        self.num_let_go = 0
+        self.num_release = 0
 
     async def silence(self, longest_s: float) -> str:
         raise NotImplementedError
 
-    async def _last_news(self) -> int:
+    async def _follow_news(self) -> int:
         while isinstance(news := await self.news.get(), ProcessLife):
-            self._heard(news)
+            self._note_life(news)
         if isinstance(news, Exception):
             raise news
         return news
@@ -31,8 +31,8 @@ class Far(RemoteProcess):
     def _signal(self, verb: Verb) -> None:
         self.signals.append(verb)
 
-    def _let_go(self) -> None:
-        self.num_let_go += 1
+    def _release(self) -> None:
+        self.num_release += 1
 
 
 def follow(folder: Path, test: Callable[[Far], Awaitable[None]]) -> None:
@@ -49,7 +49,7 @@ def test_all_who_wait_learn_how_it_ended_and_it_is_let_go_once(tmp_path: Path) -
         process.terminate()
         process.kill()
         await asyncio.sleep(10.0)
-        assert (process.num_let_go, process.signals) == (1, [])
+        assert (process.num_release, process.signals) == (1, [])
 
     follow(tmp_path, test)
     assert (tmp_path / "far.log").read_text() == "--- on machine far\n"
@@ -60,7 +60,7 @@ def test_an_error_while_it_is_followed_counts_as_a_crash(tmp_path: Path) -> None
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         process.news.put_nowait(RuntimeError("a bug of the launcher"))
         assert await process.wait() == KILLED  # as a lost machine it would start again for ever
-        assert process.num_let_go == 1
+        assert process.num_release == 1
 
     follow(tmp_path, test)
 
@@ -68,9 +68,9 @@ def test_an_error_while_it_is_followed_counts_as_a_crash(tmp_path: Path) -> None
 def test_a_kill_that_nobody_answers_ends_what_holds_the_process(tmp_path: Path) -> None:
     async def test(process: Far) -> None:
         process.kill()
-        assert (process.signals, process.num_let_go) == (["kill"], 0)
+        assert (process.signals, process.num_release) == (["kill"], 0)
         assert await process.wait() == KILLED
-        assert process.num_let_go == 1
+        assert process.num_release == 1
 
     follow(tmp_path, test)
 

@@ -22,7 +22,7 @@ def test_one_machine_with_room_is_enough() -> None:
 
 def test_what_no_machine_has_is_named_with_what_they_have_and_the_remedy() -> None:
     assert missing(Needs(gpus=16), SMALL, LARGE) == (
-        "no machine of the cluster has 1 CPUs, 16 GPUs; of its 2 machines, none has more than 64 CPUs, 8 "
+        "no machine of the cluster has 1 CPUs, 16 GPUs; none of its 2 machines has more than 64 CPUs, 8 "
         "GPUs and 500.0 GB. Change cluster.rollout, or add a machine"
     )
 
@@ -32,10 +32,10 @@ def test_needs_that_no_single_machine_meets_are_missing() -> None:
 
 
 def test_a_cluster_without_machines_has_no_room() -> None:
-    assert "of its 0 machines" in missing(Needs())
+    assert "none of its 0 machines" in missing(Needs())
 
 
 def test_a_folder_cannot_travel_with_a_process(tmp_path: Path) -> None:
     spec = ProcessSpec("rollout-0", ("x",), {}, tmp_path / "log", reads=(tmp_path,))
-    with pytest.raises(ConfigError, match=f"rollout-0 reads {tmp_path}, which is no file of at most"):
+    with pytest.raises(ConfigError, match=f"reads {tmp_path}, which cannot be sent to another machine"):
         contents_of(spec)

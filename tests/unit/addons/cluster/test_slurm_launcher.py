@@ -50,5 +50,5 @@ def test_a_job_that_can_never_run_has_a_remedy_and_another_one_is_tried_again(te
 
 def test_a_name_that_leads_to_no_address_for_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
-    with pytest.raises(ConfigError, match=r"localhost, leads to 127\.0\.0\.1.*set launcher\.address"):
+    with pytest.raises(ConfigError, match=r"localhost, resolves to 127\.0\.0\.1.*set launcher\.address"):
         SlurmLauncher(SlurmLauncherConfig())

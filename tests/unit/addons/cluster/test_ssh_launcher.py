@@ -65,7 +65,7 @@ def test_a_python_in_the_home_there_is_expanded_there_and_nothing_else_is() -> N
         ("/usr/bin/python3: No module named astraflow", "pip install 'astraflow[quickstart]"),
         ("bash: line 1: exec: python9: not found", "launcher.python"),
         ("Try `python -h' for more information.", "Python 3.11 or newer"),
-        ("connect to host gpu-1 port 22: No route to host", "take it out of launcher.hosts"),
+        ("connect to host gpu-1 port 22: No route to host", "remove it from launcher.hosts"),
     ],
 )
 def test_what_ssh_says_has_a_remedy(text: str, remedy: str) -> None:
