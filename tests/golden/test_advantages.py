@@ -377,7 +377,7 @@ def test_gdpo_normalizes_each_role_on_its_own():
 
 
 def test_gdpo_names_a_metric_that_an_episode_lacks():
-    with pytest.raises(DataError, match=r"episode 0 has no metric 'format', .* \(it has: right\)"):
+    with pytest.raises(DataError, match=r"episode 0 has no metric 'format', .* metrics are: right"):
         GdpoCredit(rewards={"format": 1.0})(with_metrics(make_group(0.0), right=(1.0,)))
 
 

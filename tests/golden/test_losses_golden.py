@@ -10,7 +10,7 @@ from torch import Tensor
 
 from astraflow.errors import ConfigError, ShapeError
 from astraflow.losses.auxiliary import (
-    corrected,
+    apply_correction,
     divergence_rejection,
     geometric_rejection,
     masked_weights,
@@ -404,7 +404,7 @@ def test_masked_weights_are_zero_outside_of_their_bounds() -> None:
 
 def test_a_correction_multiplies_any_loss_and_its_gradient() -> None:
     inputs = three_policies()
-    output = corrected(reinforce(inputs), truncated_weights(inputs, level="token", max_weight=2.5))
+    output = apply_correction(reinforce(inputs), truncated_weights(inputs, level="token", max_weight=2.5))
     assert gradient(inputs, output) == pytest.approx([-2.0, -2.5, -0.5])
     assert output.metrics["masked_frac"].tolist() == [False, False, False]
 

@@ -1,7 +1,7 @@
 """Credit: computes one advantage per trajectory from the rewards of a group. Each variant is a config that is
-called with a group; those that compute one advantage per turn are in `turn_credit`.
+called with a group. Variants that compute one advantage per turn are in `turn_credit`.
 
-Legend: N trajectories of the group or of a role in it, E episodes.
+Legend: N trajectories of the group or of one role in it, E episodes.
 """
 
 import math
@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from astraflow.algorithms.group_statistics import Floats, Scale, by_role, relative, relative_rewards
-from astraflow.algorithms.own import own_function
+from astraflow.algorithms.group_statistics import Floats, Scale, by_role, relative_rewards, relative_values
+from astraflow.algorithms.own import load_own_function
 from astraflow.algorithms.turn_credit import GaeCredit, GigpoCredit, TurnDiscountCredit
 from astraflow.config import Config, Use
 from astraflow.errors import DataError
@@ -61,9 +61,9 @@ class GroupRelativeCredit(Config):
         `population_std`: the same with n instead of n - 1 in s
         `none`:           A_i = r_i - mean(r)
 
-        mean(r) = sum_j w_j r_j / n;  s = sqrt(sum_j w_j (r_j - mean(r))^2 / (n - 1)), w the weights of the
-        trajectories: 1 if an episode has only one of the role.
-        If a role has a single trajectory, there is nothing to compare with, and its advantage is 0.
+        mean(r) = sum_j w_j r_j / n;  s = sqrt(sum_j w_j (r_j - mean(r))^2 / (n - 1))
+        w_j: weight of trajectory j in its episode; 1 if the role has only that trajectory there.
+        If a role has a single trajectory in the group, its advantage is 0: nothing can be compared with it.
         """
         return tuple(relative_rewards(facts, scale=self.scale, epsilon=self.epsilon).tolist())
 
@@ -74,26 +74,27 @@ class RlooCredit(Config):
     name: Literal["rloo"] = "rloo"
 
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
-        """A_i = r_i - mean of the other episodes' rewards, within a role (eq. 8). The baseline does not
-        depend on the own episode, so it is unbiased.
+        """A_i = r_i - mean of the other episodes' rewards, within a role (eq. 8).
 
-        An episode's reward is the weighted mean of its trajectories' rewards. If a role has a single episode,
-        its advantage is 0.
+        The baseline of an episode does not depend on that episode, so it is unbiased. An episode's reward is
+        the weighted mean of its trajectories' rewards. If a role has a single episode, its advantage is 0.
         """
         advantages_N = np.zeros(len(facts.trajectories))
-        for own in by_role(facts):
-            num = own.num_episodes
+        for members in by_role(facts):
+            num = members.num_episodes
             if num < 2:
                 continue
-            values_E = own.episode_rewards()
-            beyond_E = (values_E - values_E.mean()) * num / (num - 1)
-            advantages_N[own.positions] = own.rewards - values_E[own.episodes] + beyond_E[own.episodes]
+            values_E = members.episode_rewards()
+            # R_e - mean of the others = (R_e - mean of all) * n / (n - 1), without a loop over episodes.
+            excess_E = (values_E - values_E.mean()) * num / (num - 1)
+            beyond_episode = members.rewards - values_E[members.episodes]
+            advantages_N[members.positions] = beyond_episode + excess_E[members.episodes]
         return tuple(advantages_N.tolist())
 
 
 class RoleBalancedCredit(Config):
-    """Compares several roles with each other, and gives each the same weight, however often it occurs. Made
-    for a verifier whose verdicts on right and on wrong answers are separate roles."""
+    """Compares several roles with each other, and gives each role the same weight, however often it occurs.
+    Designed for a verifier whose verdicts on right and on wrong answers are separate roles."""
 
     name: Literal["role_balanced"] = "role_balanced"
     roles: tuple[str, ...] = Field(default=("verifier_of_right", "verifier_of_wrong"), min_length=2)
@@ -101,26 +102,28 @@ class RoleBalancedCredit(Config):
     other role is compared only with itself."""
 
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
-        """One advantage per trajectory. `n_k`: episodes with role k of the `K` named ones; `n`: their sum.
+        """One advantage per trajectory. K: number of named roles; n_k: episodes with role k; n: sum of n_k.
 
         m = mean over k of the mean over the episodes of role k;  A_i = n / (K n_k) (r_i - m) for i of role k
 
         The weights sum to n. A policy that cannot tell the roles apart gains nothing by guessing the more
-        frequent one: a gain for one role is an equal loss for the others. If a group lacks one of the roles,
-        the advantage is 0. Roles that are not named are compared with themselves.
+        frequent one: a gain for one role is an equal loss for the others. If a group lacks one of the named
+        roles, the others get advantage 0. Roles that are not named are compared with themselves.
         """
         advantages_N = np.zeros(len(facts.trajectories))
-        found = {own.role: own for own in by_role(facts)}
-        for role, own in found.items():
+        found = {members.role: members for members in by_role(facts)}
+        for role, members in found.items():
             if role not in self.roles:
-                advantages_N[own.positions] = relative(own.rewards, own.weights, scale="none", epsilon=0.0)
+                advantages_N[members.positions] = relative_values(
+                    members.rewards, members.weights, scale="none", epsilon=0.0
+                )
         if all(role in found for role in self.roles):
             chosen = [found[role] for role in self.roles]
-            mean = np.mean([own.episode_rewards().mean() for own in chosen])
-            num = sum(own.num_episodes for own in chosen)
-            for own in chosen:
-                weight = num / (len(self.roles) * own.num_episodes)
-                advantages_N[own.positions] = weight * (own.rewards - mean)
+            mean = np.mean([members.episode_rewards().mean() for members in chosen])
+            num = sum(members.num_episodes for members in chosen)
+            for members in chosen:
+                weight = num / (len(self.roles) * members.num_episodes)
+                advantages_N[members.positions] = weight * (members.rewards - mean)
         return tuple(advantages_N.tolist())
 
 
@@ -135,15 +138,15 @@ class MaxRlCredit(Config):
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
         """A_i = (r_i - mean(r)) / (mean(r) + epsilon) within a role; 0 if mean(r) <= 0 or it has one episode.
 
-        The mean is over episodes. For rewards 0 and 1, K of N right: the mean gradient over the right ones
-        only, minus a baseline, which is unbiased for the likelihood's gradient truncated at order N (Tajwar
-        et al. 2026). Hard tasks weigh 1/p.
+        The mean is over episodes. For rewards 0 and 1 with K of N answers right, this is the mean gradient
+        over the right answers only, minus a baseline. It is an unbiased estimate of the gradient of the
+        likelihood, truncated at order N (Tajwar et al. 2026). A task with pass rate p weighs 1/p.
         """
         advantages_N = np.zeros(len(facts.trajectories))
-        for own in by_role(facts):
-            mean = own.episode_rewards().mean()
-            if own.num_episodes > 1 and mean > 0:
-                advantages_N[own.positions] = (own.rewards - mean) / (mean + self.epsilon)
+        for members in by_role(facts):
+            mean = members.episode_rewards().mean()
+            if members.num_episodes > 1 and mean > 0:
+                advantages_N[members.positions] = (members.rewards - mean) / (mean + self.epsilon)
         return tuple(advantages_N.tolist())
 
 
@@ -155,23 +158,24 @@ class OpoCredit(Config):
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
         """A_i = r_i - b, b = sum_j |y_j| r_j / sum_j |y_j| within a role, |y_j| the trained tokens.
 
-        The baseline of least variance, if the squared norm of a trajectory's gradient grows with its length.
-        Forks share their episode's tokens, so they do not change it. The advantage of a single trajectory is
-        0. Source: Hao et al. 2025 (arXiv:2505.23585); the formula as public codes have it.
+        This baseline has the least variance if the squared norm of a trajectory's gradient is proportional to
+        its length. Forks share their episode's tokens, so they do not change it. The advantage of a single
+        trajectory is 0.
+        Source: Hao et al. 2025 (arXiv:2505.23585); the formula as in public implementations.
         """
         advantages_N = np.zeros(len(facts.trajectories))
         lengths_N = np.asarray([t.num_trained_tokens for t in facts.trajectories], dtype=np.float64)
-        for own in by_role(facts):
-            lengths = lengths_N[own.positions]
+        for members in by_role(facts):
+            lengths = lengths_N[members.positions]
             if len(lengths) > 1 and lengths.sum() > 0:
-                baseline = (lengths * own.rewards).sum() / lengths.sum()
-                advantages_N[own.positions] = own.rewards - baseline
+                baseline = (lengths * members.rewards).sum() / lengths.sum()
+                advantages_N[members.positions] = members.rewards - baseline
         return tuple(advantages_N.tolist())
 
 
 class PassAtKCredit(Config):
-    """How much an answer adds to the best of k answers (arXiv:2508.10751). Made for exploration, where one
-    right answer out of several is enough."""
+    """How much an answer adds to the best of k answers (arXiv:2508.10751). Designed for exploration, where
+    one right answer out of several is enough."""
 
     name: Literal["pass_at_k"] = "pass_at_k"
     k: int = Field(default=2, ge=1)
@@ -188,15 +192,16 @@ class PassAtKCredit(Config):
         right: A = (1 - m) / (s + epsilon)
         wrong: A = (1 - m - C(R - 1, k - 1) / C(N - 1, k - 1)) / (s + epsilon)
 
-        A set of k passes if one of it is right, which is an episode whose reward is above `right_above`. All
-        trajectories of an episode have its advantage. 0 where a role has fewer than k episodes, or s is 0.
+        An episode is right if its reward is above `right_above`. A set of k passes if at least one of its
+        episodes is right. All trajectories of an episode get its advantage, which is 0 if the role has fewer
+        than k episodes or if s is 0.
         Source: Chen et al. 2025 (arXiv:2508.10751), section 2.4, analytic derivation.
         """
         k = self.k
         advantages_N = np.zeros(len(facts.trajectories))
-        for own in by_role(facts):
-            is_right_E = own.episode_rewards() > self.right_above
-            num = own.num_episodes
+        for members in by_role(facts):
+            is_right_E = members.episode_rewards() > self.right_above
+            num = members.num_episodes
             num_wrong = int((~is_right_E).sum())
             if num < k:
                 continue
@@ -207,7 +212,7 @@ class PassAtKCredit(Config):
             right = 1 - mean
             wrong = right - math.comb(num_wrong - 1, k - 1) / math.comb(num - 1, k - 1)
             values_E = np.where(is_right_E, right, wrong) / (deviation + self.epsilon)
-            advantages_N[own.positions] = values_E[own.episodes]
+            advantages_N[members.positions] = values_E[members.episodes]
         return tuple(advantages_N.tolist())
 
 
@@ -222,12 +227,12 @@ class ReinforcePlusPlusCredit(Config):
         """`none`: A_i = r_i; `group`: A_i = r_i - mean(r) within a role, the mean over episodes.
 
         The table then whitens the advantages over the trained tokens of the batch, whatever `normalize` says.
-        The paper's KL term belongs to the trainer, and is not in here.
+        The paper's KL term is not included: the trainer adds it.
         """
         advantages_N = np.asarray([t.reward for t in facts.trajectories], dtype=np.float64)
         if self.baseline == "group":
-            for own in by_role(facts):
-                advantages_N[own.positions] -= own.episode_rewards().mean()
+            for members in by_role(facts):
+                advantages_N[members.positions] -= members.episode_rewards().mean()
         return tuple(advantages_N.tolist())
 
 
@@ -245,37 +250,41 @@ class GdpoCredit(Config):
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
         """A_i = sum_k weight_k (r_ki - mean(r_k)) / (s_k + epsilon), within a role.
 
-        mean and s (sample deviation) as in `group_relative`. A reward that is equal in all episodes adds 0,
-        and the scale of a reward does not matter: rare and frequent rewards, or large and small ones, do not
-        drown each other out, as they do if rewards are added first. The table then whitens the advantages
-        over the trained tokens of the batch, whatever `normalize` says. Raises: DataError if an episode lacks
-        a metric. Source: Liu et al. 2026, group-wise normalization per reward, weighted sum, batch-wise
-        normalization.
+        mean and s (sample deviation) are as in `group_relative`. A reward that is equal in all episodes adds
+        0, and the scale of a reward does not matter. So large or frequent rewards do not drown out small or
+        rare ones, as they would if rewards were summed first. The table then whitens the advantages over the
+        trained tokens of the batch, whatever `normalize` says. Raises: DataError if an episode lacks a
+        metric.
+        Source: Liu et al. 2026: group-wise normalization per reward, weighted sum, batch-wise normalization.
         """
         advantages_N = np.zeros(len(facts.trajectories))
         for name, weight in self.rewards.items():
-            values_N = np.asarray([_reward_of(facts, t, name) for t in facts.trajectories], dtype=np.float64)
-            for own in by_role(facts):
-                values = relative(values_N[own.positions], own.weights, scale="std", epsilon=self.epsilon)
-                advantages_N[own.positions] += weight * values
+            values_N = np.asarray(
+                [_find_reward(facts, t, name) for t in facts.trajectories], dtype=np.float64
+            )
+            for members in by_role(facts):
+                values = relative_values(
+                    values_N[members.positions], members.weights, scale="std", epsilon=self.epsilon
+                )
+                advantages_N[members.positions] += weight * values
         return tuple(advantages_N.tolist())
 
 
-def _reward_of(facts: GroupFacts, trajectory: TrajectoryFacts, name: str) -> float:
+def _find_reward(facts: GroupFacts, trajectory: TrajectoryFacts, name: str) -> float:
     if name == "reward":
         return trajectory.reward
     metrics = facts.metrics.get(trajectory.episode_idx, {})
     if name not in metrics:
         raise DataError(
-            f"episode {trajectory.episode_idx} has no metric {name!r}, which table.credit.rewards names "
-            f"(it has: {', '.join(metrics) or 'none'})"
+            f"episode {trajectory.episode_idx} has no metric {name!r}, which table.credit.rewards names; "
+            f"the episode's metrics are: {', '.join(metrics) or 'none'}"
         )
     return metrics[name]
 
 
 class RaeCredit(Config):
     """Reward minus a moving average of the earlier rewards of the same role and task source (role-conditioned
-    advantage estimation, SPIRAL, arXiv:2506.24119). Made for self-play, also with `group_size: 1`."""
+    advantage estimation, SPIRAL, arXiv:2506.24119). Designed for self-play, also with `group_size: 1`."""
 
     name: Literal["rae"] = "rae"
     decay: float = Field(default=0.95, ge=0, lt=1)
@@ -289,10 +298,10 @@ class RaeCredit(Config):
 class RoleBaselines:
     """A_i = r_i - b, where b is the baseline of the role and task source before the group.
 
-    Then, for the E episodes of the role in the group with mean reward m: b <- decay^E b + (1 - decay^E) m.
-    All baselines begin at 0. For one episode this is the published rule, b <- decay b + (1 - decay) r. The
-    baseline is taken before it moves, as in the authors' code, so that it does not depend on the own reward.
-    The episodes of a group count as E equal ones, so that their order does not matter.
+    Afterwards, b <- decay^E b + (1 - decay^E) m, with m the mean reward of the role's E episodes in the
+    group. All baselines start at 0. For one episode this is the published rule, b <- decay b + (1 - decay) r.
+    As in the authors' code, the baseline is read before it moves, so it does not depend on the rewards that
+    it is subtracted from. The episodes of a group count as E equal ones, so their order does not matter.
     Source: Liu et al. 2025 (arXiv:2506.24119), role-conditioned advantage estimation.
     Example: decay 0.5, groups of one with rewards 1, 1 and -1: advantages 1, 0.5 and -1.75.
     """
@@ -303,17 +312,17 @@ class RoleBaselines:
         """Source -> role -> baseline."""
 
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
-        """One advantage per trajectory. Moves the baselines."""
+        """Returns one advantage per trajectory, and then updates the baselines."""
         advantages_N = np.zeros(len(facts.trajectories))
         baselines = self._baselines.setdefault(facts.source, {})
-        for own in by_role(facts):
-            baseline = baselines.get(own.role, 0.0)
-            advantages_N[own.positions] = own.rewards - baseline
-            mean = float(own.episode_rewards().mean())
-            kept = self._decay**own.num_episodes
-            # The table drops a group beyond this bound; its reward must not spoil the groups that follow.
+        for members in by_role(facts):
+            baseline = baselines.get(members.role, 0.0)
+            advantages_N[members.positions] = members.rewards - baseline
+            mean = float(members.episode_rewards().mean())
+            kept = self._decay**members.num_episodes
+            # The table drops a group beyond this bound, so its reward must not affect later groups.
             if abs(mean) <= MAX_ADVANTAGE:
-                baselines[own.role] = kept * baseline + (1 - kept) * mean
+                baselines[members.role] = kept * baseline + (1 - kept) * mean
         return tuple(advantages_N.tolist())
 
     def state(self) -> dict[str, Any]:
@@ -329,12 +338,12 @@ class RoleBaselines:
 
 
 class HierarchicalCredit(Config):
-    """Compares heads over the group, and the workers of a head with each other. Made for a proposer whose
+    """Compares heads over the group, and the workers of a head with each other. Designed for a proposer whose
     task several solvers attempt, and for a manager with workers."""
 
     name: Literal["hierarchical"] = "hierarchical"
     heads: tuple[str, ...] = Field(default=("proposer", "manager"), min_length=1)
-    """Roles that decide what the others of their episode work on. They are compared over the group."""
+    """Roles that decide what the other roles of their episode work on. They are compared over the group."""
     team_weight: float = Field(default=0.0, ge=0)
     """Weight of the comparison of an episode's workers, as a team, with those of other episodes. With 0,
     workers with equal rewards learn nothing."""
@@ -346,16 +355,17 @@ class HierarchicalCredit(Config):
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
         """One advantage per trajectory i of role k in episode e.
 
-        head:   A_i = that of `group_relative`
+        head:   A_i as in `group_relative`
         worker: A_i = (r_i - m_e) / (s_e + epsilon) + team_weight * (m_e - m) / (s + epsilon)
 
-        m_e, s_e: mean and deviation (`std` too: over n) of the rewards of role k in episode e, weighted by
-        trained tokens, so that forks do not change them. m, s: those of the m_e over the group's episodes.
-        Workers of different heads had different tasks, so their own rewards cannot be compared: a solver with
-        an easy task is not better than one with a hard task. If a worker is alone in its episode, its first
-        term is 0.
+        m_e, s_e: mean and deviation of the rewards of role k in episode e, weighted by trained tokens so that
+        forks do not change them; the deviation divides by n, even for `std`. m, s: mean and deviation of the
+        m_e over the group's episodes.
+        Workers of different heads work on different tasks, so their rewards can't be compared directly: a
+        solver with an easy task is not better than one with a hard task. If a worker is alone in its episode,
+        its first term is 0.
         Source: ours, after Absolute Zero (arXiv:2505.03335), which has baselines per role and kind of task,
-        and after GiGPO (arXiv:2505.10978, eq. 8), which adds up the comparisons of two levels.
+        and GiGPO (arXiv:2505.10978, eq. 8), which adds the comparisons of two levels.
         """
         advantages_N = relative_rewards(facts, scale=self.scale, epsilon=self.epsilon)
         weights_N = np.asarray(facts.weights)
@@ -366,15 +376,17 @@ class HierarchicalCredit(Config):
                 crews.setdefault(trajectory.role, {}).setdefault(trajectory.episode_idx, []).append(i)
         for crew_of in crews.values():
             means_E = np.asarray(
-                [np.average(rewards_N[own], weights=weights_N[own]) for own in crew_of.values()]
+                [np.average(rewards_N[crew], weights=weights_N[crew]) for crew in crew_of.values()]
             )
             teams_E = self._relative(means_E, np.ones(len(means_E)))
-            for own, team in zip(crew_of.values(), teams_E, strict=True):
-                advantages_N[own] = self._relative(rewards_N[own], weights_N[own]) + self.team_weight * team
+            for crew, team in zip(crew_of.values(), teams_E, strict=True):
+                advantages_N[crew] = (
+                    self._relative(rewards_N[crew], weights_N[crew]) + self.team_weight * team
+                )
         return tuple(advantages_N.tolist())
 
     def _relative(self, values: Floats, weights: Floats) -> Floats:
-        return relative(values, weights, scale=self.scale, epsilon=self.epsilon)
+        return relative_values(values, weights, scale=self.scale, epsilon=self.epsilon)
 
 
 CreditConfig = Annotated[
@@ -397,10 +409,10 @@ CreditConfig = Annotated[
 
 
 def make_credit(config: CreditConfig) -> Credit:
-    """The credit of a table. Raises: ConfigError if the user's own cannot be loaded or called so."""
+    """Makes the credit of a table. Raises: ConfigError if the user's own function can't be used."""
     match config:
         case Use():
-            return own_function(config, where="table.credit")
+            return load_own_function(config, where="table.credit")
         case RaeCredit():
             return config.make()
         case _:

@@ -1,6 +1,6 @@
-"""Curation: decides which task is drawn next, with a chain built from a recipe's curators.
+"""Curation: decides which task is drawn next, with the chain of curators that a recipe lists.
 
-One curator of the chain proposes tasks in some order (`task_orders`); the others may skip them
+One curator of the chain proposes tasks in some order (`task_orders`). The others may skip them
 (`task_gates`).
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from astraflow.algorithms.own import called, check_methods, own_object, state_of
+from astraflow.algorithms.own import call_component, check_methods, make_own_object, read_state
 from astraflow.algorithms.task_gates import (
     CurriculumConfig,
     GresoConfig,
@@ -42,18 +42,18 @@ CuratorConfig = Annotated[
 ]
 
 _StateGetter = Callable[[str, Stateful], Mapping[str, Any] | msgspec.Raw | None]
-"""From the name of a component and the component to its state."""
+"""Takes the name of a component and the component; returns its state."""
 
 _MAX_LOOKS = 1000
-"""Largest number of tasks that one draw may skip; about 10 ms."""
+"""Largest number of tasks that one draw may skip. Skipping that many takes about 10 ms."""
 
 
 class Curation:
     """Draws the first proposed task that no gate skips, and counts why others were skipped.
 
-    A draw that has skipped 1,000 tasks takes the next one proposed, whatever the gates say, and counts as
-    `forced`, so a run never stops because all of its tasks look useless.
-    Example: shuffle proposes 4, 2, 7; `solved` skips 4, `greso` skips 2: task 7 is drawn.
+    A draw that has skipped 1,000 tasks takes the next proposed task without asking the gates, and counts as
+    `forced`. So a run never stops because all of its tasks look useless.
+    Example: shuffle proposes 4, 2, 7; `solved` skips 4 and `greso` skips 2, so task 7 is drawn.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Curation:
     ) -> None:
         self._order = order
         self.order_name = order_name
-        """The name of the curator that proposes, for messages."""
+        """Name of the curator that proposes tasks, for messages."""
         self._gates = dict(gates)
         self._counts = {"selected": 0, "forced": 0}
 
@@ -69,19 +69,19 @@ class Curation:
         """Index of the next task to draw. Raises: ComponentError if a curator fails."""
         self._counts["selected"] += 1
         for _ in range(_MAX_LOOKS):
-            task_idx = self._proposed()
+            task_idx = self._propose()
             if not self._is_skipped(task_idx):
                 return task_idx
         self._counts["forced"] += 1
-        return self._proposed()
+        return self._propose()
 
-    def _proposed(self) -> int:
+    def _propose(self) -> int:
         what = f"curator {self.order_name}.next()"
-        return called(f"the answer of {what}", operator.index, called(what, self._order.next))
+        return call_component(f"the answer of {what}", operator.index, call_component(what, self._order.next))
 
     def _is_skipped(self, task_idx: int) -> bool:
         for name, gate in self._gates.items():
-            if reason := called(f"curator {name}.why_skip()", gate.why_skip, task_idx):
+            if reason := call_component(f"curator {name}.why_skip()", gate.why_skip, task_idx):
                 key = f"{name}/skipped_{reason}"
                 self._counts[key] = self._counts.get(key, 0) + 1
                 return True
@@ -94,13 +94,13 @@ class Curation:
 
     def observe(self, outcome: Outcome) -> None:
         """Passes the outcome of a group to every curator. Raises: ComponentError."""
-        called(f"curator {self.order_name}.observe()", self._order.observe, outcome)
+        call_component(f"curator {self.order_name}.observe()", self._order.observe, outcome)
         for name, gate in self._gates.items():
-            called(f"curator {name}.observe()", gate.observe, outcome)
+            call_component(f"curator {name}.observe()", gate.observe, outcome)
 
     def metrics(self) -> tuple[MetricItem, ...]:
-        """Counts since the start of the run (tasks selected, forced, and skipped by gate and reason), and the
-        gates' current numbers (the finite floats of their state). Empty without gates.
+        """Counts since the start of the run (tasks selected, forced, and skipped per gate and reason), and
+        the finite floats in each gate's state. Empty without gates.
 
         Raises: ComponentError.
         """
@@ -108,16 +108,16 @@ class Curation:
             return ()
         values = {key: float(num) for key, num in self._counts.items()}
         for name, gate in self._gates.items():
-            own = state_of(f"curator {name}", gate).items()
+            state = read_state(f"curator {name}", gate)
             values |= {
                 f"{name}/{key}": value
-                for key, value in own
+                for key, value in state.items()
                 if isinstance(value, float) and math.isfinite(value)
             }
         return tuple(MetricItem(f"curation/{key}", value, "last") for key, value in values.items())
 
-    def state(self, get: _StateGetter = state_of) -> dict[str, Any]:
-        """The states of all curators, as returned by `get`, and the counts. Raises: ComponentError."""
+    def state(self, get: _StateGetter = read_state) -> dict[str, Any]:
+        """The counts, and the state of each curator as `get` returns it. Raises: ComponentError."""
         return {
             "order": get(f"curator {self.order_name}", self._order),
             "gates": {name: get(f"curator {name}", gate) for name, gate in self._gates.items()},
@@ -125,19 +125,21 @@ class Curation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state` returned. Raises: DataError if it belongs to other curators;
-        ComponentError."""
+        """Restores what `state` returned.
+
+        Raises: DataError if the state belongs to other curators; ComponentError if a curator fails.
+        """
         if list(state["gates"]) != list(self._gates):
             raise DataError(
-                f"the state is of the curators {', '.join(state['gates']) or 'none'}; the recipe names "
+                f"the state belongs to the curators {', '.join(state['gates']) or 'none'}; the recipe names "
                 f"{', '.join(self._gates) or 'none'}"
             )
-        own = [(self.order_name, self._order, state["order"])]
-        own += [(name, gate, state["gates"][name]) for name, gate in self._gates.items()]
-        for name, curator, kept in own:
-            # A curator that could not give its state when the run failed starts without one.
-            if kept is not None:
-                called(f"curator {name}.restore()", curator.restore, kept)
+        curators = [(self.order_name, self._order, state["order"])]
+        curators += [(name, gate, state["gates"][name]) for name, gate in self._gates.items()]
+        for name, curator, curator_state in curators:
+            # A curator that could not return its state when the run failed starts without one.
+            if curator_state is not None:
+                call_component(f"curator {name}.restore()", curator.restore, curator_state)
         self._counts = {str(key): int(num) for key, num in state["counts"].items()}
 
 
@@ -145,9 +147,10 @@ def make_curation(configs: Sequence[CuratorConfig], *, sources: Mapping[str, int
     """The chain over all tasks of the sources (name -> size), in the recipe's order.
 
     A user's own curator is a class or function that takes `num_tasks` and `seed` in addition to its `args`.
-    It proposes tasks if it has `next`, and skips them if it has `why_skip`. If no curator proposes, `shuffle`
-    does. Raises: ConfigError if one cannot be loaded, takes other arguments, or lacks a method, if two
-    propose tasks, or if two have the same name.
+    It proposes tasks if it has `next`, and skips them if it has `why_skip`. If no curator proposes tasks,
+    `shuffle` is used.
+    Raises: ConfigError if a curator cannot be loaded, takes other arguments, or lacks a method, if two
+    curators propose tasks, or if two have the same name.
     """
     num_tasks = sum(sources.values())
     orders: list[tuple[str, Curator]] = []
@@ -160,26 +163,27 @@ def make_curation(configs: Sequence[CuratorConfig], *, sources: Mapping[str, int
                 order = Weighted(sources=sources, weights=config.weights, seed=seed)
                 orders.append((config.name, order))
             case Use():
-                own = _users_own(config, num_tasks=num_tasks, seed=seed)
-                if callable(getattr(own, "next", None)):
-                    orders.append((config.use, own))
+                curator = _make_users_own(config, num_tasks=num_tasks, seed=seed)
+                if callable(getattr(curator, "next", None)):
+                    orders.append((config.use, curator))
                 else:
-                    gates.append((config.use, own))
+                    gates.append((config.use, curator))
             case _:  # one of `task_gates`
                 name = f"{config.name}:{config.policy}" if config.policy else config.name
                 gates.append((name, config.make(seed=seed)))
     if len(orders) > 1:
-        raise ConfigError(f"tasks.curators: {len(orders)} of them propose tasks; choose one")
+        proposers = ", ".join(name for name, _ in orders)
+        raise ConfigError(f"tasks.curators: {len(orders)} curators propose tasks ({proposers}); keep one")
     names = [name for name, _ in gates]
     if len(set(names)) < len(names):
-        raise ConfigError(f"tasks.curators: {', '.join(names)}: one of them is named twice")
+        raise ConfigError(f"tasks.curators: a name occurs twice in {', '.join(names)}; each may occur once")
     order_name, order = orders[0] if orders else ("shuffle", Shuffle(num_tasks=num_tasks, seed=seed))
     return Curation(order, gates, order_name=order_name)
 
 
-def _users_own(config: Use, *, num_tasks: int, seed: int) -> Any:
+def _make_users_own(config: Use, *, num_tasks: int, seed: int) -> Any:
     where = "tasks.curators"
-    curator = own_object(config, where=where, methods=(), num_tasks=num_tasks, seed=seed)
-    does = "why_skip" if callable(getattr(curator, "why_skip", None)) else "next"
-    check_methods(curator, (does, "observe", "state", "restore"), config, where=where)
+    curator = make_own_object(config, where=where, methods=(), num_tasks=num_tasks, seed=seed)
+    main_method = "why_skip" if callable(getattr(curator, "why_skip", None)) else "next"
+    check_methods(curator, (main_method, "observe", "state", "restore"), config, where=where)
     return curator

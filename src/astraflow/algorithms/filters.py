@@ -1,5 +1,4 @@
-"""Which complete groups are trained on: the choice of filters. Each is a config that is called with a
-group."""
+"""Filters: decide which complete groups are trained on. Each is a config that is called with a group."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
@@ -7,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from astraflow.algorithms.group_statistics import ROUNDING, group_mean
-from astraflow.algorithms.own import own_function
+from astraflow.algorithms.own import load_own_function
 from astraflow.config import Config, Use
 from astraflow.types.facts import GroupFacts, episode_weights
 
@@ -23,7 +22,7 @@ __all__ = [
 ]
 
 Filter = Callable[[GroupFacts], bool | str]
-"""True keeps the group; False drops it, and so does a text, which is the reason."""
+"""True keeps the group. False drops it, and so does a string, which is the reason."""
 
 
 class ZeroVarianceFilter(Config):
@@ -35,9 +34,9 @@ class ZeroVarianceFilter(Config):
     """Largest difference between rewards that count as equal."""
 
     def __call__(self, facts: GroupFacts) -> bool:
-        """True (keep) if the rewards of at least one role differ by more than `epsilon`.
+        """Keeps a group if the rewards of at least one role differ by more than `epsilon`.
 
-        By role, since credit compares trajectories within a role only.
+        Roles are checked separately, because credit compares trajectories within a role only.
         """
         lowest: dict[str, float] = {}
         highest: dict[str, float] = {}
@@ -78,10 +77,10 @@ class TruncatedFilter(Config):
     """With `drop`, largest share of the group that may be truncated."""
 
     def __call__(self, facts: GroupFacts) -> bool:
-        """Keeps a group unless more than `max_frac` of it hit the token limit.
+        """Keeps a group unless more than `max_frac` of its trajectories hit the token limit.
 
-        `mask`: keeps it unless all did; the table then gives the truncated ones no advantage, and compares
-        the others among themselves (arXiv:2503.14476, section 3.4).
+        `mask`: keeps the group unless all trajectories hit the limit. The table then gives truncated ones
+        advantage 0, and compares the others among themselves (arXiv:2503.14476, section 3.4).
         """
         claims = [t.is_truncated for t in facts.trajectories]
         return not all(claims) if self.action == "mask" else _holds_for_few(facts, claims, self.max_frac)
@@ -94,11 +93,11 @@ class RepetitionFilter(Config):
     max_repeated: float = Field(default=0.5, ge=0, le=1)
     """Largest share of a trajectory's 8-grams of sampled tokens that may have occurred earlier in it."""
     max_frac: float = Field(default=0.5, ge=0, le=1)
-    """Largest share of the group that may repeat itself more than that."""
+    """Largest share of the group that may exceed `max_repeated`."""
 
     def __call__(self, facts: GroupFacts) -> bool:
-        """Keeps a group unless more than `max_frac` of it has a share of repeated 8-grams above
-        `max_repeated`."""
+        """Keeps a group unless more than `max_frac` of its trajectories have a share of repeated 8-grams
+        above `max_repeated`."""
         claims = [t.repeated_frac > self.max_repeated for t in facts.trajectories]
         return _holds_for_few(facts, claims, self.max_frac)
 
@@ -124,13 +123,15 @@ FilterConfig = Annotated[
 
 
 def make_filter(config: FilterConfig) -> Filter:
-    """The filter of a table. Raises: ConfigError if the user's own cannot be loaded or called so."""
-    return own_function(config, where="table.filters") if isinstance(config, Use) else config
+    """Makes a filter of a table. Raises: ConfigError if the user's own function can't be used."""
+    return load_own_function(config, where="table.filters") if isinstance(config, Use) else config
 
 
 def _holds_for_few(facts: GroupFacts, claims: Sequence[bool], max_frac: float) -> bool:
-    """Whether the claim holds for at most `max_frac` of the group: each episode and role weighs 1, in equal
-    parts on its trajectories."""
+    """Whether the claim holds for at most `max_frac` of the group.
+
+    Each role of each episode weighs 1, divided equally among its trajectories.
+    """
     episodes = [(t.episode_idx, t.role) for t in facts.trajectories]
     weights = episode_weights(episodes, [1] * len(episodes))
     claimed = sum(weight for weight, claim in zip(weights, claims, strict=True) if claim)

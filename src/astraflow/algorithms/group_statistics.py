@@ -1,5 +1,5 @@
-"""What filters, curators, shaping and credit share: the members of each role in a group, and values relative
-to their mean.
+"""Statistics of a group, for filters, curators, shaping and credit: the members of each role, and values
+relative to their mean.
 
 Every episode weighs the same, however many trajectories of a role it has (`GroupFacts.weights`).
 
@@ -23,15 +23,15 @@ __all__ = [
     "Scale",
     "by_role",
     "group_mean",
-    "relative",
     "relative_rewards",
+    "relative_values",
 ]
 
 Floats = NDArray[np.float64]
 Scale = Literal["std", "population_std", "none"]
 
 ROUNDING = 1e-9
-"""How far a sum of weights may be from a whole number."""
+"""Largest rounding error of a sum of weights that should be a whole number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,65 +40,73 @@ class Members:
 
     role: str
     positions: NDArray[np.intp]
-    """[N] in `facts.trajectories`."""
+    """[N]; the trajectories' positions in `facts.trajectories`."""
     rewards: Floats
     """[N]."""
     weights: Floats
-    """[N]; those of an episode sum to 1."""
+    """[N]; the weights of an episode sum to 1."""
     episodes: NDArray[np.intp]
-    """[N] which of the E episodes, counted from 0."""
+    """[N]; the number of the trajectory's episode among the role's E episodes, from 0."""
     num_episodes: int
 
     def episode_rewards(self) -> Floats:
-        """[E]: the weighted mean of each episode's rewards; exactly their value where they are equal."""
+        """[E]: the weighted mean of each episode's rewards; exact if they are all equal."""
         if self.num_episodes == len(self.rewards):
             return self.rewards
-        first = np.empty(self.num_episodes)
-        first[self.episodes[::-1]] = self.rewards[::-1]
-        beyond = self.weights * (self.rewards - first[self.episodes])
-        return first + np.bincount(self.episodes, weights=beyond, minlength=self.num_episodes)
+        # Averages differences from the first reward: a rounding error of the mean of equal rewards would be
+        # blown up when it is divided by their deviation.
+        first_E = np.empty(self.num_episodes)
+        first_E[self.episodes[::-1]] = self.rewards[
+            ::-1
+        ]  # reversed, so the first of each episode is written last
+        excess_N = self.weights * (self.rewards - first_E[self.episodes])
+        return first_E + np.bincount(self.episodes, weights=excess_N, minlength=self.num_episodes)
 
 
 def by_role(facts: GroupFacts) -> Iterator[Members]:
-    """The trajectories of each role: rewards are compared within a role only.
+    """Yields the trajectories of each role, because rewards are compared within a role only.
 
-    Where a role acts in a single episode of the group (self-play in groups of one), no episode can be
-    compared with another: then each of its trajectories counts as one.
+    If a role acts in a single episode of the group (self-play in groups of one), episodes can't be compared
+    with each other. Then each of its trajectories counts as an episode.
     """
     roles = [t.role for t in facts.trajectories]
     rewards_N = np.asarray([t.reward for t in facts.trajectories], dtype=np.float64)
     weights_N = np.asarray(facts.weights)
     for role in dict.fromkeys(roles):
         members = np.flatnonzero([r == role for r in roles])
-        numbers: dict[int, int] = {}
-        episodes = [numbers.setdefault(facts.trajectories[i].episode_idx, len(numbers)) for i in members]
-        is_alone = len(numbers) == 1
+        episode_numbers: dict[int, int] = {}
+        episodes = [
+            episode_numbers.setdefault(facts.trajectories[i].episode_idx, len(episode_numbers))
+            for i in members
+        ]
+        is_single_episode = len(episode_numbers) == 1
         yield Members(
             role=role,
             positions=members,
             rewards=rewards_N[members],
-            weights=np.ones(len(members)) if is_alone else weights_N[members],
-            episodes=np.arange(len(members)) if is_alone else np.asarray(episodes, dtype=np.intp),
-            num_episodes=len(members) if is_alone else len(numbers),
+            weights=np.ones(len(members)) if is_single_episode else weights_N[members],
+            episodes=np.arange(len(members)) if is_single_episode else np.asarray(episodes, dtype=np.intp),
+            num_episodes=len(members) if is_single_episode else len(episode_numbers),
         )
 
 
 def group_mean(facts: GroupFacts) -> float:
-    """Mean reward of the group: over its episodes, one in which several roles act counting once for each."""
-    values = np.concatenate([own.episode_rewards() for own in by_role(facts)])
+    """Mean reward over the group's episodes; an episode counts once per role that acts in it."""
+    values = np.concatenate([members.episode_rewards() for members in by_role(facts)])
     return float(values.sum() / len(values))
 
 
-def relative(values_N: Floats, weights_N: Floats, *, scale: Scale, epsilon: float) -> Floats:
-    """Values minus their mean, over their deviation plus `epsilon` unless `scale` is `none`; 0 for one alone.
+def relative_values(values_N: Floats, weights_N: Floats, *, scale: Scale, epsilon: float) -> Floats:
+    """Values minus their weighted mean, divided by their deviation plus `epsilon`; 0 for a single value.
 
     n = sum(w);  mean = sum(w x) / n;  deviation = sqrt(sum(w (x - mean)^2) / (n - 1))
-    `std`: as above, or over n where n is 1 (turns of one episode's forks); `population_std`: n, not n - 1.
+    `std`: as above, but divides by n if n is 1 (turns of one episode's forks). `population_std`: always
+    divides by n. `none`: values minus their mean, undivided. Shapes: all [N].
     """
     if len(values_N) < 2:
         return np.zeros_like(values_N)
     num = np.add.reduce(weights_N)
-    # As `mean` and `std` do it, bit by bit where weights are 1, without what they spend on arguments.
+    # For weights of 1 this equals `mean` and `std` bit for bit, without their overhead of checking arguments.
     centered_N = values_N - np.add.reduce(weights_N * values_N) / num
     if scale == "none":
         return centered_N
@@ -108,8 +116,10 @@ def relative(values_N: Floats, weights_N: Floats, *, scale: Scale, epsilon: floa
 
 
 def relative_rewards(facts: GroupFacts, *, scale: Scale, epsilon: float) -> Floats:
-    """The rewards [N] of the group, each relative to those of its role."""
+    """The group's rewards [N], each relative to the rewards of its role; see `relative_values`."""
     advantages_N = np.zeros(len(facts.trajectories))
-    for own in by_role(facts):
-        advantages_N[own.positions] = relative(own.rewards, own.weights, scale=scale, epsilon=epsilon)
+    for members in by_role(facts):
+        advantages_N[members.positions] = relative_values(
+            members.rewards, members.weights, scale=scale, epsilon=epsilon
+        )
     return advantages_N

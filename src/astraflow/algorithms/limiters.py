@@ -1,10 +1,10 @@
-"""How many groups of a policy may be in flight: the choice of limiters."""
+"""Limiters: decide how many groups of a policy may be in flight."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from astraflow.algorithms.own import own_object
+from astraflow.algorithms.own import make_own_object
 from astraflow.config import Config, Use
 from astraflow.protocols import Limiter, TableSizes, TableView
 
@@ -18,7 +18,8 @@ class TicketLimiter(Config):
     name: Literal["tickets"] = "tickets"
 
     def max_tickets(self, sizes: TableSizes) -> int:
-        """`(S - reserve - L + 1) * groups_per_batch`, with which `fifo` is at most S - reserve stale."""
+        """`(max_staleness - reserve - engine_lag + 1) * groups_per_batch`. With that many tickets, the
+        staleness of `fifo` is at most `max_staleness - reserve`."""
         num_versions = sizes.max_staleness - sizes.reserve - sizes.engine_lag + 1
         return num_versions * sizes.groups_per_batch
 
@@ -31,7 +32,7 @@ LimiterConfig = Annotated[TicketLimiter | Use, Field(discriminator="name")]
 
 
 def make_limiter(config: LimiterConfig) -> Limiter:
-    """The limiter of a table. Raises: ConfigError if the user's own cannot be made."""
+    """Makes the limiter of a table. Raises: ConfigError if the user's own class can't be used."""
     if isinstance(config, Use):
-        return own_object(config, where="table.limiter", methods=("max_tickets", "tickets"))
+        return make_own_object(config, where="table.limiter", methods=("max_tickets", "tickets"))
     return config

@@ -1,5 +1,4 @@
-"""Components of the user's own: loaded by the name that the recipe gives, and called so that none of their
-mistakes reaches the code around them."""
+"""Users' own components: loads them by the name in the recipe, and contains whatever they raise."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,90 +12,90 @@ from astraflow.protocols import Stateful
 from astraflow.user_input.own_code import described
 
 __all__ = [
-    "called",
+    "call_component",
     "check_methods",
-    "encoded_state",
-    "encoded_state_or_none",
-    "own_function",
-    "own_object",
-    "state_of",
+    "encode_state",
+    "encode_state_or_none",
+    "load_own_function",
+    "make_own_object",
+    "read_state",
 ]
 
 _Params = ParamSpec("_Params")
 _ResultT = TypeVar("_ResultT")
 
 
-def own_function(config: Use, *, where: str) -> Callable[..., Any]:
-    """The function that the recipe names, with its `args`. A class is made with them once, and then called.
+def load_own_function(config: Use, *, where: str) -> Callable[..., Any]:
+    """Loads the function that the recipe names, and binds its `args`. A class is instantiated with them.
 
-    Raises: ConfigError if it cannot be loaded, made or called so.
+    Raises: ConfigError if the function cannot be loaded or does not take the arguments.
     """
     target: Any = load_attr(config.use, where=f"{where}.use")
     if isinstance(target, type):
-        return own_object(config, where=where, methods=("__call__",))
+        return make_own_object(config, where=where, methods=("__call__",))
     function = cast("Callable[..., Any]", target)
     check_args(function, config.args, where=f"{where}.args")
     return partial(function, **config.args)
 
 
-def own_object(config: Use, *, where: str, methods: Sequence[str], **given: object) -> Any:
-    """An object of the class that the recipe names, made with its `args` and what is `given` to it.
+def make_own_object(config: Use, *, where: str, methods: Sequence[str], **given: object) -> Any:
+    """Instantiates the class that the recipe names, with the recipe's `args` and the `given` arguments.
 
-    Raises: ConfigError if it cannot be loaded or made so, or lacks one of the methods.
+    Raises: ConfigError if the class cannot be loaded or instantiated, or lacks one of the methods.
     """
     make: Callable[..., Any] = load_attr(config.use, where=f"{where}.use")
     args = {**config.args, **given}
     check_args(make, args, where=f"{where}.args")
     try:
         made = make(**args)
-    except BaseException as err:  # its constructor may do anything, `exit()` included
-        raise ConfigError(
-            f"{where}.use = {config.use!r} could not be made: it raised {described(err)}"
-        ) from err
+    except BaseException as err:  # a user's constructor may raise anything, or call `exit()`
+        raise ConfigError(f"{where}.use = {config.use!r}: its constructor raised {described(err)}") from err
     check_methods(made, methods, config, where=where)
     return made
 
 
 def check_methods(made: object, methods: Sequence[str], config: Use, *, where: str) -> None:
-    """Raises: ConfigError if the object lacks one of the methods."""
+    """Checks that the object has the methods. Raises: ConfigError if it lacks one."""
     missing = [method for method in methods if not callable(getattr(made, method, None))]
     if missing:
         raise ConfigError(f"{where}.use = {config.use!r} needs the method {missing[0]!r}")
 
 
-def state_of(what: str, component: Stateful) -> Mapping[str, Any]:
-    """The component's state. Raises: ComponentError if it fails, or gives no mapping."""
-    state: Any = called(f"{what}.state()", component.state)
+def read_state(what: str, component: Stateful) -> Mapping[str, Any]:
+    """Returns the component's state. Raises: ComponentError if it fails or does not return a mapping."""
+    state: Any = call_component(f"{what}.state()", component.state)
     if not isinstance(state, Mapping):
-        raise ComponentError(f"{what}.state() gave {state!r}; a mapping was expected")
+        raise ComponentError(f"{what}.state() returned {state!r}; expected a mapping")
     return cast("Mapping[str, Any]", state)
 
 
-def encoded_state(what: str, component: Stateful) -> msgspec.Raw:
-    """The component's state as a snapshot holds it. Raises: ComponentError also if it cannot be encoded."""
-    state = state_of(what, component)
-    return msgspec.Raw(called(f"{what}.state() cannot be stored: encoding it", msgspec.msgpack.encode, state))
+def encode_state(what: str, component: Stateful) -> msgspec.Raw:
+    """Returns the component's state, encoded for a snapshot. Raises: ComponentError if either step fails."""
+    state = read_state(what, component)
+    return msgspec.Raw(
+        call_component(f"{what}.state() cannot be stored: encoding it", msgspec.msgpack.encode, state)
+    )
 
 
-def encoded_state_or_none(what: str, component: Stateful) -> msgspec.Raw | None:
-    """The same; None if the component cannot give it, for a run that ends because of that."""
+def encode_state_or_none(what: str, component: Stateful) -> msgspec.Raw | None:
+    """The same, but None if the component fails: for the last snapshot of a run that failed because of it."""
     try:
-        return encoded_state(what, component)
+        return encode_state(what, component)
     except ComponentError:
         return None
 
 
-def called(
+def call_component(
     what: str, function: Callable[_Params, _ResultT], *args: _Params.args, **kwargs: _Params.kwargs
 ) -> _ResultT:
-    """The function's result. Raises: ComponentError that names `what`, whatever the function raised.
+    """Calls the function. Raises: ComponentError that names `what`, whatever the function raised.
 
-    This includes `exit()`, which would end the dataflow: once restarted, it would call the same function
-    again.
+    This includes `exit()`. It would end the dataflow, which would call the same function again after its
+    restart.
     """
     try:
         return function(*args, **kwargs)
-    except ComponentError:  # of a component that this one calls; it is named already
+    except ComponentError:  # raised by another component that this one calls; the message names it already
         raise
-    except BaseException as err:  # the one place where a component may fail
+    except BaseException as err:  # the only place where any failure of a component is allowed
         raise ComponentError(f"{what} raised {described(err)}") from err

@@ -1,8 +1,9 @@
 """pass@1, avg@k and unbiased pass@k of scored samples, with 95 % intervals. Pure and deterministic.
 
-The intervals are over tasks: what is estimated is the mean of a task-level value over the tasks that the set
-was drawn from, and the samples of one task are not independent. `interval` is Wilson's with an effective
-number of draws, so that it stays within [0, 1] and keeps a width where every task agrees.
+The intervals are over tasks. They are for the mean of a task-level value over the population of tasks that
+the set was drawn from, and the samples of one task are not independent. `estimate` uses Wilson's interval
+with an effective number of draws: it stays within [0, 1], and its width stays above 0 even if every task
+agrees.
 """
 
 import math
@@ -28,48 +29,50 @@ class Estimate(Item, frozen=True):
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
-    """Chance that at least one of `k` samples, drawn without replacement, passes; needs `k <= num_samples`.
+    """Chance that at least one of `k` samples passes, drawn without replacement from the `num_samples`.
 
-    1 - C(n - c, k) / C(n, k) = 1 - prod_{i = n - c + 1}^{n} (1 - k / i)
+    1 - C(n - c, k) / C(n, k) = 1 - prod_{i = n - c + 1}^{n} (1 - k / i);  n samples, of which c passed
 
-    Unbiased for 1 - (1 - p)^k, which 1 - (1 - c / n)^k is not.
+    This is an unbiased estimate of 1 - (1 - p)^k; 1 - (1 - c / n)^k is not.
+    Raises: ValueError unless 1 <= k <= n and 0 <= c <= n.
     Source: Chen et al. 2021 (arXiv:2107.03374), eq. 1.
     """
     if not 1 <= k <= num_samples or not 0 <= num_passed <= num_samples:
-        raise ValueError(f"pass@{k} of {num_passed} passed of {num_samples} samples is not defined")
+        raise ValueError(f"pass@{k} is not defined for {num_passed} passed of {num_samples} samples")
     if num_samples - num_passed < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(num_samples - num_passed + 1, num_samples + 1))
 
 
 def powers_up_to(num_samples: int) -> tuple[int, ...]:
-    """The `k` that are reported for so many samples a task: 1, 2, 4, ..., and all of them."""
+    """The values of `k` to report for `num_samples` samples per task: the powers of 2, and `num_samples`."""
     powers = [1 << i for i in range(num_samples.bit_length()) if 1 << i <= num_samples]
     return tuple(sorted({*powers, num_samples})) if num_samples > 0 else ()
 
 
 def pass_estimates(scores: Sequence[Sequence[float]], *, samples: int) -> dict[int, Estimate]:
-    """pass@k for every reported `k`, from the scores of each task's good samples; `samples` were asked for.
+    """pass@k for every reported `k`, from the scores of each task's samples that did not fail.
 
-    A task with fewer than `k` good samples says nothing about pass@k and is left out of it; a `k` that no
-    task can answer for is left out of the result.
+    `samples` is the number of samples requested per task. pass@k leaves out tasks with fewer than `k` scored
+    samples, and the result leaves out a `k` for which no task has enough.
     """
     counts = [(len(own), sum(score >= PASS_SCORE for score in own)) for own in scores]
-    found: dict[int, Estimate] = {}
+    estimates: dict[int, Estimate] = {}
     for k in powers_up_to(samples):
-        fit = [(num, passed) for num, passed in counts if num >= k]
-        if fit:
-            values = [pass_at_k(num, passed, k) for num, passed in fit]
-            found[k] = estimate(values, num_draws=sum(num for num, _ in fit))
-    return found
+        usable = [(num, passed) for num, passed in counts if num >= k]
+        if usable:
+            values = [pass_at_k(num, passed, k) for num, passed in usable]
+            estimates[k] = estimate(values, num_draws=sum(num for num, _ in usable))
+    return estimates
 
 
 def estimate(values: Sequence[float], *, num_draws: int) -> Estimate:
-    """Mean of one value a task and its 95 % interval; `num_draws` samples made the values.
+    """Mean p of one value per task, with its 95 % interval. `num_draws`: samples behind all m values.
 
-    Values in [0, 1]: Wilson's score interval with n = m p (1 - p) / var draws, var the mean squared deviation
-    over m tasks, and n held within [m, num_draws]: m where each value is 0 or 1, more where several samples a
-    task leave less noise; m where all tasks agree on 0 or 1. Other values: p +- 1.96 sqrt(var / (m - 1)).
+    Values in [0, 1]: Wilson's score interval with n = m p (1 - p) / var draws, where var is the mean squared
+    deviation over the m tasks. n is clipped to [m, num_draws]. It is m if every value is 0 or 1 or if all
+    tasks agree on 0 or 1, and more if several samples per task reduce the noise.
+    Other values: p +- 1.96 sqrt(var / (m - 1)).
     Sources: Wilson 1927; effective sample size: Korn & Graubard 1998.
     Raises: ValueError without values.
     """

@@ -1,4 +1,4 @@
-"""Which complete groups are evicted when more wait than a batch holds: the choice of removers.
+"""Removers: decide which complete groups are evicted when too many wait.
 
 Every take drops groups that are too stale, whatever the remover.
 """
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from astraflow.algorithms.own import own_object
+from astraflow.algorithms.own import make_own_object
 from astraflow.config import Config, Use
 from astraflow.protocols import CompleteGroup, Remover
 
@@ -21,7 +21,7 @@ class KeepRemover(Config):
     name: Literal["keep"] = "keep"
 
     def remove(self, ready: Mapping[int, CompleteGroup], num_groups: int) -> tuple[int, ...]:
-        """None."""
+        """Always empty."""
         return ()
 
 
@@ -37,10 +37,10 @@ class CapacityRemover(Config):
     first."""
 
     def remove(self, ready: Mapping[int, CompleteGroup], num_groups: int) -> tuple[int, ...]:
-        """Those above the capacity: first drawn first, or oldest token first.
+        """The groups in excess of the capacity, in the order of `evict`.
 
-        An evicted group gives its ticket back, so rollout continues while the trainer is busy; what that
-        costs is counted as `evicted`.
+        An evicted group returns its ticket, so rollout continues while the trainer is busy. The metric
+        `evicted` counts the groups that this wastes.
         """
         surplus = max(0, len(ready) - self.num_groups)
         if self.evict == "oldest":
@@ -52,7 +52,7 @@ RemoverConfig = Annotated[KeepRemover | CapacityRemover | Use, Field(discriminat
 
 
 def make_remover(config: RemoverConfig) -> Remover:
-    """The remover of a table. Raises: ConfigError if the user's own cannot be made."""
+    """Makes the remover of a table. Raises: ConfigError if the user's own class can't be used."""
     if isinstance(config, Use):
-        return own_object(config, where="table.remover", methods=("remove",))
+        return make_own_object(config, where="table.remover", methods=("remove",))
     return config

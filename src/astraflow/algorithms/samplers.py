@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from astraflow.algorithms.own import own_object
+from astraflow.algorithms.own import make_own_object
 from astraflow.algorithms.seeded import chance
 from astraflow.config import Config, Use
 from astraflow.protocols import CompleteGroup, Sampler, TableSizes
@@ -38,7 +38,7 @@ class FifoSampler(Config):
     ) -> tuple[int, ...] | None:
         """The first `num_groups` of `waiting` if all are in `ready`. The batch waits for slow groups.
 
-        Example: groups 4, 5, 6 were drawn, and 5 and 6 are ready: a batch of two waits for group 4.
+        Example: groups 4, 5 and 6 were drawn; 5 and 6 are ready. A batch of two waits for group 4.
         """
         if len(ready) < num_groups:
             return None
@@ -67,12 +67,12 @@ class SweepSampler(Config):
     ) -> tuple[int, ...] | None:
         """The first `num_groups` of `ready`; slow groups are skipped and may become stale.
 
-        Example: groups 4, 5, 6 were drawn, 6 completed and then 5: a batch of two holds 6 and 5.
+        Example: groups 4, 5 and 6 were drawn; 6 completed first, and then 5. A batch of two holds 6 and 5.
         """
         return tuple(islice(ready, num_groups)) if len(ready) >= num_groups else None
 
     def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
-        """`max_staleness`. Without the sweep at the take, a slow group would have no bound."""
+        """`max_staleness`: the take drops staler groups. Without that, nothing would bound a slow group."""
         return sizes.max_staleness
 
 
@@ -85,10 +85,10 @@ class EdfSampler(Config):
     def pick(
         self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> tuple[int, ...] | None:
-        """The `num_groups` of `ready` with the earliest deadlines. A group's deadline is the trainer version
-        at which it becomes stale, `oldest_version + max_staleness`. Ties are broken by draw order.
+        """The `num_groups` of `ready` with the earliest deadlines. A group's deadline is the last trainer
+        version at which it may be taken, `oldest_version + max_staleness`. Ties are broken by draw order.
 
-        Example: groups 4 (version 3) and 5 (version 1) are ready: a batch of one holds 5.
+        Example: groups 4 (version 3) and 5 (version 1) are ready. A batch of one holds 5.
         """
         if len(ready) < num_groups:
             return None
@@ -110,13 +110,13 @@ class WindowSampler(Config):
     def pick(
         self, waiting: Collection[int], ready: Mapping[int, CompleteGroup], num_groups: int
     ) -> tuple[int, ...] | None:
-        """The first `num_groups` ready ones of the span, in draw order: between `fifo`, where no group
-        overtakes another, and `sweep`, where any group may.
+        """The first `num_groups` ready groups within the span, in draw order.
 
-        If the span holds fewer groups than a batch, because others were filtered, it is widened to one batch,
-        which then is that of `fifo`.
-        Example: span 4, batch 2, groups 4 to 9 wait, all but 4 are ready: 5 and 6 go; then 7 and, once it is
-        ready, 4.
+        This lies between `fifo`, where no group overtakes another, and `sweep`, where any group may. If the
+        span holds fewer groups than a batch, because others were filtered, it is widened to one batch, and
+        the choice is that of `fifo`.
+        Example: span 4, batches of 2, groups 4 to 9 wait, and all but 4 are ready. The first batch holds 5
+        and 6; the second waits for 4, and holds 4 and 7.
         """
         if len(ready) < num_groups:
             return None
@@ -170,18 +170,18 @@ SamplerConfig = Annotated[
 
 
 def make_sampler(config: SamplerConfig) -> Sampler:
-    """The sampler of a table. Raises: ConfigError if the user's own cannot be made."""
+    """Makes the sampler of a table. Raises: ConfigError if the user's own class can't be used."""
     if isinstance(config, Use):
-        return own_object(config, where="table.sampler", methods=("pick", "worst_staleness"))
+        return make_own_object(config, where="table.sampler", methods=("pick", "worst_staleness"))
     return config
 
 
-# --- groups that were trained on before -----------------------------------------------------------
+# --- replay of trained groups ---------------------------------------------------------------------
 
 
 class ReplayConfig(Config):
-    """Adds groups that were already trained on to later batches, beside the fresh groups and never above
-    `max_staleness`."""
+    """Adds groups that were already trained on to later batches, in addition to the fresh groups and never
+    above `max_staleness`."""
 
     ratio: float = Field(default=0.0, ge=0)
     """Largest number of replayed groups per fresh group of a batch; 0: no replay."""
@@ -197,11 +197,13 @@ class ReplayConfig(Config):
     correspondingly fewer tickets."""
 
     def pick(self, groups: Mapping[int, CompleteGroup], num: int, *, seed: str) -> tuple[int, ...]:
-        """The ids of at most `num` of the groups; the same for the same arguments.
+        """The ids of at most `num` groups. Deterministic: the same arguments give the same ids.
 
-        `latest`: those whose oldest token is newest. `uniform`: each set is equally likely. `priority`: one
-        after the other in proportion to the root mean square w of their advantages (keys u^(1/w), u uniform:
-        Efraimidis & Spirakis 2006), so that groups without a gradient come last.
+        `latest`: the groups whose oldest token is newest. `uniform`: each set is equally likely. `priority`:
+        drawn one after the other without replacement, in proportion to w, the root mean square of a group's
+        advantages, so groups without a gradient come last. The draw takes the largest keys u^(1/w), u
+        uniform in [0, 1).
+        Source: Efraimidis & Spirakis 2006, "Weighted random sampling with a reservoir".
         """
         if self.select == "latest":
             return tuple(nlargest(num, groups, key=lambda i: (groups[i].oldest_version, i)))

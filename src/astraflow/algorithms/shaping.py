@@ -1,7 +1,7 @@
-"""Rewards as credit sees them: shaping by length, applied after the filters and before credit. Each variant
-is a config that is called with a group.
+"""Shaping: changes rewards by length, after the filters and before credit. Each variant is a config that is
+called with a group.
 
-Filters, curators and the reported rewards see the rewards unshaped.
+Only credit receives the shaped rewards; filters, curators and reports use the original ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ import numpy as np
 from pydantic import Field
 
 from astraflow.algorithms.group_statistics import by_role
-from astraflow.algorithms.own import own_function
+from astraflow.algorithms.own import load_own_function
 from astraflow.config import Config, Use
 from astraflow.types.facts import GroupFacts
 
 __all__ = ["LengthShaping", "OverlongShaping", "Shaping", "ShapingConfig", "make_shaping"]
 
 Shaping = Callable[[GroupFacts], Sequence[float]]
-"""The new reward of each trajectory."""
+"""Returns the new reward of each trajectory."""
 
 
 class OverlongShaping(Config):
@@ -33,10 +33,11 @@ class OverlongShaping(Config):
     """Size of the full penalty."""
 
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
-        """r + weight * R, |y| the trained tokens.
+        """r + weight * R, where |y| is the number of trained tokens of the trajectory.
 
-        R = 0 if |y| <= max_tokens - cache_tokens; (max_tokens - cache_tokens - |y|) / cache_tokens up to
-        max_tokens; -1 above.
+        R = 0                                                 if |y| <= max_tokens - cache_tokens
+        R = (max_tokens - cache_tokens - |y|) / cache_tokens  up to |y| = max_tokens
+        R = -1                                                above
         """
         free_tokens = self.max_tokens - self.cache_tokens
         return tuple(
@@ -59,20 +60,20 @@ class LengthShaping(Config):
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
         """r + weight * l, within a role (section 2.3.3).
 
-        l = 0.5 - (|y| - min) / (max - min) if the reward is above `right_above`, else min(0, that); 0 if all
-        are of one length. |y|: trained tokens of the role in the whole episode, however many trajectories
-        hold them.
+        l = 0.5 - (|y| - min) / (max - min) if the reward is above `right_above`, else min(0, that value);
+        0 if all lengths are equal. |y|: trained tokens of the role in the whole episode, however many
+        trajectories hold them.
         """
         shaped_N = np.asarray([t.reward for t in facts.trajectories], dtype=np.float64)
         lengths_N = np.asarray([t.num_trained_tokens for t in facts.trajectories], dtype=np.float64)
-        for own in by_role(facts):
-            lengths_E = np.bincount(own.episodes, weights=lengths_N[own.positions])
+        for members in by_role(facts):
+            lengths_E = np.bincount(members.episodes, weights=lengths_N[members.positions])
             spread = np.ptp(lengths_E)
             if spread == 0:
                 continue
-            bonus = (0.5 - (lengths_E - lengths_E.min()) / spread)[own.episodes]
-            is_right = own.rewards > self.right_above
-            shaped_N[own.positions] += self.weight * np.where(is_right, bonus, np.minimum(bonus, 0))
+            bonus = (0.5 - (lengths_E - lengths_E.min()) / spread)[members.episodes]
+            is_right = members.rewards > self.right_above
+            shaped_N[members.positions] += self.weight * np.where(is_right, bonus, np.minimum(bonus, 0))
         return tuple(shaped_N.tolist())
 
 
@@ -80,5 +81,5 @@ ShapingConfig = Annotated[OverlongShaping | LengthShaping | Use, Field(discrimin
 
 
 def make_shaping(config: ShapingConfig) -> Shaping:
-    """The shaping of a table. Raises: ConfigError if the user's own cannot be loaded or called so."""
-    return own_function(config, where="table.shaping") if isinstance(config, Use) else config
+    """Makes the shaping of a table. Raises: ConfigError if the user's own function can't be used."""
+    return load_own_function(config, where="table.shaping") if isinstance(config, Use) else config

@@ -1,7 +1,7 @@
-"""Curators that pass over tasks from which there is little to learn: `solved`, `curriculum`, `priority` and
-`greso`. Each follows the outcomes of the groups that were drawn.
+"""Curators that skip tasks with little to learn from: `solved`, `curriculum`, `priority` and `greso`. Each
+follows the outcomes of the groups that were drawn.
 
-Nothing here is random: a chance is a hash of the run's seed and a counter.
+Nothing here is random: each chance is a hash of the run's seed and a counter.
 """
 
 import math
@@ -36,39 +36,39 @@ class TaskGateConfig(Config):
     """Base of the curators that follow the outcomes of a policy."""
 
     policy: str = ""
-    """Policy whose rewards count; empty: the scores of the episodes count."""
+    """Policy whose rewards count; empty: the episodes' scores count."""
 
     def make(self, *, seed: int) -> TaskGate:
         """The curator with these settings."""
         raise NotImplementedError
 
 
-# --- what they remember of tasks ------------------------------------------------------------------
+# --- memory per task ------------------------------------------------------------------------------
 
 
 def mean_reward(facts: GroupFacts) -> float:
-    """Mean reward of a group's episodes, held within 0 and 1: the pass rate where rewards are 0 or 1."""
+    """Mean reward of a group's episodes, clipped to [0, 1]; the pass rate if rewards are 0 or 1."""
     return min(1.0, max(0.0, group_mean(facts)))
 
 
 class _MovingMeans:
-    """An exponentially weighted mean per task: m <- m + weight * (value - m), starting at the first value."""
+    """One moving mean per task: m <- m + weight * (value - m), starting at the first value."""
 
     def __init__(self, weight: float) -> None:
         self._weight = weight
         self._means: dict[int, tuple[float, int]] = {}
 
     def add(self, task_idx: int, value: float) -> None:
-        """One more visit of a task."""
+        """Records one more visit of a task."""
         mean, visits = self.of(task_idx, value)
         self._means[task_idx] = (mean + self._weight * (value - mean), visits + 1)
 
     def of(self, task_idx: int, default: float = 0.0) -> tuple[float, int]:
-        """(mean, visits) of a task; `default` and 0 for one that was never visited."""
+        """(mean, visits) of a task; (`default`, 0) if it was never visited."""
         return self._means.get(task_idx, (default, 0))
 
     def state(self) -> dict[int, tuple[float, int]]:
-        """The means of all tasks, in the order of the first visits; not a copy."""
+        """The means of all tasks, in the order of their first visits; not a copy."""
         return self._means
 
     def restore(self, state: Mapping[Any, Any]) -> None:
@@ -80,11 +80,11 @@ class _MovingMeans:
 
 
 class SolvedConfig(TaskGateConfig):
-    """Passes over tasks that are nearly always solved."""
+    """Skips tasks that are nearly always solved."""
 
     name: Literal["solved"] = "solved"
     threshold: float = Field(default=0.95, gt=0, le=1)
-    """Moving pass rate at or above which a task counts as solved."""
+    """Moving pass rate from which a task counts as solved."""
     min_visits: int = Field(default=2, ge=1)
     """Number of groups that a task must have had before it can count as solved."""
     weight: float = Field(default=0.5, gt=0, le=1)
@@ -120,7 +120,7 @@ class Solved:
         return "" if is_revisited else "solved"
 
     def observe(self, outcome: Outcome) -> None:
-        """Moves the task's pass rate."""
+        """Updates the task's pass rate."""
         facts = outcome.groups.get(self._settings.policy)
         if facts is not None:
             self._rates.add(outcome.task_idx, mean_reward(facts))
@@ -146,7 +146,7 @@ class CurriculumConfig(TaskGateConfig):
     start: float = Field(default=0.0, ge=0, le=1)
     """Initial target difficulty, where difficulty is 1 - pass rate."""
     goal: float = Field(default=0.5, ge=0, le=1)
-    """Mean pass rate at which the target stays where it is."""
+    """Mean pass rate at which the target does not change."""
     rate: float = Field(default=0.05, gt=0)
     """Largest change of the target per version."""
     sharpness: float = Field(default=2.0, gt=0)
@@ -164,11 +164,14 @@ class CurriculumConfig(TaskGateConfig):
 
 
 class Curriculum:
-    """Draws a task by how near its measured difficulty d = 1 - moving pass rate is to a target T.
+    """Draws a task the more likely, the closer its measured difficulty d is to a target T.
 
-    P(draw) = max(floor, exp(-((d - T) / width)^2 / 2)); a task never visited is drawn, to measure it.
-    After each version: T <- clip(T + rate * tanh(sharpness * (R - goal)), 0, 1), R the mean pass rate of the
-    groups since the version before. The rule for T is AdaRFT's; measuring the difficulty is ours.
+    d = 1 - moving pass rate;  P(draw) = max(floor, exp(-((d - T) / width)^2 / 2))
+    A task that was never visited is always drawn, to measure it.
+
+    After each version: T <- clip(T + rate * tanh(sharpness * (R - goal)), 0, 1), where R is the mean pass
+    rate of the groups since the previous version.
+    Source: the rule for T is AdaRFT's (arXiv:2504.05520); measuring the difficulty is ours.
     """
 
     def __init__(self, settings: CurriculumConfig, *, seed: int) -> None:
@@ -179,7 +182,7 @@ class Curriculum:
         self._version = 0
         self._looks = 0
         self._sum = 0.0
-        """Sum of the pass rates since the version before."""
+        """Sum of the pass rates since the previous version."""
         self._num = 0
 
     def why_skip(self, task_idx: int) -> str:
@@ -196,7 +199,7 @@ class Curriculum:
         return "too_hard" if distance > 0 else "too_easy"
 
     def observe(self, outcome: Outcome) -> None:
-        """Measures the task, and moves the target once per version."""
+        """Updates the task's pass rate, and moves the target once per version."""
         settings = self._settings
         facts = outcome.groups.get(settings.policy)
         if facts is None:
@@ -253,10 +256,11 @@ class PriorityConfig(TaskGateConfig):
 
 
 class Priority:
-    """P(draw) = max(floor, (4 l)^exponent), l the moving mean of p (1 - p) over the task's visits.
+    """P(draw) = max(floor, (4 l)^exponent), where l is the moving mean of p (1 - p) over the task's visits.
 
-    l is the learnability of a task with pass rate p (Rutherford et al. 2024, eq. 1): greatest at one half. A
-    task that was never visited is drawn.
+    p (1 - p) is the learnability of a task with pass rate p; its maximum is 1/4, at p = 1/2. A task that was
+    never visited is always drawn.
+    Source: Rutherford et al. 2024 (arXiv:2408.15099), eq. 1.
     """
 
     def __init__(self, settings: PriorityConfig, *, seed: int) -> None:
@@ -277,7 +281,7 @@ class Priority:
         return "" if drawn < likelihood else "little_to_learn"
 
     def observe(self, outcome: Outcome) -> None:
-        """Moves the task's learnability."""
+        """Updates the task's learnability."""
         facts = outcome.groups.get(self._settings.policy)
         if facts is not None:
             rate = mean_reward(facts)
@@ -297,7 +301,7 @@ class Priority:
 
 
 class GresoConfig(TaskGateConfig):
-    """Passes over tasks whose last groups had rewards without variance (GRESO, arXiv:2506.02177)."""
+    """Skips tasks whose latest groups had rewards without variance (GRESO, arXiv:2506.02177)."""
 
     name: Literal["greso"] = "greso"
     target_easy: float = Field(default=0.25 / 3, ge=0, le=1)
@@ -344,17 +348,19 @@ _has_variance = ZeroVarianceFilter()
 
 
 class Greso:
-    """P(skip) = 1 - max(p^z, floor): z the number of the task's latest visits in a row without variance.
+    """P(skip) = 1 - max(p^z, floor), where z counts the task's latest visits in a row without variance.
 
-    `easy` (all right) and `hard` (all wrong) tasks have their own p. After each version of the policy: if the
-    share of such groups among those completed since the version before is at least its target, p falls by
-    `delta`, else it rises by `delta`, within [min_p, max_p].
+    `easy` (all right) and `hard` (all wrong) tasks have separate values of p. After each version of the
+    policy, p moves by `delta` within [min_p, max_p]: down if the share of such groups among those completed
+    since the previous version reaches its target, else up.
 
-    A task is never skipped before its first visit, so the first epoch is whole, and p adapts from the second
-    epoch on: only groups of tasks that were visited before are counted. In the first epoch the shares do not
-    depend on p, which would only drift to a bound.
-    Source: Zheng et al. 2025, section 4 and algorithm 1; that p waits for the second epoch: authors' code.
-    Example: two tasks, each visited once without variance, are drawn with chance 0.5 in the second epoch.
+    A task is never skipped before its first visit, so the first epoch is complete. In that epoch the shares
+    don't depend on p, and p would only drift to a bound. So only groups of tasks that were visited before
+    count, and p adapts from the second epoch on.
+    Source: Zheng et al. 2025 (arXiv:2506.02177), section 4 and algorithm 1; waiting for the second epoch:
+    the authors' code.
+    Example: with the default p of 0.5, two tasks, each visited once without variance, are drawn with
+    probability 0.5 in the second epoch.
     """
 
     def __init__(self, settings: GresoConfig, *, seed: int) -> None:
@@ -363,24 +369,24 @@ class Greso:
         self._targets: dict[_Kind, float] = {"easy": settings.target_easy, "hard": settings.target_hard}
         self._floors: dict[_Kind, float] = {"easy": settings.floor_easy, "hard": settings.floor_hard}
         self._p: dict[_Kind, float] = {"easy": settings.start_p, "hard": settings.start_p}
-        self._in_a_row: dict[int, tuple[_Kind, int]] = {}
+        self._runs: dict[int, tuple[_Kind, int]] = {}
         self._visited: dict[int, None] = {}
         self._seen: dict[str, int] = {"easy": 0, "hard": 0, "all": 0}
-        """Groups since the version before, of tasks that were visited before."""
+        """Number of groups since the previous version, of tasks that were visited before."""
         self._version = 0
         self._looks = 0
 
     def why_skip(self, task_idx: int) -> str:
         """`easy`, `hard`, or empty."""
-        if task_idx not in self._in_a_row:
+        if task_idx not in self._runs:
             return ""
-        kind, num = self._in_a_row[task_idx]
+        kind, num = self._runs[task_idx]
         self._looks += 1
         drawn = chance(self._seed, "greso", self._settings.policy, self._looks)
         return "" if drawn < max(self._p[kind] ** num, self._floors[kind]) else kind
 
     def observe(self, outcome: Outcome) -> None:
-        """Counts the group if its task was visited before, and moves both p once per version."""
+        """Counts the group if its task was visited before, and moves both values of p once per version."""
         policy = self._settings.policy
         facts = outcome.groups.get(policy)
         if facts is None:
@@ -393,12 +399,12 @@ class Greso:
         self._visited[outcome.task_idx] = None
         self._seen["all"] += is_revisit
         if _has_variance(facts):
-            self._in_a_row.pop(outcome.task_idx, None)
+            self._runs.pop(outcome.task_idx, None)
             return
         kind: _Kind = "easy" if mean_reward(facts) > self._settings.easy_above else "hard"
         self._seen[kind] += is_revisit
-        _, num = self._in_a_row.get(outcome.task_idx, (kind, 0))
-        self._in_a_row[outcome.task_idx] = (kind, num + 1)
+        _, num = self._runs.get(outcome.task_idx, (kind, 0))
+        self._runs[outcome.task_idx] = (kind, num + 1)
 
     def _adapt(self) -> None:
         settings = self._settings
@@ -409,14 +415,14 @@ class Greso:
         self._seen = dict.fromkeys(self._seen, 0)
 
     def state(self) -> dict[str, Any]:
-        """Both p, the tasks' runs of zero variance, the tasks visited, and counters."""
+        """Both values of p, the visited tasks and their runs of zero variance, and counters."""
         return {
             "p_easy": self._p["easy"],
             "p_hard": self._p["hard"],
             "version": self._version,
             "looks": self._looks,
             "seen": self._seen,
-            "in_a_row": self._in_a_row,
+            "in_a_row": self._runs,
             "visited": self._visited,
         }
 
@@ -426,5 +432,5 @@ class Greso:
         self._version = int(state["version"])
         self._looks = int(state["looks"])
         self._seen = {key: int(state["seen"][key]) for key in self._seen}
-        self._in_a_row = {int(task): (kind, int(num)) for task, (kind, num) in state["in_a_row"].items()}
+        self._runs = {int(task): (kind, int(num)) for task, (kind, num) in state["in_a_row"].items()}
         self._visited = {int(task): None for task in state["visited"]}

@@ -1,11 +1,11 @@
-"""Curators that propose tasks in some order, whatever becomes of them: `shuffle` and `weighted`."""
+"""Curators that propose tasks in an order that outcomes do not change: `shuffle` and `weighted`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from astraflow.algorithms.seeded import permuted
+from astraflow.algorithms.seeded import permute
 from astraflow.config import Config
 from astraflow.types.facts import Outcome
 
@@ -19,8 +19,8 @@ class ShuffleConfig(Config):
 
 
 class WeightedConfig(Config):
-    """Draws from the task sources in proportion to given weights, whatever their sizes; within a source as
-    `shuffle`."""
+    """Draws from the task sources in proportion to given weights, whatever their sizes; the order within a
+    source is that of `shuffle`."""
 
     name: Literal["weighted"] = "weighted"
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
@@ -41,7 +41,7 @@ class Shuffle:
 
     def next(self) -> int:
         """Index of the next task to draw."""
-        task_idx = permuted(self._position, size=self._num_tasks, seed=self._seed, epoch=self._epoch)
+        task_idx = permute(self._position, size=self._num_tasks, seed=self._seed, epoch=self._epoch)
         self._position += 1
         if self._position == self._num_tasks:
             self._position = 0
@@ -52,7 +52,7 @@ class Shuffle:
         """Outcomes do not change the order."""
 
     def state(self) -> dict[str, Any]:
-        """Epoch and position in it."""
+        """The epoch, and the position in it."""
         return {"epoch": self._epoch, "position": self._position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -62,9 +62,9 @@ class Shuffle:
 
 
 class Weighted:
-    """Each draw goes to the source that is furthest behind its share; within a source, as `shuffle`.
+    """Draws from the source that is furthest behind its share; within a source, in the order of `Shuffle`.
 
-    After n draws a source of weight w has had n * w / sum(weights) of them, give or take one.
+    After n draws, a source of weight w has had n * w / sum(weights) of them, give or take one.
     Example: sources `a` (10 tasks) and `b` (3 tasks) with weights 1 and 2 give b, a, b, b, a, b, ...
     """
 
@@ -90,7 +90,7 @@ class Weighted:
         """Outcomes do not change the mix."""
 
     def state(self) -> dict[str, Any]:
-        """Draws and order of each source."""
+        """Number of draws and state of the order, for each source."""
         return {"drawn": self._drawn, "orders": {name: o.state() for name, o in self._orders.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""From the rewards of a group to one advantage per turn. Each variant is a config that is called with a
-group.
+"""Credit that computes one advantage per turn from the rewards of a group. Each variant is a config that is
+called with a group.
 
-What a trajectory was rewarded beyond its turns counts for its last turn.
+The part of a trajectory's reward that its turns don't account for goes to the last turn.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from astraflow.algorithms.group_statistics import Floats, Scale, by_role, relative, relative_rewards
+from astraflow.algorithms.group_statistics import Floats, Scale, by_role, relative_rewards, relative_values
 from astraflow.config import Config
 from astraflow.types.facts import GroupFacts, TrajectoryFacts, episode_weights
 
@@ -19,7 +19,7 @@ __all__ = ["GaeCredit", "GigpoCredit", "TurnDiscountCredit"]
 
 
 def _turn_returns(trajectory: TrajectoryFacts, discount: float) -> Floats:
-    """R_k = sum_{l >= k} discount^(l - k) r_l over the turns [K]."""
+    """The discounted return of each turn, [K]: R_k = sum_{l >= k} discount^(l - k) r_l."""
     rewards_K = np.asarray(trajectory.turn_rewards, dtype=np.float64)
     rewards_K[-1] += trajectory.reward - rewards_K.sum()
     for k in range(len(rewards_K) - 2, -1, -1):
@@ -41,19 +41,20 @@ class TurnDiscountCredit(Config):
     def __call__(self, facts: GroupFacts) -> tuple[tuple[float, ...], ...]:
         """R_k = sum_{l >= k} discount^(l - k) r_l;  A_k = (R_k - mean(R)) / (std(R) + epsilon)
 
-        A turn weighs as much as its trajectory: 1 where an episode has one trajectory of the role. A fork's
-        returns are its own.
+        mean and std are over all turns of the role in the group. Each turn has the weight of its trajectory,
+        which is 1 if the episode has one trajectory of the role. The returns of a fork are computed from the
+        fork alone.
         Source: after Shao et al. 2024 (arXiv:2402.03300), section 4.1.3.
         """
         returns = [_turn_returns(t, self.discount) for t in facts.trajectories]
         found: list[tuple[float, ...]] = [()] * len(returns)
-        for own in by_role(facts):
-            members: list[int] = own.positions.tolist()
-            counts = [len(returns[i]) for i in members]
-            weights = np.repeat(own.weights, counts)
-            joined = np.concatenate([returns[i] for i in members])
-            values = relative(joined, weights, scale=self.scale, epsilon=self.epsilon)
-            for i, part in zip(members, np.split(values, np.cumsum(counts)[:-1]), strict=True):
+        for members in by_role(facts):
+            trajectories: list[int] = members.positions.tolist()
+            counts = [len(returns[i]) for i in trajectories]
+            weights = np.repeat(members.weights, counts)
+            joined = np.concatenate([returns[i] for i in trajectories])
+            values = relative_values(joined, weights, scale=self.scale, epsilon=self.epsilon)
+            for i, part in zip(trajectories, np.split(values, np.cumsum(counts)[:-1]), strict=True):
                 found[i] = tuple(part.tolist())
         return tuple(found)
 
@@ -74,10 +75,10 @@ class GigpoCredit(Config):
     def __call__(self, facts: GroupFacts) -> tuple[tuple[float, ...], ...]:
         """A = A_episode + step_weight * A_step (eq. 8).
 
-        A_episode: the trajectory's reward relative to its role's (eq. 3). A_step: the turn's discounted
-        return relative to those of all turns of the role in the group that saw the same state (eq. 6 and 7);
-        0 where no other did. States are told apart by the turns' state keys. Where several trajectories of
-        one episode saw a state, they count as one: their turns weigh as the trajectories do.
+        A_episode: the trajectory's reward relative to the rewards of its role (eq. 3). A_step: the turn's
+        discounted return relative to the returns of all turns of the role in the group that saw the same
+        state (eq. 6 and 7); 0 if no other turn saw it. Turns saw the same state if their state keys are
+        equal. If several trajectories of one episode saw a state, the weights of their turns sum to 1.
         """
         by_episode = relative_rewards(facts, scale=self.scale, epsilon=self.epsilon)
         found = [np.full(len(t.turn_rewards), a) for t, a in zip(facts.trajectories, by_episode, strict=True)]
@@ -87,17 +88,19 @@ class GigpoCredit(Config):
             for k, key in enumerate(trajectory.state_keys):
                 steps[trajectory.role, key].append((i, k, float(returns[k])))
         for group in steps.values():
-            weights = _weights_of(facts, [i for i, _, _ in group])
+            weights = _turn_weights(facts, [i for i, _, _ in group])
             returns_of_group = np.asarray([value for _, _, value in group])
-            values = relative(returns_of_group, weights, scale=self.scale, epsilon=self.epsilon)
+            values = relative_values(returns_of_group, weights, scale=self.scale, epsilon=self.epsilon)
             for (i, k, _), value in zip(group, values, strict=True):
                 found[i][k] += self.step_weight * value
         return tuple(tuple(own.tolist()) for own in found)
 
 
-def _weights_of(facts: GroupFacts, trajectories: Sequence[int]) -> Floats:
-    """The weight of a turn of each of `trajectories`, which may come several times; those of one episode sum
-    to 1 over its trajectories."""
+def _turn_weights(facts: GroupFacts, trajectories: Sequence[int]) -> Floats:
+    """The weight of a turn of each of the `trajectories`, which may occur several times.
+
+    The weights of the distinct trajectories of an episode sum to 1.
+    """
     distinct = list(dict.fromkeys(trajectories))
     chosen = [facts.trajectories[i] for i in distinct]
     weights = episode_weights([t.episode_idx for t in chosen], [t.num_trained_tokens for t in chosen])
@@ -112,6 +115,5 @@ class GaeCredit(Config):
     name: Literal["gae"] = "gae"
 
     def __call__(self, facts: GroupFacts) -> tuple[tuple[float, ...], ...]:
-        """Each turn's own reward, which the trainer gives to the last trained token of the turn: see
-        `trainer.step`."""
+        """Each turn's reward. The trainer assigns it to the last trained token of the turn."""
         return tuple(tuple(_turn_returns(t, 0.0).tolist()) for t in facts.trajectories)

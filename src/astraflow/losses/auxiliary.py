@@ -1,5 +1,5 @@
-"""What is multiplied into a policy loss or added to it: corrections for the gap between behavior and proximal
-policy, the KL penalty, the entropy bonus; and the loss of a critic. Pure functions of per-token columns.
+"""Factors and terms of a policy loss: corrections for the gap between behavior and proximal policy, the KL
+penalty and the entropy bonus. Also the loss of a critic. Pure functions of per-token columns.
 
 Legend: T trained tokens.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from astraflow.losses.policy import LossInputs, LossOutput, needed
+from astraflow.losses.policy import LossInputs, LossOutput, require_column
 from astraflow.losses.ratio import kl_k1, kl_k2, kl_k3, sequence_means, sequence_sums
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "KL_ESTIMATORS",
     "Correction",
     "Level",
-    "corrected",
+    "apply_correction",
     "divergence_rejection",
     "geometric_rejection",
     "masked_weights",
@@ -34,59 +34,64 @@ Correction = Callable[[LossInputs], Tensor]
 
 
 def truncated_weights(inputs: LossInputs, *, level: Level, max_weight: float) -> Tensor:
-    """min(w_t, max_weight), [T]; w_t = exp(proximal - behavior), or its product over the token's sequence.
+    """Truncated importance weights, [T]: min(w_t, max_weight).
 
-    No gradient. Source: truncated importance sampling, Yao et al. 2025, "Your efficient RL framework secretly
-    brings you off-policy RL training" (token level).
+    w_t = exp(proximal_logprobs_t - behavior_logprobs_t); for `sequence`, its product over the sequence
+    No gradient. Raises: ConfigError for `sequence` without `sequence_idx`. Source: Yao et al. 2025, "Your
+    efficient RL framework secretly brings you off-policy RL training" (token level).
     """
     return _weights(inputs, level).clamp(max=max_weight)
 
 
 def masked_weights(inputs: LossInputs, *, level: Level, min_weight: float, max_weight: float) -> Tensor:
-    """w_t where min_weight <= w_t <= max_weight, else 0, [T]; w_t as in `truncated_weights`.
+    """Masked importance weights, [T]: w_t where min_weight <= w_t <= max_weight, else 0.
 
-    No gradient. Source: masked importance sampling, Liu et al. 2025, "When speed kills stability" (sequence
-    level); token level with two bounds: IcePop of Ling team 2025 (arXiv:2510.18855).
+    w_t as in `truncated_weights`. No gradient. Raises: ConfigError for `sequence` without `sequence_idx`.
+    Source: Liu et al. 2025, "When speed kills stability" (sequence level); token level with two bounds:
+    IcePop, Ling team 2025 (arXiv:2510.18855).
     """
     weights = _weights(inputs, level)
     return torch.where((weights < min_weight) | (weights > max_weight), 0.0, weights)
 
 
 def geometric_rejection(inputs: LossInputs, *, min_weight: float, max_weight: float) -> Tensor:
-    """1 where min_weight <= exp(mean of log w over the token's sequence) <= max_weight, else 0, [T].
+    """Rejects sequences by the geometric mean of their weights: 1 for kept tokens, 0 for rejected ones, [T].
 
-    w as in `truncated_weights`. Unlike the product, the mean does not grow with the length.
-    Raises: ConfigError without `sequence_idx`. Source: as in public codes ("geometric", "seq_mean_k1"); no
-    paper was checked.
+    A sequence is kept if min_weight <= exp(mean of log w_t over the sequence) <= max_weight, with w_t the
+    token's weight as in `truncated_weights`. Unlike the product, the mean does not grow with the length.
+    No gradient. Raises: ConfigError without `sequence_idx`. Source: public implementations ("geometric",
+    "seq_mean_k1"); not checked against a paper.
     """
     log_weights = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach()
-    mean = torch.exp(sequence_means(log_weights, needed(inputs.sequence_idx, "sequence_idx")))
+    mean = torch.exp(sequence_means(log_weights, require_column(inputs.sequence_idx, "sequence_idx")))
     return ((mean >= min_weight) & (mean <= max_weight)).to(log_weights.dtype)
 
 
 def divergence_rejection(
     inputs: LossInputs, *, estimator: Literal["k2", "k3"], max_divergence: float
 ) -> Tensor:
-    """1 where the mean of the estimate over the token's sequence is at most `max_divergence`, else 0, [T].
+    """Rejects sequences by their estimated divergence: 1 for kept tokens, 0 for rejected ones, [T].
 
-    k2: (log w)^2 / 2; k3: w - 1 - log w, whose mean is KL(behavior || proximal); w as in `truncated_weights`.
-    Raises: ConfigError without `sequence_idx`. Source: estimators: Schulman 2020; as a filter: public codes
-    ("seq_mean_k2", "seq_mean_k3"); no paper was checked.
+    A sequence is kept if the mean of the tokens' estimates over it is at most `max_divergence`.
+    k2: (log w_t)^2 / 2;  k3: w_t - 1 - log w_t, an unbiased estimate of KL(behavior || proximal); w_t is the
+    token's weight as in `truncated_weights`.
+    No gradient. Raises: ConfigError without `sequence_idx`. Source: estimators: Schulman 2020; as a filter:
+    public implementations ("seq_mean_k2", "seq_mean_k3"); not checked against a paper.
     """
     estimate = KL_ESTIMATORS[estimator](inputs.behavior_logprobs, inputs.proximal_logprobs).detach()
-    mean = sequence_means(estimate, needed(inputs.sequence_idx, "sequence_idx"))
+    mean = sequence_means(estimate, require_column(inputs.sequence_idx, "sequence_idx"))
     return (mean <= max_divergence).to(estimate.dtype)
 
 
 def _weights(inputs: LossInputs, level: Level) -> Tensor:
     log_weights = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach()
     if level == "sequence":
-        log_weights = sequence_sums(log_weights, needed(inputs.sequence_idx, "sequence_idx"))
+        log_weights = sequence_sums(log_weights, require_column(inputs.sequence_idx, "sequence_idx"))
     return torch.exp(log_weights)
 
 
-def corrected(output: LossOutput, weights: Tensor) -> LossOutput:
-    """The loss times the weights, which are reported with the share that is 0."""
+def apply_correction(output: LossOutput, weights: Tensor) -> LossOutput:
+    """loss_t * weights_t. Adds the metrics `correction_mean` (the weights) and `masked_frac` (weight 0)."""
     return LossOutput(
         per_token=output.per_token * weights,
         metrics={**output.metrics, "correction_mean": weights, "masked_frac": weights == 0},
@@ -96,14 +101,15 @@ def corrected(output: LossOutput, weights: Tensor) -> LossOutput:
 def with_kl_penalty(
     output: LossOutput, inputs: LossInputs, *, estimator: Literal["k1", "k2", "k3"], coef: float
 ) -> LossOutput:
-    """loss_t + coef * estimate_t of KL(current || reference).
+    """loss_t + coef * estimate_t, where estimate_t estimates KL(current || reference).
 
-    Differentiated on tokens at hand, k2 gives the gradient of that KL on average, k3 that of the KL the other
-    way round, and k1 none at all (only noise): in a loss prefer k2 or k3.
+    When differentiated on sampled tokens, the expected gradient of k2 is that of KL(current || reference),
+    and that of k3 is the gradient of KL(reference || current). The expected gradient of k1 is zero, so it
+    only adds noise: prefer k2 or k3 in a loss.
+    Gradient: through `logprobs`. Raises: ConfigError without `reference_logprobs`.
     Source: Schulman 2020, "Approximating KL divergence"; k3 in the loss: arXiv:2402.03300, eq. 3 and 4.
-    Raises: ConfigError without `reference_logprobs`.
     """
-    reference = needed(inputs.reference_logprobs, "reference_logprobs")
+    reference = require_column(inputs.reference_logprobs, "reference_logprobs")
     penalty = coef * KL_ESTIMATORS[estimator](inputs.logprobs, reference)
     return LossOutput(per_token=output.per_token + penalty, metrics=output.metrics)
 
@@ -113,24 +119,24 @@ def with_entropy_bonus(output: LossOutput, inputs: LossInputs, *, coef: float) -
 
     Source: Williams and Peng 1991; as a term of the loss: arXiv:1707.06347, eq. 9.
     """
-    bonus = coef * needed(inputs.entropies, "entropies")
+    bonus = coef * require_column(inputs.entropies, "entropies")
     return LossOutput(per_token=output.per_token - bonus, metrics=output.metrics)
 
 
 def value_loss(values: Tensor, stale_values: Tensor, returns: Tensor, *, clip: float) -> Tensor:
-    """Squared error of a critic, [T]: half of the larger one of the plain and the clipped (`clip` 0: plain).
+    """Squared error of a critic, [T]: half of the larger of the plain and the clipped error.
 
     loss_t = max((V_t - R_t)^2, (V_stale_t + clip(V_t - V_stale_t, -clip, clip) - R_t)^2) / 2
-
-    Shapes: all [T]; `stale_values` are the critic's at the step's start. Gradient: through `values`.
+    With `clip` 0, loss_t = (V_t - R_t)^2 / 2.
+    Shapes: all [T]; `stale_values` are the critic's values at the step's start. Gradient: through `values`.
     Source: squared error: Schulman et al. 2017 (arXiv:1707.06347), eq. 9; the clip: the authors' code, as
     described by Huang et al. 2022, "The 37 implementation details of PPO", detail 9.
     """
     plain = (values - returns).square()
     if clip == 0:
         return 0.5 * plain
-    near = stale_values + (values - stale_values).clamp(-clip, clip)
-    return 0.5 * torch.max(plain, (near - returns).square())
+    clipped_values = stale_values + (values - stale_values).clamp(-clip, clip)
+    return 0.5 * torch.max(plain, (clipped_values - returns).square())
 
 
 CORRECTIONS: dict[str, Callable[..., Tensor]] = {

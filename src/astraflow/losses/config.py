@@ -1,8 +1,8 @@
-"""Losses of a recipe. A variant's fields are exactly its function's keyword arguments, and only this file has
-its defaults.
+"""Config classes of the losses. A variant's fields are exactly its function's keyword arguments, and its
+defaults are defined only here.
 
-Imports no torch, so that a recipe can be read anywhere. The formula of a loss and its traits are defined with
-its function (`losses.policy`, `losses.m2po`).
+Imports no torch, so a recipe can be read anywhere. The formula of a loss and its traits are defined with its
+function (`losses.policy`, `losses.m2po`).
 """
 
 from typing import Annotated, Literal
@@ -372,12 +372,12 @@ class OfflineConfig(Config):
 
 
 class AuxiliaryConfig(Config):
-    """What multiplies the loss or is added to it, and the other models and data that this needs. Each frozen
-    model takes 4 bytes of the trainer's memory per parameter, and one forward pass per step."""
+    """Factors and terms that are added to the policy loss, and the other models and data that they need. Each
+    frozen model takes 4 bytes of the trainer's memory per parameter, and one forward pass per step."""
 
     correction: CorrectionConfig = NoCorrectionConfig()
-    """Importance weight between behavior and proximal policy; one of your own is a function from `LossInputs`
-    to weights."""
+    """Importance weight between behavior and proximal policy; a correction of your own is a function from
+    `LossInputs` to weights."""
     kl: KlConfig = KlConfig()
     """A penalty on the distance to the reference model."""
     critic: CriticConfig = NoCriticConfig()

@@ -1,7 +1,8 @@
-"""From a recipe to a loss: the policy loss, times its correction, plus penalty and bonus.
+"""Makes the loss that a recipe describes: the policy loss, times its correction, plus penalty and bonus.
 
-The defaults of a variant stand in its config class (`losses.config`), which imports no torch; its formula,
-and what the trainer must know of it, in its function. A config's fields are the function's keyword arguments.
+A variant's defaults are in its config class (`losses.config`), which imports no torch. Its formula and its
+traits, which the trainer reads, belong to its function. A config's fields are the function's keyword
+arguments.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from astraflow.errors import ConfigError
 from astraflow.losses.auxiliary import (
     CORRECTIONS,
     Correction,
-    corrected,
+    apply_correction,
     with_entropy_bonus,
     with_kl_penalty,
 )
@@ -50,22 +51,22 @@ StatisticsFunction = Callable[[LossInputs], Mapping[str, Tensor]]
 
 @runtime_checkable
 class HasTraits(Protocol):
-    """A loss that says what the trainer must know of it, by `with_traits` or an attribute of its own."""
+    """A loss that declares its traits, with `with_traits` or its own attribute."""
 
     traits: LossTraits
 
 
 @runtime_checkable
 class HasStatistics(Protocol):
-    """A loss of the user's own that is an object: this method computes its numbers over the whole minibatch.
-    It is called with the loss's own arguments."""
+    """A user's own loss that is an object with a statistics method, which computes numbers over the whole
+    minibatch. The method is called with the arguments of the loss."""
 
     def statistics(self, inputs: LossInputs, /, **args: Any) -> Mapping[str, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss with its arguments filled in; what it needs is as in `LossTraits`."""
+    """A loss with its arguments bound. The other fields are as in `LossTraits`."""
 
     function: LossFunction
     statistics: StatisticsFunction | None = None
@@ -76,20 +77,22 @@ class Loss:
 
 
 def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
-    """The loss that a recipe names: the policy loss, times its correction, plus penalty and bonus.
+    """Makes the loss that a recipe names: the policy loss, times its correction, plus penalty and bonus.
 
-    Raises: ConfigError if a user's own does not fit its arguments, or if a correction would weigh twice.
+    Raises: ConfigError if a user's own loss does not take its arguments, or if a correction would apply the
+    ratio to the behavior policy a second time.
     """
     auxiliary = auxiliary or AuxiliaryConfig()
-    name, target, args = _named(config)
+    name, target, args = _load_loss(config)
     traits = _traits_of(target)
-    correction = _correction(auxiliary.correction)
+    correction = _make_correction(auxiliary.correction)
     if correction is not None and traits.weighs_behavior:
         raise ConfigError(
-            f"train.auxiliary.correction.name = {auxiliary.correction.name!r}: {name} weighs against the "
-            'behavior policy itself; take "none", or a loss against the proximal policy'
+            f"train.auxiliary.correction.name = {auxiliary.correction.name!r}: the loss {name} already "
+            'weights tokens by their ratio to the behavior policy; set "none", or choose a loss whose ratio '
+            "is relative to the proximal policy"
         )
-    # A penalty on the reference, and a bonus for entropy, move tokens of advantage 0 as well.
+    # The KL penalty and the entropy bonus have a gradient even for tokens with advantage 0.
     moves_all = auxiliary.entropy_coef > 0 or (auxiliary.kl.coef > 0 and auxiliary.kl.place == "loss")
     function = partial(target, **args)
     return Loss(
@@ -114,7 +117,7 @@ def _complete(
 ) -> LossOutput:
     output = function(inputs)
     if correction:
-        output = corrected(output, correction(inputs))
+        output = apply_correction(output, correction(inputs))
     kl = auxiliary.kl
     if kl.coef > 0 and kl.place == "loss":
         output = with_kl_penalty(output, inputs, estimator=kl.estimator, coef=kl.coef)
@@ -123,22 +126,22 @@ def _complete(
     return output
 
 
-def _named(config: Config) -> tuple[str, Callable[..., LossOutput], dict[str, Any]]:
-    """A loss by the name in the recipe, and its arguments."""
+def _load_loss(config: Config) -> tuple[str, Callable[..., LossOutput], dict[str, Any]]:
+    """Returns the name of the policy loss, its function and its arguments."""
     if isinstance(config, Use):
-        return config.use, _users_own(config, "train.loss"), config.args
+        return config.use, _load_users_own(config, "train.loss"), config.args
     name, args = _name_and_args(config)
     return name, LOSSES[name], args
 
 
-def _correction(config: Config) -> Correction | None:
+def _make_correction(config: Config) -> Correction | None:
     if isinstance(config, Use):
-        return partial(_users_own(config, "train.auxiliary.correction"), **config.args)
+        return partial(_load_users_own(config, "train.auxiliary.correction"), **config.args)
     name, args = _name_and_args(config)
     return partial(CORRECTIONS[name], **args) if name in CORRECTIONS else None
 
 
-def _users_own(config: Use, where: str) -> Callable[..., Any]:
+def _load_users_own(config: Use, where: str) -> Callable[..., Any]:
     target = load_attr(config.use, where=f"{where}.use")
     if not callable(target):
         raise ConfigError(f"{where}.use = {config.use!r} is not a function of LossInputs")

@@ -1,9 +1,13 @@
-"""M2PO, a trust region on the second moment of the log ratio to the behavior policy, in its public variants.
+"""M2PO, a trust region on the second moment of the log ratio to the behavior policy, in four public variants.
 
-`m2po` clips where the budget is met exactly, as the paper's authors describe their code; `m2po_released`
-clips where that code does, at the largest square below. `m2po_mask` leaves tokens out, current against
-behavior policy, as the paper's algorithm; `m2po_mask_proximal` as another public code does, proximal against
-behavior policy, under a clip. All four look at the whole minibatch, where both codes look at one microbatch.
+| variant | what it does | source |
+|---|---|---|
+| `m2po` | clips where the budget is met exactly | the description in the authors' code |
+| `m2po_released` | clips at the largest square below that | what the authors' code does |
+| `m2po_mask` | masks tokens by current against behavior policy | the paper's algorithm |
+| `m2po_mask_proximal` | masks tokens by proximal against behavior policy, and clips | AReaL's code |
+
+All four compute their bound over the whole minibatch; the authors' code and AReaL's use one microbatch.
 
 Legend: T trained tokens (of a microbatch in a loss, of the whole minibatch in its bound).
 """
@@ -38,9 +42,10 @@ __all__ = [
 def m2po_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
     """tau, the bound on |log ratio| of `m2po`: the largest with mean(min(delta^2, tau^2)) <= budget.
 
-    delta_t = logprobs_t - behavior_logprobs_t; the mean is over harmful tokens of the whole minibatch: those
-    with A > 0 and ratio > 1, or A < 0 and ratio < 1. tau is infinite where the mean is within the budget.
-    Exact: for k tokens below tau, tau^2 = (n * budget - sum of their delta^2) / (n - k).
+    delta_t = logprobs_t - behavior_logprobs_t. The mean is over the n harmful tokens of the whole minibatch:
+    those with A > 0 and ratio > 1, or A < 0 and ratio < 1. tau is infinite if the mean of delta^2 is within
+    the budget. Otherwise it is exact: if k tokens have |delta| below tau,
+    tau^2 = (n * budget - sum of their delta^2) / (n - k).
 
     Shapes: inputs [T], tau a scalar. No gradient.
     Source: Zheng et al. 2025 (arXiv:2510.01161), as the docstrings of the authors' code describe it; the code
@@ -56,8 +61,9 @@ def m2po_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
 def m2po_released_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
     """tau of `m2po_released`: the root of the largest delta^2 below the exact solution; 0 if there is none.
 
-    delta, harmful tokens and the exact solution as in `m2po_bound`: of the squares in ascending order, the
-    one before the first at which mean(min(delta^2, square)) reaches the budget. The mean stays below it.
+    delta, the harmful tokens and the exact solution are as in `m2po_bound`. With the squares in ascending
+    order, tau^2 is the one before the first square at which mean(min(delta^2, square)) reaches the budget. So
+    the mean stays below the budget.
 
     Shapes: inputs [T], tau a scalar. No gradient.
     Source: Zheng et al. 2025 (arXiv:2510.01161), the authors' released code.
@@ -81,13 +87,16 @@ def _is_within(ascending: Tensor, budget: float) -> bool:
 
 
 def _solution(ascending: Tensor, budget: float) -> tuple[Tensor, Tensor]:
-    """For each number of squares below tau^2, the tau^2 that meets the budget; and the right number."""
+    """For each number k of squares below tau^2, the tau^2 that meets the budget; and the k that is right.
+
+    k is right if its tau^2 is at most the next larger square: then exactly the k smallest squares are below.
+    """
     num = len(ascending)
     below = torch.cat([ascending.new_zeros(1), ascending.cumsum(0)[:-1]])
     num_above = num - torch.arange(num, device=ascending.device)
     tau_squared = (num * budget - below) / num_above
     is_solution = tau_squared <= ascending
-    is_solution[-1] = True  # in exact arithmetic it is, since the mean is over the budget
+    is_solution[-1] = True  # holds in exact arithmetic, since the mean exceeds the budget
     return tau_squared, is_solution.int().argmax()
 
 
@@ -125,19 +134,20 @@ def _clipped(inputs: LossInputs, tau: Tensor) -> LossOutput:
 
 
 def m2po_mask_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
-    """`max_square`, the largest delta^2 that `m2po_mask` keeps: the mean of those kept is within the budget.
+    """`max_square`: the largest delta^2 up to which the mean of delta^2 is within the budget.
 
-    Equal squares stay or go together.
+    delta_t = logprobs_t - behavior_logprobs_t, over all tokens of the minibatch. Tokens with equal squares
+    are kept or masked together.
 
-    Shapes: inputs [T], the bound a scalar; -1 where no token can stay. No gradient. Source: as `m2po_mask`.
+    Shapes: inputs [T], the bound a scalar; -1 if no token can be kept. No gradient. Source: as `m2po_mask`.
     """
     ascending = (inputs.logprobs - inputs.behavior_logprobs).detach().double().square().sort().values
-    kept = _kept(ascending, budget)
+    kept = _keepable(ascending, budget)
     return {"max_square": kept[-1] if kept.numel() else ascending.new_full((), -1.0)}
 
 
-def _kept(ascending: Tensor, budget: float) -> Tensor:
-    """Which squares may be the largest one kept: the mean up to it is within the budget."""
+def _keepable(ascending: Tensor, budget: float) -> Tensor:
+    """The squares up to which the mean is within the budget, ascending; of equal squares, only the last."""
     means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=ascending.device)
     is_last_of_equals = torch.ones_like(ascending, dtype=torch.bool)
     is_last_of_equals[:-1] = ascending[1:] > ascending[:-1]
@@ -146,7 +156,7 @@ def _kept(ascending: Tensor, budget: float) -> Tensor:
 
 @with_traits(needs_proximal=False, weighs_behavior=True, statistics=m2po_mask_bound)
 def m2po_mask(inputs: LossInputs, *, budget: float) -> LossOutput:
-    """Surrogate against the behavior policy without the tokens of the largest squared log ratios.
+    """Surrogate against the behavior policy that masks the tokens with the largest squared log ratios.
 
     ratio_t = exp(logprobs_t - behavior_logprobs_t);  delta_t = log ratio_t
     loss_t = -ratio_t * A_t where delta_t^2 <= max_square of `m2po_mask_bound`, else 0
@@ -165,15 +175,16 @@ def m2po_mask(inputs: LossInputs, *, budget: float) -> LossOutput:
 def m2po_mask_proximal_bound(
     inputs: LossInputs, *, budget: float, clip_low: float, clip_high: float, max_behavior_ratio: float
 ) -> Mapping[str, Tensor]:
-    """`max_square`, the largest delta^2 that `m2po_mask_proximal` keeps; at least the smallest one stays.
+    """`max_square`: the largest delta^2 up to which the mean is within the budget, or else the smallest one.
 
-    delta_t = proximal_logprobs_t - behavior_logprobs_t. Equal squares stay or go together. The arguments but
-    `budget` are those of the loss.
+    delta_t = proximal_logprobs_t - behavior_logprobs_t, over all tokens of the minibatch. Tokens with equal
+    squares are kept or masked together. Only `budget` is used; a statistics function takes all arguments of
+    its loss.
 
     Shapes: inputs [T], the bound a scalar. No gradient. Source: as `m2po_mask_proximal`.
     """
     ascending = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach().double().square().sort().values
-    kept = _kept(ascending, budget)
+    kept = _keepable(ascending, budget)
     return {"max_square": kept[-1] if kept.numel() else ascending[0]}
 
 
@@ -181,15 +192,16 @@ def m2po_mask_proximal_bound(
 def m2po_mask_proximal(
     inputs: LossInputs, *, budget: float, clip_low: float, clip_high: float, max_behavior_ratio: float
 ) -> LossOutput:
-    """`decoupled_ppo` without the tokens of the largest squared log ratios of proximal and behavior policy.
+    """`decoupled_ppo` that masks the tokens with the largest squared log ratios (proximal to behavior
+    policy).
 
     loss_t = loss_t of `decoupled_ppo` where delta_t^2 <= max_square of `m2po_mask_proximal_bound`, else 0
 
-    What is masked does not depend on the current policy, so it stays the same over the steps of a batch.
+    The mask does not depend on the current policy.
     Shapes: all [T]. Gradient: through `logprobs` only.
     Raises: ConfigError if `inputs.statistics` lacks max_square.
-    Source: after Zheng et al. 2025 (arXiv:2510.01161), as the public code of AReaL computes it (its threshold
-    is exclusive, and it divides by the tokens that stay; here the denominator counts all tokens).
+    Source: after Zheng et al. 2025 (arXiv:2510.01161), as AReaL's public code computes it. Unlike there, the
+    threshold is inclusive, and the denominator counts all tokens, not only the kept ones.
     """
     bound = statistic(inputs, "max_square", f"m2po_mask_proximal_bound(inputs, budget={budget}, ...)")
     output = decoupled_ppo(

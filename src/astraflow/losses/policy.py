@@ -1,14 +1,17 @@
 """Policy losses: pure functions from per-token columns to a per-token loss.
 
-Legend: T trained tokens (of a microbatch in a loss, of the whole minibatch in its statistics). A loss gets
-only trained tokens. The caller sums its `per_token` and divides by the recipe's denominator over the whole
-minibatch, however that is cut into microbatches. A sequence (the trained tokens of one sample) is never cut.
-A loss that needs a number over the whole minibatch declares a statistics function; the caller runs it on a
-pass without gradients and passes the result as `LossInputs.statistics`.
+A loss gets only trained tokens. The caller sums its `per_token` and divides by the recipe's denominator over
+the whole minibatch, so cutting the minibatch into microbatches does not change the result. A sequence (the
+trained tokens of one sample) is never cut. A loss that needs a number over the whole minibatch declares a
+statistics function. The caller runs it after a pass without gradients and passes the result as
+`LossInputs.statistics`.
 
 Ratios are relative to the proximal policy, the model at the step's start, unless a docstring says otherwise.
-The gap between behavior and proximal policy (staleness, another engine's arithmetic) is corrected by a
+The gap between behavior and proximal policy (staleness, different arithmetic of the engine) is corrected by a
 separate factor (`losses.auxiliary`), or by losses whose ratio is relative to the behavior policy.
+
+Legend: T trained tokens (of a microbatch in a loss, of the whole minibatch in its statistics); A_t advantage;
+sg(x): x without gradient.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,9 +39,9 @@ __all__ = [
     "gmpo",
     "grpo",
     "gspo",
-    "needed",
     "ppo",
     "reinforce",
+    "require_column",
     "sapo",
     "sft",
     "statistic",
@@ -71,14 +74,14 @@ class LossInputs:
     """Entropies, in nats, of the distributions that predicted the tokens; only if the recipe has an entropy
     bonus."""
     reference_logprobs: Tensor | None = None
-    """Logprobs of a frozen model; only if the recipe has a KL penalty."""
+    """Logprobs of the frozen reference model; only if the recipe has a KL penalty."""
     teacher_logprobs: Tensor | None = None
-    """Logprobs of a teacher; only if the trajectories or the recipe have one."""
+    """Logprobs of a teacher; only if the trajectories carry them or the recipe names a teacher."""
     streams: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Columns that the workflow or the engine recorded with the tokens, by name, in their original dtype;
     [T, W] if a token has W values."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Scalars of the loss's statistics function over the whole minibatch."""
+    """Results of the loss's statistics function over the whole minibatch; scalars, by name."""
 
     def __post_init__(self) -> None:
         always = (self.logprobs, self.proximal_logprobs, self.behavior_logprobs, self.advantages)
@@ -92,12 +95,14 @@ class LossInputs:
         )
         shapes = [tuple(column.shape) for column in (*always, *optional) if column is not None]
         if self.logprobs.ndim != 1 or len(set(shapes)) > 1:
-            raise ShapeError(f"loss inputs must share one shape [T]; got {shapes} in the order of the fields")
+            raise ShapeError(
+                f"loss inputs must all have one shape [T]; got {shapes}, in the order of the fields"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """The loss of each token, and further per-token columns whose mean over the minibatch is reported."""
+    """The loss of each token, and per-token metrics whose mean over the minibatch is reported."""
 
     per_token: Tensor
     """[T], with gradient."""
@@ -107,18 +112,18 @@ class LossOutput:
 
 @dataclass(frozen=True, slots=True)
 class LossTraits:
-    """Properties of a loss that the trainer must know; the defaults are safe for any loss."""
+    """Properties of a loss that the trainer relies on; the defaults are safe for any loss."""
 
     needs_proximal: bool = True
     """False: the loss never reads `proximal_logprobs`, so the pass that computes them is skipped."""
     needs_advantage: bool = False
-    """True: a token with advantage 0 adds nothing to the gradient and the statistics, so it may be
-    skipped."""
+    """True: a token with advantage 0 adds nothing to the gradient or the statistics, so it may be skipped."""
     weighs_behavior: bool = False
-    """True: its weights are relative to the behavior policy, so a correction would count that gap twice."""
+    """True: the loss's weights are relative to the behavior policy, so a correction would count the gap to it
+    twice."""
     streams: tuple[str | StreamRule, ...] = ()
-    """The columns in `LossInputs.streams` that the loss reads. Results without one of them are refused when
-    they arrive. A plain name means one float32 value per token."""
+    """The columns in `LossInputs.streams` that the loss reads. The dataflow refuses results that lack one. A
+    plain name means one float32 value per token."""
     needs_teacher: bool = False
     """True: the loss reads `teacher_logprobs`."""
     statistics: Callable[..., Mapping[str, Tensor]] | None = None
@@ -152,7 +157,7 @@ def with_traits(
 
 @with_traits(needs_proximal=False, needs_advantage=True)
 def reinforce(inputs: LossInputs) -> LossOutput:
-    """loss_t = -A_t * logprobs_t: plain policy gradient, right for data of the current policy only.
+    """loss_t = -A_t * logprobs_t: plain policy gradient, valid only for data of the current policy.
 
     Shapes: all [T]. Gradient: through `logprobs`.
     Source: Williams 1992, "Simple statistical gradient-following algorithms", section 4.
@@ -162,7 +167,7 @@ def reinforce(inputs: LossInputs) -> LossOutput:
 
 @with_traits(needs_advantage=True)
 def grpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
-    """Clipped surrogate with separate bounds; `dapo` and `dr_grpo` are this with their own defaults.
+    """Clipped surrogate with separate bounds; `dapo` and `dr_grpo` are this loss with other defaults.
 
     ratio_t = exp(logprobs_t - proximal_logprobs_t)
     loss_t = -min(ratio_t * A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) * A_t)
@@ -178,7 +183,7 @@ def grpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
 
 @with_traits(needs_advantage=True)
 def ppo(inputs: LossInputs, *, clip_low: float, clip_high: float, dual_clip: float) -> LossOutput:
-    """`grpo` whose loss is also at most `dual_clip` * |A_t| where A_t < 0 (0: no such bound).
+    """`grpo` with a second bound: where A_t < 0, the loss is at most `dual_clip` * |A_t| (0: no such bound).
 
     loss_t = -max(surrogate_t, dual_clip * A_t) where A_t < 0, else -surrogate_t
 
@@ -198,31 +203,31 @@ def ppo(inputs: LossInputs, *, clip_low: float, clip_high: float, dual_clip: flo
 
 @with_traits(needs_advantage=True)
 def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
-    """Clipped surrogate whose ratio is that of the whole sequence, per token (geometric mean).
+    """Clipped surrogate whose ratio is the geometric mean of the ratios of the token's sequence.
 
     log s_t = sg(mean of log ratio over the sequence) + logprobs_t - sg(logprobs_t)
     loss_t = -min(s_t * A_t, clip(s_t, 1 - clip_low, 1 + clip_high) * A_t)
 
-    With the denominator `sequence_means` and one advantage per sequence its gradient is that of the sequence
-    form. Shapes: all [T]. Gradient: through `logprobs`, on the token's own. Raises: ConfigError without
-    `sequence_idx`.
+    With the denominator `sequence_means` and one advantage per sequence, the gradient equals that of the
+    sequence-level form.
+    Shapes: all [T]. Gradient: of loss_t through logprobs_t only. Raises: ConfigError without `sequence_idx`.
     Source: Zheng et al. 2025 (arXiv:2507.18071), section 4.3 (GSPO-token); bounds: section 5.1.
     """
     log_ratio = (inputs.logprobs - inputs.proximal_logprobs).detach()
-    mean = sequence_means(log_ratio, needed(inputs.sequence_idx, "sequence_idx"))
+    mean = sequence_means(log_ratio, require_column(inputs.sequence_idx, "sequence_idx"))
     ratio = torch.exp(mean + inputs.logprobs - inputs.logprobs.detach())
     return clipped_surrogate(ratio, inputs.advantages, ratio.clamp(1 - clip_low, 1 + clip_high))
 
 
 @with_traits(needs_advantage=True)
 def gmpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
-    """The geometric mean of a sequence's ratios, each clipped by itself, in the logarithm.
+    """Uses the geometric mean of a sequence's ratios, each of which is clipped in log space.
 
     d_t = logprobs_t - proximal_logprobs_t;  c_t = clip(d_t, -clip_low, clip_high)
     e_t = min(d_t, c_t) where A_t > 0, max(d_t, c_t) where A_t < 0
     loss_t = -A_t * exp(mean of e over the sequence)
 
-    With the denominator `sequence_means` and one advantage per sequence it is the loss of the paper.
+    With the denominator `sequence_means` and one advantage per sequence, this is the loss of the paper.
     Shapes: all [T]. Gradient: through the logprobs of all tokens of the sequence that are not clipped.
     Raises: ConfigError without `sequence_idx`.
     Source: Zhao et al. 2025 (arXiv:2507.20673); bounds: its (e^-0.4, e^0.4).
@@ -231,19 +236,19 @@ def gmpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     sign = torch.sign(inputs.advantages)
     clipped = delta.clamp(-clip_low, clip_high)
     bounded = sign * torch.min(sign * delta, sign * clipped)
-    ratio = torch.exp(sequence_means(bounded, needed(inputs.sequence_idx, "sequence_idx")))
+    ratio = torch.exp(sequence_means(bounded, require_column(inputs.sequence_idx, "sequence_idx")))
     is_clipped = (sign * clipped).detach() < (sign * delta).detach()
     return LossOutput(per_token=-inputs.advantages * ratio, metrics={"clip_frac": is_clipped})
 
 
 @with_traits(needs_advantage=True)
 def cispo(inputs: LossInputs, *, max_ratio: float) -> LossOutput:
-    """Policy gradient under a truncated importance weight: every token keeps a gradient.
+    """Policy gradient with a truncated importance weight: every token keeps a gradient.
 
     loss_t = -sg(min(ratio_t, max_ratio)) * A_t * logprobs_t
 
     Shapes: all [T]. Gradient: through `logprobs`, not through the weight.
-    Source: MiniMax-M1 (arXiv:2506.13585), section 3.1, whose lower bound is left out as there.
+    Source: MiniMax-M1 (arXiv:2506.13585), section 3.1; as in its experiments, there is no lower bound.
     """
     ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs).detach()
     weight = ratio.clamp(max=max_ratio)
@@ -254,12 +259,13 @@ def cispo(inputs: LossInputs, *, max_ratio: float) -> LossOutput:
 
 @with_traits(needs_advantage=True)
 def sapo(inputs: LossInputs, *, temperature_positive: float, temperature_negative: float) -> LossOutput:
-    """A soft gate instead of a clip: the gradient fades smoothly as the ratio leaves 1.
+    """A soft gate instead of a clip: the gradient fades smoothly as the ratio moves away from 1.
 
-    loss_t = -A_t * 4 / tau_t * sigmoid(tau_t * (ratio_t - 1)), tau_t by the sign of A_t
+    loss_t = -A_t * 4 / tau_t * sigmoid(tau_t * (ratio_t - 1))
+    tau_t = temperature_positive where A_t > 0, else temperature_negative
 
-    Shapes: all [T]. Gradient: through `logprobs`; of weight 1 at ratio 1.
-    Source: Gao et al. 2025, "Soft adaptive policy optimization" (arXiv:2511.20347), the method's section.
+    Shapes: all [T]. Gradient: through `logprobs`; at ratio 1 it equals that of `reinforce`.
+    Source: Gao et al. 2025, "Soft adaptive policy optimization" (arXiv:2511.20347), method section.
     """
     ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs)
     tau = torch.where(inputs.advantages > 0, temperature_positive, temperature_negative)
@@ -271,15 +277,16 @@ def sapo(inputs: LossInputs, *, temperature_positive: float, temperature_negativ
 
 @with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True)
 def dppo_tv(inputs: LossInputs, *, max_distance: float, max_ratio: float) -> LossOutput:
-    """Policy gradient without tokens that would move further from the behavior policy than a distance.
+    """Policy gradient that masks tokens far from the behavior policy whose update would move them further.
 
     p_t = exp(logprobs_t), q_t = exp(behavior_logprobs_t), ratio_t = p_t / q_t
-    loss_t = -sg(min(ratio_t, max_ratio)) * A_t * logprobs_t,
-    0 where A_t > 0 and p_t - q_t > max_distance, or A_t <= 0 and q_t - p_t > max_distance
+    loss_t = 0 where A_t > 0 and p_t - q_t > max_distance, or A_t <= 0 and q_t - p_t > max_distance
+    loss_t = -sg(min(ratio_t, max_ratio)) * A_t * logprobs_t elsewhere
 
-    |p_t - q_t| is the total variation of the policies seen as "this token or another".
+    |p_t - q_t| is the total variation between the two policies' distributions over "this token" and "any
+    other token".
     Shapes: all [T]. Gradient: through `logprobs`, not through the weight.
-    Source: arXiv:2602.04879, the binary approximation; bounds as in public scripts of it.
+    Source: arXiv:2602.04879, the binary approximation; default bounds as in its public scripts.
     """
     rise = (inputs.logprobs.exp() - inputs.behavior_logprobs.exp()).detach()
     is_far = torch.where(inputs.advantages > 0, rise > max_distance, rise < -max_distance)
@@ -288,20 +295,20 @@ def dppo_tv(inputs: LossInputs, *, max_distance: float, max_ratio: float) -> Los
 
 @with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True)
 def dppo_kl(inputs: LossInputs, *, max_divergence: float, max_ratio: float) -> LossOutput:
-    """`dppo_tv` with a bound on the Kullback-Leibler divergence instead.
+    """`dppo_tv` with a bound on the KL divergence instead of the total variation.
 
-    D_t = q_t log(q_t / p_t) + (1 - q_t) log((1 - q_t) / (1 - p_t)), 1e-8 added to both terms of the last
-    loss_t as in `dppo_tv`, 0 where D_t > max_divergence and p_t > q_t under A_t > 0, or p_t < q_t under
-    A_t <= 0
+    D_t = q_t log(q_t / p_t) + (1 - q_t) log((1 - q_t + 1e-8) / (1 - p_t + 1e-8)), p_t and q_t as in `dppo_tv`
+    loss_t = 0 where D_t > max_divergence, and p_t > q_t if A_t > 0 or p_t < q_t if A_t <= 0
+    loss_t = -sg(min(ratio_t, max_ratio)) * A_t * logprobs_t elsewhere
 
     Shapes: all [T]. Gradient: through `logprobs`, not through the weight.
-    Source: arXiv:2602.04879, the binary approximation; bounds as in public scripts of it.
+    Source: arXiv:2602.04879, the binary approximation; default bounds as in its public scripts.
     """
-    now = inputs.logprobs.detach()
+    current = inputs.logprobs.detach()
     behavior = inputs.behavior_logprobs
-    p = now.exp()
+    p = current.exp()
     q = behavior.exp()
-    divergence = q * (behavior - now) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    divergence = q * (behavior - current) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
     is_leaving = torch.where(inputs.advantages > 0, p > q, p < q)
     return _within_trust_region(inputs, (divergence > max_divergence) & is_leaving, max_ratio)
 
@@ -316,7 +323,7 @@ def _within_trust_region(inputs: LossInputs, is_far: Tensor, max_ratio: float) -
 def decoupled_ppo(
     inputs: LossInputs, *, clip_low: float, clip_high: float, max_behavior_ratio: float
 ) -> LossOutput:
-    """`grpo`, weighed by how much the proximal policy prefers the token over the behavior policy.
+    """`grpo` weighted by the ratio of proximal to behavior policy.
 
     behavior_ratio_t = exp(proximal_logprobs_t - behavior_logprobs_t)
     loss_t = behavior_ratio_t * loss_t of `grpo` where behavior_ratio_t <= max_behavior_ratio, else 0
@@ -338,7 +345,7 @@ def decoupled_ppo(
 def decoupled_ppo_approx(
     inputs: LossInputs, *, clip_low: float, clip_high: float, max_behavior_ratio: float
 ) -> LossOutput:
-    """`decoupled_ppo` without a pass for the proximal logprobs, which it interpolates.
+    """`decoupled_ppo` with interpolated proximal logprobs, which saves the pass that computes them.
 
     share_t = 1 / staleness_t, or 0 where staleness_t is 0
     proximal_t = share_t * behavior_logprobs_t + (1 - share_t) * sg(logprobs_t)
@@ -346,7 +353,7 @@ def decoupled_ppo_approx(
     Shapes: all [T]. Gradient: through `logprobs` only. Raises: ConfigError without `staleness`.
     Source: "A-3PO" (arXiv:2512.06547), the staleness-aware interpolation.
     """
-    staleness = needed(inputs.staleness, "staleness")
+    staleness = require_column(inputs.staleness, "staleness")
     share = torch.where(staleness > 0, 1 / staleness.clamp(min=1), 0.0)
     proximal = torch.lerp(inputs.logprobs.detach(), inputs.behavior_logprobs, share)
     return decoupled_ppo(
@@ -360,7 +367,7 @@ def decoupled_ppo_approx(
 
 @with_traits(needs_teacher=True)
 def distill(inputs: LossInputs, *, advantage_coef: float) -> LossOutput:
-    """On-policy distillation: policy gradient of the reverse KL to a teacher, token by token.
+    """On-policy distillation: policy gradient of the reverse KL to a teacher, per token.
 
     gap_t = teacher_logprobs_t - sg(logprobs_t)
     loss_t = -ratio_t * (gap_t + advantage_coef * A_t)
@@ -369,7 +376,7 @@ def distill(inputs: LossInputs, *, advantage_coef: float) -> LossOutput:
     Source: Agarwal et al. 2023 (arXiv:2306.13649) and Gu et al. 2023 (arXiv:2306.08543), reverse KL on the
     student's own samples; as a per-token reward: Lu 2025, "On-policy distillation" (Thinking Machines Lab).
     """
-    gap = needed(inputs.teacher_logprobs, "teacher_logprobs") - inputs.logprobs.detach()
+    gap = require_column(inputs.teacher_logprobs, "teacher_logprobs") - inputs.logprobs.detach()
     ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs)
     return LossOutput(
         per_token=-ratio * (gap + advantage_coef * inputs.advantages), metrics={"teacher_kl": -gap}
@@ -378,7 +385,7 @@ def distill(inputs: LossInputs, *, advantage_coef: float) -> LossOutput:
 
 @with_traits(needs_proximal=False)
 def sft(inputs: LossInputs, *, positive_only: bool) -> LossOutput:
-    """loss_t = -logprobs_t: maximum likelihood of the tokens; `positive_only`: of those with A_t > 0, else 0.
+    """loss_t = -logprobs_t: maximum likelihood of the tokens. `positive_only`: 0 where A_t <= 0.
 
     Shapes: all [T]. Gradient: through `logprobs`. Source: cross-entropy; on the policy's own right answers:
     rejection-sampling fine-tuning, Yuan et al. 2023 (arXiv:2308.01825).
@@ -389,18 +396,19 @@ def sft(inputs: LossInputs, *, positive_only: bool) -> LossOutput:
     return LossOutput(torch.where(is_kept, -inputs.logprobs, 0.0), metrics={"masked_frac": ~is_kept})
 
 
-# --- what losses are made of ----------------------------------------------------------------------
+# --- building blocks of losses --------------------------------------------------------------------
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clipped_ratio: Tensor) -> LossOutput:
-    """-min(ratio * A, clipped_ratio * A), [T], and where the clip holds."""
+    """loss_t = -min(ratio_t * A_t, clipped_ratio_t * A_t), [T]; the metric `clip_frac` marks clipped
+    tokens."""
     plain = ratio * advantages
     clipped = clipped_ratio * advantages
     return LossOutput(per_token=-torch.min(plain, clipped), metrics={"clip_frac": clipped < plain})
 
 
-def needed(column: Tensor | None, name: str) -> Tensor:
-    """The column. Raises: ConfigError where it is absent."""
+def require_column(column: Tensor | None, name: str) -> Tensor:
+    """Returns the column. Raises: ConfigError if it is absent."""
     if column is None:
         raise ConfigError(f"the loss needs LossInputs.{name}, which is absent here{_HINTS.get(name, '')}")
     return column
@@ -414,7 +422,7 @@ _HINTS = {
 
 
 def statistic(inputs: LossInputs, name: str, source: str) -> Tensor:
-    """A number over the whole minibatch. Raises: ConfigError naming its `source` where it is absent."""
+    """Returns a number over the whole minibatch. Raises: ConfigError that names `source` if it is absent."""
     if name not in inputs.statistics:
         raise ConfigError(f"LossInputs.statistics lacks {name!r}; pass the result of {source}")
     return inputs.statistics[name]

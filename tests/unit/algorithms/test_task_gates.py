@@ -257,7 +257,7 @@ def test_a_users_own_gate_stands_in_the_chain():
 
 
 def test_the_same_curator_twice_is_refused_but_for_two_policies():
-    with pytest.raises(ConfigError, match="named twice"):
+    with pytest.raises(ConfigError, match="a name occurs twice"):
         make_curation([GresoConfig(), GresoConfig()], sources={"a": 1}, seed=0)
     make_curation([GresoConfig(policy="x"), GresoConfig(policy="y")], sources={"a": 1}, seed=0)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.algorithms.curation import make_curation
-from astraflow.algorithms.seeded import permuted
+from astraflow.algorithms.seeded import permute
 from astraflow.algorithms.task_orders import Shuffle, ShuffleConfig, WeightedConfig
 from astraflow.config import Use
 from astraflow.errors import ConfigError
@@ -42,7 +42,7 @@ def test_every_task_comes_once_an_epoch_in_another_order():
 
 
 def test_another_seed_gives_another_order():
-    orders = [[permuted(i, size=50, seed=seed, epoch=0) for i in range(50)] for seed in range(2)]
+    orders = [[permute(i, size=50, seed=seed, epoch=0) for i in range(50)] for seed in range(2)]
     assert orders[0] != orders[1]
 
 
@@ -64,18 +64,18 @@ def test_a_restored_curator_goes_on_with_the_same_tasks():
 @settings(max_examples=50, deadline=None)
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
 def test_every_size_and_seed_gives_a_permutation(size: int, seed: int, epoch: int):
-    order = [permuted(i, size=size, seed=seed, epoch=epoch) for i in range(size)]
+    order = [permute(i, size=size, seed=seed, epoch=epoch) for i in range(size)]
     assert sorted(order) == list(range(size))
 
 
 def test_every_place_of_an_epoch_is_equally_likely():
-    firsts = [permuted(0, size=10, seed=0, epoch=epoch) for epoch in range(2000)]
+    firsts = [permute(0, size=10, seed=0, epoch=epoch) for epoch in range(2000)]
     assert all(140 < firsts.count(task) < 260 for task in range(10))
 
 
 def test_a_position_outside_is_refused():
     with pytest.raises(IndexError, match="position 5"):
-        permuted(5, size=5, seed=0, epoch=0)
+        permute(5, size=5, seed=0, epoch=0)
 
 
 def test_without_a_curator_tasks_are_shuffled():
@@ -107,5 +107,5 @@ def test_a_users_own_curator_without_a_method_is_refused():
 
 
 def test_two_curators_that_propose_tasks_are_refused():
-    with pytest.raises(ConfigError, match="2 of them propose"):
+    with pytest.raises(ConfigError, match="2 curators propose tasks"):
         make_curation([ShuffleConfig(), WeightedConfig()], sources={"train": 5}, seed=0)

@@ -88,7 +88,7 @@ def test_what_a_users_loss_says_of_itself_reaches_the_trainer() -> None:
         True,
         (StreamRule(name="own"),),
     )
-    with pytest.raises(ConfigError, match="declared weighs against the behavior policy"):
+    with pytest.raises(ConfigError, match=r"the loss .*declared already weights tokens"):
         make_loss(Use(use=f"{__name__}:declared"), AuxiliaryConfig(correction=TruncatedCorrectionConfig()))
 
 
@@ -143,7 +143,7 @@ def test_a_loss_that_is_no_function_is_refused() -> None:
 
 def test_a_correction_of_a_loss_that_has_its_own_is_refused() -> None:
     auxiliary = AuxiliaryConfig(correction=TruncatedCorrectionConfig())
-    with pytest.raises(ConfigError, match="m2po weighs against the behavior policy"):
+    with pytest.raises(ConfigError, match="the loss m2po already weights tokens"):
         make_loss(M2poLossConfig(), auxiliary)
     assert make_loss(GrpoLossConfig(), auxiliary).statistics is None
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from astraflow.algorithms.own import called, encoded_state, encoded_state_or_none
+from astraflow.algorithms.own import call_component, encode_state, encode_state_or_none
 from astraflow.dataflow.core.context import Context
 from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, ReplayEntry, RunStateData
 from astraflow.errors import DataError
@@ -65,7 +65,7 @@ def snapshot_parts(ctx: Context) -> Iterator[bytes]:
     state = msgspec.structs.replace(ctx.state, policies=light)
     # A run may have failed because a component cannot return its state. The snapshot then leaves that state
     # out, so that the run can continue with a fixed component, which might not replay the records.
-    get_state = encoded_state_or_none if state.run_state == "failed" else encoded_state
+    get_state = encode_state_or_none if state.run_state == "failed" else encode_state
     memories = {key: get_state(name, part) for key, name, part in _with_memory(ctx)}
     head = {
         "format": SNAPSHOT_FORMAT,
@@ -137,7 +137,7 @@ def restore_state(ctx: Context, data: bytes) -> None:
     ctx.curation.restore(snapshot.curation)
     for key, name, part in _with_memory(ctx):
         if (memory := snapshot.memories.get(key)) is not None:
-            called(f"{name}.restore()", part.restore, memory)
+            call_component(f"{name}.restore()", part.restore, memory)
 
 
 def _decode_head(head: bytes | memoryview) -> _Snapshot:

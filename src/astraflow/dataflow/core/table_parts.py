@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from astraflow.algorithms.limiters import make_limiter
-from astraflow.algorithms.own import called, check_methods
+from astraflow.algorithms.own import call_component, check_methods
 from astraflow.algorithms.removers import make_remover
 from astraflow.algorithms.samplers import make_sampler
 from astraflow.config import Config, Use
@@ -60,7 +60,7 @@ class TableParts:
     def _read_max_tickets(self) -> int:
         what = f"{self._names['limiter']}.max_tickets()"
         try:
-            answer: Any = called(what, self._limiter.max_tickets, self._sizes)
+            answer: Any = call_component(what, self._limiter.max_tickets, self._sizes)
         except ComponentError as err:
             raise ConfigError(str(err)) from err
         least = self._sizes.groups_per_batch
@@ -71,7 +71,7 @@ class TableParts:
     def _read_worst_staleness(self) -> int:
         what = f"{self._names['sampler']}.worst_staleness()"
         try:
-            answer: Any = called(
+            answer: Any = call_component(
                 what, self._sampler.worst_staleness, self._sizes, max_tickets=self.max_tickets
             )
         except ComponentError as err:
@@ -88,7 +88,7 @@ class TableParts:
     def tickets(self, view: TableView) -> int:
         """How many groups may be in flight now. Raises: ComponentError."""
         what = f"{self._names['limiter']}.tickets()"
-        answer: Any = called(what, self._limiter.tickets, view, self._sizes)
+        answer: Any = call_component(what, self._limiter.tickets, view, self._sizes)
         if not _is_count(answer) or answer > self.max_tickets:
             raise ComponentError(
                 f"{what} gave {answer!r}; it is a number from 0 to max_tickets() ({self.max_tickets})"
@@ -99,7 +99,7 @@ class TableParts:
         """The ids of the next batch's groups, or None if the batch must wait. Raises: ComponentError."""
         num_groups = self._sizes.groups_per_batch
         what = f"{self._names['sampler']}.pick()"
-        answer: Any = called(what, self._sampler.pick, waiting, MappingProxyType(ready), num_groups)
+        answer: Any = call_component(what, self._sampler.pick, waiting, MappingProxyType(ready), num_groups)
         if answer is None:
             return None
         picked = _check_ids(what, answer, ready)
@@ -113,7 +113,7 @@ class TableParts:
         if len(ready) <= num_groups:
             return ()
         what = f"{self._names['remover']}.remove()"
-        answer: Any = called(what, self._remover.remove, MappingProxyType(ready), num_groups)
+        answer: Any = call_component(what, self._remover.remove, MappingProxyType(ready), num_groups)
         removed = _check_ids(what, answer, ready)
         if len(ready) - len(removed) < num_groups:
             raise ComponentError(
@@ -126,7 +126,7 @@ class TableParts:
     def observe(self, batch: TakenBatch) -> None:
         """Passes a taken batch to the stateful components. Raises: ComponentError."""
         for kind, part in self._observers.items():
-            called(f"{self._names[kind]}.observe()", part.observe, batch)
+            call_component(f"{self._names[kind]}.observe()", part.observe, batch)
 
     @property
     def with_memory(self) -> Mapping[str, tuple[str, BatchObserver]]:
@@ -148,7 +148,7 @@ def _is_count(value: object) -> bool:
 
 def _check_ids(what: str, answer: object, ready: Mapping[int, CompleteGroup]) -> tuple[int, ...]:
     """Returns an answer as ids. Raises: ComponentError if one of them is not ready or comes twice."""
-    ids = called(f"the answer {answer!r} of {what}", _to_ints, cast("Any", answer))
+    ids = call_component(f"the answer {answer!r} of {what}", _to_ints, cast("Any", answer))
     seen: set[int] = set()
     for group_id in ids:
         if group_id not in ready:

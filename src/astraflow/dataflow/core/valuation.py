@@ -12,7 +12,7 @@ import numpy as np
 
 from astraflow.algorithms.credit import GdpoCredit, make_credit
 from astraflow.algorithms.filters import make_filter
-from astraflow.algorithms.own import called
+from astraflow.algorithms.own import call_component
 from astraflow.algorithms.shaping import make_shaping
 from astraflow.config import Use
 from astraflow.dataflow.config import TableConfig
@@ -94,13 +94,13 @@ class Valuation:
             facts = dataclasses.replace(facts, metrics=_metrics(group))
         at = f"policy {policy!r}, group {group.id}"
         for name, keep in self._filters:
-            kept = called(f"{at}: filter {name!r}", keep, facts)
+            kept = call_component(f"{at}: filter {name!r}", keep, facts)
             if kept is not True:  # False, or a text that says why the group is dropped
                 return Discard("filtered", name)
         for name, shape in self._shaping:
             what = f"{at}: shaping {name!r}"
-            answer: Any = called(what, shape, facts)
-            rewards = called(f"the answer {answer!r} of {what}", _to_floats, answer)
+            answer: Any = call_component(what, shape, facts)
+            rewards = call_component(f"the answer {answer!r} of {what}", _to_floats, answer)
             facts = _replace_rewards(facts, rewards, at)
         return _make_ready_group(
             group, metas, self._compute_advantages(facts, f"{at}: credit"), f"{at}: credit"
@@ -111,8 +111,8 @@ class Valuation:
         trajectories = facts.trajectories
         counted = [i for i, t in enumerate(trajectories) if not (self._masks_truncated and t.is_truncated)]
         facts = dataclasses.replace(facts, trajectories=tuple(trajectories[i] for i in counted))
-        answer = called(what, self._credit, facts)
-        values = called(f"the answer {answer!r} of {what}", _to_advantages, answer)
+        answer = call_component(what, self._credit, facts)
+        values = call_component(f"the answer {answer!r} of {what}", _to_advantages, answer)
         if len(values) != len(counted):
             raise ComponentError(f"{what} gave {len(values)} advantages for {len(counted)} trajectories")
         advantages: list[_Advantage] = [0.0] * len(trajectories)

@@ -211,7 +211,7 @@ class SpeechlessGate(Speechless):
     ("answer", "reason"),
     [
         (None, "raised SystemExit: no state"),
-        ([1, 2], "gave [1, 2]; a mapping was expected"),
+        ([1, 2], "returned [1, 2]; expected a mapping"),
         ({"x": {1j}}, "cannot be stored: encoding it raised"),
     ],
 )
@@ -266,7 +266,7 @@ class Numberless(Speechless):
 
 def test_two_curators_that_propose_tasks_are_refused():
     use = Use(use=f"{__name__}:next_is_outside")
-    with pytest.raises(ConfigError, match="2 of them propose"):
+    with pytest.raises(ConfigError, match="2 curators propose tasks"):
         Core(make_core_plan(curators=(use, use)))
 
 

@@ -203,7 +203,7 @@ def test_a_memory_survives_a_restart_and_changes_with_taken_batches_only():
         (own("sampler", "Forgets"), "table.sampler.use = .* needs the method 'state'"),
         (own("remover", "Removes", cass=""), 'cass is not an argument; did you mean "case"'),
         (own("remover", "Remove"), "no 'Remove' in"),
-        (own("sampler", "leaves"), "could not be made: it raised SystemExit: bye"),
+        (own("sampler", "leaves"), "its constructor raised SystemExit: bye"),
     ],
 )
 def test_a_part_that_does_not_fit_is_refused_by_name(parts: dict[str, Any], message: str):
