@@ -120,7 +120,7 @@ async def test_the_same_words_about_another_image_are_another_conversation(actor
 
 async def test_what_cannot_be_shown_is_refused_by_name(actor: HostedPolicy) -> None:
     async with episode({"actor": actor}) as open_:
-        with pytest.raises(openai.BadRequestError, match=r"image_url.*nothing is fetched"):
+        with pytest.raises(openai.BadRequestError, match=r"image_url.*never fetched"):
             await chat_turn(open_, [], "how many?", "https://example.com/cat.png")
         with pytest.raises(openai.BadRequestError, match="shows 2 images of 1"):
             await chat_turn(open_, [], "<image>", picture(0))
@@ -190,10 +190,10 @@ async def test_media_that_the_tokens_do_not_show_reach_neither_engine_nor_traine
     ids = actor.renderer.render([message])
     media = load_renderer(folder).media_of([message], ids)
     shifted = tuple(msgspec.structs.replace(each, start=each.start + 1) for each in media)
-    with pytest.raises(RolloutError, match="do not all belong to the image"):
+    with pytest.raises(RolloutError, match="some of them are not image tokens"):
         await actor.engine.generate(GenerateRequest(token_ids=ids, sampling=Sampling(), media=shifted))
     generation = await actor.engine.generate(GenerateRequest(token_ids=ids, sampling=Sampling(), media=media))
     recorder = EpisodeRecorder()
     recorder.record(Speaker("actor", "actor", 1.0), 0, ids, generation, media=shifted)
-    with pytest.raises(WireError, match="group 0/episode 0: tokens 1 to"):
+    with pytest.raises(WireError, match="group 0/episode 0: the image at token 1"):
         trained_logprobs(folder, recorder.trajectories({}, {}))

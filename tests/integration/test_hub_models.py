@@ -124,11 +124,11 @@ def test_what_the_hub_refuses_is_told_by_its_kind(tmp_path: Path, hub: HubServer
     unknown, revision, gated, old = fetch(
         tmp_path, hub.url, "org/tniy", "org/tiny@v2", "org/gated", "org/old"
     )
-    assert f"{hub.url} has no model org/tniy, or it is private" in unknown
+    assert f"{hub.url} has no model org/tniy, or the model is private" in unknown
     assert "org/tiny" in revision
     assert "has no revision 'v2'" in revision
-    assert "given only to those who asked" in gated
-    assert "in its main folder, but pytorch_model.bin" in old
+    assert "is gated; request access" in gated
+    assert "in its main folder (found: pytorch_model.bin" in old
 
 
 def test_an_interrupted_download_is_completed(tmp_path: Path, hub: HubServer, published: str) -> None:

@@ -26,7 +26,7 @@ def permute(position: int, *, size: int, seed: int, epoch: int) -> int:
         raise IndexError(f"position {position} is outside of [0, {size})")
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = [xxhash.xxh3_64_intdigest(f"{seed}/{epoch}/{number}".encode()) for number in range(_NUM_ROUNDS)]
-    # Repeating a permutation leads back to `position`, which is in range, so this ends; and it ends soon, since
+    # Repeating a permutation leads back to `position`, which is in range, so this ends. It ends soon, because
     # the domain has at most 4 * size values.
     value = _feistel(position, half_bits, keys)
     while value >= size:

@@ -2,9 +2,9 @@
 
 If a trainer publishes adapters, its versions contain the base model's tensors, which never change, and for
 each adapted projection the factors `base_model.model.MODULE.lora_A.weight` [r, in] and `...lora_B.weight`
-[out, r], both in float32. The scale is folded into B, so alpha is r for every reader. `W + B @ A` in float32
-is what is served and exported. All use the same function for it, so they agree bit for bit. This file uses
-only numpy.
+[out, r], both in float32. The scale is folded into B, so alpha is r for every reader. The weights that are
+served and exported are `W + B @ A`, in float32. Everything computes them with `merge_weight`, so they agree
+bit for bit. This file uses only numpy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,54 +16,53 @@ from numpy.typing import NDArray
 from astraflow.errors import WeightsError
 from astraflow.types.host_tensors import HostTensor
 
-__all__ = ["adapted_names", "adapter_config", "is_adapter", "merged", "merged_weight", "peft_names"]
+__all__ = ["adapted_names", "adapter_config", "is_adapter", "merge_adapters", "merge_weight", "peft_names"]
 
 _PREFIX = "base_model.model."
 _ENDS = (".lora_A.weight", ".lora_B.weight")
 
 
 def peft_names(weight: str) -> tuple[str, str]:
-    """PEFT's names of a projection's two factors; the name `weight` ends with `.weight`."""
+    """PEFT's names of the two factors of a projection; `weight` is its tensor's name, `MODULE.weight`."""
     module = weight.removesuffix(".weight")
     return _PREFIX + module + _ENDS[0], _PREFIX + module + _ENDS[1]
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a tensor's name is that of a factor."""
+    """Whether a tensor with this name is a factor of an adapter."""
     return name.startswith(_PREFIX) and name.endswith(_ENDS)
 
 
 def adapted_names(names: Iterable[str]) -> list[str]:
-    """The names of the weights that adapters among these names change, sorted."""
+    """The names of the weights that the adapters among `names` change, sorted."""
     modules = {name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in names if is_adapter(name)}
     return sorted(f"{module}.weight" for module in modules)
 
 
-def merged(tensors: Sequence[HostTensor], *, is_rounded: bool = False) -> tuple[HostTensor, ...]:
-    """The version as a plain model: adapted weights in float32, all others as they are.
+def merge_adapters(tensors: Sequence[HostTensor], *, is_rounded: bool = False) -> tuple[HostTensor, ...]:
+    """Merges a version's adapters into their weights, in float32. All other weights are returned unchanged.
 
-    Without adapters, these are the same tensors. `is_rounded`: adapted weights keep the dtype that they have
-    in the version.
+    `is_rounded`: rounds the merged weights to the dtype that they have in the version.
     Raises: WeightsError if a factor or its weight is missing, or if a shape does not fit.
     """
     given = {tensor.name: tensor for tensor in tensors}
     adapted = set(adapted_names(given))
     if missing := adapted - given.keys():
         raise WeightsError(
-            f"adapters of weights that are not in the version: {', '.join(sorted(missing)[:5])}"
+            f"the version has adapters, but lacks weights that they change: {', '.join(sorted(missing)[:5])}"
         )
     plain: list[HostTensor] = []
     for tensor in tensors:
         if tensor.name in adapted:
-            whole = merged_weight(tensor, given)
-            plain.append(_rounded(whole, tensor.dtype) if is_rounded else whole)
+            merged = merge_weight(tensor, given)
+            plain.append(_round(merged, tensor.dtype) if is_rounded else merged)
         elif not is_adapter(tensor.name):
             plain.append(tensor)
     return tuple(plain)
 
 
-def merged_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTensor:
-    """The adapted weight, `W + B @ A` in float32; of a part of the weight, the same part.
+def merge_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTensor:
+    """The adapted weight, `W + B @ A` in float32. For a part of the weight, the same part of the result.
 
     Raises: WeightsError if a factor is missing or a shape does not fit.
     """
@@ -77,8 +76,8 @@ def merged_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTe
     )
     if not is_fit:
         raise WeightsError(
-            f"the adapter of {weight.name} has shapes {down.shape} and {up.shape}; [r, in] and [out, r] of "
-            f"{weight.shape} are expected"
+            f"the adapter of {weight.name} has shapes {down.shape} and {up.shape}; expected [r, in] and "
+            f"[out, r] for a weight of shape {weight.shape}"
         )
     values = _float32(weight)
     if values.size:
@@ -90,16 +89,15 @@ def merged_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTe
 def adapter_config(
     tensors: Sequence[HostTensor], *, base: str = "", alpha: float | None = None
 ) -> dict[str, object]:
-    """PEFT's `adapter_config.json` for adapters.
+    """The content of PEFT's `adapter_config.json` for adapters.
 
-    `base`: folder or name of the model that they change. `alpha`: the scale is `alpha / rank`; None is the
-    rank, since the scale is folded into the factors of a version.
-
+    `base`: folder or name of the model that they change. `alpha`: PEFT scales by `alpha / rank`; None means
+    the rank, since the factors of a version already include the scale.
     Raises: WeightsError if the adapters do not all have the same rank.
     """
     ranks = {tensor.shape[0] for tensor in tensors if tensor.name.endswith(_ENDS[0])}
     if len(ranks) != 1:
-        raise WeightsError(f"adapters of ranks {sorted(ranks)}; one rank is expected")
+        raise WeightsError(f"the adapters have the ranks {sorted(ranks)}; expected one rank for all")
     rank = ranks.pop()
     modules = [name.removesuffix(".weight") for name in adapted_names(t.name for t in tensors)]
     return {
@@ -115,22 +113,22 @@ def adapter_config(
     }
 
 
-def _rounded(tensor: HostTensor, dtype: str) -> HostTensor:
-    """A float32 tensor in another dtype: each value becomes the nearest, of two the even one."""
+def _round(tensor: HostTensor, dtype: str) -> HostTensor:
+    """Rounds a float32 tensor to another dtype, to the nearest value, ties to even."""
     values = tensor.data.view("<f4")
     if dtype == "bfloat16":
         bits = tensor.data.view("<u4")
         nearest = ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16).astype("<u2")
         values = np.where(np.isnan(values), np.uint16(0x7FC0), nearest)
     elif dtype == "float16":
-        with np.errstate(over="ignore"):  # becomes infinite, which whoever serves it refuses
+        with np.errstate(over="ignore"):  # overflow becomes infinity, which engines refuse to serve
             values = values.astype("<f2")
     return replace(tensor, dtype=dtype, data=values.view(np.uint8))
 
 
 def _float32(tensor: HostTensor) -> NDArray[np.float32]:
-    """[number of elements here]."""
-    if tensor.dtype == "bfloat16":  # the upper half of a float32, which numpy does not know
+    """The tensor's elements in float32, [number of elements]."""
+    if tensor.dtype == "bfloat16":  # numpy has no bfloat16, which is the upper half of a float32
         values = (tensor.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     else:
         values = tensor.data.view("<f2" if tensor.dtype == "float16" else "<f4").astype(np.float32)

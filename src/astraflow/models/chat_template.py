@@ -1,7 +1,8 @@
 """The arguments of a model folder's chat templates, such as `enable_thinking`.
 
-A template reads its arguments as Jinja variables. This file tells which ones it reads, refuses all others,
-and writes those of a run into the templates of an exported folder, as defaults. It loads no tokenizer.
+A template reads its arguments as Jinja variables. This file finds out which ones it reads, refuses all
+others, and writes a run's arguments into the templates of an exported folder as defaults. It loads no
+tokenizer.
 """
 
 import json
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["check_template_args", "readable_args", "write_template_defaults"]
 
 _JSON_FILES = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
-"""Files that may hold templates under `chat_template`, as a text or as a list of named ones."""
+"""Files that may hold templates under `chat_template`: one string, or a list of named templates."""
 _KEY = "chat_template"
-_GIVEN = frozenset(
+_BUILT_IN = frozenset(
     {
         "messages",
         "tools",
@@ -32,14 +33,14 @@ _GIVEN = frozenset(
         "additional_special_tokens",
     }
 )
-"""What every template gets, in addition to the special tokens (`bos_token` and the like)."""
+"""Variables that every template gets, in addition to the special tokens (`bos_token` and the like)."""
 
 
 def check_template_args(args: Mapping[str, object], model_dir: Path, where: str) -> None:
-    """Checks that the folder's chat templates read all of these arguments. `where`: their key in the recipe.
+    """Checks that the folder's chat templates read all arguments. `where`: their key in the recipe.
 
-    Raises: ConfigError if they do not read one, or JSON cannot express its value; DataError if a template
-    cannot be read.
+    Raises: ConfigError if no template reads an argument, or if JSON cannot express its value; DataError if a
+    template cannot be read.
     """
     if not args:
         return
@@ -59,7 +60,7 @@ def check_template_args(args: Mapping[str, object], model_dir: Path, where: str)
 def readable_args(template: str, model_dir: Path) -> frozenset[str]:
     """The variables that a template reads and that a recipe may set.
 
-    Raises: DataError if it is not a valid template, ConfigError without Jinja.
+    Raises: DataError if the template is invalid; ConfigError if Jinja is not installed.
     """
     try:
         from jinja2 import TemplateSyntaxError
@@ -69,24 +70,20 @@ def readable_args(template: str, model_dir: Path) -> frozenset[str]:
     try:
         names = find_undeclared_variables(_environment().parse(template))
     except TemplateSyntaxError as err:
-        raise DataError(f"{model_dir}: line {err.lineno} of its chat template is broken: {err}") from err
-    return frozenset(name for name in names if name not in _GIVEN and not name.endswith("_token"))
+        raise DataError(f"{model_dir}: line {err.lineno} of its chat template is invalid: {err}") from err
+    return frozenset(name for name in names if name not in _BUILT_IN and not name.endswith("_token"))
 
 
 def write_template_defaults(folder: Path, args: Mapping[str, object]) -> None:
-    """Changes the chat templates in a folder: without these arguments, they render as with them.
-
-    Whoever opens the folder gets the defaults, and may still pass another value. Does nothing without
-    arguments.
-    """
+    """Makes `args` the defaults of the chat templates in a folder. A caller may still pass other values."""
     if not args:
         return
     for path in _jinja_files(folder):
-        path.write_text(_with_defaults(path.read_text(encoding="utf-8"), args), encoding="utf-8")
+        path.write_text(_add_defaults(path.read_text(encoding="utf-8"), args), encoding="utf-8")
     for name in _JSON_FILES:
         content = _json(folder / name)
         if content.get(_KEY):
-            changed = {**content, _KEY: _changed(content[_KEY], args)}
+            changed = {**content, _KEY: _add_defaults_to_entry(content[_KEY], args)}
             (folder / name).write_text(json.dumps(changed, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
@@ -94,8 +91,8 @@ def _templates(folder: Path) -> list[str]:
     """The texts of all templates in a folder. Raises: DataError if a file is not valid JSON."""
     texts = [path.read_text(encoding="utf-8") for path in _jinja_files(folder)]
     for name in _JSON_FILES:
-        held = _json(folder / name).get(_KEY)
-        texts += [held] if isinstance(held, str) else [each["template"] for each in held or ()]
+        entry = _json(folder / name).get(_KEY)
+        texts += [entry] if isinstance(entry, str) else [each["template"] for each in entry or ()]
     return texts
 
 
@@ -110,20 +107,22 @@ def _json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", json_value(read_file(path, "the file"), str(path))) if path.exists() else {}
 
 
-def _changed(held: str | list[dict[str, str]], args: Mapping[str, object]) -> str | list[dict[str, str]]:
-    if isinstance(held, str):
-        return _with_defaults(held, args)
-    return [{**each, "template": _with_defaults(each["template"], args)} for each in held]
+def _add_defaults_to_entry(
+    entry: str | list[dict[str, str]], args: Mapping[str, object]
+) -> str | list[dict[str, str]]:
+    if isinstance(entry, str):
+        return _add_defaults(entry, args)
+    return [{**each, "template": _add_defaults(each["template"], args)} for each in entry]
 
 
-def _with_defaults(template: str, args: Mapping[str, object]) -> str:
+def _add_defaults(template: str, args: Mapping[str, object]) -> str:
     lines = [
         f"{{% set {name} = {name} if {name} is defined else {_literal(value)} %}}\n"
         for name, value in args.items()
     ]
     # Chat templates are rendered with `trim_blocks`, which drops the line break after each of these lines.
-    before = "".join(lines)
-    return template if template.startswith(before) else before + template
+    defaults = "".join(lines)
+    return template if template.startswith(defaults) else defaults + template
 
 
 def _literal(value: object) -> str:
@@ -137,7 +136,7 @@ def _literal(value: object) -> str:
 
 
 def _environment() -> "Environment":
-    """Parses what transformers parses: loops with `break`, and the marks of generated text."""
+    """A Jinja environment with the extensions of transformers: `break` in loops, and `generation` blocks."""
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

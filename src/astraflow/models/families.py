@@ -1,8 +1,9 @@
-"""What `config.json` tells of a model's family: can the torch engine generate with it, and if not, why?
+"""What a model's `config.json` says about its family: what the torch engine and trainer can't do with it, and
+why.
 
-This file reads mappings, and transformers' plans of how layers are cut, so a run can refuse a model before
-any process starts. A family that is not
-named here is tried: the engine compares its own forward with the model's before it serves.
+This file reads only configs, and transformers' plans for cutting layers, so a run can refuse a model before
+any process starts. A family that is not named here is tried: the engine compares its own forward pass with
+the model's before it serves.
 """
 
 from collections.abc import Mapping
@@ -19,10 +20,10 @@ __all__ = [
 ]
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What configs call the number of experts."""
+"""Names of the number of experts in configs."""
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _ATTENTION_KINDS = {"full_attention", "attention", "sliding_attention", "chunked_attention"}
-"""Kinds of layers that remember nothing but keys and values, as `layer_types` names them."""
+"""Values in `layer_types` of layers whose only state is keys and values."""
 _RECURRENT = {
     "bailing_hybrid": "lightning attention",
     "bamba": "Mamba2",
@@ -48,7 +49,7 @@ _RECURRENT = {
     "zamba": "Mamba",
     "zamba2": "Mamba2",
 }
-"""Family -> the layers in it that keep a state of fixed size in place of keys and values."""
+"""Family -> its layers that keep a state of fixed size instead of keys and values."""
 _OWN_ATTENTION = {
     "bloom",
     "codegen",
@@ -60,14 +61,14 @@ _OWN_ATTENTION = {
     "nemotron",
     "stablelm",
 }
-"""Families whose code in transformers computes attention without asking its `AttentionInterface`, or without
-passing on what the engine's attention function needs."""
+"""Families whose code in transformers computes attention without its `AttentionInterface`, or does not pass
+on the arguments that the engine's attention function needs."""
 _UNEVEN = {"gemma3n", "gemma3n_text", "gemma4", "gemma4_text"}
-"""Families whose layers differ in the sizes of their heads, or share their keys."""
+"""Families whose layers have heads of different sizes, or share their keys."""
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-"""Rotary kinds that turn every position by another angle once a sequence is longer than a limit."""
+"""Rotary kinds that change the angle of every position once a sequence is longer than a limit."""
 _INVARIANT = ("llama", "mistral", "qwen2", "qwen3")
-"""Families that the add-on for `exact: true` computes."""
+"""Families that the add-on for `exact: true` supports."""
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -76,7 +77,7 @@ def family_of(config: Mapping[str, Any]) -> str:
 
 
 def quantization_of(config: Mapping[str, Any]) -> str:
-    """How the weights are quantized, e.g. `mxfp4`; empty if they are plain numbers."""
+    """How the weights are quantized, e.g. `mxfp4`; empty if they are not quantized."""
     found = config.get("quantization_config") or _text(config).get("quantization_config")
     return str(cast("Mapping[str, Any]", found).get("quant_method", "unknown")) if found else ""
 
@@ -87,24 +88,26 @@ def engine_refusal(config: Mapping[str, Any]) -> str:
     family = family_of(config)
     kinds = cast("list[str]", text.get("layer_types") or text.get("layers_block_type") or [])
     others = sorted(set(kinds) - _ATTENTION_KINDS)
-    # If all layers are listed, a model of a hybrid family may turn out to use only attention.
+    # A model of a hybrid family may have only attention layers, if its config lists the layers.
     if family in _RECURRENT and (others or not kinds):
         return (
             f"its layers ({_RECURRENT[family]}) keep a recurrent state, but the torch engine's cache holds "
             "only keys and values"
         )
     if others:
-        return f"it has layers of kind {others[0]!r}, and the torch engine's cache holds keys and values only"
+        return f"it has layers of kind {others[0]!r}, but the torch engine's cache holds only keys and values"
     if family in _OWN_ATTENTION:
-        return "its code in transformers computes attention itself, so the engine's cache cannot serve it"
+        return "its code in transformers computes attention itself, so it can't use the torch engine's cache"
     if family in _UNEVEN:
-        return "its layers differ in their heads or share keys, and the torch engine has one cache for all"
+        return (
+            "its layers have different heads or share keys, but the torch engine has one cache for all layers"
+        )
     return ""
 
 
 def context_limit(config: Mapping[str, Any]) -> int:
-    """Longest sequence that the model takes, and whose logprobs do not depend on others; 0 if its config does
-    not say."""
+    """Length of the longest sequence that the model supports, and whose logprobs do not depend on the batch;
+    0 if its config does not say."""
     text = _text(config)
     size = int(text.get("max_position_embeddings") or text.get("n_positions") or 0)
     kind, limit = _rope(text)
@@ -112,7 +115,8 @@ def context_limit(config: Mapping[str, Any]) -> int:
 
 
 def _rope(text: Mapping[str, Any]) -> tuple[str, int]:
-    """Kind of the rotary positions, and the length that the model was first trained for; 0 if unknown."""
+    """Kind of the rotary positions, and the length that the model was originally trained for; 0 if
+    unknown."""
     rope = cast("Mapping[str, Any]", text.get("rope_parameters") or text.get("rope_scaling") or {})
     limit = (
         rope.get("original_max_position_embeddings")
@@ -128,8 +132,8 @@ def length_refusal(config: Mapping[str, Any], *, max_context: int) -> str:
     if kind not in _LENGTH_DEPENDENT_ROPE or not limit or max_context <= limit:
         return ""
     return (
-        f"beyond {limit} tokens, its {kind} positions, and so a token's logprob, depend on the longest "
-        f"sequence in the batch; set rollout.engine.max_context to at most {limit}"
+        f"beyond {limit} tokens, its {kind} positions, and so the logprobs, depend on the longest sequence "
+        f"in the batch; set rollout.engine.max_context to at most {limit}"
     )
 
 
@@ -155,13 +159,15 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def shard_refusal(config: Mapping[str, Any], *, tensor: int, expert: int, context: int) -> str:
-    """Why the layers of the model cannot be cut over this many ranks, beginning with the setting's name;
-    empty if no reason is known."""
+    """Why the model's layers cannot be cut over this many ranks; empty if no reason is known.
+
+    The text starts with the setting's name.
+    """
     text = _text(config)
     family = family_of(config)
     num_experts = next((text[key] for key in _NUM_EXPERTS if isinstance(text.get(key), int)), 0)
     if context > 1 and num_experts:
-        return f"context = {context}: routers are not supported for a part of the tokens; set context: 1"
+        return f"context = {context}: a mixture of experts can't be cut along the context; set context: 1"
     if context > 1:
         return _uneven("context", context, text, _HEADS)
     if tensor == 1:
@@ -181,16 +187,16 @@ def shard_refusal(config: Mapping[str, Any], *, tensor: int, expert: int, contex
 
 
 def _uneven(setting: str, number: int, text: Mapping[str, Any], keys: tuple[str, ...]) -> str:
-    """Which of the model's sizes cannot be cut into so many parts, as a clause; empty if all can."""
+    """Which of the model's sizes can't be cut into `number` parts; empty if all can."""
     for key in keys:
         size = text.get(key)
         if isinstance(size, int) and size % number:
-            return f"{setting} = {number}: the model has {key} = {size}, no multiple of it; choose a divisor"
+            return f"{setting} = {number} does not divide the model's {key} = {size}; choose a divisor"
     return ""
 
 
 def _has_plan(family: str) -> bool:
-    """Whether transformers says for a family which projections are cut by rows, and which by columns."""
+    """Whether transformers has a plan for a family: which projections are cut by rows, which by columns."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     known = cast("Mapping[str, Any]", CONFIG_MAPPING)

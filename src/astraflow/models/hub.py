@@ -1,8 +1,8 @@
-"""Models by their names on the Hugging Face Hub: where they are in its usual cache, and how they get there.
+"""Models named on the Hugging Face Hub: finds them in the hub's usual cache, and downloads them into it.
 
-Only what a run reads is downloaded: safetensors, config, tokenizer, chat template and generation config. The
-library `huggingface_hub` does it, so its variables hold here too: HF_HOME, HF_HUB_CACHE, HF_ENDPOINT,
-HF_TOKEN, HF_HUB_OFFLINE.
+Only the files that a run reads are downloaded: safetensors, config, tokenizer, chat template and generation
+config. The library `huggingface_hub` does this, so its environment variables apply: HF_HOME, HF_HUB_CACHE,
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
 """
 
 import errno
@@ -26,26 +26,26 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SMALL_ENDINGS = (".json", ".jinja", ".txt", ".model")
-"""Config, tokenizer, chat template and generation config."""
+"""Files with these endings are config, tokenizer, chat template or generation config."""
 _TIMEOUT_S = 20.0
 _LINE_EVERY_S = 10.0
-"""Seconds between lines about a download, without a terminal."""
+"""Interval between progress lines about a download, if there is no terminal."""
 _MAX_LISTED = 5
 _SERVER_ERROR = 500
 
 
 def model_path(model: str) -> Path:
-    """The folder of a model, which is a path or a name on the hub; of a name, its place in the cache, whether
-    it is there or not."""
+    """The folder of a model that is given as a path or a name on the hub. For a name, this is its place in
+    the cache, whether or not it has been downloaded."""
     if not is_hub_name(model):
         return Path(model).expanduser()
     name, revision = split_revision(model)
     repository = cache_folder() / f"models--{name.replace('/', '--')}"
-    return repository / "snapshots" / (_commit_of(repository, revision) or "not-downloaded")
+    return repository / "snapshots" / (_cached_commit(repository, revision) or "not-downloaded")
 
 
 def is_cached(model: str) -> bool:
-    """Whether a model on the hub is whole in the cache."""
+    """Whether the cache has all files of a model on the hub."""
     folder = model_path(model)
     if not (folder / "config.json").is_file():
         return False
@@ -66,11 +66,10 @@ def cache_folder() -> Path:
 
 
 def fetch_model(model: str, tell: Callable[[str], None]) -> str:
-    """Downloads a model unless it is in the cache. Returns: its name with the commit, `OWNER/NAME@COMMIT`.
+    """Downloads a model unless it is in the cache. Returns its name with the commit, `OWNER/NAME@COMMIT`.
 
-    A branch or a tag, also the default `main`, is looked up on the hub first, so that a new run gets the
-    newest commit. `tell` gets lines about the progress.
-
+    A branch (`main` by default) or a tag is always looked up on the hub, so a new run gets the newest commit.
+    If the hub cannot be reached, the cached commit is used. `tell` gets lines about the progress.
     Raises: DataError if the model does not exist, or is not in the cache and the hub cannot be reached.
     """
     name, revision = split_revision(model)
@@ -84,21 +83,21 @@ def fetch_model(model: str, tell: Callable[[str], None]) -> str:
             return cached
         raise DataError(
             f"{model} is not in the cache {cache_folder()}, and HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE "
-            f"forbids to download it; unset it, {_other_ways(name)}"
+            f"forbids downloading it; unset the variable, {_other_ways(name)}"
         )
     try:
         return f"{name}@{_download(name, revision or 'main', tell)}"
     except DataError:
         raise
-    except Exception as err:  # the library passes on what its HTTP library raises
+    except Exception as err:  # the library also raises whatever its HTTP library raises
         if cached and _is_unreachable(err):
-            tell(f"{constants.ENDPOINT} cannot be reached; {cached} is taken from the cache")
+            tell(f"{constants.ENDPOINT} cannot be reached; using {cached} from the cache")
             return cached
-        raise DataError(_explained(err, name, revision)) from err
+        raise DataError(_explain(err, name, revision)) from err
 
 
-def _commit_of(repository: Path, revision: str) -> str:
-    """The commit of a revision as the cache knows it; empty if it does not."""
+def _cached_commit(repository: Path, revision: str) -> str:
+    """The commit that the cache has for a revision; empty if it has none."""
     if _COMMIT.fullmatch(revision):
         return revision
     try:
@@ -109,26 +108,26 @@ def _commit_of(repository: Path, revision: str) -> str:
 
 
 def _download(name: str, revision: str, tell: Callable[[str], None]) -> str:
-    """Returns: the commit."""
+    """Downloads the files that a run reads. Returns the commit."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub import snapshot_download as download  # pyright: ignore[reportUnknownVariableType] (dict without its arguments)
 
     info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if "/" not in file.rfilename}
-    chosen = _needed(name, str(info.sha), sizes)
+    chosen = _select_files(name, str(info.sha), sizes)
     total = sum(sizes[file] for file in chosen)
     tell(
         f"fetching {name} (commit {info.sha}) from {constants.ENDPOINT} into {cache_folder()}: {len(chosen)} "
         f"files, {_size(total)}"
     )
-    with _telling(cache_folder() / f"models--{name.replace('/', '--')}" / "blobs", total, tell):
+    with _report_progress(cache_folder() / f"models--{name.replace('/', '--')}" / "blobs", total, tell):
         path = download(name, revision=revision, allow_patterns=[_literal(file) for file in chosen])
     check_weight_files(Path(path))
     return Path(path).name
 
 
-def _needed(name: str, commit: str, sizes: Mapping[str, int]) -> list[str]:
-    """Which of a repository's files a run reads. Raises: DataError if it has no weights that can be read."""
+def _select_files(name: str, commit: str, sizes: Mapping[str, int]) -> list[str]:
+    """Selects the files of a repository that a run reads. Raises: DataError if it has no usable weights."""
     from huggingface_hub import constants, hf_hub_download  # pyright: ignore[reportUnknownVariableType] (dict without its arguments)
 
     weights: Collection[str] = [file for file in sizes if file.endswith(".safetensors")]
@@ -140,16 +139,17 @@ def _needed(name: str, commit: str, sizes: Mapping[str, int]) -> list[str]:
     small = {file for file in sizes if file.endswith(_SMALL_ENDINGS)}
     if not weights or "config.json" not in sizes:
         raise DataError(
-            f"{name} on {constants.ENDPOINT} has no config.json with *.safetensors in its main folder, but "
-            f"{', '.join(sorted(sizes)[:_MAX_LISTED]) or 'nothing'}; name a repository that has "
-            "them, e.g. the one that this was converted from"
+            f"{name} on {constants.ENDPOINT} lacks config.json or *.safetensors in its main folder (found: "
+            f"{', '.join(sorted(sizes)[:_MAX_LISTED]) or 'nothing'}); name a repository that has both, "
+            "e.g. the one that this was converted from"
         )
     return sorted(small | (set(weights) & sizes.keys()))
 
 
 @contextmanager
-def _telling(blobs: Path, total: int, tell: Callable[[str], None]) -> Generator[None]:
-    """Tells how far a download is: the library by bars in a terminal, else a line now and then."""
+def _report_progress(blobs: Path, total: int, tell: Callable[[str], None]) -> Generator[None]:
+    """Reports the progress of a download: with the library's bars in a terminal, else with lines to
+    `tell`."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
 
     if sys.stderr.isatty() and not are_progress_bars_disabled():
@@ -173,7 +173,7 @@ def _telling(blobs: Path, total: int, tell: Callable[[str], None]) -> Generator[
 
 
 def _bytes_in(folder: Path) -> int:
-    with suppress(OSError):  # a part of a file gets its name meanwhile
+    with suppress(OSError):  # a file may be renamed while this runs, once its download is complete
         return sum(entry.stat().st_size for entry in os.scandir(folder))
     return 0
 
@@ -183,7 +183,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _literal(name: str) -> str:
-    """A pattern that fits a file's name alone."""
+    """A pattern that matches only this file name."""
     return re.sub(r"([*?\[])", r"[\1]", name)
 
 
@@ -192,7 +192,7 @@ def _is_set(variable: str) -> bool:
 
 
 def _is_unreachable(error: BaseException) -> bool:
-    """Whether the hub did not answer, or answered that it is in trouble."""
+    """Whether the hub did not answer, or answered with a server error."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     if isinstance(error, HfHubHTTPError):
@@ -201,7 +201,7 @@ def _is_unreachable(error: BaseException) -> bool:
     return is_of_http or isinstance(error, ConnectionError | TimeoutError | LocalEntryNotFoundError)
 
 
-def _explained(error: Exception, name: str, revision: str) -> str:
+def _explain(error: Exception, name: str, revision: str) -> str:
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -213,25 +213,25 @@ def _explained(error: Exception, name: str, revision: str) -> str:
     where = constants.ENDPOINT
     login = "log in with `hf auth login`, or set HF_TOKEN"
     if isinstance(error, RevisionNotFoundError):
-        return f"{name} on {where} has no revision {revision!r}; name a branch, a tag or a commit of it"
+        return f"{name} on {where} has no revision {revision!r}; name one of its branches, tags or commits"
     if isinstance(error, GatedRepoError):
-        return f"{name} on {where} is given only to those who asked for it; ask on its page, then {login}"
+        return f"{name} on {where} is gated; request access on its page, then {login}"
     if isinstance(error, RepositoryNotFoundError | HFValidationError):
-        return f"{where} has no model {name}, or it is private; check the name, or {login}"
-    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"{where} has no model {name}, or the model is private; check the name, or {login}"
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{name} does not fit on the disk of {cache_folder()}; free some space, or set HF_HOME"
     if _is_unreachable(error):
         return (
-            f"{name} is not in the cache {cache_folder()}, and {where} cannot be reached ({said}); check the "
-            f"network, set HF_ENDPOINT to a mirror, {_other_ways(name)}"
+            f"{name} is not in the cache {cache_folder()}, and {where} cannot be reached ({first_line}); "
+            f"check the network, set HF_ENDPOINT to a mirror, {_other_ways(name)}"
         )
-    return f"{name} cannot be fetched from {where}: {said}"
+    return f"{name} cannot be downloaded from {where}: {first_line}"
 
 
 def _other_ways(name: str) -> str:
     folder = f"models/{name.partition('/')[2]}"
     return (
-        f"or bring the folder: run `hf download {name} --local-dir {folder}` on a machine with a network, "
-        f"copy it here, and set model: {folder}"
+        f"or copy the model here: run `hf download {name} --local-dir {folder}` on a machine with network "
+        f"access, copy the folder, and set model: {folder}"
     )

@@ -1,9 +1,10 @@
-"""Hugging Face causal language models: load, build empty, fill from host tensors, export to host tensors.
+"""Hugging Face causal language models: loads them, builds them empty, fills them from and exports them to
+host tensors.
 
 This file owns the mapping between a model's parameters and `HostTensor`s. Tensors have Hugging Face names,
-and a tied weight is there once. Values are bit-exact if the dtypes agree, and are rounded to the model's
-dtype if not. Everything is checked before the first byte is written, so tensors that do not fit leave the
-model as it was.
+and a tied weight occurs once. Values are bit-exact if the dtypes agree, and are rounded to the model's dtype
+if not. All tensors are checked before the first byte is written, so tensors that do not fit leave the model
+unchanged.
 """
 
 import threading
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from astraflow.errors import DataError, WeightsError
-from astraflow.models.adapters import adapted_names, is_adapter, merged_weight, peft_names
-from astraflow.models.images import sees
+from astraflow.models.adapters import adapted_names, is_adapter, merge_weight, peft_names
+from astraflow.models.images import reads_images
 from astraflow.service.progress_bars import progress_bars_off
 from astraflow.types.host_tensors import HostTensor
 
@@ -36,10 +37,10 @@ __all__ = [
     "file_names",
     "file_views",
     "fit_tensors",
+    "format_names",
     "host_tensor",
     "host_view",
     "install_tensors",
-    "listed",
     "load_causal_lm",
     "torch_tensor",
     "weights_by_name",
@@ -53,9 +54,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BUILD_LOCK = threading.Lock()
-"""Allows one build at a time: transformers skips initialisation by patching torch for the whole process."""
+"""Allows one build at a time: transformers skips initialization by patching torch for the whole process."""
 _MAX_LISTED = 5
-"""Most names that an error message lists; it counts the others."""
+"""Largest number of names that an error message lists; it counts the others."""
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -64,9 +65,9 @@ _MAX_LISTED = 5
 def load_causal_lm(
     path_or_name: str | Path, *, dtype: DtypeName = "float32", device: str = "cpu"
 ) -> "PreTrainedModel":
-    """A causal language model with its weights, in eval mode, from a folder or a hub name.
+    """Loads a causal language model from a folder or a hub name, in eval mode.
 
-    Raises: DataError if the folder is missing or incomplete, or the name cannot be loaded.
+    Raises: DataError if the folder is missing or incomplete, or if the model cannot be loaded.
     """
     name = str(path_or_name)
     folder = Path(name)
@@ -81,7 +82,8 @@ def load_causal_lm(
             f"model {name!r} does not load as a causal language model: {_first_line(err)}; "
             "expected config.json and *.safetensors of a Hugging Face folder, or a hub name"
         ) from err
-    # Else names would be those of the folder that was read, and all parts of a run must use the same ones.
+    # Otherwise tensors would have the names of the folder that was read, which may be of an older format. All
+    # parts of a run must use the same names.
     model._weight_conversions = None
     return cast("PreTrainedModel", model.to(device).eval())
 
@@ -89,10 +91,10 @@ def load_causal_lm(
 def empty_causal_lm(
     model_dir: Path, *, dtype: DtypeName = "float32", device: str = "cpu"
 ) -> "PreTrainedModel":
-    """A model of the architecture in `model_dir/config.json`, in eval mode; its weights have no meaning yet.
+    """Builds a model from `model_dir/config.json`, in eval mode, with uninitialized weights.
 
-    Only the configuration is read; weights in the folder are ignored.
-    Raises: DataError if the folder or its config is missing or not understood.
+    Weights in the folder are ignored.
+    Raises: DataError if the folder or its config is missing, or if transformers does not support the config.
     """
     from transformers import GenerationConfig
     from transformers.initialization import no_init_weights
@@ -102,7 +104,7 @@ def empty_causal_lm(
         config = _config(str(model_dir))
         with _BUILD_LOCK, no_init_weights():
             model = _auto_class(config).from_config(config, dtype=DTYPES[dtype])
-        model.tie_weights()  # part of the initialisation that was skipped
+        model.tie_weights()  # part of the initialization, which was skipped
         if (model_dir / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
     except (OSError, ValueError, KeyError, RuntimeError) as err:
@@ -120,11 +122,10 @@ def _config(name: str) -> Any:
 
 
 def _auto_class(config: Any) -> Any:
-    """The class that loads a model: the whole model if it reads images in a supported way, else its text
-    model."""
+    """The class that loads a model: the whole model if its images are supported, else its text model."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if sees(config.to_dict()) else AutoModelForCausalLM
+    return AutoModelForImageTextToText if reads_images(config.to_dict()) else AutoModelForCausalLM
 
 
 def _check_folder(folder: Path) -> None:
@@ -146,18 +147,12 @@ def _first_line(err: BaseException) -> str:
 
 
 def host_tensor(name: str, tensor: Tensor) -> HostTensor:
-    """A copy of a tensor's bytes in host memory.
-
-    Raises: WeightsError if its dtype is none of float32, float16, bfloat16.
-    """
+    """Copies a tensor to host memory. Raises: WeightsError if its dtype is not in `DTYPES`."""
     return host_view(name, tensor.detach().to("cpu", copy=True).contiguous())
 
 
 def host_view(name: str, tensor: Tensor) -> HostTensor:
-    """A contiguous tensor in host memory, without a copy.
-
-    Raises: WeightsError if its dtype is none of float32, float16, bfloat16.
-    """
+    """A view of a contiguous tensor in host memory. Raises: WeightsError if its dtype is not in `DTYPES`."""
     if tensor.dtype not in _DTYPE_NAMES:
         raise WeightsError(f"tensor {name} has dtype {tensor.dtype}; expected one of {', '.join(DTYPES)}")
     flat = tensor.reshape(-1)
@@ -166,8 +161,7 @@ def host_view(name: str, tensor: Tensor) -> HostTensor:
 
 
 def torch_tensor(tensor: HostTensor) -> Tensor:
-    """The tensor's values as a torch tensor in host memory. Shares the bytes if torch can take them as they
-    are.
+    """The tensor's values as a torch tensor in host memory. Shares the bytes if torch supports their layout.
 
     Raises: WeightsError if the bytes do not fit shape and dtype.
     """
@@ -184,13 +178,13 @@ def torch_tensor(tensor: HostTensor) -> Tensor:
         )
     data = tensor.data
     if not data.flags.writeable or not data.flags.c_contiguous or data.ctypes.data % dtype.itemsize:
-        data = np.array(data, dtype=np.uint8, order="C")  # torch takes only writable, aligned memory
+        data = np.array(data, dtype=np.uint8, order="C")  # torch accepts only writable, aligned memory
     return torch.from_numpy(data.reshape(-1)).view(dtype).reshape(tensor.shape)
 
 
 def weights_by_name(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """All weights by their Hugging Face names, in the model's own memory; a tied weight comes once, by its
-    first name."""
+    """All weights with their Hugging Face names, in the model's own memory. A tied weight occurs once, under
+    its first name."""
     return [(names[0], tensor) for names, tensor in _named_weights(model)]
 
 
@@ -201,14 +195,14 @@ def export_tensors(model: nn.Module) -> tuple[HostTensor, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FittedTensors:
-    """Tensors that were checked against one model. `install` copies them and cannot fail half-way."""
+    """Tensors that were checked against one model. `install` copies them and cannot fail halfway."""
 
     pairs: tuple[tuple[Tensor, Tensor], ...]
-    """Pairs of one of the model's tensors and all of its new values, in host memory."""
+    """Each pair is one of the model's tensors, and all of its new values in host memory."""
     patches: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
-    """Triples of one of the model's tensors, flat, positions in it, and the new values there."""
+    """Each triple is one of the model's tensors (flat), positions in it, and the new values there."""
     is_partial: bool = False
-    """True if weights that are in neither `pairs` nor `patches` have the right values already."""
+    """True if weights that are in neither `pairs` nor `patches` already have the right values."""
 
     @torch.no_grad()
     def install(self) -> None:
@@ -227,10 +221,10 @@ def fit_tensors(
 ) -> FittedTensors:
     """Checks that tensors are exactly the model's weights: every name once, right shapes, finite values.
 
-    The model is not changed. Adapters among the tensors are merged into their weights. A tied weight may be
-    given under any or all of its names, as safetensors files in the wild do; all must then agree.
-    `changed` says that the model holds a version that was checked, and that it differs from the tensors at
-    most at these flat positions of the named ones. Nothing else is then read or written.
+    The model is not changed. Adapters among the tensors are merged into their weights. A tied weight may
+    occur under any or all of its names, as in real safetensors files; the values must then agree. `changed`:
+    set this if the model holds a version that was checked before, and differs from `tensors` at most at these
+    flat positions of the named tensors. Then nothing else is read or written.
     Raises: WeightsError that names the tensors at fault.
     """
     given = _by_name(tensors)
@@ -241,10 +235,10 @@ def fit_tensors(
     extra += adapted - given.keys()
     missing = [names[0] for names, _ in weights if not any(name in given for name in names)]
     if extra or missing:
-        parts = [f"missing {listed(missing)}"] if missing else []
-        parts += [f"unknown {listed(extra)}"] if extra else []
+        parts = [f"missing {format_names(missing)}"] if missing else []
+        parts += [f"unknown {format_names(extra)}"] if extra else []
         raise WeightsError(
-            f"the tensors do not fit the model: {'; '.join(parts)}; is it another architecture?"
+            f"the tensors do not fit the model: {'; '.join(parts)}; are they of another architecture?"
         )
     pairs: list[tuple[Tensor, Tensor]] = []
     patches: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -256,14 +250,14 @@ def fit_tensors(
             if not touched & changed.keys():
                 continue
             if found[0].name not in adapted:
-                patches.append((own.data.view(-1), *_checked_at(found[0], changed[found[0].name])))
+                patches.append((own.data.view(-1), *_check_values_at(found[0], changed[found[0].name])))
                 continue
-        found = [merged_weight(t, given) if t.name in adapted else t for t in found]
-        new = _checked(found[0], own)
+        found = [merge_weight(t, given) if t.name in adapted else t for t in found]
+        new = _check_values(found[0], own)
         for alias in found[1:]:
-            if not torch.equal(_checked(alias, own), new):
+            if not torch.equal(_check_values(alias, own), new):
                 raise WeightsError(f"tied weights {found[0].name} and {alias.name} differ in their values")
-        # Merged weights are new memory, and all of them wait for `install`.
+        # Merged weights take new memory until `install`, so they are converted to the model's dtype.
         pairs.append((own, new.to(own.dtype) if found[0].name in adapted else new))
     return FittedTensors(tuple(pairs), tuple(patches), is_partial=changed is not None)
 
@@ -276,16 +270,17 @@ def install_tensors(model: nn.Module, tensors: Iterable[HostTensor]) -> None:
     fit_tensors(model, tensors).install()
 
 
-def _checked(tensor: HostTensor, own: Tensor) -> Tensor:
-    """The new values of one of the model's tensors, checked for shape and finite values."""
+def _check_values(tensor: HostTensor, own: Tensor) -> Tensor:
+    """Returns the new values of one of the model's tensors, after checking that shape and values are
+    valid."""
     _check_shape(tensor, own)
     new = torch_tensor(tensor)
     _check_finite(tensor, new)
     return new
 
 
-def _checked_at(tensor: HostTensor, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Positions, and a copy of the new values there, checked to be finite."""
+def _check_values_at(tensor: HostTensor, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Returns the positions, and a copy of the new values there after checking that they are finite."""
     idx = torch.from_numpy(positions)
     new = torch_tensor(tensor).view(-1)[idx]
     _check_finite(tensor, new)
@@ -314,52 +309,55 @@ def _by_name(tensors: Iterable[HostTensor]) -> dict[str, HostTensor]:
 
 @dataclass(frozen=True, slots=True)
 class FileView:
-    """A tensor of a model folder as a part of one weight of the model, which is contiguous."""
+    """A tensor of a model folder as a view of one weight of the model, which is contiguous."""
 
     name: str
-    """In the folder."""
+    """Name of the tensor in the folder."""
     weight: str
-    """The model's own name of the weight."""
+    """Name of the weight in the model."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    """Elements of the weight before its first."""
+    """Number of elements of the weight before the tensor's first."""
 
-    def of(self, weight: Tensor) -> Tensor:
-        """The part of a whole weight, in the same memory."""
+    def cut(self, weight: Tensor) -> Tensor:
+        """The view of a whole weight, in the same memory."""
         return weight.as_strided(self.shape, self.stride, weight.storage_offset() + self.offset)
 
 
 def file_views(model: nn.Module) -> tuple[FileView, ...]:
-    """What `weights_by_name` gives, as parts of the model's weights by their own names."""
+    """The tensors of `weights_by_name`, as views of the model's weights under the model's own names."""
     state = cast("dict[str, Tensor]", model.state_dict(keep_vars=True))
     starts = {name: tensor.data_ptr() for name, tensor in state.items()}
     views: list[FileView] = []
     for names, tensor in _named_weights(model):
-        place = tensor.data_ptr()
+        address = tensor.data_ptr()
         own = next(
-            name for name, start in starts.items() if start <= place <= start + max(0, state[name].nbytes - 1)
+            name
+            for name, start in starts.items()
+            if start <= address <= start + max(0, state[name].nbytes - 1)
         )
-        offset = (place - starts[own]) // tensor.element_size()
+        offset = (address - starts[own]) // tensor.element_size()
         views.append(FileView(names[0], own, tuple(tensor.shape), tensor.stride(), offset))
     return tuple(views)
 
 
 def file_names(model: nn.Module) -> dict[str, str]:
-    """The model's own name of each weight -> its name in a model folder, if one tensor there is all of it."""
+    """Name of each weight in the model -> its name in a model folder, for weights that are one tensor
+    there."""
     state = cast("dict[str, Tensor]", model.state_dict())
     published = {_place(tensor): names[0] for names, tensor in _named_weights(model)}
     return {name: published[_place(tensor)] for name, tensor in state.items() if _place(tensor) in published}
 
 
 def _named_weights(model: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """Each distinct weight of a model folder with all of its names, as a view of the model's memory.
+    """Each distinct tensor of a model folder with all of its names, as a view of the model's memory.
 
-    A tied weight has several names, and is one place in memory.
+    A tied weight has several names for one place in memory.
     """
     state = cast("dict[str, Tensor]", model.state_dict(keep_vars=True))
     weights: dict[tuple[Any, ...], tuple[list[str], Tensor]] = {}
-    for name, tensor in _as_in_files(model, state).items():
+    for name, tensor in _to_file_layout(model, state).items():
         weights.setdefault(_place(tensor), ([], tensor))[0].append(name)
     return list(weights.values())
 
@@ -368,33 +366,33 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
-class _Uncopied(Tensor):
-    """A tensor whose `contiguous` does not copy, so that cutting it gives views of its memory."""
+class _UncopiedView(Tensor):
+    """A tensor whose `contiguous` does not copy, so transformers' conversions return views of its memory."""
 
     def contiguous(self, *args: Any, **kwargs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         del args, kwargs
         return self
 
 
-def _as_in_files(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with the names and shapes of Hugging Face folders.
+def _to_file_layout(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Converts a model's weights to the names and shapes of Hugging Face folders.
 
     Some transformers models store their weights differently from their folders: all experts of a layer are
-    one parameter, and some parameters have other names. Servers read the layout of the folders. Raises:
-    DataError if a tensor of the folder is not a part of the model's memory.
+    one parameter, and some parameters have other names. Inference servers read the layout of the folders.
+    Raises: DataError if a tensor of the folder is not a part of the model's memory.
     """
     from transformers import PreTrainedModel
     from transformers.core_model_loading import revert_weight_conversion
 
     if not isinstance(model, PreTrainedModel) or not _is_converted(model):
         return state
-    # A tied weight must keep the name that comes first in the model: servers skip it under the other one.
+    # A tied weight must keep the name that comes first in the model: servers skip it under any other name.
     first: dict[str, Tensor] = {}
     aliases: dict[str, Tensor] = {}
     places: set[tuple[Any, ...]] = set()
     for name, tensor in state.items():
         kept = aliases if _place(tensor) in places else first
-        kept[name] = tensor.detach().as_subclass(_Uncopied)
+        kept[name] = tensor.detach().as_subclass(_UncopiedView)
         places.add(_place(tensor))
     memory = {tensor.untyped_storage().data_ptr() for tensor in first.values()}
     found: dict[str, Tensor] = {}
@@ -404,8 +402,8 @@ def _as_in_files(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     for name, tensor in found.items():
         if tensor.untyped_storage().data_ptr() not in memory:
             raise DataError(
-                f"{type(model).__name__}: tensor {name} of its folder consists of several weights and cannot "
-                "be read and written in place, so this family cannot be trained"
+                f"{type(model).__name__}: tensor {name} of its folder consists of several weights, so it "
+                "cannot be read and written in place, and this family cannot be trained"
             )
     return found
 
@@ -416,7 +414,7 @@ def _is_converted(model: "PreTrainedModel") -> bool:
     return bool(get_model_conversion_mapping(model, add_legacy=False))
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names for a message, the first few of them."""
+def format_names(names: Sequence[str]) -> str:
+    """Formats names for a message: the first few, and the number of the others."""
     shown = ", ".join(names[:_MAX_LISTED])
     return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED} more"

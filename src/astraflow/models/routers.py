@@ -1,8 +1,9 @@
-"""The routers of a mixture of experts: which experts each token goes to, and how much each counts.
+"""The routers of a mixture of experts: choose the experts of each token, and their weights.
 
-Families choose experts in many ways. What they do with those chosen is one formula with few variants: scores
-of the router's logits, those of the chosen experts divided by their sum or not, times a constant. Which
-variant a router computes is found by trying, so that other experts can be put in place of those it chose.
+Families choose experts in many ways, but compute the weights of the chosen experts by one formula with few
+variants: softmax or sigmoid of the router's logits, divided by the sum over the chosen experts or not, times
+a constant. Which variant a router uses is found by trying each on random inputs. So the weights of other
+experts than the chosen ones can be computed, which replaying recorded choices needs.
 
 Legend: N tokens, E experts, K chosen per token.
 """
@@ -16,14 +17,14 @@ from torch import Tensor, nn
 
 from astraflow.errors import DataError
 
-__all__ = ["Router", "routers_of"]
+__all__ = ["Router", "find_routers"]
 
 _CLASS_NAME = re.compile(r"TopKRouter$", re.IGNORECASE)
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What configs call the number of experts."""
+"""Names of the number of experts in configs."""
 _PROBE_TOKENS = 7
 _TOLERANCE = 1e-4
-"""As a share of the largest weight; the variants differ by far more."""
+"""Largest error as a share of the largest weight; the variants differ by far more."""
 _Activation = Literal["softmax", "sigmoid"]
 
 
@@ -35,33 +36,33 @@ class Router:
     num_experts: int
     num_chosen: int
     activation: _Activation
-    is_normalised: bool
+    is_normalized: bool
     scale: float
 
     def scores(self, logits: Tensor) -> Tensor:
-        """[N, E], float32: what the router thinks of each expert."""
+        """The router's score of each expert, float32 [N, E]."""
         wide = logits.float()
         return wide.softmax(-1) if self.activation == "softmax" else wide.sigmoid()
 
     def weights(self, logits: Tensor, experts: Tensor) -> Tensor:
-        """[N, K], float32: how much each of some experts [N, K] counts."""
+        """The weights of `experts` [N, K], float32 [N, K]."""
         chosen = self.scores(logits).gather(1, experts)
-        if self.is_normalised:
+        if self.is_normalized:
             chosen = chosen / chosen.sum(-1, keepdim=True)
         return chosen * self.scale
 
 
-def routers_of(model: nn.Module) -> tuple[Router, ...]:
-    """The routers of a model, from the first layer to the last; empty if it is not a mixture of experts.
+def find_routers(model: nn.Module) -> tuple[Router, ...]:
+    """Finds a model's routers, from the first layer to the last; empty if it is not a mixture of experts.
 
     Raises: DataError if it is a mixture of experts with unsupported routers.
     """
     modules = [module for module in model.modules() if _CLASS_NAME.search(type(module).__name__)]
-    # A foreign config: it has one of these names, or none.
+    # The config belongs to transformers, and has one of these attributes or none.
     config = cast("Any", model).config
     has_experts = any(int(getattr(config, name, 0) or 0) > 1 for name in _NUM_EXPERTS)
     if has_experts and not modules:
-        raise DataError(f"{type(model).__name__}: no module that chooses experts was found")
+        raise DataError(f"{type(model).__name__} is a mixture of experts, but no router was found in it")
     return tuple(_router(module) for module in modules)
 
 
@@ -78,12 +79,12 @@ def _router(module: nn.Module) -> Router:
     sizes = {"num_experts": logits.shape[1], "num_chosen": experts.shape[1]}
     activations: tuple[_Activation, ...] = ("softmax", "sigmoid")
     for activation in activations:
-        for is_normalised in (False, True):
-            plain = Router(module, **sizes, activation=activation, is_normalised=is_normalised, scale=1.0)
+        for is_normalized in (False, True):
+            plain = Router(module, **sizes, activation=activation, is_normalized=is_normalized, scale=1.0)
             ours = plain.weights(logits, experts)
             scale = float(weights.float().sum() / ours.sum())
             if (weights.float() - scale * ours).abs().max() <= _TOLERANCE * weights.abs().max():
                 return Router(
-                    module, **sizes, activation=activation, is_normalised=is_normalised, scale=scale
+                    module, **sizes, activation=activation, is_normalized=is_normalized, scale=scale
                 )
-    raise DataError(f"{type(module).__name__}: its weights follow from its logits by no formula known here")
+    raise DataError(f"{type(module).__name__} computes its weights by an unknown formula")

@@ -1,7 +1,8 @@
-"""Which tokens end a completion: the one answer that engines, renderer, gateway and doctor share.
+"""Decides which tokens end a completion, for engines, renderer, gateway and doctor alike.
 
-A model folder names end tokens in several places, and the places often disagree: after fine-tuning with other
-tools, generation_config.json may still hold the base model's token. Every id that any place names is an end.
+A model folder names end tokens in several places, which often disagree. For example, after fine-tuning with
+other tools, generation_config.json may still have the base model's token. So an id that any place names
+counts.
 """
 
 from pathlib import Path
@@ -13,18 +14,16 @@ from astraflow.user_input.user_files import json_value, read_file
 __all__ = ["declared_stop_ids", "folder_stop_ids", "template_end"]
 
 _REPLY = "\ue000reply\ue001"
-"""Private-use characters, which templates leave as they are."""
+"""Private-use characters, which templates don't change."""
 
 
 def folder_stop_ids(model_dir: Path, tokenizer: Any = None) -> tuple[int, ...]:
     """The ids that end a completion: all that the folder declares, and in one case the chat template's end.
 
-    If the template closes a reply with a special token, and never writes any of the declared tokens, then the
-    declared ones belong to another format, as in base models, and a completion also ends at the template's
-    token. Templates that write a declared token may close a part of a reply with another one, which is not an
-    end. `tokenizer`: the folder's; None if it has none.
-
-    Raises: DataError if a file of the folder is invalid.
+    If the template closes a reply with a special token and never writes any declared token, the declared ones
+    belong to another format, as in base models. Then the template's token also ends a completion. If the
+    template does write a declared token, a different token after a reply may only close a part of it.
+    `tokenizer`: the folder's tokenizer; None if it has none. Raises: DataError if a file is invalid.
     """
     declared = declared_stop_ids(model_dir, tokenizer)
     end = None if tokenizer is None else template_end(tokenizer)
@@ -51,7 +50,7 @@ def declared_stop_ids(model_dir: Path, tokenizer: Any = None) -> tuple[int, ...]
 
 
 def template_end(tokenizer: Any) -> int | None:
-    """The special token that the chat template puts after a reply; None if it puts none there."""
+    """The special token that the chat template writes after a reply; None if it writes none."""
     from jinja2 import TemplateError
 
     if not tokenizer.chat_template:
@@ -60,7 +59,7 @@ def template_end(tokenizer: Any) -> int | None:
     try:
         text = cast("str", tokenizer.apply_chat_template([*chat, chat[0]], tokenize=False))
     except (TemplateError, LookupError, TypeError, ValueError):
-        return None  # the template does not accept this chat; the renderer reports what it does not accept
+        return None  # the template does not accept this chat; the renderer reports chats that it refuses
     after = text.partition(_REPLY)[2].lstrip()
     ids = cast("list[int]", tokenizer.encode(after, add_special_tokens=False))
     return ids[0] if ids and ids[0] in _special_ids(tokenizer) else None
@@ -88,7 +87,7 @@ def _ids(path: Path, settings: dict[str, Any]) -> list[int]:
 
 
 def _writes_one_of(tokenizer: Any, ids: tuple[int, ...]) -> bool:
-    """Whether the text of a chat template has one of some tokens."""
+    """Whether the chat template's text contains one of the tokens."""
     template = str(tokenizer.chat_template)
     tokens = cast("list[str | None]", tokenizer.convert_ids_to_tokens(list(ids)))
     return any(token in template for token in tokens if token)

@@ -1,7 +1,7 @@
 """Feeds images to Qwen-VL-like models: the inputs of a forward pass in addition to the tokens.
 
-The model's own code locates images by a token id. A policy may sample that token, which is then a token like
-any other, so the positions of images are passed to the model instead.
+The model's own code locates images by a token id. But a policy may sample that token, and then it does not
+represent an image. So the positions of images are passed to the model explicitly.
 
 Legend: B sequences, T tokens of the longest sequence, P patches of all images, D numbers per patch.
 """
@@ -26,7 +26,7 @@ __all__ = ["ImageFeed", "ImageInputs", "vocab_size_of"]
 
 
 def vocab_size_of(model: "PreTrainedModel") -> int:
-    """Number of logits. Models of several modalities keep it in the config of their text model."""
+    """Number of logits. Multimodal models have it in the config of their text model."""
     return int(cast("Any", model).config.get_text_config().vocab_size)
 
 
@@ -35,17 +35,17 @@ class ImageInputs:
     """The images of some sequences."""
 
     positions: Tensor
-    """[3, B, T] positions of tokens in time, height and width; padding continues the count."""
+    """[3, B, T]; positions of the tokens in time, height and width. Padding continues the count."""
     shifts: NDArray[np.int64]
-    """[B] position of the last token minus its index."""
+    """[B]; position of the last token minus its index."""
     is_image: Tensor
-    """bool [B, T] whether a token stands for a part of an image."""
+    """bool [B, T]; whether a token represents a piece of an image."""
     inputs: Mapping[str, Tensor]
-    """The images: patches [P, D], and the number of rows and columns of each image."""
+    """Patches [P, D] of the images, and the rows and columns of each image."""
 
 
 class ImageFeed:
-    """Feeds images to one model, in which it permanently replaces the method that locates images.
+    """Feeds images to one model. Permanently replaces the model's method that locates images.
 
     Example: `images = feed.inputs(media, num_tokens=T)`; then `with feed.showing(images):
     model(input_ids=..., position_ids=images.positions, **images.inputs)`.
@@ -56,12 +56,11 @@ class ImageFeed:
         self._device = model.device
         self._dtype = model.dtype
         self._is_image: Tensor | None = None
-        cast("Any", model).base_model.get_placeholder_mask = self._places
+        cast("Any", model).base_model.get_placeholder_mask = self._image_masks
 
     def inputs(self, media: Sequence[Media], *, num_tokens: int) -> ImageInputs:
-        """The images [B] of sequences of up to `num_tokens` tokens. Raises: ImageError for an invalid
-        image."""
-        where = np.stack([positions(self.rules, num_tokens, each) for each in media], axis=1)
+        """Prepares the images of B sequences of up to `num_tokens` tokens. Raises: ImageError."""
+        positions_3BT = np.stack([positions(self.rules, num_tokens, each) for each in media], axis=1)
         is_image = np.zeros((len(media), num_tokens), np.bool_)
         patches: list[NDArray[np.float32]] = []
         grids: list[tuple[int, int, int]] = []
@@ -72,8 +71,8 @@ class ImageFeed:
                 grids.append((1, *self.rules.grid(image.uri)))
         pixels = torch.from_numpy(np.concatenate(patches)).to(self._device, self._dtype)
         return ImageInputs(
-            positions=torch.from_numpy(where).to(self._device),
-            shifts=where[0, :, -1] - (num_tokens - 1),
+            positions=torch.from_numpy(positions_3BT).to(self._device),
+            shifts=positions_3BT[0, :, -1] - (num_tokens - 1),
             is_image=torch.from_numpy(is_image).to(self._device),
             inputs={
                 "pixel_values": pixels,
@@ -83,15 +82,15 @@ class ImageFeed:
 
     @contextmanager
     def showing(self, images: ImageInputs) -> Generator[None]:
-        """Within this context, the model's passes are over these sequences."""
+        """Within this context, the model's forward passes use these images."""
         self._is_image = images.is_image
         try:
             yield
         finally:
             self._is_image = None
 
-    def _places(self, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Replaces the model's `get_placeholder_mask`: the masks of images and of videos."""
+    def _image_masks(self, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Replaces the model's `get_placeholder_mask`. Returns the masks of images and of videos."""
         del args, kwargs
         assert self._is_image is not None, "images outside of `showing`"
         mask = self._is_image[..., None]

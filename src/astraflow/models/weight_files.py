@@ -1,6 +1,7 @@
-"""Whether the weights of a model folder are whole: an interrupted download, or a clone without LFS, is not.
+"""Checks that the weights of a model folder are complete, unlike after an interrupted download or a clone
+without LFS.
 
-It reads the files' sizes and headers, and no tensor, so it takes milliseconds whatever the model.
+It reads only the files' sizes and headers, so it takes milliseconds for any model.
 """
 
 import json
@@ -17,20 +18,20 @@ _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"
 _LENGTH_BYTES = 8
-"""A safetensors file begins with the length of its header, a little-endian uint64."""
+"""A safetensors file starts with the length of its header, a little-endian uint64."""
 _MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
+"""The limit that the format defines."""
 
 
 def weight_paths(folder: Path) -> list[Path]:
-    """The safetensors files that hold a model's weights. Other files of this kind may lie next to them: the
-    optimizer of a checkpoint, or the same weights in another layout.
+    """The safetensors files with a model's weights. Raises: DataError if the index is broken.
 
-    Raises: DataError if the index is broken.
+    The folder may have other safetensors files, such as a checkpoint's optimizer, or the same weights in
+    another layout.
     """
     if (folder / _WHOLE).is_file():
         return [folder / _WHOLE]
-    return sorted(folder / str(name) for name in _named(folder / _INDEX)) or sorted(
+    return sorted(folder / str(name) for name in _indexed_files(folder / _INDEX)) or sorted(
         folder.glob("*.safetensors")
     )
 
@@ -49,8 +50,8 @@ def check_weight_files(folder: Path) -> None:
         _check_size(path)
 
 
-def _named(index: Path) -> set[str]:
-    """The files that an index names; none without an index."""
+def _indexed_files(index: Path) -> set[str]:
+    """The files that an index names; empty if there is no index."""
     if not index.exists():
         return set()
     loaded = json_value(read_file(index, "its index"), f"its {index.name}")
@@ -64,21 +65,21 @@ def _check_size(path: Path) -> None:
     check_regular(path, "its weight file")
     size = path.stat().st_size
     with path.open("rb") as file:
-        begin = file.read(len(_LFS_POINTER))
-        if begin == _LFS_POINTER:
+        prefix = file.read(len(_LFS_POINTER))
+        if prefix == _LFS_POINTER:
             raise DataError(
-                f"its {path.name} is a pointer of Git LFS in place of the weights; run `git lfs pull` in the "
-                "folder that it was cloned to"
+                f"its {path.name} is a Git LFS pointer instead of weights; run `git lfs pull` in the cloned "
+                "folder"
             )
-        # A file without room for the length is refused like one whose header is too long.
-        length = struct.unpack("<Q", begin[:_LENGTH_BYTES])[0] if size >= _LENGTH_BYTES else size
+        # A file that is too short for the length is refused like one whose header is too long.
+        length = struct.unpack("<Q", prefix[:_LENGTH_BYTES])[0] if size >= _LENGTH_BYTES else size
         file.seek(_LENGTH_BYTES)
         header = file.read(length) if length <= min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES) else b""
     expected = _LENGTH_BYTES + length + _end_of_tensors(header, path) if header else None
     if size != expected:
-        of = f" of {expected:,}" if expected is not None else ""
+        of_total = f" of {expected:,}" if expected is not None else ""
         raise DataError(
-            f"its {path.name} has {size:,}{of} bytes and is not a complete safetensors file; was the "
+            f"its {path.name} has {size:,}{of_total} bytes and is not a complete safetensors file; was the "
             "download or the copy interrupted?"
         )
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 
 from astraflow.errors import DataError, HistoryRewrittenError, ImageError, RolloutError
 from astraflow.models.chat_template import check_template_args
-from astraflow.models.images import ImageRules, image_rules, placed
+from astraflow.models.images import ImageRules, image_rules, place_images
 from astraflow.models.stop_ids import folder_stop_ids
 from astraflow.types import MediaRef, Message, PolicyInfo, ToolSpec
 
@@ -106,7 +106,7 @@ class ChatRenderer:
             if uris:
                 raise ImageError("the model reads text only, but a message has an image")
             return ()
-        return placed(self._images, token_ids, uris)
+        return place_images(self._images, token_ids, uris)
 
     def _render(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         return tuple(self._encode(self._tokenizer.text(messages, self._tools), messages))

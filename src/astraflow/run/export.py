@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.errors import ConfigError, WeightsError
-from astraflow.models.adapters import merged
+from astraflow.models.adapters import merge_adapters
 from astraflow.models.chat_template import write_template_defaults
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
@@ -71,7 +71,7 @@ def export_version(
         snapshot = stored.snapshot(files)
         write_template_defaults(files, recipe.policies[name].template_args)
         snapshot_to_folder(snapshot, made, base=recipe.policies[name].model)
-        _check_written(made, merged(snapshot.tensors), stored.manifest)
+        _check_written(made, merge_adapters(snapshot.tensors), stored.manifest)
         if out.exists():
             out.rename(Path(aside) / "replaced")
         made.rename(out)

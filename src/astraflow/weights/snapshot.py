@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import DataError
-from astraflow.models.adapters import adapter_config, is_adapter, merged
+from astraflow.models.adapters import adapter_config, is_adapter, merge_adapters
 from astraflow.models.weight_files import weight_paths
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.manifest import ITEM_BYTES, is_model_file
@@ -67,7 +67,7 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = ""
     try:
         for path in snapshot.model_dir.iterdir():
             shutil.copy(path, aside / path.name)
-        write_safetensors(aside / "model.safetensors", merged(snapshot.tensors))
+        write_safetensors(aside / "model.safetensors", merge_adapters(snapshot.tensors))
         if adapters := [tensor for tensor in snapshot.tensors if is_adapter(tensor.name)]:
             write_adapter(aside / ADAPTER_FOLDER, adapters, base=base)
         aside.chmod(0o755)

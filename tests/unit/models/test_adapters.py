@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.models.adapters import merged, merged_weight, peft_names
+from astraflow.models.adapters import merge_adapters, merge_weight, peft_names
 from astraflow.types.host_tensors import HostTensor
 
 
@@ -21,9 +21,9 @@ def test_a_part_of_a_weight_is_merged_to_the_bits_of_the_whole(span: tuple[int, 
     weight = make_tensor("w.weight", 7, 13, seed=0)
     down, up = peft_names(weight.name)
     factors = {down: make_tensor(down, 3, 13, seed=1), up: make_tensor(up, 7, 3, seed=2)}
-    whole = merged_weight(weight, factors)
+    whole = merge_weight(weight, factors)
     part = replace(weight, data=weight.data[4 * first : 4 * last], first_idx=first)
-    found = merged_weight(part, factors)
+    found = merge_weight(part, factors)
     assert found.data.tobytes() == whole.data[4 * first : 4 * last].tobytes()
     assert (found.first_idx, found.shape, found.dtype) == (first, (7, 13), "float32")
 
@@ -40,8 +40,8 @@ def test_merged_weights_are_rounded_to_the_dtype_of_their_base_as_torch_rounds(
         HostTensor(down, (8, 12), "float32", values.numpy().view(np.uint8)),
         HostTensor(up, (8, 8), "float32", np.eye(8, dtype="<f4").reshape(-1).view(np.uint8)),
     )
-    (whole,) = merged(tensors)
-    (found,) = merged(tensors, is_rounded=True)
+    (whole,) = merge_adapters(tensors)
+    (found,) = merge_adapters(tensors, is_rounded=True)
     expected = torch.from_numpy(whole.data.view("<f4").copy()).to(wide).reshape(8, 12)
     assert (found.name, found.shape, found.dtype) == ("w.weight", (8, 12), dtype)
     rounded = torch.from_numpy(found.data.copy()).view(wide).reshape(8, 12)

@@ -91,7 +91,7 @@ def test_an_argument_that_the_template_never_reads_is_refused(
 
 def test_a_broken_template_is_named_with_its_line(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, template="\n{% if %}")
-    with pytest.raises(DataError, match="line 2 of its chat template is broken"):
+    with pytest.raises(DataError, match="line 2 of its chat template is invalid"):
         check_template_args({"a": 1}, folder, "template_args")
 
 

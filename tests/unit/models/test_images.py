@@ -22,7 +22,7 @@ from astraflow.models.images import (
     check_media,
     image_rules,
     image_uri,
-    placed,
+    place_images,
     positions,
 )
 from astraflow.models.loading import load_causal_lm
@@ -62,8 +62,8 @@ def png(data: bytes) -> str:
 
 WHOLE = base64.b64decode(picture(0).partition(",")[2])
 REFUSED = {
-    "remote": ("https://example.com/cat.png", "nothing is fetched"),
-    "file": ("file:///etc/passwd", "nothing is fetched"),
+    "remote": ("https://example.com/cat.png", "never fetched"),
+    "file": ("file:///etc/passwd", "never fetched"),
     "svg": ("data:image/svg+xml;base64,AAAA", "expected image/png or image/jpeg"),
     "plain": ("data:image/png,AAAA", "as base64"),
     "letters": ("data:image/png;base64,@@@@", "not valid base64"),
@@ -74,7 +74,7 @@ REFUSED = {
     "wide": (png(png_header(3000, 2000)), "3000 x 2000 pixels"),
     "bomb": (png(png_header(30_000, 30_000)), "pixels"),
     "warned": (png(png_header(10_000, 10_000)), "pixels"),
-    "narrow": (png(png_header(1, 300)), "too long and narrow"),
+    "narrow": (png(png_header(1, 300)), "is too narrow"),
     "animated": (png(animated()), "2 frames"),
 }
 
@@ -126,7 +126,7 @@ def test_positions_are_those_of_the_models_own_code(tmp_path: Path) -> None:
     ids = torch.tensor([tokens])
     grids = torch.tensor([[1, *RULES.grid(uri)] for uri in uris])
     expected, delta = model.model.get_rope_index(ids, (ids == RULES.token_id).int(), image_grid_thw=grids)
-    found = positions(RULES, len(tokens), placed(RULES, tokens, uris))
+    found = positions(RULES, len(tokens), place_images(RULES, tokens, uris))
     np.testing.assert_array_equal(found, expected[:, 0].numpy())
     assert found[0, -1] - (len(tokens) - 1) == int(delta)
 
@@ -158,7 +158,7 @@ def test_an_older_family_is_seen_by_the_same_rules() -> None:
             mm_token_type_ids=(ids == RULES.token_id).int(), use_cache=False,
         ).logits  # fmt: skip
         feed = ImageFeed(model, RULES)
-        images = feed.inputs([placed(RULES, tokens, uris)], num_tokens=len(tokens))
+        images = feed.inputs([place_images(RULES, tokens, uris)], num_tokens=len(tokens))
         with feed.showing(images):
             found = model(
                 input_ids=ids, position_ids=images.positions, use_cache=False, **images.inputs
@@ -169,18 +169,18 @@ def test_an_older_family_is_seen_by_the_same_rules() -> None:
 def test_tokens_that_do_not_show_the_images_are_refused() -> None:
     uri = picture(0)
     tokens = shown(uri)
-    (media,) = placed(RULES, tokens, [uri])
+    (media,) = place_images(RULES, tokens, [uri])
     check_media(RULES, tokens, [media])
     with pytest.raises(ImageError, match="its 2 images need 12"):
-        placed(RULES, tokens, [uri, uri])
+        place_images(RULES, tokens, [uri, uri])
     with pytest.raises(ImageError, match="are not adjacent"):
-        placed(RULES, [9, 9, 1, 9, 9, 9, 9], [uri])
+        place_images(RULES, [9, 9, 1, 9, 9, 9, 9], [uri])
     for wrong in (
         MediaRef(kind="image", uri=uri, start=1),
         MediaRef(kind="sound", uri=uri, start=2),
         MediaRef(kind="image", uri=uri, start=500),
     ):
-        with pytest.raises(ImageError, match=r"out of place|do not all belong"):
+        with pytest.raises(ImageError, match=r"out of place|not image tokens"):
             check_media(RULES, tokens, [wrong])
     with pytest.raises(ImageError, match="out of place"):
         check_media(RULES, tokens[:-1], [media])

@@ -4,7 +4,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from astraflow.errors import DataError
-from astraflow.models.routers import routers_of
+from astraflow.models.routers import find_routers
 from drivers.model_gallery import FAMILIES
 
 UNDERSTOOD = (
@@ -31,7 +31,7 @@ def make_model(model_type: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize("model_type", UNDERSTOOD)
 def test_the_weights_of_the_experts_that_a_router_chose_are_those_it_gave_them(model_type: str) -> None:
-    routers = routers_of(make_model(model_type))
+    routers = find_routers(make_model(model_type))
     assert routers
     for router in routers:
         hidden = torch.randn(9, 32, generator=torch.Generator().manual_seed(1))
@@ -42,6 +42,6 @@ def test_the_weights_of_the_experts_that_a_router_chose_are_those_it_gave_them(m
 
 
 def test_a_model_without_experts_has_no_routers_and_an_unknown_router_is_named() -> None:
-    assert routers_of(make_model("qwen3")) == ()
-    with pytest.raises(DataError, match=r"Llama4ForCausalLM: no module .* experts"):
-        routers_of(make_model("llama4_text"))
+    assert find_routers(make_model("qwen3")) == ()
+    with pytest.raises(DataError, match=r"Llama4ForCausalLM .*mixture of experts"):
+        find_routers(make_model("llama4_text"))

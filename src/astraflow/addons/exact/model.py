@@ -1,15 +1,15 @@
 """Computes a model so that a token's values do not depend on other sequences, the batch or its layout.
 
 A linear algebra kernel chooses the order of its sums by the shapes of its inputs. An engine decodes a few
-tokens per step against a cache, whereas a trainer computes whole sequences at once. So the two get logprobs
-that differ in the last bits, although the weights are the same. Here, each product has a fixed shape
-(batch-invariant kernels): tokens pass through projections in tiles of `TILE` rows, and each query attends
-separately, to as many positions as its own position requires, in steps of `SPAN`. Norms, activations and
-softmax reduce each row separately. Rotary tables are computed in blocks of a fixed size.
+tokens per step against a cache, whereas a trainer computes whole sequences at once. So their logprobs differ
+in the last bits, although the weights are the same. Here, each product has a fixed shape (batch-invariant
+kernels): tokens pass through projections in tiles of `TILE` rows, and each query attends separately, to as
+many positions as its own position requires, in steps of `SPAN`. Norms, activations and softmax reduce each
+row separately. Rotary tables are computed in blocks of a fixed size.
 
 A test at load checks what shapes cannot ensure: that this machine's kernels give a row the same result at any
-position in its tile, with any number of other rows. No gradients are computed here. The code runs on one CPU
-thread, in float32, for the families of `families.exact_refusal`.
+position in its tile, whatever the other rows. No gradients are computed here. The code runs on one CPU
+thread, in float32, for the families that `families.exact_refusal` accepts.
 
 Legend: N tokens, n rows, H query heads, K key heads, D dimension of a head, L positions, V vocabulary.
 """
@@ -31,37 +31,39 @@ if TYPE_CHECKING:
 __all__ = ["SPAN", "Attend", "InvariantModel", "attend"]
 
 TILE = 64
-"""Rows of every product with a projection. Fewer would fill the kernels less, and more would be padding when
-an engine has few requests left."""
+"""Rows of every product with a projection. Fewer would use the kernels badly, and more would be mostly
+padding when an engine has few requests left."""
 SPAN = 64
 """A query's keys are padded to a multiple of this."""
 _TABLE_POSITIONS = 256
-"""Positions of a block of the rotary tables."""
+"""Number of positions in a block of the rotary tables."""
 _CHUNK_LOGITS = 2**22
-"""Logits (16 MB) that are in memory at once."""
+"""Largest number of logits in memory at once (16 MB)."""
 _ALIGNMENT = 64
-"""Bytes; kernels may sum in another order where an operand begins elsewhere in a cache line."""
+"""Bytes. Kernels may sum in a different order if an operand starts elsewhere in a cache line."""
 _PROBE_LENGTHS = (41, 24, 7, 1)
-"""Sequences of the comparison at load. They reach into a second tile, and begin at different rows."""
+"""Lengths of the sequences in the test at load. They reach into a second tile, and start at different
+rows."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [N, H, D], keys [N, K, D], values [N, K, D]) -> the attention's output [N, H * D]."""
 
 
 class InvariantModel:
-    """Reads the parameters of a model at every call; the model stays the caller's.
+    """Computes with the parameters of a model, which it reads at every call. The caller owns the model.
 
     Example: `hidden = model.sequences(tokens, lengths)`, then `model.logprobs(hidden[at], targets)`.
     """
 
     def __init__(self, model: "PreTrainedModel") -> None:
-        """Raises: DataError if the model's family, or this machine, is not one for which it is promised."""
+        """Raises: DataError if exact logprobs are not guaranteed for the model's family or on this
+        machine."""
         whole = cast("Any", model)
         config = cast("Mapping[str, Any]", whole.config.to_dict())
         if reason := exact_refusal(config):
-            raise DataError(f"exact: true is not promised for {family_of(config)!r}: {reason}")
+            raise DataError(f"exact: true is not guaranteed for {family_of(config)!r}: {reason}")
         for parameter in model.parameters():
-            if parameter.data_ptr() % _ALIGNMENT:  # a file in memory begins its tensors anywhere
+            if parameter.data_ptr() % _ALIGNMENT:  # in a memory-mapped file, tensors start anywhere
                 parameter.data = parameter.data.clone()
         self._body = whole.model
         self._head = whole.lm_head
@@ -72,8 +74,8 @@ class InvariantModel:
         self.scale = float(attention.scaling)
         empty = self._embedding.new_empty(0, 1, self.dim)
         self._tables = (empty, empty)
-        """Cosines and sines [positions, 1, D] of the positions that were needed so far."""
-        self._refuse_uneven(family_of(config))
+        """Cosines and sines [positions, 1, D] of all positions needed so far."""
+        self._check_invariance(family_of(config))
 
     @property
     def num_layers(self) -> int:
@@ -87,45 +89,45 @@ class InvariantModel:
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The hidden states [N, h] that the output head gets, of tokens [N] at their positions [N]."""
+        """The last hidden states [N, h], before the output head, of tokens [N] at their positions [N]."""
         num_tokens = len(tokens)
-        cos, sin = self._rotary(_padded(positions))
-        hidden = self._embedding[_padded(tokens)]
+        cos, sin = self._rotary(_pad(positions))
+        hidden = self._embedding[_pad(tokens)]
         for idx, layer in enumerate(self._layers):
             query, keys, values = self._heads(layer, hidden, cos, sin)
             out = attend(idx, query[:num_tokens], keys[:num_tokens], values[:num_tokens])
-            hidden = hidden + _projected(layer.self_attn.o_proj, _padded(out))
-            normed = _normed(layer.post_attention_layernorm, hidden)
-            gate = functional.silu(_projected(layer.mlp.gate_proj, normed))
-            inner = gate * _projected(layer.mlp.up_proj, normed)
-            hidden = hidden + _projected(layer.mlp.down_proj, inner)
-        return _normed(self._body.norm, hidden)[:num_tokens]
+            hidden = hidden + _project(layer.self_attn.o_proj, _pad(out))
+            normed = _normalize(layer.post_attention_layernorm, hidden)
+            gate = functional.silu(_project(layer.mlp.gate_proj, normed))
+            inner = gate * _project(layer.mlp.up_proj, normed)
+            hidden = hidden + _project(layer.mlp.down_proj, inner)
+        return _normalize(self._body.norm, hidden)[:num_tokens]
 
     def sequences(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-        """`hidden` of whole sequences, which are concatenated in `tokens`."""
+        """`hidden` of whole sequences, whose tokens are concatenated."""
         layout = _Sequences(lengths, self.scale)
         return self.hidden(tokens, layout.positions, layout.attend)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, V] from `hidden` [N, h]."""
-        return _projected(self._head, _padded(hidden))[: len(hidden)]
+        """Logits [N, V] of `hidden` [N, h]."""
+        return _project(self._head, _pad(hidden))[: len(hidden)]
 
     @torch.no_grad()
     def logprobs(self, hidden: Tensor, targets: Tensor, inverse_temperatures: Tensor | None = None) -> Tensor:
-        """Logprobs [N] of `targets` [N], each at its temperature; None: all have temperature 1.
+        """Logprobs [N] of `targets` [N], each at its own temperature; None: all have temperature 1.
 
-        An engine that samples must do the same: logits times the inverse, then `torch.log_softmax`.
+        An engine that samples must compute the same: logits times the inverse, then `torch.log_softmax`.
         """
-        size = max(1, _CHUNK_LOGITS // (TILE * self.vocab_size)) * TILE
-        found = hidden.new_empty(len(hidden))
+        size = max(1, _CHUNK_LOGITS // (TILE * self.vocab_size)) * TILE  # a whole number of tiles
+        logprobs = hidden.new_empty(len(hidden))
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             logits = self.logits(hidden[part])
             if inverse_temperatures is not None:
                 logits = logits * inverse_temperatures[part, None]
-            found[part] = torch.log_softmax(logits, -1).gather(1, targets[part, None])[:, 0]
-        return found
+            logprobs[part] = torch.log_softmax(logits, -1).gather(1, targets[part, None])[:, 0]
+        return logprobs
 
     @property
     def _embedding(self) -> Tensor:
@@ -134,18 +136,18 @@ class InvariantModel:
     def _heads(self, layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated query, rotated keys, and values, each [N, heads, D]."""
         attention = layer.self_attn
-        normed = _normed(layer.input_layernorm, hidden)
+        normed = _normalize(layer.input_layernorm, hidden)
         query, keys, values = (
-            _projected(projection, normed).view(len(hidden), -1, self.dim)
+            _project(projection, normed).view(len(hidden), -1, self.dim)
             for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        if "q_norm" in dict(attention.named_children()):  # of these families only Qwen3 norms its heads
-            query = _normed(attention.q_norm, query)
-            keys = _normed(attention.k_norm, keys)
-        return _rotated(query, cos, sin), _rotated(keys, cos, sin), values
+        if "q_norm" in dict(attention.named_children()):  # of these families, only Qwen3 has these norms
+            query = _normalize(attention.q_norm, query)
+            keys = _normalize(attention.k_norm, keys)
+        return _rotate(query, cos, sin), _rotate(keys, cos, sin), values
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [N, 1, D]."""
+        """Cosines and sines [N, 1, D] of positions [N]. Extends the tables as needed."""
         while len(self._tables[0]) <= int(positions.max()):
             start = len(self._tables[0])
             block = torch.arange(start, start + _TABLE_POSITIONS)[None]
@@ -158,8 +160,8 @@ class InvariantModel:
         return cos[positions], sin[positions]
 
     @torch.no_grad()
-    def _refuse_uneven(self, family: str) -> None:
-        """Raises: DataError if sequences get other logprobs together than separately."""
+    def _check_invariance(self, family: str) -> None:
+        """Raises: DataError if sequences get different logprobs together than separately."""
         tokens = torch.arange(sum(_PROBE_LENGTHS)).mul(7).remainder(self.vocab_size)
         starts = [0, *accumulate(_PROBE_LENGTHS)]
         together = torch.log_softmax(self.logits(self.sequences(tokens, _PROBE_LENGTHS)), -1)
@@ -170,30 +172,30 @@ class InvariantModel:
                 gap = float((alone - together[start:end]).abs().max())
                 raise DataError(
                     f"exact: true is not guaranteed for {family!r} on this machine: a sequence of "
-                    f"{end - start} tokens gets other logprobs alone than with others (by {gap:.2g} nats): "
-                    "torch's kernels here depend on the position of a row; leave out exact"
+                    f"{end - start} tokens gets different logprobs alone than with others (by {gap:.2g} "
+                    "nats), because torch's kernels here depend on the position of a row; leave out exact"
                 )
 
 
 class _Sequences:
-    """The attention of concatenated whole sequences."""
+    """The attention of whole sequences, whose tokens are concatenated."""
 
     def __init__(self, lengths: Sequence[int], scale: float) -> None:
         self._scale = scale
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
         self.positions = torch.cat([torch.arange(length) for length in lengths])
-        # The longest come first, so that those which have a t-th token are the first ones, for every t.
+        # The longest sequences come first. So for every t, those with a t-th token are the first ones.
         order = torch.argsort(sizes, descending=True, stable=True)
         self._starts = starts[order]
         longest = int(sizes.max())
         held = torch.arange(-(-longest // SPAN) * SPAN)
-        # Padding repeats a sequence's last token: its numbers are finite, and no query sees them.
+        # Padding repeats a sequence's last token: its values are finite, and every query masks them.
         self._places = self._starts[:, None] + torch.minimum(held, sizes[order][:, None] - 1)
         self._counts = [int((sizes > position).sum()) for position in range(longest)]
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """As `Attend`. All sequences take a step together, as they do in an engine."""
+        """See `Attend`. Computes one position of all sequences at a time, as an engine does."""
         del layer
         all_keys, all_values = (part[self._places].transpose(1, 2).contiguous() for part in (keys, values))
         out = torch.empty_like(query).flatten(1)
@@ -205,11 +207,10 @@ class _Sequences:
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float) -> Tensor:
-    """One query per row, at its position, over the entries of its row up to that position.
+    """Attention of one query per row, at its position, over the entries of the row up to that position.
 
-    Shapes: query [n, H, D]; keys and values [n, K, L, D], contiguous and finite, L a multiple of `SPAN` that
-    exceeds all positions; positions [n].
-    Returns: [n, H * D].
+    Shapes: query [n, H, D]; keys and values [n, K, L, D], contiguous and finite, with L a multiple of `SPAN`
+    that exceeds all positions; positions [n]; result [n, H * D].
     """
     spans = positions // SPAN
     shortest = int(spans.min())
@@ -228,10 +229,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float) -> Tensor:
-    """Attention over all L entries given, of which those behind a row's position are hidden."""
+    """Attention over all L entries; those after a row's position are masked."""
     num_rows, num_heads, dim = query.shape
     num_kv_heads, length = keys.shape[1:3]
-    # Each pair of a row and a key head is one product, of the query heads that share the key head.
+    # One product per row and key head, of all query heads that share the key head.
     groups = num_rows * num_kv_heads
     scaled = (query * scale).view(groups, -1, dim)
     scores = torch.bmm(scaled, keys.reshape(groups, length, dim).transpose(1, 2))
@@ -241,8 +242,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scal
     return torch.bmm(weights, values.reshape(groups, length, dim)).view(num_rows, num_heads * dim)
 
 
-def _projected(projection: Any, rows: Tensor) -> Tensor:
-    """A linear layer on rows [N, in], where N is a multiple of `TILE`."""
+def _project(projection: Any, rows: Tensor) -> Tensor:
+    """Applies a linear layer to rows [N, in], where N is a multiple of `TILE`."""
     weight = projection.weight.t()
     out = rows.new_empty(len(rows), weight.shape[1])
     for start in range(0, len(rows), TILE):
@@ -251,19 +252,19 @@ def _projected(projection: Any, rows: Tensor) -> Tensor:
     return out if projection.bias is None else out + projection.bias
 
 
-def _normed(norm: Any, rows: Tensor) -> Tensor:
-    """RMS norm over the last axis."""
+def _normalize(norm: Any, rows: Tensor) -> Tensor:
+    """Applies an RMS norm over the last axis."""
     scale = torch.rsqrt(rows.square().mean(-1, keepdim=True) + norm.variance_epsilon)
     return rows * scale * norm.weight
 
 
-def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of heads [N, heads, D]."""
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Applies the rotary position embedding to heads [N, heads, D]."""
     low, high = heads.chunk(2, -1)
     return heads * cos + torch.cat((-high, low), -1) * sin
 
 
-def _padded(rows: Tensor) -> Tensor:
-    """With zeros behind the rows [N, ...], up to a multiple of `TILE`."""
+def _pad(rows: Tensor) -> Tensor:
+    """Appends zeros to the rows [N, ...], up to a multiple of `TILE`."""
     missing = -len(rows) % TILE
     return torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:]))) if missing else rows

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from astraflow.errors import WeightsError
-from astraflow.models.adapters import merged
+from astraflow.models.adapters import merge_adapters
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import snapshot_to_folder
 
@@ -43,7 +43,7 @@ class WeightsFolder:
         Raises: WeightsError if the version does not fit or cannot be written.
         """
         self._check(snapshot)
-        plain = replace(snapshot, tensors=merged(snapshot.tensors, is_rounded=True))
+        plain = replace(snapshot, tensors=merge_adapters(snapshot.tensors, is_rounded=True))
         path = self.path / f"version-{snapshot.version}"
         shutil.rmtree(path, ignore_errors=True)
         try:

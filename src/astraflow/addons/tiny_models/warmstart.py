@@ -24,7 +24,7 @@ from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.addons.tiny_models.spec import WarmStartConfig
 from astraflow.addons.tiny_models.tokenizer import IMAGE_TOKEN, shown_tools
 from astraflow.errors import ConfigError, DataError
-from astraflow.models.images import ImageRules, placed
+from astraflow.models.images import ImageRules, place_images
 from astraflow.models.vision import ImageFeed
 from astraflow.types import Media, Message
 
@@ -112,7 +112,7 @@ def _encode(
             targets += [_IGNORED, *words, end] if is_learned else [_IGNORED] * len(words)
         _check(shown, ids, targets, unknown=cast("int", tokenizer.unk_token_id))
         uris = [each.uri for message in shown.conversation for each in message.images]
-        rows.append((ids, targets, () if images is None else placed(images, ids, uris)))
+        rows.append((ids, targets, () if images is None else place_images(images, ids, uris)))
     return rows
 
 

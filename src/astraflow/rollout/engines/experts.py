@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from astraflow.models.routers import routers_of
+from astraflow.models.routers import find_routers
 from astraflow.types import Stream
 from astraflow.types.token_columns import EXPERTS_STREAM
 from astraflow.wire import ColumnType, column
@@ -25,7 +25,7 @@ class ExpertRecorder:
 
     def __init__(self, model: nn.Module) -> None:
         """Raises: DataError if the model's routers are not understood."""
-        routers = routers_of(model)
+        routers = find_routers(model)
         self.width = sum(router.num_chosen for router in routers)
         self.dtype: ColumnType = "uint8"
         if max((router.num_experts for router in routers), default=0) > _MOST_IN_A_BYTE:

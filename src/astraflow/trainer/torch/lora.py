@@ -17,15 +17,15 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from astraflow.errors import ConfigError, DataError, WeightsError
-from astraflow.models.adapters import adapted_names, merged, merged_weight, peft_names
+from astraflow.models.adapters import adapted_names, merge_adapters, merge_weight, peft_names
 from astraflow.models.export import begin_export, part_of
 from astraflow.models.loading import (
     DTYPES,
     DtypeName,
     file_names,
+    format_names,
     host_tensor,
     host_view,
-    listed,
     torch_tensor,
 )
 from astraflow.trainer.backend_config import LoraConfig
@@ -144,7 +144,7 @@ class Lora:
                 factors.append(host_tensor(each, part))
                 scaled[each] = host_tensor(each, self._scale(name, part))
         for name in adapted_names(scaled):
-            tensors[name] = torch_tensor(merged_weight(host_view(name, tensors[name]), scaled))
+            tensors[name] = torch_tensor(merge_weight(host_view(name, tensors[name]), scaled))
         write_adapter(folder / ADAPTER_FOLDER, factors, base=str(self.base), alpha=self.config.alpha)
 
     def load(self, folder: Path, weights: ModelWeights) -> None:
@@ -161,11 +161,13 @@ class Lora:
             if name.endswith(_FACTORS):
                 names = self._peft_names(name)
                 if missing := [each for each in names if each not in saved]:
-                    raise WeightsError(f"{path} lacks {listed(missing)}; were other lora.targets trained?")
+                    raise WeightsError(
+                        f"{path} lacks {format_names(missing)}; were other lora.targets trained?"
+                    )
                 parts = [saved.pop(each) for each in names]
                 own[name] = parts[0] if len(shape) == 2 else torch.stack(parts)
         if saved:
-            raise WeightsError(f"{path} has {listed(list(saved))}, which this recipe does not train")
+            raise WeightsError(f"{path} has {format_names(list(saved))}, which this recipe does not train")
         weights.install(own, keep=lambda name: name.endswith(_FACTORS))
 
     def _factors(self, weights: ModelWeights) -> Iterator[HostTensor]:
@@ -230,7 +232,7 @@ class Lora:
 
 
 def _merge(tensors: Sequence[HostTensor]) -> Iterator[HostTensor]:
-    yield from merged(tensors, is_rounded=True)  # computed during iteration
+    yield from merge_adapters(tensors, is_rounded=True)  # computed during iteration
 
 
 def _targets(

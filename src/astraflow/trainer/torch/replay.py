@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from astraflow.errors import DataError, WireError
-from astraflow.models.routers import Router, routers_of
+from astraflow.models.routers import Router, find_routers
 from astraflow.trainer.ranks import Ranks
 from astraflow.types import StreamRule
 from astraflow.types.token_columns import EXPERTS_STREAM, Columns
@@ -70,7 +70,7 @@ class RouterReplay:
     def of(cls, model: nn.Module) -> "RouterReplay | None":
         """None if the model is not a mixture of experts, or its routers are not supported."""
         try:
-            routers = routers_of(model)
+            routers = find_routers(model)
         except DataError as err:
             _log.info("no router metrics: %s", err)
             return None

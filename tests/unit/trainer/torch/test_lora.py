@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from astraflow.errors import ConfigError, DataError, WeightsError
-from astraflow.models.adapters import adapted_names, is_adapter, merged
+from astraflow.models.adapters import adapted_names, is_adapter, merge_adapters
 from astraflow.models.loading import (
     empty_causal_lm,
     export_tensors,
@@ -89,7 +89,7 @@ def test_untrained_adapters_change_nothing_and_trained_ones_mean_the_same_merged
     for num_steps in (0, 3):
         beside = tuple(train(make(model_dir), num_steps).export())
         plain = tuple(train(make(model_dir, publish="merged"), num_steps).export())
-        assert contents(merged(beside)) == contents(plain)
+        assert contents(merge_adapters(beside)) == contents(plain)
         models = [empty_causal_lm(model_dir), empty_causal_lm(model_dir)]
         install_tensors(models[0], beside)
         install_tensors(models[1], plain)
@@ -151,7 +151,7 @@ def test_a_checkpoint_opens_with_transformers_and_its_adapter_with_peft(
     backend = train(make(folder, publish=publish, alpha=40.0))
     backend.save(tmp_path)()
     shutil.copy(folder / "config.json", tmp_path)
-    assert contents(read_model(tmp_path)) == contents(merged(tuple(backend.export())))
+    assert contents(read_model(tmp_path)) == contents(merge_adapters(tuple(backend.export())))
     sample = make_sample()
     expected = logprobs_alone(served(backend, folder), sample)
     assert (expected - logprobs_alone(load_causal_lm(folder), sample)).abs().max() > 0.01
@@ -197,7 +197,7 @@ def test_bfloat16_is_for_the_base_alone(model_dir: Path) -> None:
     assert {t.dtype for t in tensors if is_adapter(t.name)} == {"float32"}
     assert {t.dtype for t in tensors if not is_adapter(t.name)} == {"bfloat16"}
     base = {t.name: torch_tensor(t).float() for t in tensors}
-    for tensor in merged(tensors):
+    for tensor in merge_adapters(tensors):
         if tensor.dtype == "float32":
             name = tensor.name.removesuffix(".weight")
             down, up = (base[f"base_model.model.{name}.lora_{x}.weight"] for x in "AB")
@@ -252,7 +252,7 @@ def test_the_adapter_folder_has_pefts_names_and_settings(model_dir: Path, tmp_pa
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 4, "LORA")
     assert "model.layers.1.mlp.down_proj" in config["target_modules"]
     plain = contents(read_safetensors(tmp_path / "out" / "model.safetensors"))
-    assert plain == contents(merged(tensors))
+    assert plain == contents(merge_adapters(tensors))
 
 
 def test_all_linear_adapts_every_projection_but_the_head(model_dir: Path) -> None:

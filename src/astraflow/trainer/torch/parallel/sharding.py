@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from astraflow.errors import WeightsError
-from astraflow.models.loading import FileView, file_views, listed
+from astraflow.models.loading import FileView, file_views, format_names
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.parallel.recompute import layers_of
 from astraflow.trainer.torch.parallel.tensor_parallel import LayerCuts, cut_layers
@@ -139,7 +139,7 @@ class ModelWeights:
             if dim is not None:
                 weight = self._join(weight, dim)
             for view in kept:
-                yield view.name, view.of(weight)
+                yield view.name, view.cut(weight)
 
     @torch.no_grad()
     def install(self, tensors: Mapping[str, Tensor], keep: Callable[[str], bool] = lambda name: True) -> None:
@@ -156,14 +156,14 @@ class ModelWeights:
             dim = self._cuts.dims.get(own)
             if not isinstance(weight, DTensor) and dim is None:
                 for view in views:
-                    view.of(weight.detach()).copy_(tensors[view.name])
+                    view.cut(weight.detach()).copy_(tensors[view.name])
                 continue
             shape = list(weight.shape)
             if dim is not None:
                 shape[dim] *= self.grid.tensor
             whole = torch.empty(shape, dtype=weight.dtype)
             for view in views:
-                view.of(whole).copy_(tensors[view.name])
+                view.cut(whole).copy_(tensors[view.name])
             part = local_part(weight)
             row, column = self._offset_of(own, weight)
             rows = whole[row : row + len(part)]
@@ -227,8 +227,8 @@ def _check_fits(tensors: Mapping[str, Tensor], known: Mapping[str, FileView]) ->
     missing = [name for name in known if name not in tensors]
     extra = [name for name in tensors if name not in known]
     if missing or extra:
-        parts = [f"missing {listed(missing)}"] if missing else []
-        parts += [f"unknown {listed(extra)}"] if extra else []
+        parts = [f"missing {format_names(missing)}"] if missing else []
+        parts += [f"unknown {format_names(extra)}"] if extra else []
         raise WeightsError(
             f"the tensors do not fit the model: {'; '.join(parts)}; is it another architecture?"
         )
