@@ -1,7 +1,7 @@
 """Finds function calls in a model's text; each style of chat template has its own parser.
 
-Reasoning (`<think>...</think>`) is not part of what a model says, so a call in it is not a call. A tag inside
-a string of a call's JSON is text and not a tag.
+Calls inside of reasoning (`<think>...</think>`) are ignored, because reasoning is not part of the answer. A
+tag inside a string of a call's JSON is text, not a tag.
 """
 
 import json
@@ -25,7 +25,7 @@ __all__ = [
 class ToolCall:
     """One call as the model wrote it.
 
-    If the call cannot be read, `problem` says why; the model is told, so that it can correct the call.
+    If the call cannot be read, `problem` says why. The model gets this text, so it can correct the call.
     """
 
     name: str = ""
@@ -34,10 +34,11 @@ class ToolCall:
 
 
 CallParser: TypeAlias = Callable[[str], Sequence[ToolCall]]
-"""Returns the calls in a text, in order; none if the text is an answer."""
+"""Returns the calls in a text, in order; empty if the text is an answer."""
 
 _MAX_DEPTH = 64
-"""Largest nesting of objects and lists in a call. Much deeper ones reach Python's recursion limit later."""
+"""Largest nesting of objects and lists in a call. Much deeper nesting would exceed Python's recursion
+limit."""
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
@@ -45,7 +46,7 @@ _THINK = "<think>"
 _THINK_END = "</think>"
 _MARK = re.compile(f"{_THINK}|{_THINK_END}|{_OPEN}")
 _BETWEEN = re.compile(r"(?:[\s;,]|<\|python_tag\|>)*")
-"""What may stand before a call, and between two calls. Llama 3 writes the tag, and separates calls by `;`."""
+"""Text that may precede a call. Llama 3 writes the tag before calls, and separates calls with `;`."""
 _EXPECTED = 'expected {"name": ..., "arguments": {...}}'
 
 
@@ -92,16 +93,16 @@ def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
 
 
 def without_reasoning(text: str, *, begins_inside: bool = False) -> str:
-    """What a model says to others: its text outside of <think>...</think>. Reasoning may lack its end.
+    """A model's text without its reasoning, <think>...</think>. The closing tag may be missing.
 
-    `begins_inside`: the prompt ended with <think>, so the text begins with reasoning. Even without this, a
-    </think> without its <think> ends reasoning that began before the text.
+    `begins_inside`: the prompt ended with <think>, so the text starts with reasoning. Even without this, a
+    </think> without its <think> ends reasoning that started before the text.
     """
     return "".join(text[start:end] for start, end in _spans(text, begins_inside)).strip()
 
 
 def text_before_calls(text: str, *, begins_inside: bool = False) -> str | None:
-    """The text before the first <tool_call>, with its reasoning; None if there is none to be made."""
+    """The text before the first <tool_call>, with its reasoning; None if there is no such tag."""
     for start, end in _spans(text, begins_inside):
         if (opening := text.find(_OPEN, start, end)) >= 0:
             return text[:opening].strip()
@@ -121,7 +122,7 @@ def _spans(text: str, begins_inside: bool) -> list[tuple[int, int]]:
             spans.append((start, mark.start()))
             start = _end_of_reasoning(text, mark.end())
         else:
-            spans.clear()
+            spans.clear()  # a </think> without its <think>: all text so far was reasoning
             start = mark.end()
         pos = _values_at(text, start)[1]
     return [*spans, (start, len(text))]
@@ -136,13 +137,13 @@ def _end_of_reasoning(text: str, start: int) -> int:
 
 
 def _values_at(text: str, start: int) -> tuple[list[object], int, str]:
-    """The objects and lists that follow one another from `start`; the position behind them, and why the next
-    one cannot be read (empty if nothing like JSON follows)."""
+    """Reads consecutive JSON objects and lists from `start`. Returns them, the position after them, and why
+    the next one cannot be read (empty if no JSON follows)."""
     values: list[object] = []
     pos = _past_separators(text, start)
     while text.startswith(("{", "["), pos):
         try:
-            value, length = _loaded(text[pos:])
+            value, length = _load_json(text[pos:])
         except json.JSONDecodeError as err:
             return values, pos, f"{err.msg}, at character {pos - start + err.pos}"
         except ValueError as err:
@@ -157,17 +158,17 @@ def _past_separators(text: str, pos: int) -> int:
     return found.end() if found else pos
 
 
-def _loaded(text: str) -> tuple[object, int]:
-    """Decodes the JSON that a text begins with; returns its length as well.
+def _load_json(text: str) -> tuple[object, int]:
+    """Decodes the JSON at the start of a text; returns the value and its length.
 
-    Raises: ValueError if it is not JSON, is nested too deeply, gives two values to one key, or has what no
-    JSON can say again: a number beyond all bounds, `NaN`, half a character.
+    Raises: ValueError if it is not JSON, is nested too deeply, has a key with two values, or has a value that
+    cannot be encoded as JSON again: an infinite number, `NaN`, half of a surrogate pair.
     """
     try:
         loaded, end = _DECODER.raw_decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {_MAX_DEPTH}") from None
-    level = [loaded]
+    level = [loaded]  # all values at one depth
     depth = 0
     while level := [part for value in level for part in _parts(value)]:
         depth += 1
@@ -178,7 +179,7 @@ def _loaded(text: str) -> tuple[object, int]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, object]:
-    """An object of its keys and values. Raises: ValueError if a key has two different values."""
+    """Makes an object of its keys and values. Raises: ValueError if a key has two different values."""
     made: dict[str, object] = {}
     for key, value in pairs:
         if key in made and made[key] != value:
@@ -188,25 +189,25 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, object]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, strict=False)
-"""Line breaks inside of strings are taken as they are: models write programs that way."""
+"""Accepts line breaks inside of strings (`strict=False`), because models write programs that way."""
 
 
 def _parts(value: object) -> Iterable[object]:
-    """The values that an object or a list holds; none for any other value."""
+    """The values in an object or a list; empty for any other value."""
     if isinstance(value, dict):
         return cast("dict[str, object]", value).values()
     return cast("list[object]", value) if isinstance(value, list) else ()
 
 
 def _calls(values: Sequence[object]) -> tuple[ToolCall, ...]:
-    """The calls in JSON values; a list stands for its items."""
+    """Reads the calls in JSON values; a list counts as its items."""
     flat: list[object] = []
     for value in values:
         flat += cast("list[object]", value) if isinstance(value, list) else [value]
-    return tuple(_checked(part) for part in flat or values)
+    return tuple(_read_call(part) for part in flat or values)
 
 
-def _checked(loaded: object) -> ToolCall:
+def _read_call(loaded: object) -> ToolCall:
     if not isinstance(loaded, dict):
         return ToolCall(problem=f"the call is not a JSON object; {_EXPECTED}")
     call = cast("dict[str, object]", loaded)
@@ -216,27 +217,27 @@ def _checked(loaded: object) -> ToolCall:
     # Llama 3 writes `parameters` for `arguments`.
     given = call.get("arguments")
     try:
-        arguments = _decoded(call.get("parameters") if given is None else given)
+        arguments = _decode_arguments(call.get("parameters") if given is None else given)
     except ValueError as err:
         return ToolCall(problem=f"the arguments of {name!r} are text that is not JSON: {err}; {_EXPECTED}")
     if not isinstance(arguments, dict):
         shown = json.dumps(arguments)[:40]
-        return ToolCall(problem=f"the arguments of {name!r} are {shown} and not an object; {_EXPECTED}")
+        return ToolCall(problem=f"the arguments of {name!r} are {shown}, not an object; {_EXPECTED}")
     return ToolCall(name.strip(), cast("dict[str, object]", arguments))
 
 
-def _decoded(arguments: object) -> object:
-    """Arguments as an object. Some models write null or nothing for none, or the object as JSON text.
+def _decode_arguments(arguments: object) -> object:
+    """Decodes arguments. Some models write null or empty text for no arguments, or the object as JSON text.
 
     Raises: ValueError if a text is not JSON.
     """
     while isinstance(arguments, str) and arguments.strip():
         text = arguments.strip()
-        arguments, end = _loaded(text)
+        arguments, end = _load_json(text)
         if end < len(text):
             raise ValueError(f"text follows the JSON, at character {end}")
     return {} if arguments is None or isinstance(arguments, str) else arguments
 
 
 CALL_PARSERS: dict[str, CallParser] = {"tagged": tagged_calls, "bare_json": bare_json_calls}
-"""Parsers by the name that a recipe uses."""
+"""Parsers by their names in recipes."""

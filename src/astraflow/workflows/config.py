@@ -1,6 +1,6 @@
 """The `workflow` section of a recipe: how policies and a task talk.
 
-Each workflow has a config whose fields are the keyword arguments of its function. Those of add-ons and of
+Each workflow has a config whose fields are the keyword arguments of its function. Workflows of add-ons and
 other packages are found by their entry points.
 """
 
@@ -33,7 +33,7 @@ class SingleTurnConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(single_turn)
+        return self.bind(single_turn)
 
 
 class MultiTurnConfig(PolicyRoles):
@@ -46,17 +46,18 @@ class MultiTurnConfig(PolicyRoles):
     turns: int = Field(default=3, ge=1)
     """Largest number of answers per episode."""
     feedback: Annotated[str, template("score")] = FEEDBACK
-    """What the model is told after a wrong answer; `{score}` is the score of that answer."""
+    """Message to the policy after a wrong answer; `{score}` is the score of that answer."""
     rewards_each_turn: bool = False
     """Reward each turn with its own score, instead of the whole conversation with the last score."""
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(multi_turn)
+        return self.bind(multi_turn)
 
 
 class EnvironmentWorkflowConfig(PolicyRoles):
-    """The policy replies to the environment of the task until it is done; each turn has its own reward."""
+    """The policy replies to the task's environment until the environment is done; each turn has its own
+    reward."""
 
     name: Literal["environment"] = "environment"
     policy: str = ""
@@ -66,7 +67,7 @@ class EnvironmentWorkflowConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(environment)
+        return self.bind(environment)
 
 
 WorkflowConfig = SingleTurnConfig | MultiTurnConfig | EnvironmentWorkflowConfig | WorkflowVariant | Use

@@ -2,8 +2,8 @@
 
 A workflow is an async function of a task and the run's policies, written like ordinary agent code. The
 rollout service implements the protocols of this file, and records every token that a policy samples. A
-workflow only says what the completions and conversations were worth. Nothing here depends on engines, token
-ids or the network.
+workflow only rewards the completions and conversations. Nothing here depends on engines, token ids or the
+network.
 
 Example::
 
@@ -58,7 +58,7 @@ __all__ = [
 
 
 MAX_TIMES = 64
-"""Calls of one kind in an episode whose times are reported; few episodes have more."""
+"""Largest number of calls of one kind in an episode whose times are reported; few episodes have more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,22 +70,22 @@ class Completion:
 
     policy: str
     text: str
-    """The text without end tokens. A stop text that ended the completion is part of it."""
+    """The text without end tokens. It includes a stop text that ended the completion."""
     finish_reason: FinishReason
     num_tokens: int
     idx: int
     """Position among the completions of the episode."""
     begins_in_reasoning: bool = False
-    """Whether the chat template opened <think> in the prompt, so that the text begins with reasoning."""
+    """Whether the chat template opened <think> in the prompt, so the text starts with reasoning."""
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the token limit ended it, and not the policy."""
+        """Whether the token limit, not the policy, ended the completion."""
         return self.finish_reason == "length"
 
     @property
     def reply(self) -> str:
-        """The text without its reasoning, for others to read. Reasoning that did not end is left out, too."""
+        """The text without its reasoning, for others to read. Unfinished reasoning is left out too."""
         return without_reasoning(self.text, begins_inside=self.begins_in_reasoning)
 
     @property
@@ -95,7 +95,7 @@ class Completion:
 
 
 class Conversation(Protocol):
-    """A growing exchange with one policy. A second `say` may begin only when the first has returned."""
+    """A growing exchange with one policy. Call `say` again only after the previous call has returned."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -103,7 +103,8 @@ class Conversation(Protocol):
         ...
 
     async def say(self, text: str, *, role: Literal["user", "tool"] = "user") -> Completion:
-        """Adds a message and lets the policy answer; the prompt holds exactly the tokens sampled before."""
+        """Adds a message and lets the policy answer. The prompt contains exactly the tokens sampled
+        before."""
         ...
 
     async def send(self, messages: Sequence[Message]) -> Completion:
@@ -111,9 +112,9 @@ class Conversation(Protocol):
         ...
 
     def rewrite(self, messages: Sequence[Message]) -> None:
-        """Replaces the history, for example to summarise it or to drop the output of tools.
+        """Replaces the history, for example to summarize it or to drop the output of tools.
 
-        The next completion begins a fork: a new trajectory in which everything sampled before is context and
+        The next completion starts a fork: a new trajectory in which everything sampled before is context, and
         is not trained again.
         """
         ...
@@ -138,13 +139,13 @@ class Policy(Protocol):
         ...
 
     async def chat(self, prompt: str | Sequence[Message], *, role: str = "") -> Completion:
-        """Holds a conversation of one turn, which begins with a text or with messages."""
+        """Holds a conversation of one turn, which starts with a text or with messages."""
         ...
 
     async def logprobs(self, completion: Completion) -> NDArray[np.float32]:
-        """The logprobs that this policy's newest version gives to a completion, whichever policy sampled it.
+        """The logprobs of a completion under this policy's newest version, whichever policy sampled it.
 
-        There is one entry per token, in nats, at temperature 1, given the exact prompt of the completion. The
+        There is one entry per token, in nats, at temperature 1, given the completion's exact prompt. The
         engine's `score` computes them.
 
         Raises: RolloutError if the policies have different tokenizers, the tokens do not fit this policy's
@@ -157,9 +158,9 @@ class AgentReport(Item, frozen=True, kw_only=True):
     """What an agent program reports about its episode. Example: `{"reward": 1.0}`, or `{"text": "42"}`."""
 
     text: LongText | None = None
-    """Its final answer, which the recipe's reward scores unless `reward` is given."""
+    """The final answer, which the recipe's reward scores unless `reward` is given."""
     reward: Reward | None = None
-    """What the episode was worth; `text` is then not scored."""
+    """The episode's reward; if given, `text` is not scored."""
     rewards: Annotated[dict[Label, Reward], Meta(max_length=1024)] = msgspec.field(
         default_factory=dict[str, float]
     )
@@ -169,8 +170,8 @@ class AgentReport(Item, frozen=True, kw_only=True):
 class Endpoint(Protocol):
     """An endpoint for the agent program of one episode; each policy is a `model` of it.
 
-    It speaks OpenAI's chat completions, OpenAI's Responses and Anthropic's Messages. Everything that is
-    sampled through it is recorded as if a workflow had asked for it.
+    It implements OpenAI's Chat Completions, OpenAI's Responses and Anthropic's Messages. Everything that is
+    sampled through it is recorded as if a workflow had requested it.
     """
 
     @property
@@ -180,7 +181,7 @@ class Endpoint(Protocol):
 
     @property
     def anthropic_url(self) -> str:
-        """The URL that an Anthropic client takes as `base_url`: that of OpenAI's clients without `/v1`."""
+        """The URL that an Anthropic client takes as `base_url`: `base_url` without `/v1`."""
         ...
 
     @property
@@ -195,7 +196,7 @@ class Endpoint(Protocol):
 
     @property
     def report(self) -> AgentReport | None:
-        """The report that was posted last; None if there was none."""
+        """The newest report that was posted; None if there is none."""
         ...
 
     @property
@@ -210,7 +211,7 @@ class Endpoint(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether a prompt did not fit into the context although earlier ones of the episode did."""
+        """Whether a prompt did not fit into the context, although earlier prompts of the episode did."""
         ...
 
     @property
@@ -225,9 +226,9 @@ class Endpoint(Protocol):
 
     @property
     def unmet_frac(self) -> float | None:
-        """Share of the completions without the form that their request asked for.
+        """Share of the completions that lack the form that their request asked for.
 
-        Requests ask for a form by `tool_choice` and `response_format`; None if none did.
+        Requests ask for a form with `tool_choice` or `response_format`. None if no request did.
         """
         ...
 
@@ -256,10 +257,10 @@ class Policies(Mapping[str, Policy]):
     def endpoint(
         self, *, parser: CallParser = tagged_calls, roles: Mapping[str, str] | None = None
     ) -> AbstractAsyncContextManager[Endpoint]:
-        """Opens the episode's own OpenAI-compatible endpoint for the time of an `async with`.
+        """Opens the episode's own OpenAI-compatible endpoint, for the duration of an `async with` block.
 
-        `parser` finds tool calls in the text of a policy. `roles`: role -> policy; its models are then these
-        roles, and what a role says is recorded under its name. Without roles, its models are the policies.
+        `parser` finds tool calls in a policy's text. `roles`: role -> policy. If given, the endpoint's models
+        are these roles, and completions are recorded under the role's name; else its models are the policies.
 
         Raises: ConfigError if a role's policy is not one of the run.
         """
@@ -274,9 +275,9 @@ class EnvironmentSession(Protocol):
         ...
 
     async def step(self, reply: str) -> Observation:
-        """Passes the policy's reply to the environment and returns its next observation.
+        """Passes the policy's reply to the environment and returns the next observation.
 
-        Raises: RolloutError, or what the environment raises. Such an episode fails; it is never rewarded 0.
+        Raises: RolloutError, or what the environment raises. Such an episode fails; it never gets reward 0.
         """
         ...
 
@@ -349,14 +350,13 @@ class ScoredTask:
     ) -> bool:
         """Proposes a new task to the run.
 
-        The run draws it before the tasks of its sources, and scores it as this task is scored; with
-        `spec=task.spec` it has the same columns. Returns False
-        if the run does not take it: because it already has it, because a limit is reached, or because this
-        is an evaluation.
+        The run draws it before the tasks of its sources, and scores it like this task. With `spec=task.spec`,
+        it has the same columns. Returns False if the run does not accept it: because it already has it,
+        because a limit is reached, or because this is an evaluation.
         """
         if self._proposer is None:
             return False
-        # The id follows from the content, so that the run recognises a proposal that it already has.
+        # The id is a hash of the content, so the run recognizes a proposal that it already has.
         content = msgspec.json.encode((self.source, prompt, answer, context, spec))
         task = Task(
             id=f"{self.source}/proposed/{hashlib.blake2b(content, digest_size=8).hexdigest()}",
@@ -369,16 +369,16 @@ class ScoredTask:
         return await self._proposer(task)
 
     def play(self) -> AbstractAsyncContextManager[EnvironmentSession]:
-        """Begins an episode of the task's environment: `async with task.play() as session: ...`.
+        """Starts an episode of the task's environment: `async with task.play() as session: ...`.
 
         Raises: RolloutError if the task has no environment.
         """
         if self._open_session is None:
-            raise RolloutError(f"task {self.id} belongs to no environment", is_retryable=False)
+            raise RolloutError(f"task {self.id} does not belong to an environment", is_retryable=False)
         return self._open_session()
 
     async def score(self, text: str) -> Score:
-        """Scores a text with the recipe's reward: a number, whose `parts` say what it was made of.
+        """Scores a text with the recipe's reward. The score is a number, with the metrics in its `parts`.
 
         Raises: RolloutError if scoring fails; a failure is never a score of 0.
         """
@@ -388,7 +388,7 @@ class ScoredTask:
         return score
 
     async def check(self, text: str, **columns: Any) -> Score:
-        """Scores a text as `score` does, with other values in columns of the task; it is not among `scores`.
+        """Scores a text like `score`, with other values in the task's columns. The score is not in `scores`.
 
         Example: `await task.check(program, tests=[{"input": "2", "output": "4"}])` runs a program on a test
         case that is not the task's own.
@@ -438,15 +438,15 @@ class Rewards:
         self._by_policy[policy] = self._by_policy.get(policy, 0.0) + _finite(reward, "reward")
 
     def leave_out(self, conversation: Conversation) -> None:
-        """Says that nothing of a conversation is trained, e.g. because a frozen part of a game held it."""
+        """Excludes a conversation from training, e.g. because a frozen player of a game held it."""
         self._left_out.add(conversation)
 
     def set_score(self, score: float) -> None:
         """Sets the episode's score, which evaluation reports.
 
-        If it is not set, the score is the last result of `task.score`. If nothing was scored, it is the mean
-        reward of the first policy that acted: the mean over its roles, where each role counts the mean of its
-        conversations, weighted by the number of tokens sampled in them.
+        By default, the score is the last result of `task.score`. If nothing was scored, it is the mean reward
+        of the first policy that acted: the mean over its roles of each role's mean over its conversations,
+        weighted by the number of tokens sampled in them.
         """
         self._score = _finite(score, "score")
 
@@ -457,21 +457,21 @@ class Rewards:
     def set_state(self, completion: Completion, key: str) -> None:
         """Names the state that the policy was shown before a turn; equal keys mean the same state.
 
-        The credit `gigpo` compares turns that saw the same state. Without a key, these are turns that were
-        shown the same tokens since the turn before.
+        The credit `gigpo` compares turns that saw the same state. Without keys, turns saw the same state if
+        they were shown the same tokens since the previous turn.
 
-        Raises: RolloutError if the key is no text, or empty.
+        Raises: RolloutError if the key is not a string, or empty.
         """
         if not isinstance(key, str) or not key:  # pyright: ignore[reportUnnecessaryIsInstance] - of a user's workflow
             raise RolloutError(
-                f"the state of a turn is {key!r:.80}; expected a text that is not empty", is_retryable=False
+                f"the state of a turn is {key!r:.80}; expected a string that is not empty", is_retryable=False
             )
         self._states[completion.idx] = key
 
     def add_time(self, name: str, seconds: float) -> None:
-        """Adds the time of one call, of a tool for instance; of an episode, the first 64 count.
+        """Adds the duration of one call, e.g. of a tool. The first 64 of each name in an episode count.
 
-        Steps report `NAME_p50` and `NAME_p95`, median and 95th percentile over the calls of all episodes.
+        Steps report `NAME_p50` and `NAME_p95`, the median and 95th percentile over all episodes' calls.
         """
         num = self._num_times.get(name, 0)
         if num == MAX_TIMES:
@@ -496,13 +496,13 @@ class Rewards:
                 f"{what} has shape {entries.shape}; expected {completion.num_tokens} entries, one per token",
                 is_retryable=False,
             )
-        with np.errstate(all="ignore"):  # the check below names an entry that overflows
+        with np.errstate(all="ignore"):  # the check below reports entries that overflow
             stored = entries.astype(dtype)
         is_kept = np.isfinite(stored) if dtype == "float32" else stored == entries
         if not is_kept.all():
             idx = int(is_kept.argmin())
             raise RolloutError(
-                f"{what} holds {entries[idx]} at token {idx}; expected a finite {dtype}", is_retryable=False
+                f"{what} has {entries[idx]} at token {idx}; expected a finite {dtype}", is_retryable=False
             )
         self._streams.append((completion, Stream(name=name, dtype=dtype, data=column(stored, dtype))))
 
@@ -528,7 +528,7 @@ class Rewards:
 
     @property
     def score(self) -> float | None:
-        """The score that was set; None if none was."""
+        """The score that `set_score` set; None if it was not called."""
         return self._score
 
     @property
@@ -553,14 +553,14 @@ Workflow: TypeAlias = Callable[[ScoredTask, Policies], Awaitable[Rewards]]
 
 @runtime_checkable
 class OpenWorkflow(Protocol):
-    """What a `Workflow` may have besides: something that all its episodes share, such as a process."""
+    """Optional interface of a `Workflow` whose episodes share a resource, such as a process."""
 
     async def open(self) -> None:
-        """Called before the first episode. Raises: ConfigError if its episodes could not run here."""
+        """Called before the first episode. Raises: ConfigError if the episodes can't run on this machine."""
         ...
 
     async def close(self) -> None:
-        """Called after the last episode, also if `open` failed or was not called."""
+        """Called after the last episode, even if `open` failed or was not called."""
         ...
 
 

@@ -14,7 +14,7 @@ __all__ = ["environment"]
 async def environment(
     task: ScoredTask, policies: Policies, *, policy: str = "", max_turns: int = 16
 ) -> Rewards:
-    """Shows each observation to the policy and hands its reply to the environment, in one conversation.
+    """Shows each observation to the policy and passes its reply to the environment, in one conversation.
 
     The episode ends when the environment is done, after `max_turns`, or when the context is full.
     Rewarded: each turn with the reward that the environment gives for its reply. The episode's score is the
@@ -25,7 +25,9 @@ async def environment(
     total = 0.0
     async with task.play() as played:
         if played.observation.is_done:
-            raise RolloutError(f"task {task.id}: the environment was done at once", is_retryable=False)
+            raise RolloutError(
+                f"task {task.id}: the environment was done before the first reply", is_retryable=False
+            )
         chat = policy_at(policies, policy, 0).conversation(
             context=task.context, tools=played.observation.tools
         )

@@ -16,10 +16,9 @@ __all__ = ["is_replayable", "make_workflow"]
 def make_workflow(config: WorkflowConfig, *, private: tuple[Path, ...] = ()) -> Workflow:
     """Binds the workflow's arguments, and loads the user's functions that it names.
 
-    `private`: files and folders that programs which the workflow starts must not see.
-
-    Raises: ConfigError if a function of the user's does not exist, is not async where it must be, or does not
-    take the arguments; as `WorkflowVariant.make`.
+    `private`: files and folders that must be invisible to programs that the workflow starts.
+    Raises: ConfigError if a user's function does not exist, is not async where it must be, or does not take
+    the arguments; see also `WorkflowVariant.make`.
     """
     if not isinstance(config, Use):
         return config.make_hiding(private)
@@ -34,5 +33,5 @@ def make_workflow(config: WorkflowConfig, *, private: tuple[Path, ...] = ()) -> 
 
 
 def is_replayable(config: WorkflowConfig) -> bool:
-    """Whether the workflow is known to be replayable; one of the user's own is not."""
+    """Whether the workflow is known to be replayable; a user's own is not."""
     return not isinstance(config, Use) and config.is_replayable

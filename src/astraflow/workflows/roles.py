@@ -1,7 +1,7 @@
 """Functions that workflows with several roles share.
 
-They decide which policy plays which role, mix a role's own reward with the team's, find the choice that a
-text names, and run parts of an episode in parallel.
+They choose the policy of a role, mix a role's own reward with the team's, find the choice that a text names,
+and run parts of an episode in parallel.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from astraflow.workflows.conversation import Policies, Policy
 
-__all__ = ["blended", "in_parallel", "is_right", "last_choice", "name_at", "policy_at"]
+__all__ = ["blend", "in_parallel", "is_right", "last_choice", "name_at", "policy_at"]
 
 _RIGHT_SCORE = 0.5
-"""Rewards go from 0 or -1 (wrong) to 1 (right). Partial credit below one half does not count as right."""
+"""Rewards range from 0 or -1 (wrong) to 1 (right). Partial credit below one half does not count as right."""
 
 
 def name_at(names: Sequence[str], given: str, place: int) -> str:
-    """The policy of a role: `given` unless it is empty, else the recipe's policy at `place`, or its last."""
+    """The policy of a role: `given`, or if it is empty, the recipe's policy at `place`, or else its last."""
     return given or names[min(place, len(names) - 1)]
 
 
@@ -27,8 +27,8 @@ def policy_at(policies: Policies, given: str, place: int) -> Policy:
     return policies[name_at(tuple(policies), given, place)]
 
 
-def blended(own: float, team: float, team_share: float) -> float:
-    """Mixes two rewards: the role's own at `team_share` 0, the team's at 1, and a mixture between."""
+def blend(own: float, team: float, team_share: float) -> float:
+    """Mixes two rewards: (1 - team_share) * own + team_share * team."""
     return (1.0 - team_share) * own + team_share * team
 
 
@@ -41,7 +41,7 @@ def is_right(score: float) -> bool:
 
 
 def last_choice(text: str, choices: Sequence[str]) -> str:
-    """The choice that occurs last in a text, as whole words and in upper or lower case; empty if none does.
+    """The choice that occurs last in a text, as whole words in any case; empty if none occurs.
 
     If two choices end at the same place, the longer one counts.
 
@@ -53,7 +53,7 @@ def last_choice(text: str, choices: Sequence[str]) -> str:
 
 
 def _last_end(text: str, choice: str) -> int:
-    """The position at which the last occurrence ends; 0 without one. `no` does not occur in `know`."""
+    """The position at which the last occurrence ends; 0 if there is none. `no` does not occur in `know`."""
     before = r"(?<!\w)" if choice[:1].isalnum() else ""
     after = r"(?!\w)" if choice[-1:].isalnum() else ""
     pattern = re.compile(before + re.escape(choice) + after, re.IGNORECASE)
@@ -67,9 +67,9 @@ _ResultT = TypeVar("_ResultT")
 
 
 async def in_parallel(parts: Iterable[Coroutine[Any, Any, _ResultT]]) -> list[_ResultT]:
-    """Runs all parts at once and returns their results in order.
+    """Runs all parts concurrently and returns their results in order.
 
-    If one part fails, the others are cancelled; `asyncio.gather` would let them run on.
+    If one part fails, the others are cancelled; `asyncio.gather` would let them continue.
 
     Raises: ExceptionGroup with the errors of the parts that failed.
     """

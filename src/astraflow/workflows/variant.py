@@ -1,7 +1,7 @@
-"""What a recipe's `workflow` section is made of: the base classes of workflow configs, and types of fields.
+"""The base classes of workflow configs, and types of their fields.
 
-Workflows of AstraFlow itself, of its add-ons, and of anyone's package derive from the same classes. An
-installed package names its class as an entry point of the group `astraflow.workflows`.
+The workflows of AstraFlow, its add-ons and any other package derive from the same classes. An installed
+package names its class as an entry point of the group `astraflow.workflows`.
 """
 
 import string
@@ -32,21 +32,22 @@ __all__ = [
 
 
 class WorkflowVariant(Variant):
-    """Base of a workflow's config: what AstraFlow asks of a recipe's `workflow` section.
+    """Base of a workflow's config: the interface of a recipe's `workflow` section.
 
-    A subclass implements `acting` and `make`. The other members have defaults for workflows that start no
-    programs and fit any tasks and reward.
+    A subclass implements `acting` and `make`. The defaults of the other members are for workflows that start
+    no programs and fit any tasks and reward.
     """
 
     is_replayable: ClassVar[bool] = False
-    """Whether the requests of an episode depend on nothing but its task, its seed and the completions so far.
-    It then makes the same requests when it runs again, as long as it gets the same completions."""
+    """Whether an episode's requests depend only on its task, its seed and the completions so far. Then it
+    makes the same requests when it runs again, as long as it gets the same completions."""
     rewards_itself: ClassVar[bool] = False
-    """Whether an episode may be rewarded without the recipe's reward, which then need not fit the tasks."""
+    """Whether the workflow may reward episodes without the recipe's reward, which then need not fit the
+    tasks."""
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """The programs that its episodes start on the machine, as `astraflow join --allow` names them."""
+        """The programs that its episodes start on the machine, named as for `astraflow join --allow`."""
         return ()
 
     @property
@@ -59,16 +60,16 @@ class WorkflowVariant(Variant):
         raise NotImplementedError
 
     def make(self) -> Workflow:
-        """The workflow. Raises: ConfigError or DataError if something that it needs is missing."""
+        """Makes the workflow. Raises: ConfigError or DataError if something that it needs is missing."""
         raise NotImplementedError
 
     def make_hiding(self, private: tuple[Path, ...]) -> Workflow:
-        """The workflow, whose programs must not see the files and folders of `private`."""
+        """Makes the workflow so that the files and folders of `private` are invisible to its programs."""
         del private
         return self.make()
 
-    def bound(self, function: Callable[..., Awaitable[Rewards]], **made: Any) -> Workflow:
-        """A function with the config's fields as its keyword arguments; `made` replaces some of them."""
+    def bind(self, function: Callable[..., Awaitable[Rewards]], **made: Any) -> Workflow:
+        """Binds the config's fields as keyword arguments of a function; `made` replaces some of them."""
         fields = {key: getattr(self, key) for key in type(self).model_fields if key != "name"}
         return cast("Workflow", partial(function, **{**fields, **made}))
 
@@ -79,20 +80,20 @@ class WorkflowVariant(Variant):
         """Checks that the tasks of a source fit. Raises: DataError."""
 
     def shrunk(self, fixtures: Path) -> Self:
-        """The section for `scale=smoke`: what is large is replaced by files of the folder `fixtures`."""
+        """The section for `scale=smoke`: replaces large parts by files of the folder `fixtures`."""
         del fixtures
         return self
 
 
 class PolicyRoles(WorkflowVariant):
-    """Base of a workflow's config whose roles are fields that name a policy each.
+    """Base of a workflow's config in which each role is a field that names a policy.
 
-    A role for which no policy is named is played by the recipe's policy at the role's place, or by the last
-    one if the recipe has fewer policies. A single policy therefore plays all roles.
+    If a field is empty, the recipe's policy at the role's place plays the role, or the last policy if the
+    recipe has fewer. So a single policy plays all roles.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("policy",)
-    """The fields: the first defaults to the recipe's first policy, and so on."""
+    """Names of the fields. The first defaults to the recipe's first policy, and so on."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
         """Maps each role to a policy, where the recipe's policies are `names`."""
@@ -107,13 +108,13 @@ ParserChoice = Literal["tagged", "bare_json"] | Use
 
 
 def template(*names: str) -> AfterValidator:
-    """Checks that a text has no placeholders `{NAME}` but those of `names`; a brace as such is doubled."""
+    """Checks that a text has only the placeholders `{NAME}` of `names`. Literal braces are doubled."""
 
     def check(text: str) -> str:
         try:
             used = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
         except ValueError as err:
-            raise ValueError(f"{err}; a brace that stands for itself is written twice") from err
+            raise ValueError(f"{err}; write a literal brace twice") from err
         unknown = used - set(names)
         if unknown:
             choices = ", ".join(f"{{{name}}}" for name in names)
@@ -124,21 +125,18 @@ def template(*names: str) -> AfterValidator:
 
 
 def check_differ(first: str, second: str) -> None:
-    """Checks that two choices differ also where upper and lower case do not count, as in verdicts.
-
-    Raises: ValueError.
-    """
+    """Checks that two choices differ in more than case, which verdicts ignore. Raises: ValueError."""
     if first.lower() == second.lower():
-        raise ValueError(f"{first!r} stands for both choices; give each a text of its own")
+        raise ValueError(f"{first!r} stands for both choices; give each its own text")
 
 
 def load_parser(parser: ParserChoice) -> CallParser:
-    """The parser of calls that the key `parser` of the workflow names. Raises: ConfigError."""
+    """Loads the parser of calls that the workflow's key `parser` names. Raises: ConfigError."""
     return load_function(parser, "workflow.parser") if isinstance(parser, Use) else CALL_PARSERS[parser]
 
 
 def load_function(use: Use, where: str) -> Callable[..., Any]:
-    """A function of the user's with its arguments. Raises: ConfigError if they do not fit together."""
+    """Loads a user's function and binds its arguments. Raises: ConfigError if they do not fit."""
     function = load_attr(use.use, where=f"{where}.use")
     if not callable(function):
         raise ConfigError(f"{where}.use = {use.use!r} is not a function")

@@ -199,7 +199,7 @@ async def test_an_environment_that_is_done_at_once_is_an_error() -> None:
         runner = EpisodeRunner(
             {"actor": make_hosted("actor", ScriptedEngine())}, environment, exact, environments=environments
         )
-        with pytest.raises(RolloutError, match="the environment was done at once"):
+        with pytest.raises(RolloutError, match="the environment was done before the first reply"):
             await runner.episode(task_of("count", spec="0"), seed=1)
 
 
@@ -215,7 +215,7 @@ async def test_tools_of_the_first_observation_are_shown_by_the_template() -> Non
 async def test_a_task_without_an_environment_that_can_be_played_says_so() -> None:
     async with opened({"plain": config_of(Plain)}) as environments:
         for task, message in [
-            (make_task(), "task sums/0 belongs to no environment"),
+            (make_task(), "task sums/0 does not belong to an environment"),
             (task_of("other"), r"belongs to environment 'other'.*\(open here: plain\)"),
             (task_of("plain"), "environment 'plain' lacks `reset`, `step`, or `end`"),
         ]:

@@ -128,10 +128,10 @@ def test_arguments_may_be_missing_or_have_either_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ("[1, 2]", "the arguments of 'find' are [1, 2] and not an object"),
-        ("3", "are 3 and not an object"),
-        ("true", "are true and not an object"),
-        ('"[1]"', "are [1] and not an object"),
+        ("[1, 2]", "the arguments of 'find' are [1, 2], not an object"),
+        ("3", "are 3, not an object"),
+        ("true", "are true, not an object"),
+        ('"[1]"', "are [1], not an object"),
         ('"cats"', "are text that is not JSON"),
         (json.dumps('{"q": 1} or so'), "are text that is not JSON: text follows the JSON, at character 8"),
         ('{"q": 1, "q": 2}', "the key 'q' has two values"),

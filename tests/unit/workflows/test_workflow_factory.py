@@ -95,7 +95,7 @@ def test_a_wrong_workflow_is_refused_by_name(
             {"name": "multi_turn", "feedback": "no {answer}"},
             r"\{answer\} is not a placeholder.*choices: \{score\}",
         ),
-        ({"name": "multi_turn", "feedback": "no }"}, "a brace that stands for itself is written twice"),
+        ({"name": "multi_turn", "feedback": "no }"}, "write a literal brace twice"),
         ({"name": "multi_trun"}, 'did you mean "multi_turn"'),
     ],
 )

@@ -107,4 +107,4 @@ class PacedWorkflowConfig(WorkflowVariant):
         """The workflow with its arguments bound."""
         from astraflow_paced.workflow import paced
 
-        return self.bound(paced)
+        return self.bind(paced)

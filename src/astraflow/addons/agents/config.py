@@ -114,7 +114,7 @@ class AgentConfig(WorkflowVariant):
         parser = load_parser(self.parser)
         if isinstance(self.run, ProgramConfig):
             return program_agent(self.run, parser, private)
-        return self.bound(agent, run=function_run(load_function(self.run, "workflow.run")), parser=parser)
+        return self.bind(agent, run=function_run(load_function(self.run, "workflow.run")), parser=parser)
 
 
 class HostedConfig(HostConfig, WorkflowVariant):

@@ -21,7 +21,7 @@ from astraflow.types import Task
 from astraflow.types.row_columns import row_of
 from astraflow.user_input.mistakes import tag_of
 from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask, Workflow
-from astraflow.workflows.roles import blended, in_parallel, is_right, policy_at
+from astraflow.workflows.roles import blend, in_parallel, is_right, policy_at
 from astraflow.workflows.variant import PolicyRoles, Share, template
 
 __all__ = [
@@ -119,7 +119,7 @@ class CodeAndTestConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(code_and_test)
+        return self.bind(code_and_test)
 
 
 async def code_and_test(
@@ -177,7 +177,7 @@ def _rewards(
     scores = {attempt.chat: attempt.score for attempt in attempts}  # of a chat with several, the last one
     for chat, score in scores.items():
         rewards.add(chat, score)
-    rewards.add(written, blended(valid, last, success_share))
+    rewards.add(written, blend(valid, last, success_share))
     rewards.set_score(last)
     rewards.add_metric("first_score", attempts[0].score)
     rewards.add_metric("attempts", len(attempts))

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask, Workflow
-from astraflow.workflows.roles import blended, in_parallel
+from astraflow.workflows.roles import blend, in_parallel
 from astraflow.workflows.variant import Share, WorkflowVariant, template
 
 __all__ = ["DEBATE_PROMPT", "DebateConfig", "debate", "seats"]
@@ -47,7 +47,7 @@ class DebateConfig(WorkflowVariant):
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(debate)
+        return self.bind(debate)
 
 
 async def debate(
@@ -80,7 +80,7 @@ async def debate(
     team = scores[votes.index(winner)]
     rewards = Rewards()
     for chat, score in zip(chats, scores, strict=True):
-        rewards.add(chat, blended(score, team, team_share))
+        rewards.add(chat, blend(score, team, team_share))
     rewards.set_score(team)
     rewards.add_metric("first_score", first_score)
     rewards.add_metric("last_score", fmean(scores))

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
-from astraflow.workflows.roles import blended, in_parallel, policy_at
+from astraflow.workflows.roles import blend, in_parallel, policy_at
 from astraflow.workflows.variant import PolicyRoles, Share, template
 
 __all__ = ["FOLLOW_PROMPT", "PLAN_PROMPT", "PlanAndSolveConfig", "plan_and_solve"]
@@ -36,7 +36,7 @@ class PlanAndSolveConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(plan_and_solve)
+        return self.bind(plan_and_solve)
 
 
 async def plan_and_solve(
@@ -66,7 +66,7 @@ async def plan_and_solve(
     rewards = Rewards()
     team = fmean(scores)
     for chat, score in zip(chats, scores, strict=True):
-        rewards.add(chat, blended(score, team, team_share))
+        rewards.add(chat, blend(score, team, team_share))
     rewards.add(plan, team)
     rewards.set_score(team)
     return rewards

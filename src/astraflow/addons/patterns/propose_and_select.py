@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
-from astraflow.workflows.roles import blended, in_parallel, last_choice, policy_at
+from astraflow.workflows.roles import blend, in_parallel, last_choice, policy_at
 from astraflow.workflows.variant import PolicyRoles, Share, template
 
 __all__ = ["SELECT_PROMPT", "ProposeAndSelectConfig", "propose_and_select"]
@@ -35,7 +35,7 @@ class ProposeAndSelectConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(propose_and_select)
+        return self.bind(propose_and_select)
 
 
 async def propose_and_select(
@@ -67,7 +67,7 @@ async def propose_and_select(
     picked = scores[int(number) - 1] if number else 0.0
     rewards = Rewards()
     for chat, score in zip(chats, scores, strict=True):
-        rewards.add(chat, blended(score, picked, team_share))
+        rewards.add(chat, blend(score, picked, team_share))
     rewards.add(selection, picked)
     rewards.set_score(picked)
     rewards.add_metric("proposal_score", fmean(scores))

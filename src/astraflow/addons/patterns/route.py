@@ -44,7 +44,7 @@ class RouteConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(route)
+        return self.bind(route)
 
 
 async def route(

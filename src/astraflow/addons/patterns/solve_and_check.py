@@ -3,7 +3,7 @@
 from typing import Annotated, ClassVar, Literal
 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
-from astraflow.workflows.roles import blended, is_right, policy_at
+from astraflow.workflows.roles import blend, is_right, policy_at
 from astraflow.workflows.variant import PolicyRoles, Share, template
 
 __all__ = ["CHECK_PROMPT", "SolveAndCheckConfig", "solve_and_check"]
@@ -30,7 +30,7 @@ class SolveAndCheckConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(solve_and_check)
+        return self.bind(solve_and_check)
 
 
 async def solve_and_check(
@@ -58,7 +58,7 @@ async def solve_and_check(
     check = policy_at(policies, checker, 1).conversation(context=task.context, role="checker")
     final = await check.say(question)
     team = await task.score(final.text)
-    rewards.add(chat, blended(own, team, team_share))
+    rewards.add(chat, blend(own, team, team_share))
     rewards.add(check, team)
     rewards.set_score(team)
     rewards.add_metric("first_score", own)

@@ -15,7 +15,7 @@ from astraflow.workflows.conversation import (
     ScoredTask,
     Workflow,
 )
-from astraflow.workflows.roles import blended, is_right, last_choice, policy_at
+from astraflow.workflows.roles import blend, is_right, last_choice, policy_at
 from astraflow.workflows.variant import PolicyRoles, Share, check_differ, template
 
 __all__ = ["RETRY_PROMPT", "VERIFY_PROMPT", "SolveAndVerifyConfig", "solve_and_verify"]
@@ -62,7 +62,7 @@ class SolveAndVerifyConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(solve_and_verify)
+        return self.bind(solve_and_verify)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,9 @@ def _rewards(exchanges: Sequence[_Exchange], team_share: float) -> Rewards:
     rewards.set_score(team)
     last_scores = {exchange.chat: exchange.score for exchange in exchanges}
     for chat, score in last_scores.items():
-        rewards.add(chat, blended(score, team, team_share))
+        rewards.add(chat, blend(score, team, team_share))
     for exchange in exchanges:
-        rewards.add(exchange.verdict, blended(float(exchange.is_judged_right), team, team_share))
+        rewards.add(exchange.verdict, blend(float(exchange.is_judged_right), team, team_share))
     rewards.add_metric("first_score", exchanges[0].score)
     rewards.add_metric("attempts", len(exchanges))
     rewards.add_metric("verdict_right", fmean(e.is_judged_right for e in exchanges))

@@ -111,7 +111,7 @@ class SpawnConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """The workflow."""
-        return self.bound(spawn)
+        return self.bind(spawn)
 
 
 async def spawn(

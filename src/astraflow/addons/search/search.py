@@ -106,7 +106,7 @@ class SearchConfig(PolicyRoles):
         from astraflow.addons.search.retrieval.index import check_index, open_index
 
         check_index(self.index)
-        return self.bound(search, index=partial(open_index, self.index))
+        return self.bind(search, index=partial(open_index, self.index))
 
     def shrunk(self, fixtures: Path) -> Self:
         """Searches a few documents instead of an index in a folder."""

@@ -69,4 +69,4 @@ class ToolUseConfig(PolicyRoles):
             raise ConfigError(
                 f"workflow.tools: two tools are named {min(repeated)!r}; a call could mean either"
             )
-        return self.bound(tool_use, tools=tools, parser=load_parser(self.parser))
+        return self.bind(tool_use, tools=tools, parser=load_parser(self.parser))
