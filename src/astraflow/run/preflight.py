@@ -46,7 +46,7 @@ from astraflow.tasks.config import (
 )
 from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
-from astraflow.tasks.selection import looked_at
+from astraflow.tasks.selection import tasks_to_check
 from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
@@ -395,11 +395,11 @@ def _check_fits_workflow(recipe: Recipe, sources: OpenSources, mistakes: _Mistak
     if not isinstance(recipe.workflow, Use):
         mistakes.of(recipe.workflow.check_scoring, recipe.tasks.reward, recipe.tasks.extract)
     for name, source in sources.train.items():
-        tasks = looked_at(source, recipe.tasks.sources[name])
+        tasks = tasks_to_check(source, recipe.tasks.sources[name])
         mistakes.of(_check_tasks, f"tasks.sources.{name}", tasks, recipe.workflow)
     for name, source in sources.eval.items():
         config = recipe.eval.sets[name]
-        tasks = looked_at(source, config.source)
+        tasks = tasks_to_check(source, config.source)
         mistakes.of(_check_tasks, f"eval.sets.{name}", tasks, workflow_of(config, recipe))
 
 

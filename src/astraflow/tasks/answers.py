@@ -1,4 +1,4 @@
-"""Answers: which part of a completion is one, what the right ones of a task are, and comparing the two."""
+"""Answers: extracts them from completions, finds the right ones of a task, and compares the two."""
 
 import ast
 import json
@@ -9,7 +9,7 @@ from typing import Literal, cast
 from astraflow.config import Config
 from astraflow.errors import DataError
 from astraflow.protocols import Scorer, ScoringCall
-from astraflow.tasks.rows import shortened
+from astraflow.tasks.rows import shorten
 from astraflow.tasks.variants import PromptsConfig, RowsConfig
 from astraflow.types import Task
 from astraflow.types.row_columns import answers_of
@@ -21,7 +21,7 @@ __all__ = ["AnswerScorer", "answer_checker", "extract_answer", "group_end", "has
 
 
 def extract_answer(text: str, *, mode: str) -> str | None:
-    """The part of a completion that is scored; None if the completion does not have it.
+    """The part of a completion that is scored; None if the completion lacks it.
 
     Modes: `whole`; `last_line` (the last line that is not blank); `after_equals` (the text after the last
     `=`); `answer_tag` (the content of the last `<answer>...</answer>`); `boxed` (the content of the last
@@ -66,7 +66,7 @@ _EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 
 
 def group_end(text: str, start: int) -> int | None:
-    """The position after the brace that closes the group at `start`; None if none does."""
+    """The position after the brace that closes the group at `start`; None if the group is not closed."""
     depth = 0
     position = start
     while position < len(text):
@@ -91,25 +91,22 @@ class AnswerScorer(Scorer):
         self._compare = compare
 
     def __call__(self, call: ScoringCall) -> float:
-        """The score. Raises: DataError if the task has no answer."""
+        """Returns the score. Raises: DataError if the task has no answer."""
         return self._compare(call.text, right_answers(call.task, has_text))
 
 
 def has_text(answer: str) -> bool:
-    """Whether an answer can be compared as a text."""
+    """Whether an answer has text that can be compared."""
     return bool(answer.strip())
 
 
 def right_answers(task: Task, is_answer: Callable[[str], bool]) -> tuple[str, ...]:
-    """The right answers of a task that can be compared, as `is_answer` tells.
-
-    Raises: DataError if there are none.
-    """
+    """The task's right answers for which `is_answer` holds. Raises: DataError if there are none."""
     answers = tuple(answer for answer in answers_of(task) if is_answer(answer))
     if not answers:
         raise DataError(
-            f"task {task.id} has no answer to compare with: it reads {task.answer[:60]!r}; fix the data, or "
-            "name another scorer in tasks.reward"
+            f"task {task.id} has no answer to compare with: its answer is {task.answer[:60]!r}; fix the "
+            "data, or name another scorer in tasks.reward"
         )
     return answers
 
@@ -117,9 +114,9 @@ def right_answers(task: Task, is_answer: Callable[[str], bool]) -> tuple[str, ..
 def answer_checker(
     source: Config, is_answer: Callable[[str], bool], *, allowed: Collection[str] = ()
 ) -> Callable[[Task], object] | None:
-    """What checks the answers of a source's tasks before a run; None if they are not rows of data.
+    """Makes the check of a source's answers before a run; None if its tasks are not rows of data.
 
-    `allowed`: what an answer may be although it was written as JSON or Python: a `list`, `mapping` or `text`.
+    `allowed`: kinds of values that an answer may be as JSON or Python text: `list`, `mapping` or `text`.
     """
     if not isinstance(source, PromptsConfig):
         return None
@@ -134,20 +131,20 @@ def answer_checker(
 
 
 def _check_text(answer: str, allowed: Collection[str]) -> None:
-    """Raises: DataError if an answer is a value that was written as text, which no completion reads like."""
+    """Raises: DataError if an answer is a value written as text, which no completion would match."""
     kind = _kind_in_text(answer)
     if kind and kind not in allowed:
         raise DataError(
-            f"the answer is {shortened(answer)}, a {kind} that was written as JSON or Python into a text, "
-            "and no completion reads so; store the value itself, and if it is a mapping, name the key of the "
-            "answer, e.g. answer_key: answer.ground_truth"
+            f"the answer is {shorten(answer)}, a {kind} that was written as JSON or Python text, which no "
+            "completion matches; store the value itself, and if it is a mapping, name the key of the answer, "
+            "e.g. answer_key: answer.ground_truth"
         )
 
 
 def _kind_in_text(text: str) -> Literal["", "list", "mapping", "text"]:
-    """What an answer holds as JSON, or as Python shows it; empty if it is an answer as it stands.
+    """The kind of value that an answer contains as JSON or Python text; empty for a plain answer.
 
-    A list of numbers is one: `[0, 1]` is an interval.
+    A list of numbers is a plain answer: `[0, 1]` is an interval.
     """
     stripped = text.strip()
     if stripped[:1] not in {"[", "{", '"', "'"}:

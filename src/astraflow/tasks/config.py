@@ -39,15 +39,15 @@ MAX_REWARDS = 64
 ExtractMode = Literal["whole", "last_line", "after_equals", "answer_tag", "boxed"]
 
 
-def _compiles(value: str) -> str:
+def _check_pattern(value: str) -> str:
     try:
         re.compile(value)
     except re.error as err:
-        raise ValueError(f"{value!r} is no regular expression: {err}") from err
+        raise ValueError(f"{value!r} is not a regular expression: {err}") from err
     return value
 
 
-Pattern = Annotated[str, AfterValidator(_compiles)]
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
 """A regular expression."""
 _PartName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
 _Weight = Annotated[float, Field(ge=-1e6, le=1e6)]
@@ -71,11 +71,11 @@ class HubSourceConfig(RowsConfig):
     subset: str = ""
     """Name of the data set's configuration; empty: the default one."""
     split: str = "train"
-    """Name of the data set's split; a single file has only one, which is used whatever this says."""
+    """Name of the data set's split; ignored for a single file, which has only one."""
 
     @property
     def is_local(self) -> bool:
-        """Whether the path names a file or folder of this machine, there or not, and never the hub."""
+        """Whether the path names a file or folder of this machine, whether it exists or not."""
         is_alone = _UNOWNED.fullmatch(self.path) and not Path(self.path).exists()
         return not (is_alone or is_hub_name(self.path))
 
@@ -91,7 +91,7 @@ class EnvironmentSourceConfig(Config):
 
 
 TaskSourceConfig = JsonlSourceConfig | HubSourceConfig | EnvironmentSourceConfig | SourceVariant | Use
-if not TYPE_CHECKING:  # which sources are installed is known at run time only
+if not TYPE_CHECKING:  # which sources are installed is known only at run time
     TaskSourceConfig = with_installed(TaskSourceConfig, "astraflow.sources")
 
 
@@ -156,10 +156,9 @@ class WeightedReward(Config):
     rewards: dict[_PartName, SingleRewardConfig] = Field(min_length=1, max_length=MAX_REWARDS)
     """Named rewards."""
     weights: dict[str, _Weight] = Field(default_factory=dict)
-    """Weight of each reward by its name; 1 for one that is not named here."""
+    """Weight of each reward by its name; 1 for a reward that is not named here."""
     factors: tuple[str, ...] = ()
-    """Names of rewards that are not added: the sum of the others is multiplied by them, e.g. by one of a
-    format."""
+    """Names of rewards that are not added, but multiply the sum of the others, e.g. a `format` reward."""
 
     @model_validator(mode="after")
     def _names_are_of_rewards(self) -> Self:
@@ -172,7 +171,7 @@ class WeightedReward(Config):
         if judges := [name for name in self.factors if isinstance(self.rewards[name], JudgeVariant)]:
             raise ValueError(f"factors: {judges[0]!r} is a judge, which can only be added")
         if not set(self.rewards) - set(self.factors):
-            raise ValueError("factors: all rewards are factors; one that they multiply must be left")
+            raise ValueError("factors: all rewards are factors; leave at least one for them to multiply")
         return self
 
     def weight(self, name: str) -> float:

@@ -1,8 +1,8 @@
 """Makes the environments of a recipe, and writes an environment's name into its tasks.
 
-The name is stored in `Task.spec`, together with the spec that the environment itself gave the task. A task
-that has passed through the dataflow therefore still says which environment scores and plays it, and the
-dataflow need not know what an environment is.
+The name is stored in `Task.spec`, together with the spec that the environment itself gave the task. So a task
+that has passed through the dataflow still says which environment scores and plays it, and the dataflow need
+not know what an environment is.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from astraflow.user_input.own_code import described
 
 __all__ = [
     "check_environments",
-    "chosen_environment",
+    "choose_environment",
     "make_environment",
     "with_environment",
     "without_environment",
@@ -57,13 +57,13 @@ def make_environment(name: str, config: EnvironmentConfig) -> Environment:
         raise ConfigError(
             f"{where}: {config.use} called exit({err}) instead of making an environment"
         ) from err
-    except Exception as err:  # code of the user's, which may raise anything
+    except Exception as err:  # user code may raise anything
         raise ConfigError(f"{where}: {config.use} could not be made: it raised {described(err)}") from err
     if not isinstance(made, Environment):
         missing = [method for method in ("tasks", "score", "open", "close") if not hasattr(made, method)]
         raise ConfigError(
             f"{where}: {config.use} made a {type(made).__name__} without {', '.join(missing)}; subclass "
-            "astraflow.protocols.Environment, which has defaults for methods that it does not need"
+            "astraflow.protocols.Environment, which has defaults for optional methods"
         )
     return made
 
@@ -71,19 +71,18 @@ def make_environment(name: str, config: EnvironmentConfig) -> Environment:
 def check_environments(tasks: TasksConfig, *, played: Mapping[str, TaskSourceConfig]) -> None:
     """Checks that each environment can be made, by making it once.
 
-    `played`: sources whose tasks the workflow plays, by their places in the recipe. Their environments need
-    `reset`, `step` and `end`.
-
-    Raises: ConfigError if an environment cannot be made, or cannot be played although it must.
+    `played`: the sources whose tasks the workflow plays, by their places in the recipe. Their environments
+    need `reset`, `step` and `end`.
+    Raises: ConfigError if an environment cannot be made, or lacks a method that it needs.
     """
     made = {name: make_environment(name, config) for name, config in tasks.environments.items()}
     for where, source in played.items():
         if not isinstance(source, EnvironmentSourceConfig):
             raise ConfigError(
-                f"{where}: the workflow `environment` plays tasks of environments, but this source is of "
-                "another kind; name one of tasks.environments by {name: environment}"
+                f"{where}: the workflow `environment` plays tasks of environments, but this source is not an "
+                "environment; name one of tasks.environments with {name: environment}"
             )
-        name = chosen_environment(source, tasks.environments)
+        name = choose_environment(source, tasks.environments)
         if not isinstance(made[name], InteractiveEnvironment):
             raise ConfigError(
                 f"tasks.environments.{name}: {type(made[name]).__name__} lacks `reset`, `step` or `end`, "
@@ -92,7 +91,7 @@ def check_environments(tasks: TasksConfig, *, played: Mapping[str, TaskSourceCon
             )
 
 
-def chosen_environment(source: EnvironmentSourceConfig, environments: Mapping[str, EnvironmentConfig]) -> str:
+def choose_environment(source: EnvironmentSourceConfig, environments: Mapping[str, EnvironmentConfig]) -> str:
     """The name of a source's environment. A source may leave the name out if there is only one environment.
 
     Raises: ConfigError if there is no such environment.
@@ -117,12 +116,12 @@ def with_environment(task: Task, environment: str) -> Task:
 def without_environment(task: Task) -> tuple[str, Task]:
     """The name of the task's environment, and the task as the environment made it.
 
-    A task without an environment is returned as it is, with an empty name.
+    A task without an environment is returned unchanged, with an empty name.
     """
     if not task.spec:
         return "", task
     try:
         spec = msgspec.json.decode(task.spec, type=_Spec)
     except msgspec.DecodeError:
-        return "", task  # the spec belongs to a source of another kind, such as reasoning-gym
+        return "", task  # a spec of another kind of source, such as reasoning-gym
     return spec.environment, msgspec.structs.replace(task, spec=spec.spec)

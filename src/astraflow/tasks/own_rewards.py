@@ -1,4 +1,4 @@
-"""Calls reward functions of the user's own, each in the form that the recipe names.
+"""Calls users' own reward functions, each in the form that the recipe names.
 
 | `name` | the function | it gets |
 |---|---|---|
@@ -6,9 +6,9 @@
 | `trl` | `reward(completions, ...)` | lists of one entry: `prompts`, `completions`, `answer` |
 | `verl` | `compute_score(...)` | `data_source`, `solution_str`, `ground_truth`, `extra_info` |
 
-Columns go along by name: each one for which the function has a parameter, or all if it takes any
-(`**columns`). So do the recipe's `args`. A function may be `async`; then it returns an awaitable, which the
-caller of `OwnReward` waits for. A class is made once, with the `args`, and then called.
+Columns are also passed by name: those for which the function has a parameter, or all if it takes `**columns`.
+So are the recipe's `args`. A function may be `async`; then it returns an awaitable, which the caller of
+`OwnReward` waits for. A class is instantiated once, with the `args`, and the instance is called.
 """
 
 import inspect
@@ -30,7 +30,7 @@ __all__ = ["OwnReward", "check_own_reward", "make_own_reward"]
 
 
 class OwnReward(Scorer):
-    """A reward function of the user's own, ready to be called.
+    """A user's own reward function, with its arguments bound.
 
     Example: `OwnReward(function, args, _Form())(ScoringCall(task, "5", "2+3=5"))` is what the function
     returns.
@@ -40,33 +40,35 @@ class OwnReward(Scorer):
         self._function = function
         self._args = args
         self._form = form
-        self._takes = _takes(function)
+        self._parameters = _read_parameters(function)
 
     @property
     def is_async(self) -> bool:
-        """Whether it is a coroutine function; many of its calls can run at a time."""
+        """Whether the function is a coroutine function, of which many calls can run concurrently."""
         function = self._function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
     @property
     def gets_all(self) -> bool:
-        """Whether it gets whole completions, whatever `tasks.extract` says."""
+        """Whether the function gets whole completions, whatever `tasks.extract` says."""
         return self._form.gets_all
 
     def __call__(self, call: ScoringCall) -> object:
-        """What the function returns: a number, a mapping with `score`, or an awaitable of one."""
+        """Returns the function's result: a number, a mapping with `score`, or an awaitable of one."""
         positional = self._form.positional(call)
-        skipped = (*self._takes.first[: len(positional)], *self._args)
+        skipped = (*self._parameters.first[: len(positional)], *self._args)
         values = self._form.values(call, row_of(without_environment(call.task)[1]))
         named = {
-            name: value for name, value in values.items() if self._takes.has(name) and name not in skipped
+            name: value
+            for name, value in values.items()
+            if self._parameters.has(name) and name not in skipped
         }
         result = self._function(*positional, **named, **self._args)
         if inspect.isawaitable(result):
-            return self._awaited(result)
+            return self._await_result(result)
         return self._form.result(result)
 
-    async def _awaited(self, result: Any) -> object:
+    async def _await_result(self, result: Any) -> object:
         return self._form.result(await result)
 
 
@@ -74,30 +76,30 @@ class OwnReward(Scorer):
 
 
 class _Form:
-    """The form of AstraFlow itself; the others are subclasses."""
+    """The form of a reward function; this one is AstraFlow's, and the others are subclasses."""
 
     main = ""
-    """The parameter by which a function in this form is known; empty: none."""
+    """The parameter by which a function in this form is recognized; empty: none."""
     num_positional = 2
     gets_all = False
     own = ("completion",)
-    """Names of what the function may ask for besides columns."""
+    """Parameters that the function may have in addition to columns."""
 
     def positional(self, call: ScoringCall) -> tuple[object, ...]:
-        """The arguments without a name."""
+        """The positional arguments."""
         return (call.task, call.text)
 
     def values(self, call: ScoringCall, row: Row) -> Mapping[str, Any]:
-        """Everything that the function may ask for by name."""
+        """All values that the function may get by name."""
         return {**row.columns, "completion": call.completion}
 
     def result(self, returned: object) -> object:
-        """The value of this one completion."""
+        """The completion's value, from what the function returned."""
         return returned
 
 
 class _TrlForm(_Form):
-    """Lists with an entry per completion, of which there is one; that of a chat is a list of messages."""
+    """TRL's form: lists with one entry, as there is one completion. A chat's entry is a list of messages."""
 
     main = "completions"
     num_positional = 0
@@ -123,13 +125,14 @@ class _TrlForm(_Form):
         values = cast("Any", returned)
         if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__") or len(values) != 1:
             raise DataError(
-                f"it returned {str(values)[:200]!r} for one completion; expected a list of one number"
+                f"it returned {str(values)[:200]!r} for one completion; expected a list with one number"
             )
         return values[0]
 
 
 class _VerlForm(_Form):
-    """Keyword arguments. `data_source` is the source's name in the recipe unless it is a column."""
+    """verl's form: keyword arguments. `data_source` is the source's name in the recipe if it is not a
+    column."""
 
     main = "solution_str"
     num_positional = 0
@@ -159,37 +162,37 @@ def _form_of(config: Use) -> _Form:
 
 
 @dataclass(frozen=True, slots=True)
-class _Takes:
+class _Parameters:
     """The parameters of a function."""
 
     first: tuple[str, ...]
-    """Those that can be given without a name, in order."""
+    """Parameters that can be positional, in order."""
     names: frozenset[str]
-    """Those that can be given by name."""
+    """Parameters that can be given by name."""
     required: tuple[str, ...]
-    """Those that have no default."""
+    """Parameters without a default."""
     takes_any: bool
-    """Whether it takes any further name (`**columns`)."""
+    """Whether the function takes any further name (`**columns`)."""
     num_positional: float
-    """Most arguments that can be given without a name."""
+    """Largest number of positional arguments."""
 
     def has(self, name: str) -> bool:
         return self.takes_any or name in self.names
 
 
-def _takes(function: Callable[..., object]) -> _Takes:
-    """The parameters of a function, or of the instances of a class."""
+def _read_parameters(function: Callable[..., object]) -> _Parameters:
+    """Reads the parameters of a function, or of the instances of a class."""
     try:
-        parameters = list(inspect.signature(_called(function)).parameters.values())
-    except ValueError:  # a function that is written in C need not have a signature
-        return _Takes((), frozenset(), (), takes_any=False, num_positional=math.inf)
+        parameters = list(inspect.signature(_instance_method(function)).parameters.values())
+    except ValueError:  # a function written in C may have no signature
+        return _Parameters((), frozenset(), (), takes_any=False, num_positional=math.inf)
     if isinstance(function, type):
         parameters = parameters[1:]  # without `self`
     empty = inspect.Parameter.empty
     first = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p.name for p in {*first, *named} if p.default is empty]
-    return _Takes(
+    return _Parameters(
         first=tuple(p.name for p in first),
         names=frozenset(p.name for p in named),
         required=tuple(sorted(required)),
@@ -198,8 +201,8 @@ def _takes(function: Callable[..., object]) -> _Takes:
     )
 
 
-def _called(target: Callable[..., object]) -> Callable[..., object]:
-    """A class is not called itself: its instances are."""
+def _instance_method(target: Callable[..., object]) -> Callable[..., object]:
+    """The function itself; of a class, the `__call__` of its instances."""
     return (
         cast("Callable[..., object]", vars(target).get("__call__", target))
         if isinstance(target, type)
@@ -211,7 +214,7 @@ def _called(target: Callable[..., object]) -> Callable[..., object]:
 
 
 def make_own_reward(config: Use, *, where: str) -> OwnReward:
-    """Loads the function; `where` is its place in the recipe. Raises: ConfigError."""
+    """Loads the function. `where`: its place in the recipe. Raises: ConfigError."""
     target = _load(config, where)
     if not isinstance(target, type):
         return OwnReward(target, config.args, _form_of(config))
@@ -219,49 +222,48 @@ def make_own_reward(config: Use, *, where: str) -> OwnReward:
 
 
 def check_own_reward(config: Use, columns: Collection[str] | None, *, where: str) -> None:
-    """Checks that each task of a source has what the function asks for.
+    """Checks that a source's tasks have everything that the function's parameters need.
 
-    `columns`: those of the source; None if it is not known what its tasks bring.
-
-    Raises: ConfigError naming the parameter and the nearest column, or the form that the function has.
+    `columns`: the source's columns; None if they are not known.
+    Raises: ConfigError that names the parameter and the nearest column, or the form that the function has.
     """
     target = _load(config, where)
     form = _form_of(config)
-    takes = _takes(target)
-    _check_form(config, takes, where)
+    parameters = _read_parameters(target)
+    _check_form(config, parameters, where)
     if columns is None:
         return
     args = () if isinstance(target, type) else config.args
-    known = {*columns, *form.own, *args, *takes.first[: form.num_positional]}
-    for name in takes.required:
+    known = {*columns, *form.own, *args, *parameters.first[: form.num_positional]}
+    for name in parameters.required:
         if name not in known:
             meant = nearest_hint(name, [*columns, *form.own])
             raise ConfigError(
                 f"{where}.use = {config.use!r} has the parameter {name!r}, which is neither in `args` nor "
                 f"among the source's `columns`{meant} (columns: {', '.join(columns) or 'none'}; "
-                f"always there: {', '.join(form.own)})"
+                f"always available: {', '.join(form.own)})"
             )
 
 
-def _check_form(config: Use, takes: _Takes, where: str) -> None:
+def _check_form(config: Use, parameters: _Parameters, where: str) -> None:
     main = _form_of(config).main
-    if main and not takes.has(main):
+    if main and not parameters.has(main):
         raise ConfigError(
-            f"{where}.use = {config.use!r} has no parameter {main!r}, so it is no reward in the form "
+            f"{where}.use = {config.use!r} has no parameter {main!r}, so it does not have the form "
             f"{config.name!r}; leave out `name` for a function `(task, text)`"
         )
     if main:
         return
     for name, form in (("completions", "trl"), ("solution_str", "verl")):
-        if name in takes.names:
+        if name in parameters.names:
             raise ConfigError(
-                f"{where}.use = {config.use!r} has the parameter {name!r}, as functions in the form of "
-                f'{form} have; write {{name: {form}, use: "{config.use}"}}'
+                f"{where}.use = {config.use!r} has the parameter {name!r}, like functions in the form of "
+                f'{form}; write {{name: {form}, use: "{config.use}"}}'
             )
-    if takes.num_positional < _Form.num_positional:
+    if parameters.num_positional < _Form.num_positional:
         raise ConfigError(
-            f"{where}.use = {config.use!r} takes {takes.num_positional:g} argument(s) without a name, but is "
-            "called with a task and a text; write it as `def reward(task, text)`"
+            f"{where}.use = {config.use!r} takes {parameters.num_positional:g} positional argument(s), but "
+            "is called with a task and a text; write it as `def reward(task, text)`"
         )
 
 

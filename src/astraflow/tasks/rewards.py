@@ -1,8 +1,8 @@
-"""Rewards of a recipe: which part of a completion is the answer, and how it is scored.
+"""Makes the reward of a recipe, which extracts the answer from a completion and scores it.
 
-`make_reward` needs only the recipe's `tasks` section and returns a plain callable that can be pickled. A
-scoring process can therefore make the same reward without torch. `RecipeReward.load` imports the libraries
-that its scorers need; without it, they are imported at the first call that needs them.
+`make_reward` needs only the recipe's `tasks` section and returns a plain callable that can be pickled. So a
+scoring process can make the same reward without torch. `RecipeReward.load` imports the libraries that its
+scorers need; without it, the first call that needs a library imports it.
 
 An exception or a time limit never becomes a score. A comparison that runs out of time is a `LateScoreError`;
 an exception that a scorer of this module does not expect is a `ScorerError`.
@@ -35,8 +35,8 @@ from astraflow.tasks.config import (
 )
 from astraflow.tasks.environment import make_environment, without_environment
 from astraflow.tasks.own_rewards import OwnReward, check_own_reward, make_own_reward
-from astraflow.tasks.rows import naming_row
-from astraflow.tasks.selection import looked_at
+from astraflow.tasks.rows import name_row_in_errors
+from astraflow.tasks.selection import tasks_to_check
 from astraflow.tasks.variants import JudgeVariant, PromptsConfig, RewardVariant, RowsConfig, SourceVariant
 from astraflow.types import Task
 from astraflow.types.bounds import as_label
@@ -54,22 +54,22 @@ __all__ = [
 ]
 
 _MAX_REPORTED = 64
-"""Numbers besides the score that one reward may report; each is a metric of every episode."""
+"""Largest number of metrics that one reward may report in addition to its score."""
 
 
 def make_reward(config: TasksConfig) -> "RecipeReward":
     """Makes the recipe's reward, which scores the part of a completion that `extract` names.
 
-    Judges are left out: the rollout service asks them. A completion without that part scores 0, without a
-    call of the scorer. `format_weight` is the share of `format` in the score.
+    Judges are left out, because the rollout service asks them. A completion without that part scores 0
+    without calling the scorer. `format_weight` is the share of `format` in the score.
 
     Raises: ConfigError if a scorer cannot be made.
     """
     format_weight = config.format_weight if config.format else 0.0
     factors = config.reward.factors if isinstance(config.reward, WeightedReward) else ()
     parts = tuple(
-        _Part(_scorer(reward, config, where), config.extract, name, weight, name in factors)
-        for name, where, reward, weight in _singles(config.reward)
+        _Part(_make_scorer(reward, config, where), config.extract, name, weight, name in factors)
+        for name, where, reward, weight in _single_rewards(config.reward)
         if not isinstance(reward, JudgeVariant)
     )
     return RecipeReward(parts, config.format, format_weight)
@@ -89,15 +89,15 @@ class RecipeReward:
     format_weight: float
 
     def load(self) -> None:
-        """Imports the libraries of the scorers, so that no call waits for them.
+        """Imports the libraries of the scorers, so no call has to wait for that.
 
-        Raises: ConfigError if one cannot be imported; ScorerError if one does not work.
+        Raises: ConfigError if a library cannot be imported; ScorerError if one does not work.
         """
         for part in self.parts:
             part.scorer.load()
 
     async def open(self) -> None:
-        """Starts what calls need, in the event loop in which they are awaited. Raises: ConfigError."""
+        """Starts what calls need, in the event loop that awaits them. Raises: ConfigError."""
         for part in self.parts:
             await part.scorer.open()
 
@@ -108,30 +108,30 @@ class RecipeReward:
 
     @property
     def is_async(self) -> bool:
-        """Whether one of its scorers is `async`; many calls can then run at a time."""
+        """Whether a scorer is `async`; then many calls can run concurrently."""
         return any(part.scorer.is_async for part in self.parts)
 
     @property
     def queue(self) -> str:
-        """What calls wait for, in words; empty if no scorer knows."""
+        """What calls wait for, as text; empty if no scorer knows."""
         return next((queue for part in self.parts if (queue := part.scorer.queue)), "")
 
     def __call__(self, task: Task, text: str) -> Score:
         """The score of a completion. If a function is `async`, no event loop may run in this thread."""
         values = self.start(task, text)
         if is_waiting(values):
-            values = asyncio.run(self._waited_alone(task, values))
+            values = asyncio.run(self._wait_alone(task, values))
         return self.total(task, text, values)
 
     def start(self, task: Task, text: str) -> list[object]:
-        """What each part's function returned: its value, or an awaitable of it.
+        """Calls the function of each part. Returns their values, or awaitables of them.
 
-        Raises: RolloutError, if a function of the user's raised, that names the line.
+        Raises: RolloutError that names the line if a user's function raised.
         """
         values: list[object] = []
         try:
             for part in self.parts:
-                values.append(part.start(task, text))  # noqa: PERF401 - what was started is closed if one fails
+                values.append(part.start(task, text))  # noqa: PERF401 - coroutines are closed if a later one fails
         except BaseException:
             for value in values:
                 if inspect.iscoroutine(value):
@@ -139,8 +139,8 @@ class RecipeReward:
             raise
         return values
 
-    async def _waited_alone(self, task: Task, values: Sequence[object]) -> list[object]:
-        """As `waited`, in an event loop that nobody else uses: what calls need ends with it."""
+    async def _wait_alone(self, task: Task, values: Sequence[object]) -> list[object]:
+        """Like `waited`, in a private event loop: opens and closes what calls need."""
         try:
             await self.open()
             return await self.waited(task, values)
@@ -148,9 +148,9 @@ class RecipeReward:
             await self.close()
 
     async def waited(self, task: Task, values: Sequence[object]) -> list[object]:
-        """The same values, once all awaitables are done; they run at the same time.
+        """Awaits all awaitables among the values concurrently, and returns the results.
 
-        Raises: RolloutError if one of them raised, when all have ended.
+        Raises: RolloutError if one of them raised, once all have ended.
         """
         work = [part.wait(task, value) for part, value in zip(self.parts, values, strict=True)]
         done = await asyncio.gather(*work, return_exceptions=True)
@@ -160,7 +160,7 @@ class RecipeReward:
         return done
 
     def total(self, task: Task, text: str, values: Sequence[object]) -> Score:
-        """The score that the values make, with the parts. Raises: RolloutError if one is no finite number."""
+        """The total score and its parts. Raises: RolloutError if a value is not a finite number."""
         score = 0.0
         product = 1.0
         metrics: dict[str, float] = {}
@@ -182,11 +182,11 @@ class RecipeReward:
 
 
 def keeps_keys(config: TasksConfig) -> bool:
-    """Whether scoring needs the secrets of the environment: functions of the user's own may, as rewards and
-    environments."""
+    """Whether scoring may need environment variables with secrets: users' own rewards and environments
+    may."""
     return bool(config.environments) or any(
         isinstance(part, Use) or (isinstance(part, RewardVariant) and part.keeps_keys)
-        for _, _, part, _ in _singles(config.reward)
+        for _, _, part, _ in _single_rewards(config.reward)
     )
 
 
@@ -194,7 +194,7 @@ def needs_sandbox(config: TasksConfig) -> bool:
     """Whether scoring runs programs of completions."""
     return any(
         part.needs_sandbox if isinstance(part, RewardVariant) else _runs_answers(part, config)
-        for _, _, part, _ in _singles(config.reward)
+        for _, _, part, _ in _single_rewards(config.reward)
     )
 
 
@@ -207,24 +207,24 @@ def _runs_answers(reward: SingleRewardConfig, config: TasksConfig) -> bool:
 
 
 def is_waiting(values: Sequence[object]) -> bool:
-    """Whether one of the values is still to be waited for."""
+    """Whether one of the values must still be awaited."""
     return any(inspect.isawaitable(value) for value in values)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One scorer with the part of a completion that it gets, its name and its weight in the sum."""
+    """One scorer, the extraction mode of its answers, and its name and weight in the sum."""
 
     scorer: Scorer
     mode: str
     name: str
-    """Empty for the only one."""
+    """Name in a weighted reward; empty for a single reward."""
     weight: float
     is_factor: bool = False
-    """It multiplies the sum of the others."""
+    """Whether it multiplies the sum of the others."""
 
     def start(self, task: Task, text: str) -> object:
-        """What the scorer returned: a value or an awaitable."""
+        """Calls the scorer. Returns a value or an awaitable."""
         answer = text if self.scorer.gets_all else extract_answer(text, mode=self.mode)
         if answer is None:
             return 0.0
@@ -232,11 +232,11 @@ class _Part:
             return self.scorer(ScoringCall(task, answer, text, self.mode))
         except BaseException as error:
             if isinstance(error, Error) and not isinstance(self.scorer, OwnReward):
-                raise  # it names the task
+                raise  # its message names the task
             raise self._failure(task, error) from error
 
     async def wait(self, task: Task, value: Any) -> object:
-        """The value itself, or what an awaitable gives."""
+        """Returns the value, or the result of an awaitable."""
         if not inspect.isawaitable(value):
             return value
         try:
@@ -244,28 +244,28 @@ class _Part:
         except asyncio.CancelledError as error:
             me = asyncio.current_task()
             if me is not None and me.cancelling():
-                raise  # the deadline, and not the user's code
+                raise  # the deadline cancelled this task; the user's code did not raise
             raise self._failure(task, error) from error
         except BaseException as error:
             raise self._failure(task, error) from error
 
     def _failure(self, task: Task, error: BaseException) -> RolloutError:
-        """Another attempt may help where a service that the function asks did not answer."""
-        own_word = error.is_retryable if isinstance(error, RolloutError) else False
+        # Retrying may help if a service that the function calls did not answer.
+        is_retryable = error.is_retryable if isinstance(error, RolloutError) else False
         what = f": {error}" if isinstance(error, Error) else f" raised {described(error)}"
         return RolloutError(
             f"{self._who(task)}{what}",
-            is_retryable=own_word or isinstance(error, ConnectionError | TimeoutError),
+            is_retryable=is_retryable or isinstance(error, ConnectionError | TimeoutError),
         )
 
     def _who(self, task: Task) -> str:
         return f"task {task.id}: the reward{f' {self.name!r}' if self.name else ''}"
 
     def read(self, task: Task, value: object) -> tuple[float | None, dict[str, float]]:
-        """The number, and the metrics that were reported with it.
+        """Reads the number and the metrics that a scorer returned.
 
         A reward is a number, a `Score` with metrics, or a mapping with `score` whose other numbers are
-        metrics. None says that a reward of a sum has nothing to say about the task.
+        metrics. In a sum, None means that the reward does not apply to the task.
         """
         if value is None and self.name:
             return None, {}
@@ -276,7 +276,8 @@ class _Part:
         fields = cast("Mapping[object, object]", value)
         if "score" not in fields:
             raise RolloutError(
-                f"{self._who(task)} returned a mapping without `score`: {_shown(fields)}", is_retryable=False
+                f"{self._who(task)} returned a mapping without `score`: {_format_value(fields)}",
+                is_retryable=False,
             )
         others = {key: number for key, number in fields.items() if key != "score"}
         return self._number(task, fields["score"], "returned, under 'score',"), self._metrics(task, others)
@@ -284,7 +285,7 @@ class _Part:
     def _metrics(self, task: Task, fields: Mapping[Any, object]) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for key, number in fields.items():
-            # Texts and the like, which such functions return for people to read, are no metrics.
+            # Other values, such as text for people to read, are not metrics.
             if isinstance(number, Real):
                 name = "/".join(["reward", *([self.name] if self.name else []), as_label(str(key))])
                 metrics[name] = self._number(task, number, f"returned, under {str(key)[:64]!r},")
@@ -298,17 +299,18 @@ class _Part:
     def _number(self, task: Task, value: object, how: str) -> float:
         if not isinstance(value, Real) or not math.isfinite(value):
             raise RolloutError(
-                f"{self._who(task)} {how} {_shown(value)}; expected a finite number", is_retryable=False
+                f"{self._who(task)} {how} {_format_value(value)}; expected a finite number",
+                is_retryable=False,
             )
         return float(value)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def _singles(reward: RewardConfig) -> list[tuple[str, str, SingleRewardConfig, float]]:
+def _single_rewards(reward: RewardConfig) -> list[tuple[str, str, SingleRewardConfig, float]]:
     """The rewards of a sum, or the only one: name, place in the recipe, config and weight."""
     if not isinstance(reward, WeightedReward):
         return [("", "tasks.reward", reward, 1.0)]
@@ -322,36 +324,36 @@ def _singles(reward: RewardConfig) -> list[tuple[str, str, SingleRewardConfig, f
 
 
 def check_gradable(reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> None:
-    """Checks that the rewards can score the tasks of a file (of a large prepared data set: some of them).
+    """Checks that the rewards can score a source's tasks (of a large prepared data set, some of them).
 
-    Raises: DataError for a task without an answer; ConfigError for a function of the user's that asks for
-    what the tasks do not bring.
+    Raises: DataError for a task without an answer; ConfigError if a user's function has a parameter that the
+    tasks have no value for.
     """
     columns = _columns(config)
-    for _, where, part, _ in _singles(reward):
+    for _, where, part, _ in _single_rewards(reward):
         if isinstance(part, Use):
             check_own_reward(part, columns, where=where)
-        elif (check := _checker(part, config)) is not None:
-            for task in looked_at(source, config):
-                with naming_row(task, config):
+        elif (check := _make_checker(part, config)) is not None:
+            for task in tasks_to_check(source, config):
+                with name_row_in_errors(task, config):
                     check(task)
 
 
-def _checker(reward: SingleRewardConfig, source: TaskSourceConfig) -> Callable[[Task], object] | None:
-    """What checks that a reward can score a task; None if tasks of the source need no check."""
+def _make_checker(reward: SingleRewardConfig, source: TaskSourceConfig) -> Callable[[Task], object] | None:
+    """Makes the check that a reward can score a task; None if the source's tasks need no check."""
     match reward:
         case RewardVariant():
             return reward.checker(source)
-        case ExactReward():  # compares letter by letter, whatever an answer holds
+        case ExactReward():  # compares characters, so an answer may be any text
             return answer_checker(source, has_text, allowed=("list", "mapping", "text"))
         case SourceReward() if isinstance(source, PromptsConfig):
-            return _reward_of_rows().checker(source)
+            return _find_rows_reward().checker(source)
         case _:
             return None
 
 
 def _columns(config: TaskSourceConfig) -> tuple[str, ...] | None:
-    """The columns of a source's tasks; None if only the source or the environment itself knows them."""
+    """The columns of a source's tasks; None if only its tasks tell."""
     match config:
         case RowsConfig():
             return config.columns
@@ -361,7 +363,7 @@ def _columns(config: TaskSourceConfig) -> tuple[str, ...] | None:
             return None
 
 
-def _scorer(reward: SingleRewardConfig, config: TasksConfig, where: str) -> Scorer:
+def _make_scorer(reward: SingleRewardConfig, config: TasksConfig, where: str) -> Scorer:
     match reward:
         case SourceReward():
             return _SourceScorer(reward.allow, config)
@@ -383,7 +385,7 @@ def _exact(text: str, answers: Sequence[str]) -> float:
 
 
 class _FormatScorer(Scorer):
-    """Whether the whole completion has a form."""
+    """Scores whether the whole completion matches a pattern."""
 
     def __init__(self, pattern: str, otherwise: float) -> None:
         self._pattern = pattern
@@ -398,9 +400,9 @@ class _FormatScorer(Scorer):
 
 
 class _SourceScorer(Scorer):
-    """Scores a task as what it comes from does: its environment, or the variant of its source.
+    """Scores a task with the scorer of its environment, or of its source's variant.
 
-    A task that is a prompt and an answer is scored by the installed reward for such tasks.
+    The installed reward for such tasks scores a task that is only a prompt and an answer.
     """
 
     def __init__(self, allow: Sequence[str], config: TasksConfig) -> None:
@@ -415,17 +417,17 @@ class _SourceScorer(Scorer):
     def load(self) -> None:
         for source in self._sources:
             if isinstance(source, PromptsConfig):
-                self._of_rows().load()
-            elif isinstance(source, SourceVariant) and (scorer := self._of_kind(source.name)) is not None:
+                self._rows_scorer().load()
+            elif isinstance(source, SourceVariant) and (scorer := self._kind_scorer(source.name)) is not None:
                 scorer.load()
-            elif isinstance(source, Use):  # whose tasks may be prompts and answers
+            elif isinstance(source, Use):  # its tasks may be prompts and answers
                 with suppress(ConfigError):
-                    self._of_rows().load()
+                    self._rows_scorer().load()
 
     async def open(self) -> None:
         for source in self._sources:
             if isinstance(source, SourceVariant) and source.runs_answers(self._allow):
-                scorer = self._of_kind(source.name)
+                scorer = self._kind_scorer(source.name)
                 if scorer is not None:
                     await scorer.open()
 
@@ -437,12 +439,12 @@ class _SourceScorer(Scorer):
     def __call__(self, call: ScoringCall) -> object:
         task = call.task
         if is_of_row(task):
-            return self._of_rows()(call)
+            return self._rows_scorer()(call)
         name, own = without_environment(task)
         if name:
             return self._environment(name, task).score(own, call.text)
         kind = json.loads(task.spec).get("kind")
-        scorer = self._of_kind(str(kind))
+        scorer = self._kind_scorer(str(kind))
         if scorer is None:
             raise DataError(
                 f"task {task.id}: its spec is of kind {kind!r}, which has no scorer here; name one in "
@@ -458,12 +460,12 @@ class _SourceScorer(Scorer):
             )
         return self._environments[name]
 
-    def _of_rows(self) -> Scorer:
+    def _rows_scorer(self) -> Scorer:
         if self._rows is None:
-            self._rows = _reward_of_rows().make()
+            self._rows = _find_rows_reward().make()
         return self._rows
 
-    def _of_kind(self, kind: str) -> Scorer | None:
+    def _kind_scorer(self, kind: str) -> Scorer | None:
         """The scorer of the source variant with this name; None if there is none."""
         if kind not in self._kinds:
             variants = [v for v in configs_in(TaskSourceConfig) if issubclass(v, SourceVariant)]
@@ -472,7 +474,7 @@ class _SourceScorer(Scorer):
         return self._kinds[kind]
 
 
-def _reward_of_rows() -> RewardVariant:
+def _find_rows_reward() -> RewardVariant:
     """The installed reward for tasks that are a prompt and an answer. Raises: ConfigError."""
     variants = [v for v in configs_in(SingleRewardConfig) if issubclass(v, RewardVariant) and v.scores_rows]
     if len(variants) != 1:

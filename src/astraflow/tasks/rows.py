@@ -1,8 +1,9 @@
-"""From a row of data to a task: which column is the prompt, the answer, or goes along for the reward.
+"""Makes a task from a row of data: its prompt, its answer, and the columns that the reward needs.
 
-A prompt is a text or a chat: messages of which the last one is the user's. The others become the task's
-context, so that every workflow asks it as it asks any task. What a row has and a task cannot hold is an
-error that names the row and the column. So is what tools write in place of a value: NaN, and chats as text.
+A prompt is text, or a chat whose last message is the user's. The other messages become the task's context, so
+every workflow handles the task like any other. A value that a task can't hold is an error that names the row
+and the column. So are the substitutes that tools write for a value: NaN for a missing one, and text for a
+chat.
 """
 
 import json
@@ -22,18 +23,18 @@ from astraflow.types import Message, Task
 from astraflow.types.row_columns import Row, number_text, with_row
 from astraflow.user_input.mistakes import nearest_hint
 
-__all__ = ["naming_row", "place_of", "shortened", "system_context", "task_from_row"]
+__all__ = ["name_row_in_errors", "row_place", "shorten", "system_context", "task_from_row"]
 
 _ROLES: tuple[str, ...] = get_args(msgspec.structs.fields(Message)[0].type)
 _USUAL = {
     "prompt_key": ("question", "problem", "instruction", "messages", "query", "input"),
     "answer_key": ("reward_model.ground_truth", "ground_truth", "solution", "target", "label", "output"),
 }
-"""Names under which data sets keep prompts and answers, for hints."""
+"""Usual names of the columns for prompts and answers in data sets, for hints."""
 _MISSING = ("nan", "NaN", "<NA>", "NaT")
 """What pandas writes for a missing value when it turns a column into text."""
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-"""NUL, and halves of surrogate pairs: what no tokenizer gets from a real text."""
+"""NUL, and halves of surrogate pairs, which don't occur in real text."""
 _CHAT_START = re.compile(r"""\s*\[?\s*\{\s*["'](role|content|from|value)["']\s*:""")
 _CHAT_KEYS = (
     re.compile(r"""["'](role|from)["']\s*:"""),
@@ -42,11 +43,10 @@ _CHAT_KEYS = (
 
 
 def task_from_row(row: Mapping[str, Any], config: RowsConfig, *, task: Task, where: str) -> Task:
-    """The task with the row's prompt, answer and columns.
+    """Makes the task with the row's prompt, answer and columns.
 
-    `task`: its id and source. `where`: names the row in messages.
-
-    Raises: DataError if a column is missing, or holds what cannot be a prompt or an answer.
+    `task`: has the id and source. `where`: names the row in messages.
+    Raises: DataError if a column is missing, or its value cannot be a prompt or an answer.
     """
     prompt = _value(row, config.prompt_key, where, "prompt_key")
     is_chat = isinstance(prompt, list | tuple)
@@ -59,8 +59,8 @@ def task_from_row(row: Mapping[str, Any], config: RowsConfig, *, task: Task, whe
         raise DataError(f"{where}: {config.prompt_key!r} is empty; fill it in, or remove the row")
     if not is_chat and _is_chat_text(text):
         raise DataError(
-            f"{where}: {config.prompt_key!r} is a chat that was written as text: {shortened(text)}; store it "
-            "as a list of messages, e.g. with json.loads, so that the model's chat template applies"
+            f"{where}: {config.prompt_key!r} is a chat that was written as text: {shorten(text)}; store it "
+            "as a list of messages, e.g. with json.loads, so the model's chat template applies"
         )
     if config.template:
         text = config.template.replace(PROMPT_MARK, text)
@@ -79,8 +79,8 @@ def system_context(system: str) -> tuple[Message, ...]:
     return (Message(role="system", content=system),) if system else ()
 
 
-def place_of(config: RowsConfig, idx: int) -> str:
-    """Where the row of number `idx`, from 0, is: `tasks.jsonl, line 3`."""
+def row_place(config: RowsConfig, idx: int) -> str:
+    """Describes where row number `idx`, from 0, is: `tasks.jsonl, line 3`."""
     match config:
         case JsonlSourceConfig():
             return f"{config.path}, line {idx + 1}"
@@ -91,18 +91,18 @@ def place_of(config: RowsConfig, idx: int) -> str:
 
 
 @contextmanager
-def naming_row(task: Task, config: object) -> Generator[None]:
-    """Adds file and line to an error about a task of a file; `config` is that of the task's source."""
+def name_row_in_errors(task: Task, config: object) -> Generator[None]:
+    """Adds file and line to an error about a task of a file. `config`: the config of the task's source."""
     try:
         yield
     except DataError as err:
         if not isinstance(config, RowsConfig):
             raise
-        raise DataError(f"{place_of(config, int(task.id.rpartition('/')[2]))}: {err}") from err
+        raise DataError(f"{row_place(config, int(task.id.rpartition('/')[2]))}: {err}") from err
 
 
-def shortened(text: str) -> str:
-    """A text for messages."""
+def shorten(text: str) -> str:
+    """Shortens a text for messages, to 60 characters."""
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -110,9 +110,10 @@ def shortened(text: str) -> str:
 
 
 def _value(row: Mapping[str, Any], key: str, where: str, setting: str, *, is_path: bool = True) -> Any:
-    """The value under a key, or under a path of keys: `a.b` is in the mapping (or list) of column `a`.
+    """The value of a key, or of a path of keys: `a.b` is the value of `b` in the mapping or list of column
+    `a`.
 
-    Raises: DataError with the nearest key if there is none; `setting` is the recipe's key that names it.
+    `setting`: the recipe's key that names `key`. Raises: DataError with the nearest key if there is none.
     """
     if key in row or not is_path or "." not in key:
         return _step(row, key, where, key, setting)
@@ -136,8 +137,8 @@ def _step(value: object, part: str, where: str, key: str, setting: str) -> Any:
         items = cast("Sequence[Any]", value)
         if part.isdigit() and int(part) < len(items):
             return items[int(part)]
-        raise DataError(f"{where} is a list of {len(items)}, in which {part!r} is no position ({setting})")
-    raise DataError(f"{where} is {shortened(repr(value))}, which has no key {part!r} ({setting} = {key!r})")
+        raise DataError(f"{where} is a list of {len(items)}; {part!r} is not a position in it ({setting})")
+    raise DataError(f"{where} is {shorten(repr(value))}, which has no key {part!r} ({setting} = {key!r})")
 
 
 def _hint(key: str, row: Mapping[str, Any], setting: str) -> str:
@@ -158,26 +159,25 @@ def _has(row: Mapping[str, Any], path: str) -> bool:
 
 
 def _text(value: object, key: str, where: str) -> str:
-    """A text or number as text. Raises: DataError for another kind of value, and for what stands for none."""
+    """A text or number as text. Raises: DataError for other values, and for substitutes of a missing
+    value."""
     if value is None or (isinstance(value, float) and math.isnan(value)) or value in _MISSING:
         way_out = (
             f" (if it is the right answer, write it as a list: [{value!r}])" if value in _MISSING else ""
         )
         raise DataError(
-            f"{where}: {key!r} is {value!r}; expected a text or a number, and this stands for a missing "
-            f"value; fill it in, or remove the row{way_out}"
+            f"{where}: {key!r} is {value!r}, which means a missing value; expected a text or a number: fill "
+            f"it in, or remove the row{way_out}"
         )
     if isinstance(value, str):
-        return _checked_text(value, f"{where}: {key!r}")
+        return _check_text(value, f"{where}: {key!r}")
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return number_text(value)
-    raise DataError(
-        f"{where}: {key!r} is {shortened(repr(value))}; expected a text or a number that is finite"
-    )
+    raise DataError(f"{where}: {key!r} is {shorten(repr(value))}; expected a text or a finite number")
 
 
-def _checked_text(text: str, what: str) -> str:
-    """The text. Raises: DataError if it holds what is not text."""
+def _check_text(text: str, what: str) -> str:
+    """Returns the text. Raises: DataError if it contains characters that are not text."""
     if found := _NO_TEXT.search(text):
         kind = "a NUL" if found[0] == "\0" else "half of a surrogate pair, which is not valid Unicode"
         raise DataError(
@@ -201,13 +201,13 @@ def _is_blank(text: str) -> bool:
 
 
 def _is_chat_text(text: str) -> bool:
-    """Whether a text is a list of messages, or one message, as JSON or as Python shows it."""
+    """Whether a text is one or several chat messages, written as JSON or Python text."""
     is_begun = _CHAT_START.match(text) is not None
     return is_begun and text.rstrip()[-1] in "]}" and all(key.search(text) for key in _CHAT_KEYS)
 
 
 def _answer(row: Mapping[str, Any], config: RowsConfig, where: str) -> tuple[str, Any]:
-    """The answer as text; and its value, if it is no text but a list, a mapping, true or false."""
+    """The answer as text, and its value if it is a list, a mapping or a Boolean."""
     if not config.answer_key:
         return "", None
     value = _value(row, config.answer_key, where, "answer_key")
@@ -235,14 +235,14 @@ def _chat(prompt: Sequence[object], config: RowsConfig, where: str) -> tuple[tup
     for number, message in enumerate(messages, start=1):
         if message.role == "user" and _is_blank(message.content):
             raise DataError(
-                f"{where}: {config.prompt_key!r} is empty: the user says nothing in message {number}; fill "
-                "it in, or remove the row"
+                f"{where}: {config.prompt_key!r} is empty: the user's message {number} has no text; fill it "
+                "in, or remove the row"
             )
     last = messages[-1]
     if last.role != "user":
         raise DataError(
-            f"{at} {len(messages)} has the role {last.role!r}; the last message of a prompt is the user's, "
-            "which the policy answers"
+            f"{at} {len(messages)} has the role {last.role!r}; the last message of a prompt must be the "
+            "user's, which the policy answers"
         )
     if config.system and any(message.role == "system" for message in messages):
         raise DataError(
@@ -253,9 +253,10 @@ def _chat(prompt: Sequence[object], config: RowsConfig, where: str) -> tuple[tup
 
 
 def _message(entry: object, where: str) -> Message:
-    """A chat message. Keys without a value are ignored: Arrow adds those of other rows to each message."""
+    """Reads a chat message. Ignores keys without a value: Arrow adds the keys of other rows to each
+    message."""
     if not isinstance(entry, Mapping):
-        raise DataError(f"{where} is {shortened(repr(entry))}; expected a mapping with `role` and `content`")
+        raise DataError(f"{where} is {shorten(repr(entry))}; expected a mapping with `role` and `content`")
     fields = {str(key): value for key, value in cast("Mapping[Any, Any]", entry).items() if value is not None}
     missing = [key for key in ("role", "content") if key not in fields]
     if missing:
@@ -263,7 +264,7 @@ def _message(entry: object, where: str) -> Message:
     further = sorted(fields.keys() - {"role", "content", "name"})
     if further:
         raise DataError(
-            f"{where} has the key {further[0]!r}, which a prompt cannot hold (keys: role, content, name)"
+            f"{where} has the key {further[0]!r}, which is not supported (supported: role, content, name)"
         )
     role = fields["role"]
     if role not in _ROLES:
@@ -275,13 +276,13 @@ def _message(entry: object, where: str) -> Message:
 def _content(content: Any, where: str) -> str:
     """The text of a message, which may be given in parts: `[{"type": "text", "text": ...}]`."""
     if isinstance(content, str):
-        return _checked_text(content, f"{where}: its content")
-    shown = shortened(repr(content))
+        return _check_text(content, f"{where}: its content")
+    shown = shorten(repr(content))
     parts = cast("Sequence[Any]", content) if isinstance(content, list | tuple) else ()
     texts = [_part(part) for part in parts]
     if not texts or None in texts:
         raise DataError(f"{where} has the content {shown}; expected a text, or parts of type `text`")
-    return _checked_text("".join(cast("list[str]", texts)), f"{where}: its content")
+    return _check_text("".join(cast("list[str]", texts)), f"{where}: its content")
 
 
 def _part(part: Any) -> str | None:

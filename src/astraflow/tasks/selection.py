@@ -1,8 +1,8 @@
-"""Chooses the rows of a source that become tasks: those whose prompt is short enough, up to a number; and the
-tasks that are looked at before a run.
+"""Selects the rows of a source that become tasks (those with a short enough prompt, up to a limit), and the
+tasks that are checked before a run.
 
-How many rows are left out is said in one warning. Tokens are counted by the tokenizer's own file, without
-torch, since the dataflow counts them as well.
+One warning says how many rows are left out. Tokens are counted with the tokenizer's file alone, without
+torch, because the dataflow counts them too.
 """
 
 import heapq
@@ -18,19 +18,20 @@ from astraflow.tasks.config import TaskSourceConfig
 from astraflow.tasks.variants import PromptsConfig, RowsConfig, SourceVariant
 from astraflow.types import Task
 
-__all__ = ["fitting", "longest_prompt", "looked_at", "prompt_counter"]
+__all__ = ["longest_prompt", "prompt_counter", "select_fitting", "tasks_to_check"]
 
 _log = logging.getLogger(__name__)
 _BATCH = 256
-"""Prompts that the tokenizer gets at a time; it encodes them in parallel."""
-_LOOKED_AT = 256
-"""Tasks of a source whose rows were checked. Each may have half a megabyte of test cases on disk."""
-_COUNTED = 64
-"""Longest prompts whose tokens are counted."""
+"""Number of prompts that the tokenizer gets at a time, and encodes in parallel."""
+_MAX_CHECKED = 256
+"""Largest number of tasks that are read if a source was checked when it was written. Each may have half a
+megabyte of test cases on disk."""
+_MAX_COUNTED = 64
+"""Number of prompts, the longest ones, whose tokens are counted."""
 _EntryT = TypeVar("_EntryT")
 
 
-def fitting(
+def select_fitting(
     entries: Iterable[_EntryT],
     config: PromptsConfig,
     *,
@@ -38,11 +39,9 @@ def fitting(
     where: str,
     tokenizer_dir: Path | None,
 ) -> list[_EntryT]:
-    """The entries whose tasks the config keeps, in order.
+    """Selects the entries whose tasks the config keeps, in order.
 
     `task_of` is called only if prompts must be counted. `where`: names the source in messages.
-    `tokenizer_dir`: folder of the tokenizer.
-
     Raises: DataError if no entry is left; ConfigError or DataError if the tokenizer cannot be loaded.
     """
     most = config.max_prompt_tokens
@@ -50,7 +49,7 @@ def fitting(
         return list(itertools.islice(entries, config.limit or None))
     kept = list[_EntryT]()
     num_seen = 0
-    for entry, num_tokens in _measured(entries, task_of, prompt_counter(tokenizer_dir)):
+    for entry, num_tokens in _measure(entries, task_of, prompt_counter(tokenizer_dir)):
         num_seen += 1
         if num_tokens <= most:
             kept.append(entry)
@@ -73,34 +72,34 @@ def fitting(
     return kept
 
 
-def looked_at(source: TaskSource, config: TaskSourceConfig) -> Iterator[Task]:
+def tasks_to_check(source: TaskSource, config: TaskSourceConfig) -> Iterator[Task]:
     """The tasks of a source that are checked before a run.
 
-    These are all of them, unless they were checked when they were written: of more than 256 of those, 256
-    that are spread evenly from the first to the last.
+    These are all tasks. If they were checked when they were written, these are at most 256 tasks, spread
+    evenly from the first to the last.
     """
     num_tasks = len(source)
     is_checked = isinstance(config, SourceVariant) and config.is_checked
-    is_all = not is_checked or num_tasks <= _LOOKED_AT
+    is_all = not is_checked or num_tasks <= _MAX_CHECKED
     return map(source.task, range(num_tasks) if is_all else _spread(num_tasks))
 
 
 def _spread(num_tasks: int) -> list[int]:
-    """Positions of some tasks, from the first to the last."""
-    return [number * (num_tasks - 1) // (_LOOKED_AT - 1) for number in range(_LOOKED_AT)]
+    """Positions of 256 tasks, spread evenly from the first to the last."""
+    return [number * (num_tasks - 1) // (_MAX_CHECKED - 1) for number in range(_MAX_CHECKED)]
 
 
 def longest_prompt(source: TaskSource, config: TaskSourceConfig, tokenizer_dir: Path) -> int:
-    """Tokens of the longest prompt of a source.
+    """Number of tokens of the longest prompt of a source.
 
-    Of the tasks that are looked at, those with the most bytes are counted. Without a tokenizer file that can
-    be loaded, it is the number of bytes, which is an upper bound.
+    Counts the tokens of the prompts with the most bytes. If no tokenizer can be loaded, returns the number of
+    bytes, which is an upper bound.
     """
     num_tasks = len(source)
     is_read = isinstance(config, RowsConfig)
-    chosen = range(num_tasks) if is_read or num_tasks <= _LOOKED_AT else _spread(num_tasks)
+    chosen = range(num_tasks) if is_read or num_tasks <= _MAX_CHECKED else _spread(num_tasks)
     texts = heapq.nlargest(
-        _COUNTED, (_text_of(source.task(idx)).encode(errors="replace") for idx in chosen), key=len
+        _MAX_COUNTED, (_text_of(source.task(idx)).encode(errors="replace") for idx in chosen), key=len
     )
     try:
         count = prompt_counter(tokenizer_dir)
@@ -110,10 +109,10 @@ def longest_prompt(source: TaskSource, config: TaskSourceConfig, tokenizer_dir: 
 
 
 def prompt_counter(folder: Path | None) -> Callable[[list[str]], list[int]]:
-    """A function from texts to their numbers of tokens.
+    """Makes a function that counts the tokens of texts.
 
-    Raises: ConfigError if the library is missing, or no folder is given; DataError if the folder has no
-    tokenizer that can be loaded.
+    Raises: ConfigError if the library is missing, or no folder is given; DataError if the folder's tokenizer
+    cannot be loaded.
     """
     try:
         import tokenizers
@@ -126,8 +125,8 @@ def prompt_counter(folder: Path | None) -> Callable[[list[str]], list[int]]:
     file = folder / "tokenizer.json"
     try:
         tokenizer = cast("Any", tokenizers.Tokenizer).from_file(str(file))
-    except Exception as err:  # the library raises plain Exception, for a missing file as for a broken one
-        raise DataError(f"{file}, whose tokens max_prompt_tokens counts, cannot be loaded: {err}") from err
+    except Exception as err:  # the library raises plain `Exception` for a missing or broken file
+        raise DataError(f"max_prompt_tokens needs {file}, which cannot be loaded: {err}") from err
 
     def count(texts: list[str]) -> list[int]:
         encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -140,12 +139,12 @@ def _text_of(task: Task) -> str:
     return "".join([*(message.content for message in task.context), task.prompt])
 
 
-def _measured(
+def _measure(
     entries: Iterable[_EntryT],
     task_of: Callable[[_EntryT], Task],
     count: Callable[[list[str]], list[int]],
 ) -> Iterator[tuple[_EntryT, int]]:
-    """Each entry with the number of tokens of its prompt."""
+    """Yields each entry with the number of tokens of its prompt."""
     iterator = iter(entries)
     while batch := list(itertools.islice(iterator, _BATCH)):
         yield from zip(batch, count([_text_of(task_of(entry)) for entry in batch]), strict=True)

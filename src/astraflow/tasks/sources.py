@@ -1,8 +1,8 @@
 """Makes the task sources of a recipe.
 
-A source is fixed and ordered: the same index always means the same task. Generated tasks are made when they
-are asked for. Files are read once, when the source is made, so that a broken line is reported before anything
-starts. Libraries are imported only by the sources that need them.
+A source is fixed and ordered: the same index always means the same task. Generated tasks are made on request.
+Files are read once, when the source is made, so a broken line is reported before anything starts. Libraries
+are imported only by the sources that need them.
 """
 
 import codecs
@@ -24,9 +24,9 @@ from astraflow.tasks.config import (
     JsonlSourceConfig,
     TaskSourceConfig,
 )
-from astraflow.tasks.environment import chosen_environment, make_environment, with_environment
-from astraflow.tasks.rows import place_of, shortened, task_from_row
-from astraflow.tasks.selection import fitting
+from astraflow.tasks.environment import choose_environment, make_environment, with_environment
+from astraflow.tasks.rows import row_place, shorten, task_from_row
+from astraflow.tasks.selection import select_fitting
 from astraflow.tasks.variants import SourceContext, SourceVariant
 from astraflow.types import Task
 from astraflow.user_input.extras import install_command
@@ -52,22 +52,21 @@ def make_source(
     """Makes the source of a config.
 
     `name`: the source's name in the recipe, which is also the tasks' `source` and the start of their ids.
-    `environments`: the environments of the recipe. `workflow`: the one that runs the tasks. `tokenizer_dir`:
-    the model folder whose tokenizer counts the tokens of prompts.
-
+    `environments`: the environments of the recipe. `workflow`: the workflow that runs the tasks.
+    `tokenizer_dir`: the model folder whose tokenizer counts the tokens of prompts.
     Raises: ConfigError for an unknown data set, argument or component; DataError for a broken or missing
     file.
     """
     match config:
         case JsonlSourceConfig():
-            return _chosen(_jsonl_tasks(config, name), config, tokenizer_dir)
+            return _select(_jsonl_tasks(config, name), config, tokenizer_dir)
         case HubSourceConfig():
-            return _chosen(_hub_tasks(config, name), config, tokenizer_dir)
+            return _select(_hub_tasks(config, name), config, tokenizer_dir)
         case EnvironmentSourceConfig():
             return _EnvironmentSource(config, environments or {}, name=name)
         case SourceVariant():
             context = SourceContext(name, workflow, tokenizer_dir)
-            return _made(lambda: config.make(context), f"the source {config.name!r}")
+            return _make_checked(lambda: config.make(context), f"the source {config.name!r}")
         case Use():
             return _user_source(config)
 
@@ -86,22 +85,24 @@ class ListSource:
         return self._tasks[idx]
 
 
-def _chosen(
+def _select(
     tasks: list[Task], config: JsonlSourceConfig | HubSourceConfig, tokenizer_dir: Path | None
 ) -> ListSource:
-    """The tasks that the config keeps."""
+    """Selects the tasks that the config keeps."""
 
     def itself(task: Task) -> Task:
         return task
 
-    return ListSource(fitting(tasks, config, task_of=itself, where=config.path, tokenizer_dir=tokenizer_dir))
+    return ListSource(
+        select_fitting(tasks, config, task_of=itself, where=config.path, tokenizer_dir=tokenizer_dir)
+    )
 
 
 # --- environments ---------------------------------------------------------------------------------
 
 
 class _EnvironmentSource:
-    """The tasks of one split of an environment, as the dataflow draws them.
+    """The tasks of one split of an environment.
 
     Each task gets the source's name as its `source` and at the start of its id, and the environment's name.
     """
@@ -118,7 +119,7 @@ class _EnvironmentSource:
         Raises: ConfigError if the environment cannot be made; DataError if its `tasks` calls `exit`.
         """
         self._name = name
-        self._environment = chosen_environment(config, environments)
+        self._environment = choose_environment(config, environments)
         made = make_environment(self._environment, environments[self._environment])
         try:
             found = made.tasks(config.split)
@@ -128,14 +129,14 @@ class _EnvironmentSource:
             ) from err
         except Error:
             raise
-        except Exception as err:  # code of the user's, which may raise anything
+        except Exception as err:  # user code may raise anything
             raise DataError(
                 f"tasks.environments.{self._environment}: tasks({config.split!r}) raised {described(err)}"
             ) from err
         if isinstance(found, Sequence):  # an environment may return a plain list of tasks
             found = ListSource(found)
         where = f"tasks.environments.{self._environment}: tasks({config.split!r})"
-        self._tasks = _checked_source(found, where)
+        self._tasks = _check_source(found, where)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -153,22 +154,22 @@ class _EnvironmentSource:
 def _jsonl_tasks(config: JsonlSourceConfig, name: str) -> list[Task]:
     path = Path(config.path).expanduser()
     tasks: list[Task] = []
-    for idx, line in enumerate(_decoded(path).split("\n")):
-        # Files that were joined may have a byte order mark in the middle.
+    for idx, line in enumerate(_read_text(path).split("\n")):
+        # Concatenated files may have a byte order mark in the middle.
         line = line.removeprefix(_BYTE_ORDER_MARK)
         if line.strip():
-            where = place_of(config, idx)
+            where = row_place(config, idx)
             task = Task(id=f"{name or path.stem}/{idx}", source=name, prompt="")
             tasks.append(task_from_row(_jsonl_row(line, where), config, task=task, where=where))
     if not tasks:
-        raise DataError(f"{path} holds no tasks; expected one JSON object per line")
+        raise DataError(f"{path} has no tasks; expected one JSON object per line")
     return tasks
 
 
-def _decoded(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """The text of a file. Raises: DataError that names the line at which it is not UTF-8."""
     if not is_there(path):
-        raise _missing(path)
+        raise _missing_file_error(path)
     check_regular(path, "the task file")
     try:
         data = path.read_bytes()
@@ -179,18 +180,18 @@ def _decoded(path: Path) -> str:
     except UnicodeDecodeError as err:
         line = data.count(b"\n", 0, err.start) + 1
         is_utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        reason = "it begins with the byte order mark of UTF-16" if is_utf_16 else err
+        reason = "it starts with the byte order mark of UTF-16" if is_utf_16 else err
         raise DataError(
             f"{path}, line {line} cannot be read as UTF-8 text: {reason}; save the file as UTF-8"
         ) from err
 
 
-def _missing(path: Path) -> DataError:
+def _missing_file_error(path: Path) -> DataError:
     return DataError(f"{shown_path(path)} does not exist (looked in {Path.cwd()}){near_path(path)}")
 
 
 def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
-    shown = shortened(line if line.isprintable() else repr(line))
+    shown = shorten(line if line.isprintable() else repr(line))
     try:
         row = json.loads(line)
     except RecursionError as err:
@@ -210,16 +211,15 @@ def _hub_tasks(config: HubSourceConfig, name: str) -> list[Task]:
     tasks: list[Task] = []
     for idx, row in enumerate(rows):
         task = Task(id=f"{name or Path(config.path).stem}/{idx}", source=name, prompt="")
-        tasks.append(task_from_row(row, config, task=task, where=place_of(config, idx)))
+        tasks.append(task_from_row(row, config, task=task, where=row_place(config, idx)))
     if not tasks:
-        raise DataError(f"data set {config.path}, split {config.split!r}, holds no rows")
+        raise DataError(f"data set {config.path}, split {config.split!r}, has no rows")
     return tasks
 
 
 def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
-    """The rows of a split.
-
-    The config's path is a folder of `save_to_disk`, a single file, a folder of files, or a name on the hub.
+    """Loads the rows of a split: of a folder of `save_to_disk`, a file, a folder of files, or a name on the
+    hub.
 
     Raises: ConfigError if the library is missing; DataError if the data set cannot be loaded.
     """
@@ -231,7 +231,7 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
     path = Path(config.path).expanduser()
     where = f"data set {config.path}, split {config.split!r}"
     if config.is_local and not is_there(path):
-        raise _missing(path)
+        raise _missing_file_error(path)
     try:
         with progress_bars_off():
             if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
@@ -247,7 +247,7 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
     except DataError:
         raise
     except (OSError, ValueError, KeyError, DatasetsError) as err:
-        # The library says only in the cause which line of which file it could not read.
+        # Only the cause of the library's error names the line and file that it could not read.
         cause = f": {err.__cause__}" if err.__cause__ else ""
         if isinstance(err.__cause__, UnicodeDecodeError):
             cause += "; save the file as UTF-8"
@@ -255,7 +255,7 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
 
 
 def _split_of(loaded: Any, config: HubSourceConfig) -> Any:
-    """The split that the config names; a folder of `save_to_disk` holds one split, or several by name."""
+    """The split that the config names; a folder of `save_to_disk` has one split, or several by name."""
     if not isinstance(loaded, dict):
         return loaded
     splits = cast("dict[str, Any]", loaded)
@@ -270,7 +270,9 @@ def _file_kind(path: Path) -> str:
     """The name under which `datasets` loads files of this kind."""
     kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
     if path.suffix not in kinds:
-        raise DataError(f"{path}: files ending in {path.suffix!r} are not read (choices: {', '.join(kinds)})")
+        raise DataError(
+            f"{path}: files ending in {path.suffix!r} are not supported (choices: {', '.join(kinds)})"
+        )
     return kinds[path.suffix]
 
 
@@ -280,23 +282,23 @@ def _file_kind(path: Path) -> str:
 def _user_source(config: Use) -> TaskSource:
     maker = cast("Callable[..., object]", load_attr(config.use, where="source.use"))
     check_args(maker, config.args, where="source.args")
-    return _made(lambda: maker(**config.args), f"source.use = {config.use!r}")
+    return _make_checked(lambda: maker(**config.args), f"source.use = {config.use!r}")
 
 
-def _made(make: Callable[[], object], what: str) -> TaskSource:
-    """A source that code of others makes. Raises: ConfigError or DataError that names `what`."""
+def _make_checked(make: Callable[[], object], what: str) -> TaskSource:
+    """Makes a source with code of others. Raises: ConfigError or DataError that names `what`."""
     try:
         source = make()
     except SystemExit as err:
         raise DataError(f"{what} called exit({err}) instead of making a source") from err
     except Error:
         raise
-    except Exception as err:  # code of the user's, which may raise anything
+    except Exception as err:  # user code may raise anything
         raise DataError(f"{what} could not be made: it raised {described(err)}") from err
-    return _checked_source(source, what)
+    return _check_source(source, what)
 
 
-def _checked_source(source: object, where: str) -> TaskSource:
+def _check_source(source: object, where: str) -> TaskSource:
     if not (hasattr(source, "__len__") and callable(getattr(source, "task", None))):
         raise ConfigError(
             f"{where} made a {type(source).__name__}; expected an object with __len__() and task(idx)"

@@ -1,7 +1,7 @@
-"""Bases of the config classes of sources and rewards, for AstraFlow's own and for those of any package.
+"""Base classes of the configs of sources and rewards, AstraFlow's own and those of any package.
 
-A module that subclasses one of them is imported while `tasks.config` is: it imports this file, and not that
-one. What it describes is imported when it is made.
+`tasks.config` imports the modules that subclass them. So such a module imports this file, not `tasks.config`,
+and imports what the config describes only when that is made.
 """
 
 from collections.abc import Callable, Collection
@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 MAX_COLUMNS = 64
-"""Columns that travel with a task, besides prompt and answer."""
+"""Largest number of columns that a task carries in addition to prompt and answer."""
 PROMPT_MARK = "{prompt}"
-"""Stands for the prompt in a source's `template`."""
+"""Placeholder of the prompt in a source's `template`."""
 
 
 # --- sources --------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ PROMPT_MARK = "{prompt}"
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What a source gets from the recipe around it."""
+    """What a source gets from the rest of the recipe."""
 
     name: str = ""
     """The source's name in the recipe: the tasks' `source`, and the start of their ids."""
@@ -56,7 +56,7 @@ class SourceVariant(Variant):
     needs_workflow: ClassVar[bool] = False
     """Whether `make` reads the recipe's workflow."""
     is_checked: ClassVar[bool] = False
-    """Whether its rows were checked when they were written. Of many tasks, only some are then read before a
+    """Whether its rows were checked when they were written. If so, only some of many tasks are read before a
     run."""
 
     def make(self, context: SourceContext) -> TaskSource:
@@ -64,7 +64,7 @@ class SourceVariant(Variant):
         raise NotImplementedError
 
     def task_columns(self) -> tuple[str, ...] | None:
-        """The columns that its tasks bring for rewards; None if that isn't known before the tasks are."""
+        """The columns that its tasks have for rewards; None if they are unknown before the tasks are read."""
         return None
 
     def runs_answers(self, allow: Collection[str]) -> bool:
@@ -74,7 +74,7 @@ class SourceVariant(Variant):
 
     @classmethod
     def make_scorer(cls, allow: Collection[str]) -> Scorer | None:
-        """Makes what the reward `source` scores tasks of this kind with; None if it cannot score them.
+        """Makes the scorer that the reward `source` uses for tasks of this kind; None if there is none.
 
         `allow`: data sets whose scorers may run completions outside the sandbox.
         """
@@ -83,30 +83,29 @@ class SourceVariant(Variant):
 
 
 class PromptsConfig(Config):
-    """Base of the sources whose tasks are rows of data: which rows become tasks, and what stands around a
+    """Base of the sources whose tasks are rows of data: which rows become tasks, and what surrounds a
     prompt."""
 
     system: str = ""
     """System message before each prompt; empty: none."""
     template: str = ""
-    """Text around each prompt, which stands where the text says `{prompt}`; all other braces stay as they
-    are. Empty: the prompt alone."""
+    """Text around each prompt, which replaces `{prompt}`; other braces are kept. Empty: the prompt alone."""
     max_prompt_tokens: int = Field(default=0, ge=0)
     """Rows whose prompt has more tokens are left out; a warning says how many. The tokenizer of the first
     trained policy counts the texts of all messages, without the tokens of the chat template. 0: no limit."""
     limit: int = Field(default=0, ge=0)
-    """Number of tasks to use: the first ones, of those that are not left out. 0: all."""
+    """Number of tasks to use, the first of those that are not left out. 0: all."""
 
     @field_validator("template")
     @classmethod
     def _template_holds_the_prompt(cls, value: str) -> str:
         if value and value.count(PROMPT_MARK) != 1:
-            raise ValueError(f"a template holds {PROMPT_MARK} once, where the prompt stands")
+            raise ValueError(f"a template must contain {PROMPT_MARK} exactly once")
         return value
 
 
 class RowsConfig(PromptsConfig):
-    """Base of the sources of files: which column is what."""
+    """Base of the sources that read files: what each column is used for."""
 
     prompt_key: str = Field(default="prompt", min_length=1)
     """Column of the prompt: a text, or a list of messages (`role`, `content`) that ends with one of the user.
@@ -127,22 +126,22 @@ class RewardVariant(Variant):
     needs_sandbox: ClassVar[bool] = False
     """Whether it runs programs of completions, in a sandbox."""
     is_harmless: ClassVar[bool] = False
-    """Whether its calls neither hang nor run code outside a sandbox. They run in the rollout service, those
-    of other rewards in processes that can be ended."""
+    """Whether its calls neither hang nor run code outside a sandbox. If so, they run in the rollout service;
+    calls of other rewards run in processes that can be ended."""
     keeps_keys: ClassVar[bool] = False
     """Whether its process keeps environment variables that look like secrets, such as the key of an API."""
     scores_rows: ClassVar[bool] = False
-    """Whether the reward `source` uses it, with its defaults, for tasks that are a prompt and an answer. One
-    installed reward may say so."""
+    """Whether the reward `source` uses it, with its defaults, for tasks that are a prompt and an answer. Only
+    one installed reward may set this."""
 
     def make(self) -> Scorer:
         """Makes the scorer, in the process that calls it."""
         raise NotImplementedError
 
     def checker(self, source: Config) -> Callable[[Task], object] | None:
-        """What checks before a run that a task can be scored; None if a source's tasks need no check.
+        """Makes the check before a run that a task can be scored; None if a source's tasks need no check.
 
-        The function raises DataError. `source` is the config of the tasks' source.
+        The check raises DataError. `source`: the config of the tasks' source.
         """
         del source
         return None

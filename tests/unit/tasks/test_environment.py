@@ -87,5 +87,5 @@ def test_a_workflow_that_plays_needs_environments_that_can_be_played() -> None:
         check_environments(tasks(), played={"tasks.sources.sums": SOURCE})
     playable = TasksConfig(sources={"sums": SOURCE}, environments={"count": config_of(Counting)})
     check_environments(playable, played={"tasks.sources.sums": SOURCE})
-    with pytest.raises(ConfigError, match=r"eval\.sets\.a\.source: .* this source is of another kind"):
+    with pytest.raises(ConfigError, match=r"eval\.sets\.a\.source: .* this source is not an environment"):
         check_environments(playable, played={"eval.sets.a.source": config_of(Plain)})

@@ -280,7 +280,7 @@ def test_a_score_travels_with_its_parts() -> None:
         (own("many"), "reports 100 numbers; at most 64"),
         (
             {**own("trl_number"), "name": "trl"},
-            r"returned '1.0' for one completion; expected a list of one number",
+            r"returned '1.0' for one completion; expected a list with one number",
         ),
         ({**own("trl_none"), "name": "trl"}, "returned None; expected a finite number"),
     ],
@@ -308,12 +308,12 @@ def test_a_judge_that_does_not_answer_is_asked_again() -> None:
         (
             own("by_level"),
             [],
-            r"^tasks\.reward\.use = .*'level'.*\(columns: none; always there: completion\)",
+            r"^tasks\.reward\.use = .*'level'.*\(columns: none; always available: completion\)",
         ),
         (own("by_level", args={"bonnus": 1}), ["level"], r"args\.bonnus is not an argument; did you mean"),
         (own("trl_reward"), [], r"has the parameter 'completions'.*write \{name: trl, use: "),
         (own("compute_score"), [], r"has the parameter 'solution_str'.*write \{name: verl, use: "),
-        ({**own("by_level"), "name": "verl"}, [], r"has no parameter 'solution_str', so it is no reward in"),
+        ({**own("by_level"), "name": "verl"}, [], r"has no parameter 'solution_str', so it does not have"),
         (own("SEEN"), [], "is a list, which cannot be called"),
         (
             {"name": "weighted", "rewards": {"a": own("by_level")}},

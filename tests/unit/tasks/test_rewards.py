@@ -209,8 +209,8 @@ def test_every_scorer_that_may_run_a_completion_runs_in_a_sandbox() -> None:
     known: dict[str, Any] = importlib.import_module("reasoning_gym.factory").DATASETS
     runs = {"eval", "exec", "compile", "parse_expr", "sympify", "__import__", "score_answer"}
     # these run what the data set made, or have a parser of their own of that name
-    looked_at = {"bitwise_arithmetic", "number_sorting", "propositional_logic"}
-    suspicious = {name for name, (dataset, _) in known.items() if reaches(dataset) & runs} - looked_at
+    tasks_to_check = {"bitwise_arithmetic", "number_sorting", "propositional_logic"}
+    suspicious = {name for name, (dataset, _) in known.items() if reaches(dataset) & runs} - tasks_to_check
     assert {"countdown", "string_insertion", "composite", "puzzle24"} <= suspicious
     assert suspicious == set(known) - HARMLESS_SCORERS
 
@@ -289,5 +289,5 @@ def test_the_format_makes_its_share_of_the_score() -> None:
     score = make_reward(parse_config(section, TasksConfig))
     texts = ("2 + 3 = 5", "2 + 3 = 6", "well, = 5", "no")
     assert [score(TASK, text) for text in texts] == pytest.approx([1.0, 0.2, 0.8, 0.0])
-    with pytest.raises(ConfigError, match="is no regular expression"):
+    with pytest.raises(ConfigError, match="is not a regular expression"):
         parse_config({**section, "format": "("}, TasksConfig)

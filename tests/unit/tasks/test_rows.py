@@ -71,7 +71,7 @@ def test_a_template_goes_around_the_last_message_of_a_chat(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("template", ["no mark", "{prompt} and {prompt}", "{question}"])
 def test_a_template_without_one_place_for_the_prompt_is_refused(template: str) -> None:
-    with pytest.raises(ValueError, match=r"a template holds \{prompt\} once"):
+    with pytest.raises(ValueError, match=r"a template must contain \{prompt\} exactly once"):
         JsonlSourceConfig(path="x", template=template)
 
 
@@ -103,7 +103,7 @@ def test_prompts_that_are_all_too_long_and_a_missing_tokenizer_are_errors(
 ) -> None:
     with pytest.raises(DataError, match=r"all 2 rows .*max_prompt_tokens = 1"):
         source(tmp_path, "ab", "abc", max_prompt_tokens=1, tokenizer_dir=model)
-    with pytest.raises(DataError, match=r"tokenizer\.json, .*max_prompt_tokens .*cannot be"):
+    with pytest.raises(DataError, match=r"max_prompt_tokens needs .*tokenizer\.json, which cannot be"):
         source(tmp_path, "ab", max_prompt_tokens=1, tokenizer_dir=tmp_path)
     with pytest.raises(ConfigError, match="max_prompt_tokens needs a tokenizer"):
         source(tmp_path, "ab", max_prompt_tokens=1)
@@ -142,7 +142,7 @@ def test_the_content_of_a_message_may_be_parts_of_text_and_keys_without_a_value_
     ("prompt", "message"),
     [
         ([], r"line 1: 'prompt' is empty"),
-        (CHAT[:3], r"message 3 has the role 'assistant'; the last message of a prompt is the user's"),
+        (CHAT[:3], r"message 3 has the role 'assistant'; the last message of a prompt must be the user's"),
         (["hi"], r"message 1 is 'hi'; expected a mapping with `role` and `content`"),
         ([{"from": "human", "value": "x"}], r"message 1 has no 'role' \(keys: from, value\)"),
         ([{"role": "user"}], r"message 1 has no 'content' \(keys: role\)"),
@@ -151,10 +151,10 @@ def test_the_content_of_a_message_may_be_parts_of_text_and_keys_without_a_value_
         ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], r"expected a text, or parts of"),
         ([{"role": "user", "content": ""}], r"'prompt' is empty"),
         ([{"role": "user", "content": "x"}] * 5000, r"line 1: .*4096"),
-        ({"role": "user", "content": "x"}, r"'prompt' is .*; expected a text or a number"),
+        ({"role": "user", "content": "x"}, r"'prompt' is .*; expected a text or a finite number"),
         ([{"role": "user", "content": None}], r"message 1 has no 'content'"),
         ([{"role": "system", "content": "x"}], r"message 1 has the role 'system'; the last message"),
-        ([{"role": "user", "content": " \n"}, *CHAT[1:]], r"'prompt' is empty: .* in message 1; fill it in"),
+        ([{"role": "user", "content": " \n"}, *CHAT[1:]], r"'prompt' is empty: .* message 1 has no text"),
         ([{"role": "user", "content": "a\ud83d"}], r"message 1: its content has '\\ud83d' at character 2"),
         (
             [{"role": "user", "content": [{"type": "text", "text": "\0a"}]}],
@@ -174,10 +174,10 @@ def test_a_chat_that_cannot_be_asked_names_row_column_and_message(
     [
         ("  \n", "'prompt' is empty; fill it in, or remove the row"),
         ("\u200b\ufeff\u3000", "'prompt' is empty"),
-        (None, "'prompt' is None; expected a text or a number, and this stands for a missing value"),
+        (None, "'prompt' is None, which means a missing value; expected a text or a number"),
         (float("nan"), "'prompt' is nan"),
         ("nan", "'prompt' is 'nan'"),
-        (True, "'prompt' is True; expected a text or a number"),
+        (True, "'prompt' is True; expected a text or a finite number"),
         ("a\ud83d b", r"'prompt' has '\\ud83d' at character 2, half of a surrogate pair"),
         ("a\0", r"'prompt' has '\\x00' at character 2, a NUL"),
         (json.dumps(CHAT), "'prompt' is a chat that was written as text: .*; store it as a list of messages"),
@@ -239,9 +239,9 @@ def test_a_task_may_have_no_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("NaN", "'answer' is nan; expected a text or a number, and this stands for a missing value"),
-        ("Infinity", "'answer' is inf; expected a text or a number that is finite"),
-        ("-1e999", "'answer' is -inf; expected a text or a number that is finite"),
+        ("NaN", "'answer' is nan, which means a missing value; expected a text or a number"),
+        ("Infinity", "'answer' is inf; expected a text or a finite number"),
+        ("-1e999", "'answer' is -inf; expected a text or a finite number"),
         ("null", "'answer' is None"),
         ('"nan"', r"'answer' is 'nan'.*\(if it is the right answer, write it as a list: \['nan'\]\)"),
         ('"<NA>"', "'answer' is '<NA>'"),
@@ -286,7 +286,7 @@ def test_an_answer_that_is_no_text_keeps_its_value(tmp_path: Path, answer: objec
             "answer",
             r"no key 'answer'; did you mean \"reward_model.ground_truth\"\? .*in the recipe's answer_key",
         ),
-        ("extra_info.list.9", r"'extra_info.list' is a list of 2, in which '9' is no position"),
+        ("extra_info.list.9", r"'extra_info.list' is a list of 2; '9' is not a position in it"),
     ],
 )
 def test_a_misspelt_key_is_answered_with_the_nearest_one(tmp_path: Path, key: str, message: str) -> None:
@@ -364,7 +364,7 @@ def test_rows_of_verl_are_read_from_parquet_json_and_csv(tmp_path: Path) -> None
 @pytest.mark.timeout(120)
 def test_tables_refuse_missing_values_and_other_encodings(tmp_path: Path) -> None:
     for name, content, message in [
-        ("nan.csv", b"prompt,answer\nq,7\nr,nan\n", "row 2: 'answer' is None; .*a missing value"),
+        ("nan.csv", b"prompt,answer\nq,7\nr,nan\n", "row 2: 'answer' is None, .*a missing value"),
         ("blank.csv", b"prompt,answer\nq,x\n ,y\n", "row 2: 'prompt' is empty"),
         ("inf.csv", b"prompt,answer\nq,7\nr,inf\n", "row 2: 'answer' is inf"),
         (

@@ -4,7 +4,7 @@ import itertools
 
 from astraflow.addons.data_sets.config import PreparedSourceConfig
 from astraflow.tasks.config import JsonlSourceConfig
-from astraflow.tasks.selection import looked_at
+from astraflow.tasks.selection import tasks_to_check
 from astraflow.tasks.sources import ListSource
 from astraflow.types import Task
 
@@ -14,7 +14,7 @@ PREPARED = PreparedSourceConfig(dataset="deepcoder")
 def numbers(num_tasks: int, config: JsonlSourceConfig | PreparedSourceConfig = PREPARED) -> list[int]:
     """The numbers of the tasks that are looked at."""
     source = ListSource([Task(id=str(n), source="s", prompt="?") for n in range(num_tasks)])
-    return [int(task.id) for task in looked_at(source, config)]
+    return [int(task.id) for task in tasks_to_check(source, config)]
 
 
 def test_of_a_prepared_data_set_some_tasks_are_looked_at_all_over_it() -> None:

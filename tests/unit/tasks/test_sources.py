@@ -128,9 +128,9 @@ def test_jsonl_tasks_keep_their_order_and_numbers_become_texts(
             '{"prompt": "a", "solution": "b"}',
             r"line 1 has no key 'answer'; did you mean \"solution\"\? \(keys: prompt, solution\)",
         ),
-        ('{"prompt": "a", "answer": null}', r"line 1: 'answer' is None; expected a text or a number"),
+        ('{"prompt": "a", "answer": null}', r"line 1: 'answer' is None, which means a missing value"),
         ('{"prompt": "", "answer": "b"}', r"line 1: 'prompt' is empty"),
-        ("\n", "holds no tasks"),
+        ("\n", "has no tasks"),
     ],
 )
 def test_a_broken_task_file_names_file_line_and_problem(
@@ -158,7 +158,7 @@ def test_byte_order_marks_and_line_ends_of_windows_are_not_part_of_a_row(tmp_pat
         ),
         (
             '{"prompt": "q"}'.encode("utf-16"),
-            "line 1 cannot be read as UTF-8 text: it begins with the byte order",
+            "line 1 cannot be read as UTF-8 text: it starts with the byte order",
         ),
         (b'{"prompt": "a\x00b", "answer": "7"}', r"line 1 is not valid JSON: .*; it reads '.*a\\x00b"),
         (b"[" * 100_000, "line 1 is nested too deeply"),
@@ -207,7 +207,7 @@ def test_local_hugging_face_data_is_read_in_each_layout(tmp_path: Path) -> None:
         DataError, match=r"row 1 has no key 'prompt'; did you mean \"question\"\? \(keys: answer, question\)"
     ):
         make_source(HubSourceConfig(path=str(tmp_path / "saved")))
-    with pytest.raises(DataError, match=r"files ending in '\.bin' are not read"):
+    with pytest.raises(DataError, match=r"files ending in '\.bin' are not supported"):
         make_source(HubSourceConfig(path=str(tmp_path / "rows.bin")))
 
 

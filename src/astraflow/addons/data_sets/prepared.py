@@ -14,7 +14,7 @@ from astraflow.addons.data_sets.config import PreparedSourceConfig
 from astraflow.addons.data_sets.manifest import read_manifest, split_file
 from astraflow.errors import ConfigError, DataError
 from astraflow.tasks.rows import task_from_row
-from astraflow.tasks.selection import fitting
+from astraflow.tasks.selection import select_fitting
 from astraflow.tasks.variants import RowsConfig
 from astraflow.types import Task
 from astraflow.user_input.mistakes import hint
@@ -39,7 +39,7 @@ class PreparedSource:
         self._name = name or data_set.name
         self._path, _ = split_file(data_set, folder, _split(data_set, folder, config))
         self._rows = RowsConfig(columns=data_set.columns, system=config.system, template=config.template)
-        self._places = fitting(
+        self._places = select_fitting(
             _lines(self._path),
             config,
             task_of=self._task,

@@ -28,12 +28,12 @@ class JudgeReward(JudgeVariant):
     key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
     """Environment variable of the rollout services that holds the key for `url`; empty: it needs none."""
     prompt: str = JUDGE_PROMPT
-    """What the judge is asked; `{prompt}` and `{answer}` stand for those of the task, `{text}` for what is
-    judged."""
+    """Question to the judge; `{prompt}` and `{answer}` are replaced by the task's, `{text}` by the text to
+    judge."""
     verdicts: dict[str, float] = Field(
         default_factory=lambda: {"yes": 1.0, "no": 0.0}, min_length=1, max_length=64
     )
-    """Words and their values; the one that stands last in the reply counts, behind any reasoning."""
+    """Words and their values; the word that occurs last in the reply counts, after any reasoning."""
     unclear: float = Field(default=0.0, ge=-1e6, le=1e6)
     """Value of a reply without any of the words, and of a completion without the part that is judged."""
     max_tokens: int = Field(default=512, ge=1)
@@ -44,11 +44,11 @@ class JudgeReward(JudgeVariant):
         if bool(self.policy) == bool(self.url):
             raise ValueError("a judge is either a `policy` or the model at a `url`; name one of them")
         if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url = {self.url!r} is no URL; expected e.g. http://127.0.0.1:8000/v1")
+            raise ValueError(f"url = {self.url!r} is not a URL; expected e.g. http://127.0.0.1:8000/v1")
         if (self.model or self.key_variable) and not self.url:
             raise ValueError("model and key_variable belong to `url`, which is empty")
         if "{text}" not in self.prompt:
-            raise ValueError("prompt: it must show what is judged, where it says {text}")
+            raise ValueError("prompt must contain {text}, which is replaced by the text to judge")
         return self
 
     @property

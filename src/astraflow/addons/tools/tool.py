@@ -30,7 +30,7 @@ __all__ = [
     "ToolResult",
     "make_tool",
     "run_call",
-    "shortened",
+    "shorten",
     "text_of",
 ]
 
@@ -158,10 +158,10 @@ async def run_call(
     except TimeoutError:
         return ToolResult(f"error: the call took longer than {timeout_s:g} s", is_error=True, is_late=True)
     except ToolFailedError as err:
-        return ToolResult(shortened(f"error: {err}", max_chars), is_error=True)
+        return ToolResult(shorten(f"error: {err}", max_chars), is_error=True)
     except (Exception, SystemExit, KeyboardInterrupt) as err:  # noqa: BLE001 - the model is told
-        return ToolResult(shortened(f"error: {type(err).__name__}: {err}", max_chars), is_error=True)
-    return ToolResult(shortened(text_of(value), max_chars))
+        return ToolResult(shorten(f"error: {type(err).__name__}: {err}", max_chars), is_error=True)
+    return ToolResult(shorten(text_of(value), max_chars))
 
 
 async def _called(function: Callable[..., object], arguments: Mapping[str, object]) -> object:
@@ -170,7 +170,7 @@ async def _called(function: Callable[..., object], arguments: Mapping[str, objec
     return await asyncio.to_thread(function, **arguments)
 
 
-def shortened(text: str, max_chars: int) -> str:
+def shorten(text: str, max_chars: int) -> str:
     """The beginning of a long text, with a word that there is more."""
     return text if len(text) <= max_chars else f"{text[:max_chars]} (cut off)"
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from astraflow.addons.tools.tool import ToolContext, ToolFailedError, shortened, text_of
+from astraflow.addons.tools.tool import ToolContext, ToolFailedError, shorten, text_of
 from astraflow.config import Use, load_attr
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.service.readable import until_readable
@@ -129,7 +129,7 @@ def _serve(pipe: Connection, use: Use, path: tuple[str, ...]) -> None:
 def _reply(use: Use, arguments: Mapping[str, Any]) -> _Reply:
     try:
         value = load_attr(use.use, where="tools")(**use.args, **arguments)
-        return _Reply(shortened(text_of(value), _MAX_CHARS))
+        return _Reply(shorten(text_of(value), _MAX_CHARS))
     except RolloutError as err:
         return _Reply(str(err), is_broken=True, is_retryable=err.is_retryable)
     except ConfigError as err:

@@ -114,9 +114,9 @@ async def test_a_judge_that_is_not_served_fails_the_episode() -> None:
     [
         ({"policy": ""}, "a judge is either a `policy` or the model at a `url`"),
         ({"url": "http://x/v1"}, "a judge is either a `policy` or the model at a `url`"),
-        ({"policy": "", "url": "x"}, "url = 'x' is no URL"),
+        ({"policy": "", "url": "x"}, "url = 'x' is not a URL"),
         ({"model": "m"}, "model and key_variable belong to `url`"),
-        ({"prompt": "Right?"}, "it must show what is judged"),
+        ({"prompt": "Right?"}, "prompt must contain {text}"),
     ],
 )
 def test_mistakes_are_told(fields: dict[str, Any], message: str) -> None:
