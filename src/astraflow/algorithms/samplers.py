@@ -176,9 +176,6 @@ def make_sampler(config: SamplerConfig) -> Sampler:
     return config
 
 
-# --- replay of trained groups ---------------------------------------------------------------------
-
-
 class ReplayConfig(Config):
     """Adds groups that were already trained on to later batches, in addition to the fresh groups and never
     above `max_staleness`."""

@@ -76,9 +76,6 @@ class _MovingMeans:
         self._means = {int(task): (float(mean), int(visits)) for task, (mean, visits) in state.items()}
 
 
-# --- solved ---------------------------------------------------------------------------------------
-
-
 class SolvedConfig(TaskGateConfig):
     """Skips tasks that are nearly always solved."""
 
@@ -133,9 +130,6 @@ class Solved:
         """Restores what `state` returned."""
         self._looks = int(state["looks"])
         self._rates.restore(state["rates"])
-
-
-# --- curriculum -----------------------------------------------------------------------------------
 
 
 class CurriculumConfig(TaskGateConfig):
@@ -235,9 +229,6 @@ class Curriculum:
         self._rates.restore(state["rates"])
 
 
-# --- priority -------------------------------------------------------------------------------------
-
-
 class PriorityConfig(TaskGateConfig):
     """Draws tasks in proportion to their learnability p (1 - p), where p is the pass rate
     (arXiv:2408.15099)."""
@@ -295,9 +286,6 @@ class Priority:
         """Restores what `state` returned."""
         self._looks = int(state["looks"])
         self._learnable.restore(state["learnable"])
-
-
-# --- GRESO ----------------------------------------------------------------------------------------
 
 
 class GresoConfig(TaskGateConfig):

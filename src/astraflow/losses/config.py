@@ -252,9 +252,6 @@ LossConfig = Annotated[
 ]
 
 
-# --- additions to the policy loss -----------------------------------------------------------------
-
-
 class NoCorrectionConfig(Config):
     """No importance weight."""
 

@@ -59,9 +59,6 @@ _MAX_LISTED = 5
 """Largest number of names that an error message lists; it counts the others."""
 
 
-# --- models ---------------------------------------------------------------------------------------
-
-
 def load_causal_lm(
     path_or_name: str | Path, *, dtype: DtypeName = "float32", device: str = "cpu"
 ) -> "PreTrainedModel":
@@ -141,9 +138,6 @@ def _check_folder(folder: Path) -> None:
 
 def _first_line(err: BaseException) -> str:
     return (str(err).strip() or type(err).__name__).splitlines()[0]
-
-
-# --- host tensors ---------------------------------------------------------------------------------
 
 
 def host_tensor(name: str, tensor: Tensor) -> HostTensor:

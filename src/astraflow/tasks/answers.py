@@ -17,9 +17,6 @@ from astraflow.types.row_columns import answers_of
 __all__ = ["AnswerScorer", "answer_checker", "extract_answer", "group_end", "has_text", "right_answers"]
 
 
-# --- extraction -----------------------------------------------------------------------------------
-
-
 def extract_answer(text: str, *, mode: str) -> str | None:
     """The part of a completion that is scored; None if the completion lacks it.
 
@@ -79,9 +76,6 @@ def group_end(text: str, start: int) -> int | None:
                 return position + 1
         position += 1
     return None
-
-
-# --- right answers --------------------------------------------------------------------------------
 
 
 class AnswerScorer(Scorer):

@@ -72,9 +72,6 @@ class OwnReward(Scorer):
         return self._form.result(await result)
 
 
-# --- forms ----------------------------------------------------------------------------------------
-
-
 class _Form:
     """The form of a reward function; this one is AstraFlow's, and the others are subclasses."""
 
@@ -158,9 +155,6 @@ def _form_of(config: Use) -> _Form:
     return _VerlForm() if isinstance(config, VerlReward) else _Form()
 
 
-# --- signatures -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Parameters:
     """The parameters of a function."""
@@ -208,9 +202,6 @@ def _instance_method(target: Callable[..., object]) -> Callable[..., object]:
         if isinstance(target, type)
         else target
     )
-
-
-# --- making and checking --------------------------------------------------------------------------
 
 
 def make_own_reward(config: Use, *, where: str) -> OwnReward:

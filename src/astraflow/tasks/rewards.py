@@ -320,9 +320,6 @@ def _single_rewards(reward: RewardConfig) -> list[tuple[str, str, SingleRewardCo
     ]
 
 
-# --- checks before a run --------------------------------------------------------------------------
-
-
 def check_gradable(reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> None:
     """Checks that the rewards can score a source's tasks (of a large prepared data set, some of them).
 
@@ -375,9 +372,6 @@ def _make_scorer(reward: SingleRewardConfig, config: TasksConfig, where: str) ->
             return reward.make()
         case Use():
             return make_own_reward(reward, where=where)
-
-
-# --- scorers --------------------------------------------------------------------------------------
 
 
 def _exact(text: str, answers: Sequence[str]) -> float:

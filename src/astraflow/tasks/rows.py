@@ -106,9 +106,6 @@ def shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# --- values ---------------------------------------------------------------------------------------
-
-
 def _value(row: Mapping[str, Any], key: str, where: str, setting: str, *, is_path: bool = True) -> Any:
     """The value of a key, or of a path of keys: `a.b` is the value of `b` in the mapping or list of column
     `a`.
@@ -221,9 +218,6 @@ def _answer(row: Mapping[str, Any], config: RowsConfig, where: str) -> tuple[str
                 "remove the row"
             ) from err
     return _text(value, config.answer_key, where), None
-
-
-# --- chats ----------------------------------------------------------------------------------------
 
 
 def _chat(prompt: Sequence[object], config: RowsConfig, where: str) -> tuple[tuple[Message, ...], str]:

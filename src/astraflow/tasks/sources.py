@@ -98,9 +98,6 @@ def _select(
     )
 
 
-# --- environments ---------------------------------------------------------------------------------
-
-
 class _EnvironmentSource:
     """The tasks of one split of an environment.
 
@@ -146,9 +143,6 @@ class _EnvironmentSource:
         task = self._tasks.task(idx)
         named = msgspec.structs.replace(task, id=f"{self._name}/{task.id}", source=self._name)
         return with_environment(named, self._environment)
-
-
-# --- JSONL ----------------------------------------------------------------------------------------
 
 
 def _jsonl_tasks(config: JsonlSourceConfig, name: str) -> list[Task]:
@@ -201,9 +195,6 @@ def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
     if not isinstance(row, dict):
         raise DataError(f"{where} holds {shown}; expected a JSON object{_OTHER_FILES}")
     return cast("dict[str, Any]", row)
-
-
-# --- Hugging Face datasets ------------------------------------------------------------------------
 
 
 def _hub_tasks(config: HubSourceConfig, name: str) -> list[Task]:
@@ -274,9 +265,6 @@ def _file_kind(path: Path) -> str:
             f"{path}: files ending in {path.suffix!r} are not supported (choices: {', '.join(kinds)})"
         )
     return kinds[path.suffix]
-
-
-# --- components of the user's own -----------------------------------------------------------------
 
 
 def _user_source(config: Use) -> TaskSource:

@@ -32,9 +32,6 @@ PROMPT_MARK = "{prompt}"
 """Placeholder of the prompt in a source's `template`."""
 
 
-# --- sources --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class SourceContext:
     """What a source gets from the rest of the recipe."""
@@ -115,9 +112,6 @@ class RowsConfig(PromptsConfig):
     answers. Empty: the tasks have no answer."""
     columns: tuple[str, ...] = Field(default=(), max_length=MAX_COLUMNS)
     """Further columns that travel with each task; the reward gets them by name."""
-
-
-# --- rewards --------------------------------------------------------------------------------------
 
 
 class RewardVariant(Variant):

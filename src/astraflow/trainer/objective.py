@@ -180,9 +180,6 @@ class SummedLoss:
         return float(per_token.sum(dtype=np.float64)), found
 
 
-# --- checks -----------------------------------------------------------------------------------------
-
-
 def check_ratios(columns: Columns, trained: Ints, log_ratios: Floats) -> None:
     """Raises: TrainingError, naming the sample, if a ratio of current to recorded probability overflows."""
     worst = int(log_ratios.argmax())

@@ -106,9 +106,6 @@ def entropies(logits: Tensor) -> Tensor:
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
-# --- with a critic --------------------------------------------------------------------------------
-
-
 def rewards_at_ends(turn_rewards: Floats, is_turn_end: NDArray[np.bool_]) -> Floats:
     """[P]: each turn's reward at its last trained token, 0 elsewhere. `turn_rewards` [P] has it at each token
     of the turn."""
@@ -153,9 +150,6 @@ def explained_frac(values: Floats, returns: Floats) -> float:
     if spread == 0:
         return 0.0
     return 1.0 - float((returns - values).astype(np.float64).var()) / spread
-
-
-# --- metrics --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

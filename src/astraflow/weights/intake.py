@@ -222,9 +222,6 @@ def _name(hand_over: HandOver) -> str:
     return f"{hand_over.policy!r} version {hand_over.version}"
 
 
-# --- files that are handed over -------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def _open_full(incoming: Path, hand_over: HandOver) -> Generator[int]:
     """The file of a full version, which must have exactly the size that its table requires."""

@@ -37,9 +37,6 @@ def is_right(score: float) -> bool:
     return score >= _RIGHT_SCORE
 
 
-# --- choices in free text ---------------------------------------------------------------------------
-
-
 def last_choice(text: str, choices: Sequence[str]) -> str:
     """The choice that occurs last in a text, as whole words in any case; empty if none occurs.
 
@@ -58,9 +55,6 @@ def _last_end(text: str, choice: str) -> int:
     after = r"(?!\w)" if choice[-1:].isalnum() else ""
     pattern = re.compile(before + re.escape(choice) + after, re.IGNORECASE)
     return max((match.end() for match in pattern.finditer(text)), default=0)
-
-
-# --- parallel parts ---------------------------------------------------------------------------------
 
 
 _ResultT = TypeVar("_ResultT")

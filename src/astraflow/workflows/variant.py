@@ -100,8 +100,6 @@ class PolicyRoles(WorkflowVariant):
         return {role: name_at(names, getattr(self, role), place) for place, role in enumerate(self.roles)}
 
 
-# --- types of fields --------------------------------------------------------------------------------
-
 Share = Annotated[float, Field(ge=0, le=1)]
 ParserChoice = Literal["tagged", "bare_json"] | Use
 """How a model writes tool calls: the name of a built-in parser, or a function of the user's own."""

@@ -108,9 +108,6 @@ class _Decompressors(threading.local):
 _decompressors = _Decompressors()
 
 
-# --- reading --------------------------------------------------------------------------------------
-
-
 def parse_delta(data: bytes | bytearray | memoryview, tensors: Sequence[TensorInfo]) -> Delta:
     """The delta, whose blocks are views of `data`.
 
@@ -194,9 +191,6 @@ def _check_place(block: _Block, spans: Sequence[ElementSpan], last_end: int) -> 
             f"a block fits no tensor: {block.num_elements} elements of {block.width} bytes at byte "
             f"{block.offset}, with {block.counts}"
         )
-
-
-# --- applying -------------------------------------------------------------------------------------
 
 
 def apply_delta(
