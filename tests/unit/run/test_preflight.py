@@ -361,13 +361,21 @@ SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size"
 @pytest.mark.parametrize(
     ("model_type", "shard", "said"),
     [
-        ("qwen3_moe", {"tensor": 4}, "train.shard.tensor = 4: the model has num_key_value_heads = 2"),
+        (
+            "qwen3_moe",
+            {"tensor": 4},
+            "train.shard.tensor = 4 does not divide the model.s num_key_value_heads = 2",
+        ),
         ("llama", {"tensor": 2, "expert": 2}, "expert = 2: the model is not a mixture of experts"),
         ("gpt2", {"tensor": 2}, "has no plan for cutting layers of the family 'gpt2'"),
         ("qwen3_moe", {"tensor": 2, "expert": 4}, "set shard.expert to 1 or 2, or shard.tensor to 4"),
         ("llama", {"tensor": 2, "context": 2}, "shard.context = 2 with shard.tensor = 2"),
-        ("llama", {"context": 4}, "train.shard.context = 4: the model has num_key_value_heads = 2"),
-        ("qwen3_moe", {"context": 2}, "train.shard.context = 2: routers are not supported for a part"),
+        (
+            "llama",
+            {"context": 4},
+            "train.shard.context = 4 does not divide the model.s num_key_value_heads = 2",
+        ),
+        ("qwen3_moe", {"context": 2}, "train.shard.context = 2: a mixture of experts"),
         ("llama", {"tensor": 3}, "ranks = 4 cannot be divided .* set ranks to a multiple of 3"),
     ],
 )
