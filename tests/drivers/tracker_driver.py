@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from astraflow.addons.trackers.tracking import Trackers
 from astraflow.config import parse_config
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.report.metrics_log import MetricsLog
-from astraflow.report.tracking import Trackers
 from astraflow.types import EvalRecord, MetricItem, StepRecord
 
 __all__ = ["TESTS", "TrackedFolder", "example", "key_of", "make_eval", "make_step"]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from astraflow.report.tracking import Trackers
+from astraflow.addons.trackers.tracking import Trackers
 from drivers.tracker_driver import TESTS, TrackedFolder, example, key_of, make_eval, make_step
 from drivers.view_runs import RunWriter
 

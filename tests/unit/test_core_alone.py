@@ -73,10 +73,15 @@ def test_a_run_has_no_page_and_prints_plain_lines(tmp_path: Path) -> None:
 from pathlib import Path
 from rich.console import Console
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.report.view import ShownRun
-from astraflow.run.commands import make_pages
-terminal = Console(force_terminal=True)
-assert make_pages(ShownRun("r", "runs/r", RunFolder(Path("runs/r")), terminal, has_link=True)) == []
+from astraflow.report.view import ShownRun, make_pages
+run = ShownRun(
+    recipe=None,
+    where="runs/r",
+    folder=RunFolder(Path("runs/r")),
+    terminal=Console(force_terminal=True),
+    has_link=True,
+)
+assert make_pages(run) == []
 """
     done = core_alone(code, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -94,6 +99,7 @@ def test_an_option_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None
     ("override", "told"),
     [
         ("trackers=[wandb]", 'trackers.0.name = "wandb" needs astraflow.addons.trackers,'),
+        ("trackers=[{use: 'json:loads'}]", "trackers: json-loads needs astraflow.addons.trackers,"),
         ("exact=true", "exact: true needs astraflow.addons.exact,"),
         (
             "policies.actor.train.backend={name: own_loop, loop: {use: 'a:b'}}",

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.config import Use, Variant, check_args, load_attr
+from astraflow.errors import ConfigError
 from astraflow.protocols import Tracker
+from astraflow.user_input.installed import added_to, loaded, where_to_find
 
 __all__ = ["TrackedRun", "TrackerVariant", "check_tracker", "make_tracker", "tracker_key"]
 
@@ -66,7 +68,9 @@ def tracker_key(config: TrackerVariant | Use) -> str:
 
 def check_tracker(config: TrackerVariant | Use) -> None:
     """Raises: ConfigError if the tracker can't be made on this machine, or a class of the user's own can't
-    be loaded or does not take its arguments."""
+    be loaded or does not take its arguments, or if nothing installed runs trackers."""
+    if not any(map(loaded, added_to("astraflow.pages").select(name="trackers"))):
+        raise ConfigError(f"trackers: {tracker_key(config)} {where_to_find('trackers')}")
     if isinstance(config, Use):
         check_args(load_attr(config.use, where="trackers.use"), config.args, where="trackers.args")
     else:

@@ -4,18 +4,26 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self, TextIO
+from typing import TextIO
 
 from rich.console import Console
 
 from astraflow.processes.supervisor import ServiceState
+from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.report.overview import RunOverview, eval_line, idle_line, step_line
 from astraflow.report.terminal_text import printable
 from astraflow.report.watch.watchdog import NO_ALARMS, AlarmUpdate, cleared_text
 from astraflow.types import EvalRecord, StatusReply, StepRecord
+from astraflow.user_input.installed import added_to, loaded
 
-__all__ = ["PlainView", "RunPage", "ShownRun", "View"]
+__all__ = ["FINISHED_S", "INTERRUPTED_S", "PlainView", "RunPage", "ShownRun", "View", "make_pages"]
+
+FINISHED_S = 20.0
+"""Time that pages have to show the last rows of a run that is over."""
+INTERRUPTED_S = 3.0
+"""The same for an interrupted run, which ends within 5 s. Trackers get the rest when it is resumed."""
+
 
 _PLAIN_EVERY_S = 2.0
 """Shortest time between two lines about steps; evaluations and notes are always printed."""
@@ -52,37 +60,53 @@ class View:
         """Shows nothing more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownRun:
-    """A run that `astraflow run` is about to start, as its pages see it."""
+    """A run that is about to start, as its pages see it."""
 
-    name: str
+    recipe: Recipe
     where: str
     """Its folder, as the user wrote it."""
     folder: RunFolder
-    terminal: Console | None
-    """The terminal that a page may use; None without one, or with `--plain`."""
-    has_link: bool
-    """Whether the recipe allows a page that a browser can open."""
+    module_path: Sequence[str] = ()
+    """Where the recipe's own modules are found."""
+    terminal: Console | None = None
+    """The terminal that a page may use; None without one, with `--plain`, or if a program starts the run."""
+    has_link: bool = False
+    """Whether a page for a browser is wanted."""
 
 
 class RunPage:
-    """Shows a run while it lasts, which is the time in its `async with`.
+    """Shows a run while it lasts: in the terminal, in a browser, or elsewhere.
 
     An entry point of the group `astraflow.pages` names a function that gets a `ShownRun` and returns a page,
     or None if it has none for that run.
     """
 
-    url: str = ""
-    """Where a browser finds the page while the run lasts; empty for a page in the terminal."""
     view: View | None = None
-    """Takes the place of the plain lines, also before and after the run's `async with`."""
+    """Takes the place of the plain lines, also before the page is open and after it is closed."""
 
-    async def __aenter__(self) -> Self:
-        """Raises: OSError if the page can't be offered."""
-        return self
+    async def open(self, note: Callable[[str], None]) -> None:
+        """Starts. `note` shows a message to a person; any thread may call it.
 
-    async def __aexit__(self, *_: object) -> None: ...
+        Raises: OSError if the page can't be offered.
+        """
+
+    def wake(self) -> None:
+        """`metrics.jsonl` has new rows. Must not block."""
+
+    def kill(self) -> None:
+        """Ends the page's processes at once."""
+
+    async def close(self, deadline_s: float) -> None:
+        """No more rows will come. Takes at most about `deadline_s` to show the last ones, then ends."""
+
+
+def make_pages(run: ShownRun) -> list[RunPage]:
+    """The pages that installed packages have for a run."""
+    makers = [loaded(entry) for entry in added_to("astraflow.pages")]
+    made: list[RunPage | None] = [make_page(run) for make_page in makers if make_page is not None]
+    return [page for page in made if page is not None]
 
 
 class PlainView(View):

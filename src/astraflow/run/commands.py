@@ -6,8 +6,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -27,11 +25,10 @@ from astraflow.report.ending import interruption
 from astraflow.report.report import load_summary, summary_table, write_report
 from astraflow.report.summary import Summary
 from astraflow.report.terminal_text import printable
-from astraflow.report.view import PlainView, RunPage, ShownRun, View
+from astraflow.report.view import PlainView, RunPage, ShownRun, View, make_pages
 from astraflow.run.run import Run, launch
-from astraflow.user_input.installed import added_to, loaded
 
-__all__ = ["make_pages", "run_recipe", "show_audit"]
+__all__ = ["run_recipe", "show_audit"]
 
 _INTERRUPTED = 130
 """Exit code of a command that was interrupted."""
@@ -47,7 +44,15 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
     if folder.is_finished and _has_nothing_to_do(folder, recipe, run_dir):
         return _show_finished(folder, recipe, run_dir, console)
     terminal = console if console.is_terminal and not is_plain else None
-    pages = make_pages(ShownRun(recipe.name, str(run_dir), folder, terminal, has_link=recipe.view))
+    shown = ShownRun(
+        recipe=recipe,
+        where=str(run_dir),
+        folder=folder,
+        module_path=module_path,
+        terminal=terminal,
+        has_link=recipe.view,
+    )
+    pages = make_pages(shown)
     plain = PlainView(recipe.name, str(run_dir), sys.stdout)
     view = next((page.view for page in pages if page.view is not None), plain)
     runs: list[Run] = []
@@ -128,14 +133,13 @@ async def _until_end(
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt, number)
-    async with launch(recipe, run_dir, view=view, module_path=module_path) as run:
+    async with launch(recipe, run_dir, view=view, pages=pages, module_path=module_path) as run:
         runs.append(run)
         log = _launcher_log(run.folder)
         ended = asyncio.ensure_future(run.wait())
         stopped = asyncio.ensure_future(interrupted.wait())
         try:
-            async with _offered(pages, view):
-                await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 run.note_stop(reasons[0])
             return ended.done()
@@ -144,28 +148,6 @@ async def _until_end(
             stopped.cancel()
             logging.getLogger("astraflow").removeHandler(log)
             log.close()
-
-
-def make_pages(run: ShownRun) -> list[RunPage]:
-    """The pages about a run that installed packages have."""
-    makers = [loaded(entry) for entry in added_to("astraflow.pages")]
-    made: list[RunPage | None] = [make_page(run) for make_page in makers if make_page is not None]
-    return [page for page in made if page is not None]
-
-
-@asynccontextmanager
-async def _offered(pages: list[RunPage], view: View) -> AsyncGenerator[None]:
-    """Offers the pages while the block runs, and says where they are."""
-    async with AsyncExitStack() as stack:
-        for page in pages:
-            try:
-                await stack.enter_async_context(page)
-            except OSError as err:
-                view.note(f"there is no page about this run: {err}")
-                continue
-            if page.url:
-                view.note(f"see the run at {page.url}")
-        yield
 
 
 def _launcher_log(folder: RunFolder) -> logging.Handler:

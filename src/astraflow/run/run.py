@@ -11,7 +11,7 @@ Loops of a `Run`, all in one TaskGroup that `launch` owns:
                    it), and the pool if it sizes itself: services -> started, asked to leave, ended
 
 However a run ends, its processes are ended, the reason is written to run.json, and the report is made.
-Trackers have threads and processes of their own: see `tracking`.
+Pages, such as trackers, have threads and processes of their own.
 
 An interrupted run is durable: the same folder continues it later. Nothing here decides about data.
 """
@@ -49,8 +49,7 @@ from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.report.ending import ABANDONED, reason_of
 from astraflow.report.metrics_log import MetricsLog
 from astraflow.report.report import load_drawing, write_report
-from astraflow.report.tracking import FINISHED_S, INTERRUPTED_S, Trackers
-from astraflow.report.view import View
+from astraflow.report.view import FINISHED_S, INTERRUPTED_S, RunPage, ShownRun, View, make_pages
 from astraflow.report.watch.disk import DiskGauge
 from astraflow.report.watch.run_snapshot import RunSnapshot, StepMemory
 from astraflow.report.watch.watchdog import AlarmUpdate, Watchdog, cleared_text
@@ -134,6 +133,7 @@ class Run:
         addresses: Addresses,
         view: View,
         *,
+        pages: Sequence[RunPage] = (),
         module_path: tuple[str, ...] = (),
     ) -> None:
         self.recipe = recipe
@@ -150,7 +150,7 @@ class Run:
         self._quick_http = ServiceClient(self.url, token=token, patience_s=0.0, ca_file=ca_file)
         self._client = DataflowClient(self._http)
         self._metrics = MetricsLog(folder.metrics)
-        self._trackers = Trackers(recipe, folder, self._note_soon, module_path=module_path)
+        self._pages = tuple(pages)
         self._best = BestKeeper(folder, recipe, view.note)
         self._steps = {name: _Feed[StepRecord]() for name in recipe.trained}
         self._evals = _Feed[EvalRecord]()
@@ -205,7 +205,8 @@ class Run:
 
     def kill(self) -> None:
         """Ends all processes at once. What was durable stays."""
-        self._trackers.kill()
+        for page in self._pages:
+            page.kill()
         if self._supervisor is not None:
             self._supervisor.kill_all()
 
@@ -234,7 +235,6 @@ class Run:
         for record in self._metrics.earlier_evals:
             self._view.recall(record)
             self._best.see(record)
-        self._trackers.start()
 
         def begin(loop: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
             return group.create_task(self._blamed(loop), name=name)
@@ -246,6 +246,18 @@ class Run:
         followers.append(begin(partial(self._show, supervisor), "show"))
         followers.append(begin(self._best.run, "keep best"))
         self._followers = followers
+
+    async def open_pages(self) -> None:
+        """Opens the pages of the run. It does without those that cannot be offered."""
+        for page in self._pages:
+            try:
+                await page.open(self._note_soon)
+            except OSError as err:
+                self._view.note(f"there is no page about this run: {err}")
+
+    def _wake_pages(self) -> None:
+        for page in self._pages:
+            page.wake()
 
     async def _blamed(self, loop: Callable[[], Awaitable[None]]) -> None:
         """Runs one of the loops. An error that ends it is why the run failed."""
@@ -268,7 +280,7 @@ class Run:
         for task in self._followers:
             task.cancel()
         deadline_s = FINISHED_S if self._state == "finished" else INTERRUPTED_S
-        trackers = asyncio.create_task(asyncio.to_thread(self._trackers.close, deadline_s))
+        closing = [asyncio.create_task(page.close(deadline_s)) for page in self._pages]
         drawing = asyncio.create_task(asyncio.to_thread(load_drawing))  # meanwhile, for the report
         if self._supervisor is not None:
             workers = [state.name for state in self._supervisor.states if state.name not in self._ports]
@@ -278,7 +290,8 @@ class Run:
             feed.close()
         self.folder.release()  # now that nothing else writes to the disk
         self._try_to_save("stopped" if self._state == "running" else self._state)
-        await trackers
+        for closed in closing:
+            await closed
         self._metrics.close()
         self._note_failure()
         await asyncio.wait({drawing})
@@ -367,7 +380,7 @@ class Run:
 
     def _take_step(self, record: StepRecord) -> None:
         self._metrics.write(record)
-        self._trackers.wake()
+        self._wake_pages()
         self._note_failure()
         self._steps[record.policy].add(record)
         self._view.step(record)
@@ -384,7 +397,7 @@ class Run:
                     self._metrics.num_evals, 0.0 if is_over else _LONGEST_POLL_S
                 ):
                     self._metrics.write(record)
-                    self._trackers.wake()
+                    self._wake_pages()
                     self._note_failure()
                     self._evals.add(record)
                     self._best.see(record)
@@ -486,6 +499,7 @@ async def launch(
     run_dir: str | Path,
     *,
     view: View | None = None,
+    pages: Sequence[RunPage] | None = None,
     module_path: tuple[str, ...] = (),
     launcher: Launcher | None = None,
 ) -> AsyncGenerator[Run]:
@@ -493,7 +507,8 @@ async def launch(
 
     A folder with an interrupted or failed run of the recipe continues that run, and so does one with a
     finished run if the recipe asks for more steps than that. `module_path` names folders where the recipe's
-    own modules are found. `launcher` takes the place of the recipe's; it is closed at the end.
+    own modules are found. `pages` show the run; None stands for those of installed packages that need neither
+    a terminal nor a browser. `launcher` takes the place of the recipe's; it is closed at the end.
     Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
@@ -505,7 +520,10 @@ async def launch(
         addresses = choose_addresses(recipe, _earlier_ports(folder))
         _prepare(folder, recipe)
         folder.reserve()
-        run = Run(recipe, folder, addresses, view or View(), module_path=module_path)
+        if pages is None:
+            shown = ShownRun(recipe=recipe, where=str(run_dir), folder=folder, module_path=module_path)
+            pages = make_pages(shown)
+        run = Run(recipe, folder, addresses, view or View(), pages=pages, module_path=module_path)
         try:
             async with asyncio.TaskGroup() as group:
                 try:
@@ -513,6 +531,7 @@ async def launch(
                         specs = program(recipe, folder, addresses, module_path=module_path)
                         check_files(specs)
                         run.start(group, starter, specs)
+                        await run.open_pages()
                     yield run
                 except BaseException as err:
                     run.note_stop(reason_of(err))

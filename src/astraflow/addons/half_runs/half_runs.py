@@ -34,7 +34,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
 from astraflow.recipe.run_folder import RunFolder, write_atomic
 from astraflow.report.metrics_log import MetricsLog
-from astraflow.report.tracking import FINISHED_S, Trackers
+from astraflow.report.view import FINISHED_S, ShownRun, make_pages
 from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner
@@ -178,19 +178,24 @@ def train_from_batches(
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.save_recipe(recipe)
     log = MetricsLog(folder.metrics)
-    trackers = Trackers(recipe, folder, _log.warning, module_path=sys.path)
-    trackers.start()
+    pages = make_pages(
+        ShownRun(recipe=recipe, where=str(run_dir), folder=folder, module_path=tuple(sys.path))
+    )
+    for page in pages:
+        asyncio.run(page.open(_log.warning))
 
     def note(record: StepRecord) -> None:
         log.write(record)
-        trackers.wake()
+        for page in pages:
+            page.wake()
         on_step(record)
 
     try:
         return tuple([_trained(recipe, name, paths[name], models / name, note) for name in recipe.trained])
     finally:
         log.close()
-        trackers.close(FINISHED_S)
+        for page in pages:
+            asyncio.run(page.close(FINISHED_S))
 
 
 def load_batches(folder: Path, *, num_steps: int) -> tuple[Path, ...]:

@@ -13,8 +13,8 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
 from astraflow.addons.view.startup_page import StartupPage
 from astraflow.processes.program import PRIVATE_VARIABLE, TOKEN_VARIABLE
@@ -34,22 +34,26 @@ _MODULE = "astraflow.addons.view.process"
 
 
 class LazyViewer(RunPage):
-    """Example: `async with LazyViewer(run_dir, log_path) as viewer: print(viewer.url)`."""
+    """Example: `await LazyViewer(run_dir, log_path).open(print)`."""
 
     def __init__(self, run_dir: Path, log_path: Path) -> None:
         self._run_dir = run_dir
         self._log_path = log_path
         self._stack = contextlib.AsyncExitStack()
+        self.url = ""
+        """Where a browser finds the page while it is open."""
 
-    async def __aenter__(self) -> Self:
-        """Raises: OSError if no port of loopback can be bound."""
+    async def open(self, note: Callable[[str], None]) -> None:
+        """Starts to listen. Raises: OSError if no port of loopback can be bound."""
         listener = self._stack.enter_context(_make_listener())
         self.url = f"http://{_HOST}:{listener.getsockname()[1]}"
         task = asyncio.create_task(self._serve(listener), name="lazy viewer")
         self._stack.push_async_callback(_cancel, task)
-        return self
+        note(f"see the run at {self.url}")
 
-    async def __aexit__(self, *_: object) -> None:
+    async def close(self, deadline_s: float) -> None:
+        """Ends the viewer."""
+        del deadline_s
         await self._stack.aclose()
 
     async def _serve(self, listener: socket.socket) -> None:

@@ -229,4 +229,4 @@ class Screen(RunPage):
 
 def make_screen(run: ShownRun) -> Screen | None:
     """The live screen of a run; None without a terminal."""
-    return Screen(run.name, run.where, run.terminal) if run.terminal is not None else None
+    return Screen(run.recipe.name, run.where, run.terminal) if run.terminal is not None else None

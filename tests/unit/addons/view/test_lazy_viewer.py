@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -64,11 +65,21 @@ async def test_the_page_is_there_before_the_viewer(listener: socket.socket) -> N
     assert listener.fileno() >= 0  # it is left to the viewer
 
 
+@asynccontextmanager
+async def opened(run_dir: Path, log_path: Path) -> AsyncGenerator[LazyViewer]:
+    viewer = LazyViewer(run_dir, log_path)
+    await viewer.open(print)
+    try:
+        yield viewer
+    finally:
+        await viewer.close(0.0)
+
+
 async def test_a_viewer_is_started_by_its_first_visitor_and_again_after_its_end(tmp_path: Path) -> None:
     run = RunWriter(tmp_path / "run")
     run.group(0, [1.0])
     run.close()
-    async with LazyViewer(tmp_path / "run", tmp_path / "logs" / "viewer.log") as viewer:
+    async with opened(tmp_path / "run", tmp_path / "logs" / "viewer.log") as viewer:
         url = viewer.url
         await asyncio.sleep(0)
         assert viewers() == []
@@ -87,8 +98,8 @@ async def test_a_viewer_is_started_by_its_first_visitor_and_again_after_its_end(
 
 async def test_a_taken_port_is_no_obstacle(tmp_path: Path) -> None:
     async with (
-        LazyViewer(tmp_path, tmp_path / "a.log") as one,
-        LazyViewer(tmp_path, tmp_path / "b.log") as two,
+        opened(tmp_path, tmp_path / "a.log") as one,
+        opened(tmp_path, tmp_path / "b.log") as two,
     ):
         assert one.url != two.url
         assert one.url.startswith("http://127.0.0.1:")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.report.row_feed import RowFeed, num_waiting
+from astraflow.addons.trackers.row_feed import RowFeed, num_waiting
 
 
 def write(path: Path, *steps: int) -> None:

@@ -1,6 +1,6 @@
 """The main function of a tracker's process: hands the rows of `metrics.jsonl` to one tracker.
 
-    python -m astraflow.report.tracker_process RUN_DIR KEY
+    python -m astraflow.addons.trackers.tracker_process RUN_DIR KEY
 
 Its standard input is a pipe from the launcher. Each byte means that there are new rows, and the end of the
 pipe means that no more will come. After that, or if the launcher has died, the process has one minute to hand
@@ -17,12 +17,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from astraflow.addons.trackers.row_feed import RowFeed
+from astraflow.addons.trackers.sample_table import sample_rows
 from astraflow.errors import ConfigError
 from astraflow.protocols import EpisodeTracker, Tracker
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.trackers import TrackedRun, make_tracker, tracker_key
-from astraflow.report.row_feed import RowFeed
-from astraflow.report.sample_table import sample_rows
 from astraflow.service.process import MODULE_PATH_VARIABLE
 
 __all__ = ["Bell", "follow", "main", "run_tracker"]

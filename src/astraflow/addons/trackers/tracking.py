@@ -18,18 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from astraflow.addons.trackers.row_feed import num_waiting, read_position
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.trackers import tracker_key
-from astraflow.report.row_feed import num_waiting, read_position
 from astraflow.service.process import MODULE_PATH_VARIABLE
 
-__all__ = ["FINISHED_S", "INTERRUPTED_S", "Trackers"]
-
-FINISHED_S = 20.0
-"""Time for trackers to process the last rows of a run that is over."""
-INTERRUPTED_S = 3.0
-"""The same for an interrupted run, which must end within 5 s. It hands over the rest when it is resumed."""
+__all__ = ["Trackers"]
 
 _LOOK_EVERY_S = 5.0
 _LONGEST_SILENCE_S = 120.0
@@ -185,7 +180,7 @@ class _Keeper:
 
     def _start_process(self) -> "subprocess.Popen[bytes]":
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        module = "astraflow.report.tracker_process"
+        module = "astraflow.addons.trackers.tracker_process"
         command = [self._python, "-m", module, str(self._folder.path), self._key]
         read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
