@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from astraflow import wire
+from astraflow.addons.view.status import run_status, show_status
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import RefusedError, WireError
-from astraflow.report.status import run_status, show_status
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import (
     EpisodeResult,

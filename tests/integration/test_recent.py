@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from astraflow.report.overview import status_lines
-from astraflow.report.recent import recent_of
+from astraflow.addons.view.recent import recent_of
+from astraflow.addons.view.status_lines import status_lines
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
 

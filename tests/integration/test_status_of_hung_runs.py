@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from astraflow.addons.view.status import run_status, show_status
 from astraflow.errors import ConfigError, UnavailableError
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
-from astraflow.report.status import run_status, show_status
 from astraflow.types.alarm import Alarm
 from drivers.recipe_builders import make_digit_recipe
 

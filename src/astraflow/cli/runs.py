@@ -1,4 +1,4 @@
-"""Commands about whole runs: `run`, `try`, `status`, `audit`, `export`."""
+"""Commands about whole runs: `run`, `try`, `audit`, `export`."""
 
 import asyncio
 import os
@@ -12,14 +12,13 @@ import typer
 
 from astraflow.cli.options import MOST
 from astraflow.cli.own_modules import module_path
-from astraflow.cli.services import CaFile, trust
 from astraflow.errors import ConfigError
 from astraflow.user_input.user_files import is_there
 
 if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe as LoadedRecipe
 
-__all__ = ["audit", "export", "fetch_models", "load_with_checks", "run", "status", "try_task"]
+__all__ = ["audit", "export", "fetch_models", "load_with_checks", "run", "try_task"]
 
 Recipe = Annotated[
     str,
@@ -285,26 +284,6 @@ def try_task(
         return
     trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
     print(episode_text(trial))
-
-
-def status(
-    where: Annotated[str, typer.Argument(help="Run folder, or URL of a dataflow.", metavar="RUN_DIR|URL")],
-    token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="File with the token. Default: the run folder's own.")
-    ] = None,
-    ca_file: CaFile = None,
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
-) -> None:
-    """Show the state of a run: steps, queues, services, their last signs of life, and who waits for whom.
-
-    Answers within seconds, whatever hangs. Exits with 1 if a run that should be running does not answer.
-    """
-    from astraflow.report.status import show_status
-
-    trust(ca_file)
-
-    raise typer.Exit(show_status(where, token_file, as_json=as_json))
 
 
 def audit(

@@ -1,1 +1,1 @@
-"""What a person sees of a run: lines, `status`, summaries, metrics, alarms."""
+"""What a person sees of a run: lines, summaries, metrics, alarms."""

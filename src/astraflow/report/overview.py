@@ -1,37 +1,29 @@
 """What is known of a run, and the lines of text that say it.
 
 `RunOverview` stores the newest steps, evaluations and status. The functions, which are pure, turn it into the
-plain lines of `astraflow run` and into the text of `astraflow status`.
+plain lines of `astraflow run`.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from rich.text import Text
 
 from astraflow.processes.supervisor import ServiceState
 from astraflow.report.eta import eta_text
-from astraflow.report.silence import advice_text, service_wait_text, silent_parts, waits_text
-from astraflow.types import EvalRecord, PolicyStatus, StatusReply, StepRecord, WorkerStatus
+from astraflow.report.silence import waits_text
+from astraflow.types import EvalRecord, StatusReply, StepRecord
 from astraflow.types.alarm import Alarm
 from astraflow.types.wait_words import waiting_text
 
 __all__ = [
     "MAX_ALARMS",
     "RATE_STEPS",
-    "SILENT_S",
     "RunOverview",
     "duration_text",
     "eval_line",
     "idle_line",
-    "num_dropped",
-    "pushed_text",
-    "scores_text",
-    "services_text",
-    "status_lines",
     "step_line",
-    "worker_wait_text",
+    "step_text",
 ]
 
 RATE_STEPS = 8
@@ -39,10 +31,6 @@ RATE_STEPS = 8
 
 MAX_ALARMS = 6
 """Alarms that fit on a screen or in a line; `astraflow status` and the log have all of them."""
-
-SILENT_S = 10.0
-"""A rollout service that the dataflow has not heard from for this long is marked as silent. It sends a
-heartbeat every few seconds."""
 
 
 @dataclass
@@ -134,60 +122,6 @@ def duration_text(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
-def num_dropped(policy: PolicyStatus) -> int:
-    """Groups that have ended without being trained."""
-    fates = policy.fates
-    return fates.drawn - fates.trained - fates.live
-
-
-def scores_text(worker: WorkerStatus) -> str:
-    """The scores of a rollout service that did not arrive in time or at all; empty if there are none."""
-    load = worker.load
-    if not load.num_late_scores and not load.num_scorer_errors:
-        return ""
-    return f"{load.num_late_scores:,} scores came too late, {load.num_scorer_errors:,} scorer errors"
-
-
-def pushed_text(status: StatusReply | None) -> str:
-    """How many tasks users pushed to the run; empty if none."""
-    if status is None or not (status.pushed.num_accepted or status.pushed.num_refused):
-        return ""
-    pushed = status.pushed
-    counts = f"{pushed.num_accepted} accepted, {pushed.num_waiting} waiting, {pushed.num_refused} refused"
-    return f"pushed tasks: {counts}"
-
-
-def worker_wait_text(worker: WorkerStatus, unheard_s: float, silent: Mapping[str, float]) -> str:
-    """What a rollout service waits for, or that it is silent or set aside; empty if it works."""
-    if unheard_s >= SILENT_S:
-        return "silent"
-    if worker.is_set_aside:
-        return f"set aside after {worker.failed_in_a_row} failures in a row"
-    return service_wait_text(worker.load.waits_for, silent)
-
-
-def services_text(services: Sequence[ServiceState]) -> Text:
-    """The processes, and when each showed its last sign of life."""
-    text = Text()
-    for service in services:
-        word = "restart" if service.restarts == 1 else "restarts"
-        restarts = f" ({service.restarts} {word})" if service.restarts else ""
-        style = {"running": "green", "restarting": "red", "failed": "red"}.get(service.state, "dim")
-        style = "red" if service.trouble or service.is_silent else style
-        state = "silent" if service.state == "running" and service.is_silent else service.state
-        text.append(f"{service.name} {state}{restarts}{_sign_of_life(service)}  ", style=style)
-    return text
-
-
-def _sign_of_life(service: ServiceState) -> str:
-    """When a running process showed its last sign of life, or for how long it has been starting."""
-    if service.state != "running":
-        return ""
-    if service.silent_s is not None:
-        return f", alive {service.silent_s:.0f} s ago"
-    return f", starting for {service.age_s:.0f} s" if service.age_s else ""
-
-
 # --- lines ----------------------------------------------------------------------------------------
 
 
@@ -195,10 +129,10 @@ def step_line(run: RunOverview, record: StepRecord, now_s: float) -> str:
     """One line for one step."""
     waits = run.status.waits if run.status else ()
     waiting = f"; {waiting_text(waits[0].who, waits[0].whom)}" if waits else ""
-    return f"{duration_text(now_s - run.started_s)} {_step_text(run, record)}{waiting}"
+    return f"{duration_text(now_s - run.started_s)} {step_text(run, record)}{waiting}"
 
 
-def _step_text(run: RunOverview, record: StepRecord) -> str:
+def step_text(run: RunOverview, record: StepRecord) -> str:
     """What a step did, and when training will be done."""
     policies = run.status.policies if run.status else ()
     num_steps = next((p.num_steps for p in policies if p.name == record.policy), 0)
@@ -240,42 +174,3 @@ def eval_line(record: EvalRecord) -> str:
         f"{at}: {record.score_mean:.3f} +- {record.score_stderr:.3f} ({record.num_tasks} tasks, "
         f"{record.num_samples} episodes{failed})"
     )
-
-
-def status_lines(run: RunOverview, status: StatusReply) -> list[str]:
-    """The lines of `astraflow status`: the run, then one line per policy and rollout service, then who waits
-    for whom."""
-    silent = silent_parts(run.services, status)
-    elapsed = duration_text(status.now_s - run.started_s)
-    speed = f"generating {run.generated_tokens_per_s():,.0f} tok/s"
-    return [
-        f"astraflow {run.name}  {status.state}  {elapsed}  {run.where}  {speed}",
-        *(_policy_line(run, policy) for policy in status.policies),
-        *(_worker_line(worker, status, silent) for worker in status.workers),
-        *(waits_text(status, run.services) or ["nobody waits"]),
-        *filter(None, (advice_text(status.scaling, silent), pushed_text(status))),
-    ]
-
-
-def _policy_line(run: RunOverview, policy: PolicyStatus) -> str:
-    records = run.steps.get(policy.name)
-    at_step = f"{policy.name} at step {policy.step}/{policy.num_steps}"
-    return (
-        f"{_step_text(run, records[-1]) if records else at_step}; staleness bound {policy.staleness_bound}, "
-        f"{policy.num_tickets}/{policy.max_tickets} tickets, "
-        f"{policy.num_ready_groups}/{policy.groups_per_batch} groups ready, {num_dropped(policy)} dropped"
-    )
-
-
-def _worker_line(worker: WorkerStatus, status: StatusReply, silent: Mapping[str, float]) -> str:
-    unheard_s = max(status.now_s - worker.last_seen_s, 0.0)
-    versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
-    parts = (
-        f"{worker.name}: {worker.num_leases} episodes",
-        f"{worker.load.tokens_per_s:,.0f} tok/s",
-        f"heard of {unheard_s:.0f} s ago",
-        f"versions {versions or '-'}",
-        scores_text(worker),
-        f"waits for {worker_wait_text(worker, unheard_s, silent) or '-'}",
-    )
-    return ", ".join(filter(None, parts))

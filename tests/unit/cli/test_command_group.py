@@ -86,8 +86,8 @@ def test_an_option_that_a_package_adds_is_not_a_command(
 
 
 def test_a_package_cannot_replace_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, "status = somebodys_commands:FIRST")
-    assert run("status", str(tmp_path / "none")) == 2
+    install(tmp_path, monkeypatch, "audit = somebodys_commands:FIRST")
+    assert run("audit", str(tmp_path / "none")) == 2
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_every_entry_point_of_astraflow_names_something_that_exists() -> None:
     assert [entry for entry in entries if loaded(entry) is None] == []
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["run", "--help"], ["status", "--help"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["run", "--help"], ["audit", "--help"]])
 def test_a_command_imports_no_module_of_an_add_on_that_it_does_not_need(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom astraflow.cli.main import main\n"

@@ -140,13 +140,7 @@ def test_a_missing_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_no_run_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("audit", str(tmp_path / "none")) == 2
-    assert run("status", str(tmp_path)) == 2
-    assert capsys.readouterr().err.count("is not a run folder") == 2
-
-
-def test_nobody_at_a_url_is_a_failure_not_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("status", "http://127.0.0.1:9") == 1
-    assert "Is the service running and reachable?" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
 
 
 def test_a_token_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,9 +152,8 @@ def test_a_file_of_certificates_that_is_missing_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = str(tmp_path / "ca.pem")
-    for command in (("status", "https://127.0.0.1:9"), ("join", "https://127.0.0.1:9")):
-        assert run(*command, "--ca-file", missing) == 2
-        assert f"--ca-file {missing} is not a file" in capsys.readouterr().err
+    assert run("join", "https://127.0.0.1:9", "--ca-file", missing) == 2
+    assert f"--ca-file {missing} is not a file" in capsys.readouterr().err
 
 
 def test_a_peer_of_a_run_over_https_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""The live screen, and `astraflow view`: an index of runs, live or not, with a page and commands."""
+"""The live screen, `astraflow status`, and `astraflow view`: an index of runs, with a page and commands."""

@@ -45,9 +45,9 @@ from astraflow.addons.view.recipe_lines import recipe_lines
 from astraflow.addons.view.runs import ShownRun, ShownRuns
 from astraflow.addons.view.search import choices, group_rows, search
 from astraflow.addons.view.slots import slot_lanes
+from astraflow.addons.view.status import run_status
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
 from astraflow.errors import ConfigError, Error
-from astraflow.report.status import run_status
 from astraflow.types import ErrorReply
 
 __all__ = ["make_app"]

@@ -1,4 +1,4 @@
-"""Commands that show what is in run folders: `view`, `top`, `episodes`, `report`, `traces`."""
+"""Commands that show what is in run folders: `status`, `view`, `top`, `episodes`, `report`, `traces`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,8 +7,22 @@ import typer
 
 from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.options import MOST, finite
+from astraflow.cli.services import CaFile, trust
 
-__all__ = ["EPISODES", "REPORT", "TOP", "TRACES", "VIEW", "episodes", "report", "top", "traces", "view"]
+__all__ = [
+    "EPISODES",
+    "REPORT",
+    "STATUS",
+    "TOP",
+    "TRACES",
+    "VIEW",
+    "episodes",
+    "report",
+    "status",
+    "top",
+    "traces",
+    "view",
+]
 
 _RunDir = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN_DIR")]
 
@@ -200,6 +214,26 @@ def traces(
     send_traces(run_dir, endpoint, every=every, until_end=follow, headers=header or [])
 
 
+def status(
+    where: Annotated[str, typer.Argument(help="Run folder, or URL of a dataflow.", metavar="RUN_DIR|URL")],
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the token. Default: the run folder's own.")
+    ] = None,
+    ca_file: CaFile = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
+) -> None:
+    """Show the state of a run: steps, queues, services, their last signs of life, and who waits for whom.
+
+    Answers within seconds, whatever hangs. Exits with 1 if a run that should be running does not answer.
+    """
+    from astraflow.addons.view.status import show_status
+
+    trust(ca_file)
+    raise typer.Exit(show_status(where, token_file, as_json=as_json))
+
+
+STATUS = AddedCommand(status, after="try")
 VIEW = AddedCommand(view, after="status")
 TOP = AddedCommand(top, after="view")
 TRACES = AddedCommand(traces, after="top")

@@ -16,19 +16,17 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from astraflow.processes.supervisor import ServiceState
-from astraflow.report.eta import eta_text, numbers_text
-from astraflow.report.overview import (
-    MAX_ALARMS,
+from astraflow.addons.view.status_lines import (
     SILENT_S,
-    RunOverview,
-    duration_text,
     num_dropped,
     pushed_text,
     scores_text,
     services_text,
     worker_wait_text,
 )
+from astraflow.processes.supervisor import ServiceState
+from astraflow.report.eta import eta_text, numbers_text
+from astraflow.report.overview import MAX_ALARMS, RunOverview, duration_text
 from astraflow.report.silence import advice_text, silent_parts, waits_text
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import RunPage, ShownRun, View

@@ -21,10 +21,10 @@ from astraflow.addons.view.filters import EpisodeFilter
 from astraflow.addons.view.index import RunIndex
 from astraflow.addons.view.screen import render
 from astraflow.addons.view.search import search
+from astraflow.addons.view.status import RunStatus, run_status
 from astraflow.addons.view.terminal import episodes_table
 from astraflow.errors import Error
 from astraflow.report.report import summary_table
-from astraflow.report.status import RunStatus, run_status
 from astraflow.report.terminal_text import printable
 
 __all__ = ["Top", "state_of"]

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from astraflow.report.status import RunStatus
+from astraflow.addons.view.status import RunStatus
 from astraflow.types.alarm import Alarm
 from drivers.view_runs import RunWriter
 

@@ -16,14 +16,15 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from astraflow.addons.view.recent import Recent, recent_of
+from astraflow.addons.view.status_lines import services_text, status_lines
 from astraflow.dataflow.client import STATUS_S, DataflowClient
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.processes.process_state import state_of
 from astraflow.processes.supervisor import ServiceState
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.report.ending import known_end
-from astraflow.report.overview import RunOverview, services_text, status_lines
-from astraflow.report.recent import Recent, recent_of
+from astraflow.report.overview import RunOverview
 from astraflow.report.report import load_summary, summary_table
 from astraflow.report.silence import waits_text
 from astraflow.report.summary import Summary

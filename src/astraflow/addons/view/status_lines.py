@@ -1,0 +1,120 @@
+"""The text of `astraflow status`, parts of which the live screen shows too."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.text import Text
+
+from astraflow.processes.supervisor import ServiceState
+from astraflow.report.overview import RunOverview, duration_text, step_text
+from astraflow.report.silence import advice_text, service_wait_text, silent_parts, waits_text
+from astraflow.types import PolicyStatus, StatusReply, WorkerStatus
+
+__all__ = [
+    "SILENT_S",
+    "num_dropped",
+    "pushed_text",
+    "scores_text",
+    "services_text",
+    "status_lines",
+    "worker_wait_text",
+]
+
+SILENT_S = 10.0
+"""A rollout service that the dataflow has not heard from for this long is marked as silent. It sends a
+heartbeat every few seconds."""
+
+
+def status_lines(run: RunOverview, status: StatusReply) -> list[str]:
+    """The lines of `astraflow status`: the run, then one line per policy and rollout service, then who waits
+    for whom."""
+    silent = silent_parts(run.services, status)
+    elapsed = duration_text(status.now_s - run.started_s)
+    speed = f"generating {run.generated_tokens_per_s():,.0f} tok/s"
+    return [
+        f"astraflow {run.name}  {status.state}  {elapsed}  {run.where}  {speed}",
+        *(_policy_line(run, policy) for policy in status.policies),
+        *(_worker_line(worker, status, silent) for worker in status.workers),
+        *(waits_text(status, run.services) or ["nobody waits"]),
+        *filter(None, (advice_text(status.scaling, silent), pushed_text(status))),
+    ]
+
+
+def _policy_line(run: RunOverview, policy: PolicyStatus) -> str:
+    records = run.steps.get(policy.name)
+    at_step = f"{policy.name} at step {policy.step}/{policy.num_steps}"
+    return (
+        f"{step_text(run, records[-1]) if records else at_step}; staleness bound {policy.staleness_bound}, "
+        f"{policy.num_tickets}/{policy.max_tickets} tickets, "
+        f"{policy.num_ready_groups}/{policy.groups_per_batch} groups ready, {num_dropped(policy)} dropped"
+    )
+
+
+def _worker_line(worker: WorkerStatus, status: StatusReply, silent: Mapping[str, float]) -> str:
+    unheard_s = max(status.now_s - worker.last_seen_s, 0.0)
+    versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
+    parts = (
+        f"{worker.name}: {worker.num_leases} episodes",
+        f"{worker.load.tokens_per_s:,.0f} tok/s",
+        f"heard of {unheard_s:.0f} s ago",
+        f"versions {versions or '-'}",
+        scores_text(worker),
+        f"waits for {worker_wait_text(worker, unheard_s, silent) or '-'}",
+    )
+    return ", ".join(filter(None, parts))
+
+
+# --- parts of lines -------------------------------------------------------------------------------
+
+
+def num_dropped(policy: PolicyStatus) -> int:
+    """Groups that have ended without being trained."""
+    fates = policy.fates
+    return fates.drawn - fates.trained - fates.live
+
+
+def scores_text(worker: WorkerStatus) -> str:
+    """The scores of a rollout service that did not arrive in time or at all; empty if there are none."""
+    load = worker.load
+    if not load.num_late_scores and not load.num_scorer_errors:
+        return ""
+    return f"{load.num_late_scores:,} scores came too late, {load.num_scorer_errors:,} scorer errors"
+
+
+def pushed_text(status: StatusReply | None) -> str:
+    """How many tasks users pushed to the run; empty if none."""
+    if status is None or not (status.pushed.num_accepted or status.pushed.num_refused):
+        return ""
+    pushed = status.pushed
+    counts = f"{pushed.num_accepted} accepted, {pushed.num_waiting} waiting, {pushed.num_refused} refused"
+    return f"pushed tasks: {counts}"
+
+
+def worker_wait_text(worker: WorkerStatus, unheard_s: float, silent: Mapping[str, float]) -> str:
+    """What a rollout service waits for, or that it is silent or set aside; empty if it works."""
+    if unheard_s >= SILENT_S:
+        return "silent"
+    if worker.is_set_aside:
+        return f"set aside after {worker.failed_in_a_row} failures in a row"
+    return service_wait_text(worker.load.waits_for, silent)
+
+
+def services_text(services: Sequence[ServiceState]) -> Text:
+    """The processes, and when each showed its last sign of life."""
+    text = Text()
+    for service in services:
+        word = "restart" if service.restarts == 1 else "restarts"
+        restarts = f" ({service.restarts} {word})" if service.restarts else ""
+        style = {"running": "green", "restarting": "red", "failed": "red"}.get(service.state, "dim")
+        style = "red" if service.trouble or service.is_silent else style
+        state = "silent" if service.state == "running" and service.is_silent else service.state
+        text.append(f"{service.name} {state}{restarts}{_sign_of_life(service)}  ", style=style)
+    return text
+
+
+def _sign_of_life(service: ServiceState) -> str:
+    """When a running process showed its last sign of life, or for how long it has been starting."""
+    if service.state != "running":
+        return ""
+    if service.silent_s is not None:
+        return f", alive {service.silent_s:.0f} s ago"
+    return f", starting for {service.age_s:.0f} s" if service.age_s else ""
