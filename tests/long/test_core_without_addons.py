@@ -36,6 +36,7 @@ NAME_ADD_ONS = (
     "run/test_exact.py",
     "run/test_full_recipes.py",
     "run/test_recipe_bounds.py::test_a_value_beyond_its_bound_is_refused_where_it_is_written",
+    "run/test_recipe_bounds.py::test_what_a_cluster_could_never_give_is_refused",
     "tasks/test_own_rewards.py::test_factors_are_checked",
     "tasks/test_own_rewards.py::test_factors_multiply_the_sum_of_the_others",
 )
