@@ -1,37 +1,18 @@
-"""Models named on the Hugging Face Hub: finds them in the hub's usual cache, and downloads them into it.
+"""Models named on the Hugging Face Hub: finds them in the hub's usual cache, or gets them downloaded."""
 
-Only the files that a run reads are downloaded: safetensors, config, tokenizer, chat template and generation
-config. The library `huggingface_hub` does this, so its environment variables apply: HF_HOME, HF_HUB_CACHE,
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
-"""
-
-import errno
-import json
-import os
 import re
-import sys
-import threading
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.weight_files import check_weight_files
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.hub_names import is_hub_name, split_revision
+from astraflow.user_input.installed import added_to, loaded, where_to_find
 
 __all__ = ["cache_folder", "fetch_model", "is_cached", "model_path"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_WHOLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_SMALL_ENDINGS = (".json", ".jinja", ".txt", ".model")
-"""Files with these endings are config, tokenizer, chat template or generation config."""
-_TIMEOUT_S = 20.0
-_LINE_EVERY_S = 10.0
-"""Interval between progress lines about a download, if there is no terminal."""
-_MAX_LISTED = 5
-_SERVER_ERROR = 500
 
 
 def model_path(model: str) -> Path:
@@ -68,32 +49,23 @@ def cache_folder() -> Path:
 def fetch_model(model: str, tell: Callable[[str], None]) -> str:
     """Downloads a model unless it is in the cache. Returns its name with the commit, `OWNER/NAME@COMMIT`.
 
-    A branch (`main` by default) or a tag is always looked up on the hub, so a new run gets the newest commit.
-    If the hub cannot be reached, the cached commit is used. `tell` gets lines about the progress.
-    Raises: DataError if the model does not exist, or is not in the cache and the hub cannot be reached.
+    The entry point `hub` of the group `astraflow.models` names the function that downloads it, which gets
+    `model` and `tell`. A branch (`main` by default) or a tag is always looked up on the hub, so a new run
+    gets the newest commit. If the hub cannot be reached, the cached commit is used. `tell` gets lines about
+    the progress.
+
+    Raises: DataError if the model does not exist, or is not in the cache and the hub cannot be reached;
+    ConfigError if it is not in the cache and no installed package downloads it.
     """
     name, revision = split_revision(model)
     if _COMMIT.fullmatch(revision) and is_cached(model):
         return model
-    from huggingface_hub import constants
-
-    cached = f"{name}@{model_path(model).name}" if is_cached(model) else ""
-    if constants.HF_HUB_OFFLINE or _is_set("TRANSFORMERS_OFFLINE"):
-        if cached:
-            return cached
-        raise DataError(
-            f"{model} is not in the cache {cache_folder()}, and HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE "
-            f"forbids downloading it; unset the variable, {_other_ways(name)}"
-        )
-    try:
-        return f"{name}@{_download(name, revision or 'main', tell)}"
-    except DataError:
-        raise
-    except Exception as err:  # the library also raises whatever its HTTP library raises
-        if cached and _is_unreachable(err):
-            tell(f"{constants.ENDPOINT} cannot be reached; using {cached} from the cache")
-            return cached
-        raise DataError(_explain(err, name, revision)) from err
+    for entry in added_to("astraflow.models").select(name="hub"):
+        if download := loaded(entry):
+            return download(model, tell)
+    if is_cached(model):
+        return f"{name}@{model_path(model).name}"
+    raise ConfigError(f"{model} is not in the cache {cache_folder()}; downloading it {where_to_find('hub')}")
 
 
 def _cached_commit(repository: Path, revision: str) -> str:
@@ -105,133 +77,3 @@ def _cached_commit(repository: Path, revision: str) -> str:
     except (OSError, UnicodeDecodeError):
         return ""
     return commit if _COMMIT.fullmatch(commit) else ""
-
-
-def _download(name: str, revision: str, tell: Callable[[str], None]) -> str:
-    """Downloads the files that a run reads. Returns the commit."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub import snapshot_download as download  # pyright: ignore[reportUnknownVariableType] (dict without its arguments)
-
-    info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if "/" not in file.rfilename}
-    chosen = _select_files(name, str(info.sha), sizes)
-    total = sum(sizes[file] for file in chosen)
-    tell(
-        f"fetching {name} (commit {info.sha}) from {constants.ENDPOINT} into {cache_folder()}: {len(chosen)} "
-        f"files, {_size(total)}"
-    )
-    with _report_progress(cache_folder() / f"models--{name.replace('/', '--')}" / "blobs", total, tell):
-        path = download(name, revision=revision, allow_patterns=[_literal(file) for file in chosen])
-    check_weight_files(Path(path))
-    return Path(path).name
-
-
-def _select_files(name: str, commit: str, sizes: Mapping[str, int]) -> list[str]:
-    """Selects the files of a repository that a run reads. Raises: DataError if it has no usable weights."""
-    from huggingface_hub import constants, hf_hub_download  # pyright: ignore[reportUnknownVariableType] (dict without its arguments)
-
-    weights: Collection[str] = [file for file in sizes if file.endswith(".safetensors")]
-    if _WHOLE in sizes:
-        weights = [_WHOLE]
-    elif _INDEX in sizes:
-        index = Path(hf_hub_download(name, _INDEX, revision=commit))
-        weights = {str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    small = {file for file in sizes if file.endswith(_SMALL_ENDINGS)}
-    if not weights or "config.json" not in sizes:
-        raise DataError(
-            f"{name} on {constants.ENDPOINT} lacks config.json or *.safetensors in its main folder (found: "
-            f"{', '.join(sorted(sizes)[:_MAX_LISTED]) or 'nothing'}); name a repository that has both, "
-            "e.g. the one that this was converted from"
-        )
-    return sorted(small | (set(weights) & sizes.keys()))
-
-
-@contextmanager
-def _report_progress(blobs: Path, total: int, tell: Callable[[str], None]) -> Generator[None]:
-    """Reports the progress of a download: with the library's bars in a terminal, else with lines to
-    `tell`."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
-
-    if sys.stderr.isatty() and not are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    ended = threading.Event()
-    before = _bytes_in(blobs)
-
-    def watch() -> None:
-        while not ended.wait(_LINE_EVERY_S):
-            tell(f"fetched {_size(_bytes_in(blobs) - before)} of {_size(total)}")
-
-    watcher = threading.Thread(target=watch, name="download", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
-
-
-def _bytes_in(folder: Path) -> int:
-    with suppress(OSError):  # a file may be renamed while this runs, once its download is complete
-        return sum(entry.stat().st_size for entry in os.scandir(folder))
-    return 0
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
-
-
-def _literal(name: str) -> str:
-    """A pattern that matches only this file name."""
-    return re.sub(r"([*?\[])", r"[\1]", name)
-
-
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}
-
-
-def _is_unreachable(error: BaseException) -> bool:
-    """Whether the hub did not answer, or answered with a server error."""
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code >= _SERVER_ERROR
-    is_of_http = type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3"))
-    return is_of_http or isinstance(error, ConnectionError | TimeoutError | LocalEntryNotFoundError)
-
-
-def _explain(error: Exception, name: str, revision: str) -> str:
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    where = constants.ENDPOINT
-    login = "log in with `hf auth login`, or set HF_TOKEN"
-    if isinstance(error, RevisionNotFoundError):
-        return f"{name} on {where} has no revision {revision!r}; name one of its branches, tags or commits"
-    if isinstance(error, GatedRepoError):
-        return f"{name} on {where} is gated; request access on its page, then {login}"
-    if isinstance(error, RepositoryNotFoundError | HFValidationError):
-        return f"{where} has no model {name}, or the model is private; check the name, or {login}"
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"{name} does not fit on the disk of {cache_folder()}; free some space, or set HF_HOME"
-    if _is_unreachable(error):
-        return (
-            f"{name} is not in the cache {cache_folder()}, and {where} cannot be reached ({first_line}); "
-            f"check the network, set HF_ENDPOINT to a mirror, {_other_ways(name)}"
-        )
-    return f"{name} cannot be downloaded from {where}: {first_line}"
-
-
-def _other_ways(name: str) -> str:
-    folder = f"models/{name.partition('/')[2]}"
-    return (
-        f"or copy the model here: run `hf download {name} --local-dir {folder}` on a machine with network "
-        f"access, copy the folder, and set model: {folder}"
-    )
