@@ -165,9 +165,13 @@ async def sandbox_finding(*, is_needed: bool, has_agents: bool = False) -> Findi
 
 
 def _gpus() -> Finding:
-    from astraflow.rollout.engines.torch_engine import gpu_names
+    import torch
 
-    gpus = gpu_names()
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [
+        f"cuda:{idx} {torch.cuda.get_device_name(idx)} ({torch.cuda.mem_get_info(idx)[1] / 2**30:.0f} GiB)"
+        for idx in range(num_gpus)
+    ]
     return Finding(
         "ok", "GPUs", ", ".join(gpus) if gpus else "torch finds none, so models compute on the CPU"
     )

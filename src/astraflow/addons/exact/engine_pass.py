@@ -1,7 +1,7 @@
-"""Runs a model so that a token's logprob is the trainer's, bit for bit.
+"""Runs a model so that a token's logprob is bitwise equal to the trainer's.
 
-Prefilling, extending and decoding are the same here: tokens at given positions of given rows, whose keys and
-values are stored before each of them attends by itself.
+Prefilling, extending, and decoding are the same operation here. It gets tokens at given positions of given
+rows, stores their keys and values, and then computes the attention of each token separately.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ __all__ = ["InvariantForward"]
 
 
 class InvariantForward:
-    """A `Forward`. Raises: DataError if exactness is not guaranteed for the model or on this machine."""
+    """The batch-invariant `Forward`. Raises: DataError if the model or this machine doesn't support it."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self._model = InvariantModel(model)
@@ -32,7 +32,7 @@ class InvariantForward:
 
     @property
     def cache_shape(self) -> CacheShape:
-        """What a cache for this model must hold."""
+        """The shape of a cache for this model."""
         return CacheShape(
             num_layers=self._model.num_layers,
             num_kv_heads=self._model.num_kv_heads,
@@ -49,13 +49,13 @@ class InvariantForward:
         return self._model.vocab_size
 
     def refresh(self) -> None:
-        """Does nothing: nothing is derived from parameters."""
+        """Does nothing, because nothing is derived from parameters."""
 
     def prefill(
         self, tokens: Tensor, rows: Tensor, cache: KvCache, media: Sequence[Media] | None = None
     ) -> None:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
-        assert media is None, "images for a model that reads text alone"
+        assert media is None, "images for a model that reads only text"
         length = tokens.shape[1]
         self._hidden(tokens, cache.stretch(rows, torch.zeros_like(rows), length, reach=length), rows, cache)
 
@@ -76,9 +76,9 @@ class InvariantForward:
         return self._model.logprobs(hidden[:-1], tokens[1:])
 
     def _hidden(self, tokens: Tensor, stretch: Stretch, rows: Tensor | slice, cache: KvCache) -> Tensor:
-        """Hidden states [B * T, h] of tokens [B, T], after their keys and values were stored.
+        """Stores the keys and values of tokens [B, T], and returns their hidden states [B * T, h].
 
-        `rows` are those of the stretch; as a slice they are not copied.
+        `rows`: those of the stretch. If they are a slice, the cache entries are views instead of copies.
         """
         num_rows, length = tokens.shape
 

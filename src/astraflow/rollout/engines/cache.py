@@ -1,12 +1,12 @@
-"""The key/value cache of one running batch: preallocated slots, dense rows, exact attention over them.
+"""The key/value cache of one running batch: preallocated slots, dense rows, and exact attention over them.
 
-Row i of the running batch lives in slot i; keys and values are `[slot, head, position, dim]`. A decoding step
-is bound by the memory that its attention reads. So it cuts its rows into blocks and reads, for each block,
-only as many positions as the longest of its rows holds. Rows are moved between slots so that the rows of a
-block have similar lengths.
+Row i of the running batch is in slot i. Keys and values are `[slot, head, position, dim]`. A decoding step is
+bound by the memory that its attention reads. So it cuts its rows into blocks, and for each block reads only
+as many positions as its longest row has. Rows are moved between slots so that the rows of a block have
+similar lengths.
 
-Positions behind a row's last one hold remains of earlier requests. A mask hides these, but only as long as
-they are finite: a weight of 0 times infinity is not 0. So `clear` must zero a row that failed numerically.
+Positions after a row's last one have values of earlier requests. A mask hides them, but only if they are
+finite: a weight of 0 times infinity is not 0. So `clear` must zero a row that failed numerically.
 
 Legend: B rows, T positions computed in one call, L positions attended to.
 """
@@ -22,27 +22,27 @@ from torch.nn import functional
 __all__ = ["AttentionRule", "CacheShape", "KvCache", "Stretch", "causal_attention", "row_moves"]
 
 _BLOCK_ROWS = 16
-"""Number of rows of the smallest block; a block is one attention call."""
+"""Number of rows in the smallest block. A block is one attention call."""
 _MIN_POSITIONS = 16
-"""Shortest length of a block. Fewer positions than a CPU's vectors hold cost more, not less: a softmax over
-15 positions takes seven times as long as one over 16."""
+"""Shortest length of a block. Fewer positions than fit into a CPU's vector register take longer: a softmax
+over 15 positions takes seven times as long as one over 16."""
 _MOVE_GAIN = 1.25
-"""Rows are moved between blocks if attention then reads this many times fewer positions."""
+"""Rows are moved between blocks if attention now reads this many times as many positions as afterwards."""
 _CALL_COST = 20_000
-"""Price of one more attention call: the cached numbers that a CPU reads in the same time (5-12 us)."""
+"""Cost of one more attention call, as the number of cached values that a CPU reads in that time (5-12 us)."""
 _WIDE_BYTES = 16
-"""Size of the largest element that torch can index by, a complex number of two doubles."""
+"""Size of the largest element that torch can index: a complex number of two doubles."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a cache must hold for a model."""
+    """The shape of a model's cache."""
 
     num_layers: int
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    """Size of a head's values; latent attention (DeepSeek) has other sizes for keys and for values."""
+    """Size of a head's values. In latent attention (DeepSeek), it differs from the size of the keys."""
     dtype: torch.dtype
     device: torch.device
     multiple: int = 1
@@ -56,16 +56,16 @@ class AttentionRule:
     scale: float
     """Factor of the scores."""
     window: int = 0
-    """Number of newest positions that a query sees, its own included; 0: all earlier ones."""
+    """Number of newest positions that a query sees, including its own; 0: all."""
     softcap: float = 0.0
     """Scores become `softcap * tanh(score / softcap)`; 0 leaves them as they are."""
     chunk: int = 0
     """A query sees only its own chunk of this many positions, as in Llama 4; 0: no chunks."""
     sinks: Tensor | None = None
-    """[heads] the score of one more entry per head, which takes weight and adds nothing, as in GPT-OSS."""
+    """[heads] the score of an extra entry per head, which takes weight but has no value, as in GPT-OSS."""
 
     def hides(self, held: Tensor, last: Tensor) -> Tensor:
-        """Whether a query at position `last` does not see the entry at position `held`; both broadcast."""
+        """Whether an entry at position `held` is hidden from a query at position `last`. Both broadcast."""
         hidden = held > last
         if self.window:
             hidden = hidden | (held <= last - self.window)
@@ -82,32 +82,32 @@ class _Block:
     end: int
     length: int
     mask: Tensor
-    """[rows, 1, length] 0 for a position that the row sees, else -inf; all heads of a row share it."""
+    """[rows, 1, length] 0 for a position that the row sees, otherwise -inf. All heads of a row share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Consecutive positions of several rows, whose keys and values are computed in one call.
 
-    Example: two rows that hold 5 and 7 positions get 3 and 2 more. Then T is 3, the positions are `5 6 7` and
-    `7 8 9`, of which the last is padding, and `reach` is 9.
+    Example: two rows with 5 and 7 positions get 3 and 2 more. Then T is 3, and the positions are `5 6 7` and
+    `7 8 9`. The 9 is padding, and `reach` is 9.
     """
 
     rows: Tensor
     """[B] the rows in the cache."""
     positions: Tensor
-    """[B, T] where each entry is stored in its row; entries behind a row's end are padding."""
+    """[B, T] where each entry is stored in its row. Entries after a row's end are padding."""
     reach: int
-    """Number of positions that the longest row holds afterwards, without padding."""
+    """Number of positions that the longest row has afterwards, without padding."""
 
 
 class KvCache:
-    """Slots for `num_slots` rows of at most `max_context` positions.
+    """A cache with `num_slots` rows of at most `max_context` positions.
 
-    A decoding step calls `begin_step(positions)` once and then `attend` once per layer, which also stores the
-    layer's keys and values. `write` stores whole prefixes. For tokens that follow a prefix, `write_stretch`
-    stores the keys and values of a layer, and `attend_stretch` then computes its attention. `move` takes rows
-    from slot to slot.
+    A decoding step calls `begin_step(positions)` once, and then `attend` once per layer, which also stores
+    the layer's keys and values. `write` stores whole prefixes. For tokens that follow a prefix,
+    `write_stretch` stores the keys and values of a layer, and `attend_stretch` then computes its attention.
+    `move` copies rows from slot to slot.
     """
 
     def __init__(self, shape: CacheShape, *, num_slots: int, max_context: int) -> None:
@@ -122,31 +122,31 @@ class KvCache:
         size = (shape.num_layers, num_slots, heads, max_context)
         self._all_keys = torch.zeros((*size, shape.key_dim), dtype=shape.dtype, device=shape.device)
         self._all_values = torch.zeros((*size, shape.value_dim), dtype=shape.dtype, device=shape.device)
-        # The layers' views are made once; indexing would make new ones in every layer of every step.
+        # The views of the layers are made once. Indexing would make new ones in every layer of every step.
         self._keys = list(self._all_keys)
         self._values = list(self._all_values)
         self._wide_keys = _wide(self._all_keys)
         self._wide_values = _wide(self._all_values)
         self._base = torch.arange(num_slots * heads, device=shape.device).view(-1, heads) * max_context
-        """[slots, heads] where each head of each row begins, in a layer seen as one list of positions."""
+        """[slots, heads] the first index of each head of each row in a layer's flattened positions."""
         self.shifts = np.zeros(num_slots, np.int64)
-        """How far a row's newest tokens stand from their indices: an image takes fewer positions than tokens.
-        It goes where its row goes."""
+        """Position of a row's newest token minus its index. It isn't 0 after an image, which takes fewer
+        positions than tokens. It moves with its row."""
         self._ascending = torch.arange(max_context, device=shape.device)
         self._open = torch.zeros((), dtype=shape.dtype, device=shape.device)
         self._closed = torch.full((), -torch.inf, dtype=shape.dtype, device=shape.device)
-        """A mask adds `_open` to the score of a position that is seen, and `_closed` to that of any other."""
-        # What follows belongs to one step; `begin_step` sets it.
+        """A mask adds `_open` to the scores of visible positions, and `_closed` to those of hidden ones."""
+        # The following fields belong to one step. `begin_step` sets them.
         self._positions = self._base
         self._entry_idx = self._base
         self._bounds: list[tuple[int, int, int]] = []
         self._blocks: dict[tuple[int, int], list[_Block]] = {}
-        """Blocks by the layers' window and chunk: layers that hide the same positions share masks."""
+        """Blocks by window and chunk. Layers that hide the same positions share their masks."""
 
     # --- one decoding step ------------------------------------------------------------------------
 
     def begin_step(self, positions: NDArray[np.int64]) -> Tensor:
-        """Prepares a step of rows 0..B-1, each of which will store its entry at its own position.
+        """Prepares a step of rows 0..B-1. Each will store its entry at its own position.
 
         Returns: the positions [B] as a tensor on the cache's device.
         """
@@ -158,17 +158,17 @@ class KvCache:
         return on_device
 
     def _cut(self, lengths: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """Cuts the rows into blocks: (start, end, longest length) of each.
+        """Cuts the rows into blocks. Returns the start, end, and longest length of each.
 
-        More blocks read fewer positions, but each is a call of its own. So neighbours are joined where the
-        call costs more than the positions that the shorter rows then read in vain.
+        More blocks read fewer positions, but each block is a separate call. So neighbors are joined if a call
+        costs more than the positions that the shorter rows then read for nothing.
         """
         num_rows = len(lengths)
         if self._device.type != "cpu":
             # A GPU reads the padding of one large call in parallel; more calls would only add launches.
             return [(0, num_rows, int(lengths.max()))]
-        least = min(_MIN_POSITIONS, self._max_context)
-        longest = np.maximum.reduceat(lengths, np.arange(0, num_rows, _BLOCK_ROWS)).clip(least).tolist()
+        min_length = min(_MIN_POSITIONS, self._max_context)
+        longest = np.maximum.reduceat(lengths, np.arange(0, num_rows, _BLOCK_ROWS)).clip(min_length).tolist()
         row_size = self._heads * self._key_dim
         bounds = [(0, min(_BLOCK_ROWS, num_rows), longest[0])]
         for block in range(1, len(longest)):
@@ -187,10 +187,10 @@ class KvCache:
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         """Stores the step's keys and values [B, kv heads, dim], then attends with `query` [B, heads, dim].
 
-        Returns: the attention's output [B, heads * value dim].
+        Returns: the output of the attention [B, heads * value dim].
         """
         num_rows, num_heads, dim = query.shape
-        # Query heads that share a key head are the rows of one matrix, so each pair of a row and a key head
+        # Query heads that share a key head are the rows of one matrix. So each pair of a row and a key head
         # is one entry of a batched product, and no key is repeated in memory.
         groups = num_rows * self._heads
         self._keys[layer].view(-1, dim).index_copy_(0, self._entry_idx, keys.reshape(groups, dim))
@@ -213,7 +213,7 @@ class KvCache:
         return out.view(num_rows, num_heads * width)
 
     def _masked_blocks(self, rule: AttentionRule) -> list[_Block]:
-        """The step's blocks for one rule, built when the first layer that hides these positions asks."""
+        """The step's blocks for one rule. The first layer that hides these positions builds them."""
         kind = (rule.window, rule.chunk)
         if kind not in self._blocks:
             self._blocks[kind] = [self._block(rule, *bound) for bound in self._bounds]
@@ -236,8 +236,8 @@ class KvCache:
     def stretch(self, rows: Tensor, starts: Tensor, length: int, *, reach: int) -> Stretch:
         """Describes `length` positions of the given rows [B], which begin at each row's own start [B]."""
         positions = starts[:, None] + self._ascending[:length]
-        # Padding behind the slot's end is put on its last position. No entry that counts is there: a row ends
-        # when its newest token reaches that position, and a newest token is not in the cache yet.
+        # Padding beyond the end of the slot goes to its last position. That position never has a real entry:
+        # a row ends when its newest token reaches it, and the newest token isn't in the cache yet.
         return Stretch(rows, positions.clamp_(max=self._max_context - 1), reach)
 
     def write_stretch(self, layer: int, keys: Tensor, values: Tensor, stretch: Stretch) -> None:
@@ -263,22 +263,22 @@ class KvCache:
     # --- whole rows -------------------------------------------------------------------------------
 
     def entries(self, layer: int, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, kv heads, positions, dim] of rows; those of a slice are views."""
+        """Keys and values [B, kv heads, positions, dim] of rows. For a slice, they are views."""
         return self._keys[layer][rows], self._values[layer][rows]
 
     def moves(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Moves of rows (from, to) that make later steps cheaper, as `row_moves` finds them.
+        """Moves of rows (from, to) that make later steps cheaper; see `row_moves`.
 
-        On a GPU there are none, since all rows are one block there.
+        On a GPU there are none, because all rows are one block there.
         """
         if self._device.type != "cpu":
             return _NO_MOVES, _NO_MOVES
         return row_moves(positions + 1, _BLOCK_ROWS)
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64], length: int) -> None:
-        """Copies rows to other slots, all at once; only the first `length` positions are copied.
+        """Copies the first `length` positions of rows to other slots.
 
-        All of them are read before any is written, so rows may change places.
+        All rows are read before any is written, so rows may swap places.
         """
         self.shifts[targets] = self.shifts[sources]
         take = torch.from_numpy(sources).to(self._device)
@@ -287,7 +287,7 @@ class KvCache:
             numbers[:, put, :, :length] = numbers[:, take, :, :length]
 
     def clear(self, row: int) -> None:
-        """Zeroes a row that failed: it may hold values that are not finite, which no mask hides."""
+        """Zeroes a row that failed, because it may have values that are not finite, which no mask hides."""
         self._all_keys[:, row] = 0
         self._all_values[:, row] = 0
 
@@ -296,24 +296,24 @@ _NO_MOVES = np.zeros(0, np.int64)
 
 
 def _wide(numbers: Tensor) -> Tensor:
-    """The same memory as elements of 16 bytes, where the last axis divides into such.
+    """The same memory as 16-byte elements, if the last axis is divisible into them.
 
-    Copies by index take time per element, not per byte, and they do not care what the bytes mean.
+    Copies by index take time per element and not per byte, and don't depend on what the bytes mean.
     """
     is_whole = numbers.shape[-1] * numbers.element_size() % _WIDE_BYTES == 0
     return numbers.view(torch.complex128) if is_whole else numbers
 
 
 def row_moves(lengths: NDArray[np.int64], block_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Moves of rows (from, to) after which the longest rows are in the first block, and so on.
+    """Moves of rows (from, to) that put the longest rows into the first block, the next into the second.
 
-    Rows that are in the right block already stay. There are no moves at all if the blocks' padding is small.
-    Example: lengths `9 1 8 2` in blocks of two rows change rows 1 and 2: `9 8 | 1 2`.
+    Rows that are already in the right block stay. If the blocks have little padding, there are no moves.
+    Example: for lengths `9 1 8 2` and blocks of two rows, rows 1 and 2 are swapped: `9 8 | 1 2`.
     """
     blocks = np.arange(len(lengths)) // block_rows
     by_length = np.argsort(-lengths, kind="stable")
     starts = np.arange(0, len(lengths), block_rows)
-    # A block costs as much as its longest row. Of sorted rows, that is the block's first one.
+    # A block costs as much as its longest row. Among sorted rows, that is the first row of the block.
     cost_now = np.maximum.reduceat(lengths, starts).sum()
     cost_sorted = lengths[by_length[starts]].sum()
     if cost_now <= _MOVE_GAIN * cost_sorted:
@@ -321,8 +321,8 @@ def row_moves(lengths: NDArray[np.int64], block_rows: int) -> tuple[NDArray[np.i
     wanted = np.empty_like(blocks)
     wanted[by_length] = blocks
     targets = np.flatnonzero(wanted != blocks)
-    # As many rows leave a block as enter it. So the rows that leave, ordered by the block that they want, fit
-    # the places that become free, in ascending order.
+    # Every block loses as many rows as it gains. So the rows that leave, sorted by their new block, match the
+    # free places in ascending order.
     sources = targets[np.argsort(wanted[targets], kind="stable")]
     return sources, targets
 
@@ -331,7 +331,7 @@ def causal_attention(query: Tensor, keys: Tensor, values: Tensor, rule: Attentio
     """Attention of whole sequences: query [B, heads, T, dim], keys and values [B, kv heads, T, dim].
 
     Padding must be on the right, where no real position sees it.
-    Returns: the attention's output [B, T, heads * value dim].
+    Returns: the output of the attention [B, T, heads * value dim].
     """
     if rule.window == rule.chunk == 0:
         return _attention(query, keys, values, None, rule)
@@ -342,14 +342,14 @@ def causal_attention(query: Tensor, keys: Tensor, values: Tensor, rule: Attentio
 def _attention(
     query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, rule: AttentionRule
 ) -> Tensor:
-    """Attends with a mask `seen` [..., T, L], true where a query sees a key.
+    """Attends with a mask `seen` [..., T, L], which is true where a query sees a key.
 
-    None lets each query see the keys up to its own position, which torch computes without a mask.
+    None: each query sees the keys up to its own position, which torch computes without a mask.
     """
     num_rows, _, length, _ = query.shape
     repeats = query.shape[1] // keys.shape[1]
     if rule.softcap == 0 and rule.sinks is None:
-        # Torch's fused attention has neither softcap nor sinks, so the formula is written out below.
+        # Torch's fused attention supports neither softcap nor sinks; the other branch computes these.
         out = functional.scaled_dot_product_attention(
             query, keys, values, seen, is_causal=seen is None, scale=rule.scale, enable_gqa=repeats > 1
         )
@@ -366,7 +366,7 @@ def _attention(
 
 
 def _weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax of scores over the last axis, in float32; sinks have the scores' shape without that axis."""
+    """Softmax of scores over the last axis, in float32. `sinks` have the shape of the scores without it."""
     if sinks is None:
         return torch.softmax(scores, -1, dtype=torch.float32)
     extra = sinks[..., None].expand(*scores.shape[:-1], 1).to(scores.dtype)

@@ -1,4 +1,4 @@
-"""Builds the engine that a recipe names. Nothing heavy is imported before it is needed."""
+"""Builds the engine that a recipe names. Imports heavy libraries only when they are needed."""
 
 import importlib
 from collections.abc import Callable
@@ -17,35 +17,35 @@ _TORCH_LIBRARIES = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
 )
-"""What the torch engine needs."""
+"""Modules that the torch engine needs."""
 _TOKENIZER_LIBRARY = "transformers.models.auto.tokenization_auto"
-"""What a renderer needs, whichever engine generates."""
+"""Module that a renderer needs with any engine."""
 
 
 def engine_maker(config: EngineConfig, *, exact: bool = False) -> Callable[[WeightSnapshot], Engine]:
-    """The function that makes the engines of one service, one per policy.
+    """Returns the function that makes the engines of one service, one per policy.
 
-    `exact`: their logprobs are the trainer's, to the last bit. Only the torch engine promises this.
-    Raises: ConfigError, DataError or WeightsError if the engine cannot serve; so does the function.
+    `exact`: their logprobs are bitwise equal to the trainer's. Only the torch engine guarantees this.
+    Raises: ConfigError, DataError, or WeightsError if the engine cannot be used; so does the function.
     """
     if isinstance(config, Use):
-        return partial(_users_engine, config)
+        return partial(_make_users_engine, config)
     if isinstance(config, TorchEngineConfig):
-        return partial(_torch_engine, config, exact=exact)
+        return partial(_make_torch_engine, config, exact=exact)
     return config.make()
 
 
 def make_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
     """Makes an engine that serves `snapshot`, alone on its device.
 
-    A component of the user's own is called as `attr(snapshot, **args)`.
-    Raises: ConfigError, DataError or WeightsError if it cannot serve.
+    A user's component is called as `attr(snapshot, **args)`.
+    Raises: ConfigError, DataError, or WeightsError if it cannot be used.
     """
     return engine_maker(config)(snapshot)
 
 
 def preload(config: EngineConfig) -> None:
-    """Imports what `make_engine` will need, which takes seconds.
+    """Imports the libraries that `make_engine` needs, which takes seconds.
 
     A service calls it while it waits for its first version. It may run in a thread.
     """
@@ -54,14 +54,14 @@ def preload(config: EngineConfig) -> None:
         importlib.import_module(name)
 
 
-def _users_engine(config: Use, snapshot: WeightSnapshot) -> Engine:
+def _make_users_engine(config: Use, snapshot: WeightSnapshot) -> Engine:
     target = load_attr(config.use, where="rollout.engine.use")
     check_args(target, config.args, where="rollout.engine.args")
     return target(snapshot, **config.args)
 
 
-def _torch_engine(config: TorchEngineConfig, snapshot: WeightSnapshot, *, exact: bool) -> Engine:
-    # Imported here, since it loads torch, which services with other engines do not need.
+def _make_torch_engine(config: TorchEngineConfig, snapshot: WeightSnapshot, *, exact: bool) -> Engine:
+    # Imported here because it loads torch, which services with other engines don't need.
     from astraflow.rollout.engines.torch_engine import TorchEngine
 
     return TorchEngine(config, snapshot, exact=exact)

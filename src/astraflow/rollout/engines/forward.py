@@ -1,9 +1,9 @@
-"""What a running batch asks of a model, and which implementation answers.
+"""The interface between a running batch and a model, and the choice of its implementation.
 
-`lean` runs the Llama family from its parameters alone; for small models it takes a fraction of the module
-code's time. `generic` runs any causal language model of transformers whose attention goes through its
-`AttentionInterface`. An add-on has the pass for `exact: true`, which gives the trainer's logprobs to the
-last bit. Each of them must agree with the model's own forward before it serves.
+`lean` runs the Llama family from its parameters, without module code. For small models, it takes a fraction
+of the time. `generic` runs any causal language model of transformers whose attention goes through its
+`AttentionInterface`. For `exact: true`, an add-on has the pass whose logprobs are bitwise equal to the
+trainer's. Each must agree with the model's own forward pass before it is used.
 """
 
 import logging
@@ -33,17 +33,17 @@ __all__ = ["Forward", "make_forward"]
 logger = logging.getLogger(__name__)
 
 _PROBE_LENGTHS = (24, 7, 1)
-"""Prefixes of the comparison, longest first: they differ, so that padding is part of it."""
+"""Lengths of the prefixes in the comparison, longest first. They differ, so that padding is tested too."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.02}
-"""Largest mean difference of logprobs in the comparison, in nats. Rounding stays below it, and a wrong
-formula is far above."""
+"""Largest mean difference of logprobs in the comparison, in nats. Rounding errors stay below it, and wrong
+formulas are far above it."""
 
 
 _INSTEAD = "Generate with rollout.engine `vllm` or `sglang` (docs/models.md says what was tried)"
 
 
 class Forward(Protocol):
-    """A model that decodes against a `KvCache`. It reads its parameters at every call."""
+    """A model that decodes with a `KvCache`. It reads its parameters at every call."""
 
     @property
     def cache_shape(self) -> CacheShape: ...
@@ -52,7 +52,7 @@ class Forward(Protocol):
     def vocab_size(self) -> int: ...
 
     def refresh(self) -> None:
-        """Recomputes what is derived from parameters, after they were replaced in place."""
+        """Recomputes what is derived from parameters after they have been replaced in place."""
         ...
 
     def prefill(
@@ -60,8 +60,8 @@ class Forward(Protocol):
     ) -> None:
         """Stores keys and values of prefixes [B, T], padded on the right, in the cache's rows [B].
 
-        `media` [B]: the images of each prefix; None if no prefix has any, as for all models that read text
-        alone.
+        `media` [B]: the images of each prefix; None if no prefix has any, as for all models that read only
+        text.
         """
         ...
 
@@ -70,10 +70,10 @@ class Forward(Protocol):
         ...
 
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
-        """Does one step of rows 0..B-1, from their newest tokens [B] and these tokens' positions [B].
+        """Runs one step of rows 0..B-1, from their newest tokens [B] and the positions [B] of these tokens.
 
-        Stores the tokens' keys and values.
-        Returns: logits [B, V] of the tokens that follow.
+        Stores the keys and values of the tokens.
+        Returns: logits [B, V] of the next tokens.
         """
         ...
 
@@ -91,11 +91,11 @@ def make_forward(
     exact: bool = False,
     images: ImageRules | None = None,
 ) -> Forward:
-    """The fastest forward that agrees with the model's own; with `exact`, the batch-invariant one.
+    """Makes the fastest `Forward` that agrees with the model's own; with `exact`, the batch-invariant one.
 
-    `images`: how the model sees images; None if it reads text alone.
+    `images`: how the model reads images; None if it reads only text.
 
-    Raises: DataError that names the model's family and the reason, if it cannot be run with slots.
+    Raises: DataError, which names the model's family and the reason, if the model cannot be run with slots.
     """
     config = cast("Mapping[str, Any]", cast("Any", model).config.to_dict())
     who = f"{name} ({family_of(config)}, {type(model).__name__})"
@@ -103,13 +103,13 @@ def make_forward(
         raise DataError(f"{who}: the torch engine cannot generate with it: {reason}. {_INSTEAD}")
     if reason := length_refusal(config, max_context=max_context):
         raise DataError(f"{who}: {reason}")
-    # Which tokens the probe has does not matter, as long as they differ.
+    # Any tokens will do for the probe, as long as they differ.
     probe = torch.arange(max(_PROBE_LENGTHS)).mul(7).remainder(vocab_size_of(model))
     probe = probe[: max_context - 1].to(model.device)
     expected = _own_logprobs(model, probe)
     tolerance = _TOLERANCE[model.dtype]
     if exact:
-        return _checked(exact_passes().engine(model), probe, expected, who)
+        return _check_exact(exact_passes().engine(model), probe, expected, who)
     if is_lean(model, max_context=max_context):
         lean = LeanForward(model, max_context=max_context)
         error = _probe_error(lean, probe, expected)
@@ -120,10 +120,10 @@ def make_forward(
         generic = GenericForward(model, images)
         error = _probe_error(generic, probe, expected)
     except (AttributeError, DataError, KeyError, RuntimeError, TypeError, ValueError) as err:
-        # What the code of a family that nobody tried may raise; the reason stands in front of it.
+        # The code of an untested family may raise any of these.
         raise DataError(
-            f"{who}: the torch engine cannot generate with it, since its code does not run with the engine's "
-            f"cache: {err}. {_INSTEAD}"
+            f"{who}: the torch engine cannot generate with it, because its code does not run with the "
+            f"engine's cache: {err}. {_INSTEAD}"
         ) from err
     if not error <= tolerance:  # true for NaN as well
         raise DataError(
@@ -133,7 +133,8 @@ def make_forward(
     return generic
 
 
-def _checked(forward: Forward, tokens: Tensor, expected: Tensor, who: str) -> Forward:
+def _check_exact(forward: Forward, tokens: Tensor, expected: Tensor, who: str) -> Forward:
+    """Returns `forward`. Raises: DataError if it differs too much from the model's own forward pass."""
     error = _probe_error(forward, tokens, expected)
     if not error <= _TOLERANCE[expected.dtype]:  # true for NaN as well
         raise DataError(
@@ -150,8 +151,8 @@ def _own_logprobs(model: "PreTrainedModel", tokens: Tensor) -> Tensor:
 def _probe_error(forward: Forward, tokens: Tensor, expected: Tensor) -> float:
     """Mean difference between a forward's logprobs and the expected ones [T, V], in nats.
 
-    Prefixes of several lengths are prefilled together, and each is decoded by one token. The second half of
-    each prefix is then computed again by `extend`, and decoded again. Scoring is compared too.
+    It prefills prefixes of several lengths together, and decodes one token after each. It then computes the
+    second half of each prefix again with `extend`, and decodes again. It compares scoring too.
     """
     lengths = [n for n in _PROBE_LENGTHS if n <= len(tokens)]
     cache = KvCache(forward.cache_shape, num_slots=len(lengths), max_context=len(tokens) + 1)

@@ -1,8 +1,8 @@
-"""Runs any causal language model of transformers through its own modules, with a `KvCache` behind them.
+"""Runs any causal language model of transformers through its own modules, with a `KvCache`.
 
 This file registers an attention function with transformers' `AttentionInterface`. The model calls it in every
-layer with the layer's query, keys and values, and the function reads and writes the `KvCache` of the present
-call. Positions are passed as `position_ids`; transformers builds no mask and no cache of its own.
+layer with the layer's query, keys, and values. The function reads and writes the `KvCache` of the current
+call. Positions are passed as `position_ids`. Transformers itself builds neither a mask nor a cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,11 +31,10 @@ _ATTENTION = "astraflow_slots"
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What the attention does in one forward pass.
+    """The arguments of the attention function in one forward pass.
 
-    With `is_step` it does one decoding step, with `stretch` it runs tokens that follow cached prefixes, and
-    otherwise it runs whole sequences. Keys and values of whole sequences are stored if `cache` and `rows` are
-    given.
+    With `is_step`, the pass is a decoding step. With `stretch`, it has tokens that follow cached prefixes.
+    Otherwise, it has whole sequences, whose keys and values are stored if `cache` and `rows` are given.
     """
 
     cache: KvCache | None = None
@@ -47,22 +46,22 @@ class _Call:
     chunked: frozenset[int] = frozenset()
     """Layers that attend within chunks."""
     heads: dict[int, tuple[int, int, int]] = field(default_factory=dict[int, tuple[int, int, int]])
-    """Layer -> key heads, size of a key, size of a value; filled by each layer that is run."""
+    """Layer -> number of key heads, size of a key, size of a value. Each layer that runs adds its own."""
 
 
 class GenericForward:
-    """A `Forward` over a model's own modules. The attention of its text layers is replaced for good.
+    """A `Forward` that runs a model's own modules. It permanently replaces the attention of the text layers.
 
-    Raises: DataError if a layer has no attention that can be replaced, or other heads than the rest.
+    Raises: DataError if the attention of a layer cannot be replaced, or the layers have different heads.
     """
 
     def __init__(self, model: "PreTrainedModel", images: ImageRules | None = None) -> None:
-        """`images`: how the model sees images; None if it reads text alone."""
+        """`images`: how the model reads images; None if it reads only text."""
         from transformers import AttentionInterface
 
         AttentionInterface.register(_ATTENTION, cast("Any", _attend))
         self._model = cast("Any", model)
-        # What sees has layers of its own, which attend to a whole image.
+        # Vision layers keep their own attention, because it covers whole images.
         self._image_feed = None if images is None else ImageFeed(model, images)
         self._model.set_attn_implementation(_ATTENTION if images is None else {"text_config": _ATTENTION})
         config = self._model.config.get_text_config()
@@ -82,7 +81,7 @@ class GenericForward:
 
     @property
     def cache_shape(self) -> CacheShape:
-        """What a cache for this model must hold."""
+        """The shape of a cache for this model."""
         return self._shape
 
     @property
@@ -91,18 +90,18 @@ class GenericForward:
         return self._vocab_size
 
     def refresh(self) -> None:
-        """Does nothing: nothing is derived from parameters."""
+        """Does nothing, because nothing is derived from parameters."""
 
     def prefill(
         self, tokens: Tensor, rows: Tensor, cache: KvCache, media: Sequence[Media] | None = None
     ) -> None:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
-        # Nobody reads these logits; 1 is the fewest that can be asked for, since 0 means all.
+        # These logits are not used. 1 is the smallest number that can be requested, because 0 means all.
         if media is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
             self._run(tokens, positions, self._call(cache, rows), num_logits=1)
             return
-        assert self._image_feed is not None, "images for a model that reads text alone"
+        assert self._image_feed is not None, "images for a model that reads only text"
         images = self._image_feed.inputs(media, num_tokens=tokens.shape[1])
         cache.shifts[rows.cpu().numpy()] = images.shifts
         with self._image_feed.showing(images):
@@ -127,9 +126,9 @@ class GenericForward:
         return token_logprobs(logits[0, :-1], tokens[1:])
 
     def _heads(self, num_layers: int) -> tuple[int, int, int]:
-        """Key heads, size of a key and of a value in each layer, found by running one token.
+        """The number of key heads, and the sizes of a key and a value, which one token is run to find.
 
-        A config does not always say it: latent attention (DeepSeek) makes its heads from other sizes.
+        A config does not always have them: latent attention (DeepSeek) derives its heads from other sizes.
         """
         call = self._call()
         first = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
@@ -164,7 +163,7 @@ class GenericForward:
         num_logits: int,
         inputs: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Logits of the last `num_logits` positions; 0 gives those of all positions. `inputs`: the images."""
+        """Logits of the last `num_logits` positions, or of all if it is 0. `inputs`: the images."""
         output = self._model(
             input_ids=tokens,
             position_ids=positions,
@@ -185,9 +184,10 @@ def _attend(  # noqa: PLR0917 transformers passes these by position
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers calls this in each layer. Takes query [B, heads, T, dim], returns [B, T, heads, dim].
+    """The attention function that transformers calls in each layer.
 
-    `attention_mask` is ignored: the rule and the cache say which positions are seen.
+    Takes the query as [B, heads, T, dim], and returns [B, T, heads, dim]. `attention_mask` is ignored,
+    because the rule and the cache determine which positions are visible.
     """
     call = cast("_Call | None", kwargs.get("astraflow_call"))
     if call is None:

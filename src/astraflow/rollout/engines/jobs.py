@@ -2,8 +2,8 @@
 
 `Rows` is a struct of arrays in host memory: row i of every column, and slot i of the cache, belong to
 `jobs[i]`. Live rows are dense: when rows are freed, the last ones move into the holes. A row's newest token
-is not in the cache yet; the next decoding step stores it and picks the one after it. So a prompt's last token
-needs no call of its own.
+is not in the cache yet. The next decoding step stores it and picks the token after it. So the last token of a
+prompt needs no separate call.
 """
 
 from collections import Counter
@@ -29,34 +29,34 @@ _SEED_MASK = 2**64 - 1
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request on its way through a lane.
+    """One request in an engine.
 
-    `resolve` is called once, with the result or the failure, unless the request is dropped.
+    `resolve` is called once with the result or the error, unless the request is dropped.
     """
 
     prompt: tuple[int, ...]
     sampling: Sampling
     max_new: int
-    """Number of tokens that it may generate: `max_tokens`, or fewer if no more fit behind the prompt."""
+    """Number of tokens that it may generate: `max_tokens`, or fewer if the context has less room."""
     stop: StopText | None
     resolve: Callable[[Outcome], None]
     media: Media = ()
-    """Images that tokens of the prompt stand for."""
+    """The images in the prompt, with their positions among its tokens."""
     version: int = -1
     """-1 follows the live version; any other number asks for exactly this one."""
     prompt_key: int = 0
-    """Hash of the prompt, to find requests that can share the prompt's keys and values."""
+    """Hash of the prompt, for finding requests that can share the prompt's keys and values."""
     row: int = -1
-    """Its row while it runs, else -1."""
+    """Its row while it runs, otherwise -1."""
     marks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Pairs of a place in the completion and the version that made the tokens from there on."""
+    """Pairs of a position in the completion and the version that generates from there on."""
 
     def __post_init__(self) -> None:
         self.prompt_key = hash(self.shown)
 
     @property
     def shown(self) -> tuple[tuple[int, ...], Media]:
-        """The prompt with its images: equal for requests that can share keys and values."""
+        """The prompt with its images. Requests for which this is equal can share keys and values."""
         return self.prompt, self.media
 
 
@@ -85,7 +85,7 @@ class Rows:
         self._vocab_size = vocab_size
         self._recorder = recorder if recorder is not None and recorder.width else None
         self._experts = np.zeros((num_slots, max_context, 0), np.uint8)
-        """The experts that predicted each token, where a recorder tells."""
+        """The experts that predicted each token. Without a recorder, the last axis has size 0."""
         if self._recorder is not None:
             self._experts = np.zeros((num_slots, max_context, self._recorder.width), self._recorder.dtype)
         self._columns = (
@@ -102,10 +102,10 @@ class Rows:
             self._top_p,
             self._top_k,
         )
-        """All columns: a row moves in every one of them."""
+        """All columns that move with a row."""
         self._order = np.arange(num_slots)
         self._needs: Counter[str] = Counter()
-        """Number of live rows by what they need beyond plain sampling; what no row needs is not computed."""
+        """Number of live rows by what they need beyond plain sampling. What no row needs is not computed."""
 
     @property
     def count(self) -> int:
@@ -114,7 +114,7 @@ class Rows:
 
     @property
     def num_free(self) -> int:
-        """Number of rows that may be added."""
+        """Number of free rows."""
         return len(self.positions) - len(self.jobs)
 
     @property
@@ -123,7 +123,7 @@ class Rows:
         return self._needs["stop"] > 0
 
     def holds(self, job: Job) -> bool:
-        """Whether a job runs here. Its row's number does not say so: other lanes use the same numbers."""
+        """Whether a job runs here. Its row number doesn't tell, because all lanes use the same numbers."""
         return 0 <= job.row < len(self.jobs) and self.jobs[job.row] is job
 
     def add(self, job: Job, version: int) -> None:
@@ -139,7 +139,7 @@ class Rows:
         self.positions[row] = length - 1
         self._last[row] = length - 1 + job.max_new
         self._is_greedy[row] = sampling.temperature == 0
-        # Divided in float32, as a trainer does: it knows the temperature in float32.
+        # The trainer has the temperature in float32 and divides in float32, so this does too.
         self._inverse_temperatures[row] = np.float32(1) / np.float32(sampling.temperature or 1)
         self._seeds[row] = sampling.seed & _SEED_MASK
         self.prompt_lengths[row] = length
@@ -148,15 +148,15 @@ class Rows:
         self._needs.update(_needs(job))
 
     def remove(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Frees rows, given in ascending order; live rows from the end move into the holes.
+        """Frees rows, given in ascending order, and moves live rows from the end into the holes.
 
-        Returns: the rows that moved, and where each of them is now.
+        Returns: the old and the new indices of the rows that moved.
         """
         for row in map(int, rows):
             self.jobs[row].row = -1
             self._needs.subtract(_needs(self.jobs[row]))
         num_left = len(self.jobs) - len(rows)
-        # The holes are the freed rows below `num_left`; the live rows from there on fill them.
+        # The holes are the freed rows below `num_left`. As many live rows are at or above it, and fill them.
         targets = rows[rows < num_left]
         is_kept = np.ones(len(rows), np.bool_)
         is_kept[rows[len(targets) :] - num_left] = False
@@ -171,7 +171,7 @@ class Rows:
         return sources, targets
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
-        """Lets rows change places, all at once; `targets` is a permutation of `sources`."""
+        """Moves rows, all at once. `targets` is a permutation of `sources`."""
         for column in self._columns:
             column[targets] = column[sources]
         moved = [self.jobs[int(row)] for row in sources]
@@ -200,7 +200,7 @@ class Rows:
 
     @property
     def num_experts(self) -> int:
-        """Values per token that `extend` needs as `experts`."""
+        """Number of values per token in the `experts` of `extend`."""
         return self._experts.shape[-1]
 
     def extend(
@@ -209,9 +209,9 @@ class Rows:
         logprobs: NDArray[np.float32],
         experts: NDArray[Any] | None = None,
     ) -> NDArray[np.bool_]:
-        """Appends one token to every live row. `experts` [B, W]: those that predicted it.
+        """Appends one token to every live row. `experts` [B, W]: the experts that predicted it.
 
-        Returns: True [B] for the rows that have now reached their last token.
+        Returns: [B] whether a row has reached its last token.
         """
         n = len(self.jobs)
         positions = self.positions[:n]
@@ -228,7 +228,7 @@ class Rows:
         return self.tokens[row, len(self.jobs[row].prompt) : self.positions[row] + 1]
 
     def generation(self, row: int, reason: FinishReason) -> Generation:
-        """A row's result."""
+        """The result of a row."""
         job = self.jobs[row]
         start = len(job.prompt)
         end = int(self.positions[row]) + 1
@@ -241,13 +241,13 @@ class Rows:
         )
 
     def mark_version(self, version: int) -> None:
-        """Notes that all tokens from here on are made by another version."""
+        """Notes that another version generates all tokens from here on."""
         for job, position in zip(self.jobs, self.positions.tolist(), strict=False):
             job.marks.append((position + 1 - len(job.prompt), version))
 
 
 def _needs(job: Job) -> tuple[str, ...]:
-    """What a row needs in sampling beyond the plain case, and whether its text must be watched."""
+    """What a row needs beyond sampling from the whole vocabulary at temperature 1."""
     sampling = job.sampling
     is_restricted = sampling.top_p < 1 or sampling.top_k > 0
     if sampling.temperature == 1 and not is_restricted and job.stop is None:
@@ -262,7 +262,7 @@ def _needs(job: Job) -> tuple[str, ...]:
 
 
 def _versions(marks: list[tuple[int, int]], count: int) -> tuple[int, ...]:
-    """The version of each of a completion's `count` tokens."""
+    """The version of each of the `count` tokens of a completion."""
     if len(marks) == 1:
         return (marks[0][1],) * count
     ends = [start for start, _ in marks[1:]] + [count]

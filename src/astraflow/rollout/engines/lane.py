@@ -1,17 +1,17 @@
-"""A lane is one version of the model and the batch that runs on it; an engine has up to two lanes.
+"""A lane is one version of the model and the batch that runs on it. An engine has up to two lanes.
 
 A `Lane` admits requests, advances them token by token, and replaces the weights. It is passive: it has no
-threads and no clock. Its owner calls `step` while `has_work`; results go out through `Job.resolve`. Requests
-join and leave between any two steps. A prompt that several requests share is prefilled once, its keys and
-values are copied, and the logits of its first completion token are computed once. After the weights are
-replaced, the keys and values of all running requests are recomputed (once for a shared prompt), so that every
-later logprob is that of a full forward under the new version.
+threads and no clock. Its owner calls `step` while `has_work` is true, and results go out through
+`Job.resolve`. Requests join and leave between any two steps. If several requests share a prompt, it is
+prefilled once, its keys and values are copied, and the logits of the first completion token are computed
+once. After the weights are replaced, the keys and values of all running requests are recomputed (once for a
+shared prompt). So every later logprob is that of a full forward pass with the new version.
 
-`Lanes` are the weight slots of an engine: `live` follows the newest version, `pinned` serves exactly one
-version, for evaluation. The pinned lane runs on a second copy of the model, which is built when it is first
-needed. A request for exactly one version runs in the lane that has it and holds it. A held lane changes its
-version only when its holders are done, and takes no new holders while a change waits. Requests for the newest
-version hold nothing.
+`Lanes` are the weight slots of an engine. `live` follows the newest version, and `pinned` serves one exact
+version for evaluation. The pinned lane runs on a second copy of the model, which is built when it is first
+needed. A request for an exact version runs in the lane that has this version, and holds it. A held lane
+changes its version only after its holders are done, and accepts no new holders while a change waits. Requests
+for the newest version hold nothing.
 """
 
 from collections import deque
@@ -42,27 +42,26 @@ if TYPE_CHECKING:
 __all__ = ["Lane", "Lanes", "LoadedModel"]
 
 _PREFILL_TOKENS = 4096
-"""Most tokens of one prefill call, padding included. Bounds the call's memory, and the time for which running
-requests stand still."""
+"""Largest number of tokens in one prefill call, including padding. It bounds the call's memory, and how long
+the running requests have to wait for it."""
 _STRETCH_POSITIONS = 65_536
-"""Most cached positions that one call of `_extend` attends to. Each layer's call copies all of
-them."""
+"""Largest number of cached positions that one call of `_extend` attends to. Each layer copies all of them."""
 _MIN_FILL = 0.6
-"""Rows in a prefill call have at least this share of its longest row's length; shorter ones would be mostly
-padding."""
+"""Each row in a prefill call has at least this share of the longest row's length. Shorter rows would be
+mostly padding."""
 _MAX_DELAY_STEPS = 4
-"""Most steps for which admission is put off. A prefill call costs about as much as a step, so it pays to wait
-for others to share it."""
+"""Largest number of steps for which admission is delayed. A prefill call costs about as much as a step, so it
+pays to wait for other requests to share it."""
 _ADMISSION_SHARE = 16
-"""Admission is not put off once there is a waiting request for every 16 running ones."""
+"""Admission is not delayed once there is a waiting request for every 16 running ones."""
 
 
 class Lane:
-    """A batch of requests under one version.
+    """A batch of requests that run on one version.
 
     In its cache and its columns, row i belongs to the i-th running request. The newest token of a row is not
-    in the cache yet: a step stores it and picks the token that follows. So prefill leaves out a prompt's last
-    token, and the first step after it does the rest.
+    in the cache yet: a step stores it and picks the token that follows. So prefill leaves out the last token
+    of a prompt, and the first step after it does the rest.
     Example: `lane.submit(job)`, then `lane.step()` while `lane.has_work`.
     """
 
@@ -76,10 +75,10 @@ class Lane:
         version: int,
         recorder: ExpertRecorder | None = None,
     ) -> None:
-        """`recorder`: listens to the model of `forward`, if the experts that it chooses are wanted."""
+        """`recorder`: records the experts that the model of `forward` chooses; None records none."""
         self.version = version
         self.generated_tokens = 0
-        """Tokens generated since the lane was made; never falls."""
+        """Number of tokens generated since the lane was made. It never decreases."""
         shape = forward.cache_shape
         vocab_size = forward.vocab_size
         self._forward = forward
@@ -89,17 +88,17 @@ class Lane:
         self._rows = Rows(num_slots, max_context, vocab_size, recorder)
         self._waiting: deque[Job] = deque()
         self._num_delays = 0
-        """Number of steps for which admission has been put off since the last one."""
+        """Number of steps for which admission has been delayed since the last one."""
         self._twins_of: list[int] = []
-        """The rows whose prompts the last rows ("twins") share, in the twins' order. Twins were admitted in
-        this step together with those rows, and take over their logits and their cache. Empty between two
-        steps."""
+        """The rows with which the last rows ("twins") share their prompts, in the order of the twins. Twins
+        are admitted in the same step as these rows, and take over their logits and cache entries. Empty
+        between steps."""
         self._is_stop = np.zeros(vocab_size, np.bool_)
         self._is_stop[sorted(stop_ids)] = True
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens; ids are below it."""
+        """Size of the vocabulary. All token ids are below it."""
         return self._forward.vocab_size
 
     @property
@@ -114,12 +113,12 @@ class Lane:
 
     @property
     def has_work(self) -> bool:
-        """True while there is a request that a step would advance."""
+        """Whether a step would advance or admit a request."""
         return bool(self._rows.count or self._waiting)
 
     @property
     def is_held(self) -> bool:
-        """True while requests for exactly this version run or wait here."""
+        """Whether requests for exactly this version run or wait here."""
         return any(job.version >= 0 for job in (*self._rows.jobs, *self._waiting))
 
     def submit(self, job: Job) -> None:
@@ -127,21 +126,21 @@ class Lane:
         self._waiting.append(job)
 
     def drop(self, job: Job) -> None:
-        """Forgets a request without calling its `resolve`; does nothing if another lane has it."""
+        """Removes a request without calling its `resolve`. Does nothing if another lane has it."""
         if self._rows.holds(job):
             self._release(np.array([job.row]))
         elif job in self._waiting:
             self._waiting.remove(job)
 
     def drain(self) -> list[Job]:
-        """Takes out all requests, running or waiting, and returns them."""
+        """Removes and returns all requests, running and waiting."""
         jobs = [*self._rows.jobs, *self._waiting]
         self._waiting.clear()
         self._rows.remove(np.arange(self._rows.count))
         return jobs
 
     def replace(self, weights: FittedTensors, version: int) -> None:
-        """Installs another version; running requests continue under it with recomputed keys and values."""
+        """Installs another version. Running requests continue on it, with recomputed keys and values."""
         weights.install()
         self._forward.refresh()
         self.version = version
@@ -180,21 +179,22 @@ class Lane:
         self._finish(self._is_stop[host_picked], is_last, np.isfinite(host_logprobs))
 
     def _fill_twins(self, first_twin: int) -> NDArray[np.int64]:
-        """Copies the cache of the twins, after a step that computed all other rows.
+        """Fills the twins' cache rows after a step that has computed all other rows.
 
-        The copy comes after the step, so that it includes the prompt's last token.
-        Returns: for each row, the one that was computed for it.
+        It must run after the step: only then does the cache include the prompt's last token.
+        Returns: for each row, the row whose logits it gets; a row that was computed gets its own.
         """
-        logits_of = np.concatenate([np.arange(first_twin), self._twins_of])
+        computed_by = np.concatenate([np.arange(first_twin), self._twins_of])
         longest = int(self._rows.prompt_lengths[self._twins_of].max())
-        self._cache.move(logits_of[first_twin:], np.arange(first_twin, len(logits_of)), longest)
+        self._cache.move(computed_by[first_twin:], np.arange(first_twin, len(computed_by)), longest)
         self._twins_of.clear()
-        return logits_of
+        return computed_by
 
     def _finish(
         self, is_stop: NDArray[np.bool_], is_last: NDArray[np.bool_], is_finite: NDArray[np.bool_]
     ) -> None:
-        """Resolves the rows that end with this step; the columns [B] say what is known of each row."""
+        """Resolves rows that end here: at a stop, at their last token, or with a logprob that isn't
+        finite."""
         rows = self._rows
         for row, job in enumerate(rows.jobs if rows.has_stops else ()):  # most batches have no stop texts
             if job.stop is not None:
@@ -209,18 +209,20 @@ class Lane:
             if is_finite[row]:
                 outcomes.append(rows.generation(row, "stop" if is_stop[row] else "length"))
             else:
+                # The next request in this slot must not find infinities there: no mask hides them.
                 self._cache.clear(row)
                 message = (
                     f"version {self.version} gives logprobs that are not finite; have the weights diverged?"
                 )
                 outcomes.append(RolloutError(message))
-        # Rows are free before anyone hears of it, and the results were read before their rows are reused.
+        # The results were read above, because `_release` moves other rows into these. `resolve` comes last,
+        # so that the rows are free before a caller submits another request.
         self._release(ended)
         for job, outcome in zip(jobs, outcomes, strict=True):
             job.resolve(outcome)
 
     def _release(self, rows: NDArray[np.int64]) -> None:
-        """Frees rows, given in ascending order; the last live rows move into the holes."""
+        """Frees rows, given in ascending order, and moves the last live rows into the holes."""
         sources, targets = self._rows.remove(rows)
         if sources.size:
             self._cache.move(sources, targets, int(self._rows.positions[targets].max()))
@@ -228,7 +230,8 @@ class Lane:
     # --- admission --------------------------------------------------------------------------------
 
     def _is_admission_due(self) -> bool:
-        """Decides whether this step admits: soon enough for each request, and with company if possible."""
+        """Whether this step admits. Up to `_MAX_DELAY_STEPS`, it waits for more requests to share a
+        prefill."""
         num_ready = min(len(self._waiting), self._rows.num_free)
         if num_ready == 0:
             return False
@@ -242,9 +245,10 @@ class Lane:
     def _admit(self) -> None:
         """Gives free rows to waiting requests, and prefills each prompt that is not in the cache yet, once.
 
-        A request whose prompt is that of a running row gets a copy of that row's prefix. One whose prompt is
-        that of a request admitted with it becomes its twin. Twins must be the last rows, since the forward
-        pass of this step leaves them out. So they are added last, after rows have been moved.
+        A request that shares its prompt with a running row gets a copy of that row's prefix. A request that
+        shares it with another one admitted in this step becomes that one's twin. The forward pass of this
+        step leaves twins out, which works only if they are the last rows. So they are added at the very end,
+        after other rows have been moved.
         """
         known = {job.prompt_key: job for job in self._rows.jobs}
         num_before = self._rows.count
@@ -256,33 +260,40 @@ class Lane:
             job = self._waiting.popleft()
             source = known.setdefault(job.prompt_key, job)
             is_shared = source is not job and source.shown == job.shown  # keys are hashes and may collide
+            # A source admitted in this step has no logits and no entry for its last prompt token yet. Its
+            # twin takes both over after the step, and needs no computation of its own until then.
             if is_shared and source.row >= num_before:
                 twins.append((job, source))
                 continue
             self._rows.add(job, self.version)
-            self._cache.shifts[job.row] = 0  # until its images are seen
+            # The slot may have the shift of an earlier request. `prefill` sets it again if there are images.
+            self._cache.shifts[job.row] = 0
             if is_shared:
                 sources.append(source.row)
                 targets.append(job.row)
             else:
                 fresh.append(job.row)
+        # A row's position is that of its last prompt token, so as a length it leaves that token out.
         self._prefill(fresh, self._rows.positions)
         self._share(sources, targets)
+        # New rows stand at the end whatever their length. Rows of similar length are moved together now,
+        # since each block of rows costs as much as its longest row.
         positions = self._rows.positions[: self._rows.count]
         movers, places = self._cache.moves(positions)
         if len(movers):
             self._cache.move(movers, places, int(positions[movers].max()))
             self._rows.move(movers, places)
+        # `source.row` is read only here, because the moves above may have changed it.
         for job, source in twins:
             self._rows.add(job, self.version)
             self._twins_of.append(source.row)
 
     def _refill(self) -> None:
-        """Recomputes the keys and values of all rows, after the weights were replaced.
+        """Recomputes the keys and values of all rows after the weights have been replaced.
 
-        A row with a prompt of its own is prefilled as a whole. For a prompt that several rows share, the
-        prompt is prefilled in the first of these rows and copied to the others, and then each row's
-        completion is added.
+        A row that shares its prompt with no other row is prefilled as a whole. A prompt that several rows
+        share is prefilled in the first of these rows and copied to the others. Then the completion of each
+        row is added.
         """
         by_prompt: dict[object, list[int]] = {}
         for job in self._rows.jobs:
@@ -297,7 +308,7 @@ class Lane:
         self._extend([row for rows in groups for row in rows])
 
     def _prefill(self, rows: Sequence[int], lengths: NDArray[np.int64]) -> None:
-        """Computes keys and values of the first `lengths[row]` positions of the given rows."""
+        """Computes the keys and values of the first `lengths[row]` positions of each given row."""
         for chunk, longest in _chunks(rows, lengths, len(rows)):
             tokens = torch.from_numpy(self._rows.tokens[chunk, :longest]).to(self._device)
             media = [self._rows.jobs[row].media for row in map(int, chunk)]
@@ -305,21 +316,21 @@ class Lane:
             self._forward.prefill(tokens, at, self._cache, media if any(media) else None)
 
     def _share(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies the keys and values of the sources' prompts, without the last token, to the targets."""
+        """Copies the keys and values of the sources' prompts, without their last tokens, to the targets."""
         if sources:
             longest = int(self._rows.prompt_lengths[sources].max()) - 1
             self._cache.move(np.array(sources), np.array(targets), longest)
 
     def _extend(self, rows: Sequence[int]) -> None:
-        """Computes the given rows' keys and values from the last prompt token on.
+        """Computes the keys and values of the given rows, from the last prompt token on.
 
-        The newest token is left out, as always. A chunk's padding lies behind its rows' last entries.
+        The newest token is left out, as always. The padding of a chunk lies after the last entry of each row.
         """
         starts = self._rows.prompt_lengths - 1
         ends = self._rows.positions
         longest_row = int(ends[rows].max(initial=1))
-        most_rows = max(1, _STRETCH_POSITIONS // longest_row)
-        for chunk, longest in _chunks(rows, ends - starts, most_rows):
+        max_rows = max(1, _STRETCH_POSITIONS // longest_row)
+        for chunk, longest in _chunks(rows, ends - starts, max_rows):
             stretch = self._cache.stretch(
                 torch.from_numpy(chunk).to(self._device),
                 torch.from_numpy(starts[chunk]).to(self._device),
@@ -331,9 +342,9 @@ class Lane:
 
 
 def _chunks(
-    rows: Sequence[int], lengths: NDArray[np.int64], most_rows: int
+    rows: Sequence[int], lengths: NDArray[np.int64], max_rows: int
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Sorts rows into calls: for each call its rows, of similar lengths, and the greatest of these lengths.
+    """Divides rows into calls of rows with similar lengths. Yields each call's rows and its largest length.
 
     Rows of length 0 need no call and are left out.
     """
@@ -341,8 +352,9 @@ def _chunks(
     start = 0
     while start < len(ordered):
         longest = int(lengths[ordered[start]])
-        most = min(most_rows, max(1, _PREFILL_TOKENS // longest))
-        chunk = ordered[start : start + most]
+        num_fitting = min(max_rows, max(1, _PREFILL_TOKENS // longest))
+        chunk = ordered[start : start + num_fitting]
+        # The rows are sorted, so this cuts off a tail, with which the next chunk begins.
         chunk = chunk[lengths[chunk] >= _MIN_FILL * longest]
         yield chunk, longest
         start += len(chunk)
@@ -360,11 +372,11 @@ class LoadedModel:
 
 
 class Lanes:
-    """The live and the pinned lane of one policy's engine; the first snapshot goes live.
+    """The live and the pinned lane of one policy's engine. The first snapshot goes live.
 
     The stepping thread owns it.
     Example: `lanes.lane_for(request.version, changing=frozenset()).submit(job)`.
-    Raises: DataError or WeightsError if the first snapshot cannot serve.
+    Raises: DataError or WeightsError if the first snapshot cannot be served.
     """
 
     def __init__(self, config: TorchEngineConfig, snapshot: WeightSnapshot, *, exact: bool = False) -> None:
@@ -373,7 +385,7 @@ class Lanes:
         self._exact = exact
         self.policy = snapshot.policy
         self.images = image_rules(snapshot.model_dir)
-        """How the model sees images; None if it reads text alone."""
+        """How the model reads images; None if it reads only text."""
         self.live = self.build(snapshot)
         self.pinned: LoadedModel | None = None
 
@@ -384,16 +396,16 @@ class Lanes:
         return (self.live.lane,) if pinned is None else (self.live.lane, pinned.lane)
 
     def loaded(self, name: SlotName) -> LoadedModel | None:
-        """What a slot holds; None while nothing was ever pinned."""
+        """The model and lane of a slot; None for `pinned` before the first version is pinned."""
         return self.live if name == "live" else self.pinned
 
     def is_held(self, name: SlotName) -> bool:
-        """True while requests for exactly the slot's version run or wait in it."""
+        """Whether requests for exactly the slot's version run or wait in it."""
         loaded = self.loaded(name)
         return loaded is not None and loaded.lane.is_held
 
     def build(self, snapshot: WeightSnapshot) -> LoadedModel:
-        """Makes another model that serves a snapshot, and its lane; touches neither slot."""
+        """Makes another model that serves a snapshot, and a lane for it. Changes neither slot."""
         config = self._config
         model = empty_causal_lm(snapshot.model_dir, dtype=config.dtype, device=config.device)
         install_tensors(model, snapshot.tensors)
@@ -416,19 +428,19 @@ class Lanes:
         self.pinned = loaded
 
     def drop(self, job: Job) -> None:
-        """Forgets a request, whichever lane has it."""
+        """Removes a request from the lane that has it."""
         for lane in self.lanes:
             lane.drop(job)
 
     def lane_for(self, version: int, *, changing: frozenset[SlotName]) -> Lane:
-        """The lane that serves a request for a version; -1 asks for the newest.
+        """The lane that serves a request for a version. -1 asks for the newest version.
 
-        `changing` names the slots that wait for their holders to finish.
+        `changing`: the slots that wait for their holders to finish.
         Raises: RolloutError (retryable) if no lane can serve the version now.
         """
         if version < 0:
             return self.live.lane
-        # The pinned lane comes first: a holder there does not hold up the next live version.
+        # The pinned lane comes first, because a holder there doesn't delay the next live version.
         names: tuple[SlotName, ...] = ("pinned", "live")
         for name in names:
             loaded = self.loaded(name)

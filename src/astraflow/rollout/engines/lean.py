@@ -1,8 +1,8 @@
 """Runs models of the Llama family (Llama, Mistral, Qwen2, Qwen3) from their parameters, without module code.
 
-Projections that read the same input are fused: one tensor holds their weights, and the model's own parameters
-become views of it. So replacing the parameters in place (`FittedTensors.install`) replaces the fused weights
-too, and only `refresh` must follow. The rotary tables come from the model's own rotary module.
+Projections with the same input are fused: one tensor has their weights, and the model's own parameters become
+views of it. So replacing the parameters in place (`FittedTensors.install`) also replaces the fused weights,
+and only `refresh` has to follow. The rotary tables come from the model's own rotary module.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ __all__ = ["LeanForward", "is_lean"]
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
-"""Rotary kinds whose table does not depend on the length of the sequence."""
+"""Types of rotary embeddings whose table does not depend on the length of the sequence."""
 _SCORE_TOKENS = 512
 """Number of positions whose logits are in memory at once when a sequence is scored."""
 
 
 def is_lean(model: "PreTrainedModel", *, max_context: int) -> bool:
-    """True if the model's architecture and settings are those that `LeanForward` implements."""
+    """Whether `LeanForward` implements the model's architecture and settings."""
     config = cast("Any", model).config
     if type(model).__name__ not in _ARCHITECTURES or config.hidden_act != "silu":
         return False
@@ -40,7 +40,7 @@ def is_lean(model: "PreTrainedModel", *, max_context: int) -> bool:
     if rope["rope_type"] not in _STATIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
         return False
     window = getattr(config, "sliding_window", None)  # not every architecture has one
-    return not window or window >= max_context  # a window that no context fills hides nothing
+    return not window or window >= max_context  # a window as large as the context hides nothing
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _Layer:
     head_norms: tuple[Tensor, Tensor] | None
     """The norms [dim] of query heads and of key heads; only Qwen3 has them."""
     head_norm: Tensor | None
-    """[query heads + key heads, dim] derived from `head_norms`, so that one product norms all heads."""
+    """[query heads + key heads, dim] derived from `head_norms`, so that one product normalizes all heads."""
     out: Tensor
     out_bias: Tensor | None
     mlp_norm: Tensor
@@ -64,7 +64,7 @@ class _Layer:
 
 
 class LeanForward:
-    """A `Forward` over a model of the Llama family. The model's projections become views of fused tensors."""
+    """A `Forward` for a model of the Llama family. The model's projections become views of fused tensors."""
 
     def __init__(self, model: "PreTrainedModel", *, max_context: int) -> None:
         config = cast("Any", model).config
@@ -77,19 +77,19 @@ class LeanForward:
         self._embedding: Tensor = modules.embed_tokens.weight
         self._norm: Tensor = modules.norm.weight
         self._head: Tensor = cast("Any", model).lm_head.weight
-        self._layers = [_layer(module) for module in modules.layers]
+        self._layers = [_fuse_layer(module) for module in modules.layers]
         positions = torch.arange(max_context, device=model.device)[None]
         cos, sin = modules.rotary_emb(self._embedding[:1], positions)
         half = self._dim // 2
         self._cos: Tensor = cos[0, :, None]
-        # A rotation is x * cos + (-x2, x1) * sin for halves x1, x2. The minus sign is put into the table, so
-        # that a step only has to swap the halves.
+        # A rotation is x * cos + (-x2, x1) * sin for halves x1, x2. The minus sign is part of the table, so a
+        # step only has to swap the halves.
         self._sin: Tensor = torch.cat((-sin[0, :, None, :half], sin[0, :, None, half:]), -1)
         self.refresh()
 
     @property
     def cache_shape(self) -> CacheShape:
-        """What a cache for this model must hold."""
+        """The shape of a cache for this model."""
         weight = self._embedding
         return CacheShape(
             num_layers=len(self._layers),
@@ -117,7 +117,7 @@ class LeanForward:
         self, tokens: Tensor, rows: Tensor, cache: KvCache, media: Sequence[Media] | None = None
     ) -> None:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
-        assert media is None, "images for a model that reads text alone"
+        assert media is None, "images for a model that reads only text"
         num_rows, length = tokens.shape
         hidden = self._embedding[tokens.reshape(-1)]
         cos, sin = self._tables(length, num_rows)
@@ -125,7 +125,7 @@ class LeanForward:
         for i, layer in enumerate(self._layers):
             query, keys, values = self._sequence_qkv(layer, hidden, cos, sin, num_rows)
             cache.write(i, keys, values, rows)
-            if i < last:  # only keys and values are wanted, and the last layer's output makes none
+            if i < last:  # only keys and values are needed, and the output of the last layer yields none
                 attended = causal_attention(query, keys, values, self._rule)
                 hidden = self._finish(layer, hidden, attended.view(num_rows * length, -1))
 
@@ -153,7 +153,7 @@ class LeanForward:
         for i, layer in enumerate(self._layers):
             query, keys, values = self._qkv(layer, hidden, cos, sin)
             hidden = self._finish(layer, hidden, cache.attend(i, query, keys, values, self._rule))
-        return functional.linear(self._normed(hidden, self._norm), self._head)
+        return functional.linear(self._rms_norm(hidden, self._norm), self._head)
 
     def score(self, tokens: Tensor) -> Tensor:
         """Logprobs [T - 1] of tokens 1..T-1 of one sequence."""
@@ -164,7 +164,7 @@ class LeanForward:
             query, keys, values = self._sequence_qkv(layer, hidden, cos, sin, 1)
             attended = causal_attention(query, keys, values, self._rule)
             hidden = self._finish(layer, hidden, attended.view(length, -1))
-        normed = self._normed(hidden[:-1], self._norm)
+        normed = self._rms_norm(hidden[:-1], self._norm)
         targets = tokens[1:]
         parts: list[Tensor] = []
         for start in range(0, length - 1, _SCORE_TOKENS):
@@ -173,7 +173,7 @@ class LeanForward:
         return torch.cat(parts)
 
     def _tables(self, length: int, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Rotary tables of positions 0..length-1, for each of the rows."""
+        """The rotary tables of positions 0..length-1, repeated for each row."""
         return self._cos[:length].repeat(num_rows, 1, 1), self._sin[:length].repeat(num_rows, 1, 1)
 
     def _sequence_qkv(
@@ -189,7 +189,7 @@ class LeanForward:
     def _qkv(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated query, rotated keys, and values, each [N, heads, dim], from hidden states [N, h]."""
         num_rotated = self._num_heads + self._num_kv_heads
-        fused = functional.linear(self._normed(hidden, layer.norm), layer.qkv, layer.qkv_bias)
+        fused = functional.linear(self._rms_norm(hidden, layer.norm), layer.qkv, layer.qkv_bias)
         heads = fused.view(len(hidden), num_rotated + self._num_kv_heads, self._dim)
         rotated = heads[:, :num_rotated]
         values = heads[:, num_rotated:]
@@ -200,18 +200,18 @@ class LeanForward:
         return rotated[:, : self._num_heads], rotated[:, self._num_heads :], values
 
     def _finish(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Does the rest of a layer after its attention: output projection, MLP and both residuals."""
+        """Computes the rest of a layer after its attention: output projection, MLP, and both residuals."""
         hidden = _add_projected(hidden, attended, layer.out, layer.out_bias)
-        gate_up = functional.linear(self._normed(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
+        gate_up = functional.linear(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
         gate, up = gate_up.chunk(2, -1)
         return _add_projected(hidden, functional.silu(gate).mul_(up), layer.down, layer.down_bias)
 
-    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
+    def _rms_norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self._eps)
 
 
-def _layer(module: Any) -> _Layer:
-    """The parameters of one decoder layer; its projections become views of the fused tensors."""
+def _fuse_layer(module: Any) -> _Layer:
+    """Collects the parameters of a decoder layer, and makes its projections views of fused tensors."""
     attention = module.self_attn
     mlp = module.mlp
     qkv, qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
@@ -234,7 +234,7 @@ def _layer(module: Any) -> _Layer:
 
 
 def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
-    """Joins the weights (and biases) of projections of the same input, which become views of the result."""
+    """Joins the weights and biases of projections with the same input, and makes them views of the result."""
     weight = torch.cat([linear.weight.data for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
     start = 0
@@ -248,6 +248,6 @@ def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _add_projected(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """residual + x @ weight.T + bias, in one pass where there is no bias."""
+    """residual + x @ weight.T + bias, in one pass if there is no bias."""
     out = torch.addmm(residual, x, weight.t())
     return out if bias is None else out + bias

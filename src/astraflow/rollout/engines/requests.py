@@ -1,7 +1,7 @@
-"""What a request may ask of an engine, and when its completion ends: refusals, stop texts, stop token ids.
+"""Checks the requests to an engine, and finds the end of completions: stop texts and stop token ids.
 
-All engines share this file. It imports no torch, and loads a tokenizer only if stop texts or stop ids need
-one.
+All engines share this file. It does not import torch, and loads a tokenizer only if stop texts or stop ids
+need one.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ __all__ = [
 
 _MAX_STOPS = 64
 _MAX_STOP_CHARS = 256
-"""Longest stop text. At every token, an engine looks for each stop text in a tail of about that length."""
+"""Length of the longest stop text. At every token, an engine searches a tail of about that length."""
 _TOKENS_PER_CHARACTER = 4
-"""A character of UTF-8 has at most 4 bytes, and a token at least one byte."""
+"""A UTF-8 character has at most 4 bytes, and a token at least one byte."""
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -53,7 +53,7 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def check_tokens(token_ids: Sequence[int], *, num_needed: int, max_context: int, vocab_size: int) -> None:
-    """Raises: RolloutError (not retryable) if there are no tokens, too many, or one that is no token."""
+    """Raises: RolloutError (not retryable) if there are no tokens, too many, or unknown ones."""
     if not token_ids:
         raise RolloutError("the request has no tokens; a prompt needs at least one", is_retryable=False)
     if num_needed > max_context:
@@ -72,13 +72,13 @@ def check_tokens(token_ids: Sequence[int], *, num_needed: int, max_context: int,
 
 
 class TokenDecoder(Protocol):
-    """Turns token ids into their text."""
+    """Decodes token ids to text."""
 
     def __call__(self, token_ids: Sequence[int]) -> str: ...
 
 
 class StopText:
-    """Watches one completion for texts that end it. Only the tail of the completion is decoded.
+    """Searches a completion for texts that end it. Only the tail of the completion is decoded.
 
     Example: `StopText(("</answer>",), decode).is_reached([5, 8, 13])`.
     """
@@ -88,33 +88,33 @@ class StopText:
         self._decode = decode
         longest = max(len(text) for text in texts)
         self.num_tokens = _TOKENS_PER_CHARACTER * (longest + 1)
-        """Number of newest tokens that always contain a stop text that has just been completed."""
+        """Number of newest tokens that are certain to contain a stop text that has just been completed."""
 
     def is_reached(self, token_ids: Sequence[int]) -> bool:
-        """True if the newest of the completion's tokens completed a stop text."""
+        """Whether the newest token of the completion has completed a stop text."""
         tail = self._decode(token_ids[-self.num_tokens :])
         return any(text in tail for text in self._texts)
 
 
 def stop_ids(model: Any, model_dir: Path) -> frozenset[int]:
-    """The ids that end a completion of a loaded model; see `models.stop_ids`."""
+    """The ids that end a completion of a loaded model. See `models.stop_ids`."""
     return stop_ids_below(int(model.config.get_text_config().vocab_size), model_dir)
 
 
 def stop_ids_below(vocab_size: int, model_dir: Path) -> frozenset[int]:
-    """The ids that end a completion, without those that a model with a smaller vocabulary never samples."""
-    tokenizer = _tokenizer(model_dir) if _has_tokenizer(model_dir) else None
+    """The ids that end a completion, without those outside the model's vocabulary."""
+    tokenizer = _load_tokenizer(model_dir) if _has_tokenizer(model_dir) else None
     return frozenset(idx for idx in folder_stop_ids(model_dir, tokenizer) if idx < vocab_size)
 
 
 def load_decoder(model_dir: Path) -> TokenDecoder:
-    """The decoder of a model folder's tokenizer; special tokens keep their text.
+    """Loads the decoder of a model folder's tokenizer. Special tokens keep their text.
 
     Raises: DataError if the folder has no tokenizer.
     """
-    if not _has_tokenizer(model_dir):  # transformers would make up an empty tokenizer
+    if not _has_tokenizer(model_dir):  # without this check, transformers would make an empty tokenizer
         raise DataError(f"model folder {model_dir} has no tokenizer files ({', '.join(_TOKENIZER_FILES)})")
-    tokenizer = _tokenizer(model_dir)
+    tokenizer = _load_tokenizer(model_dir)
 
     def decode(token_ids: Sequence[int]) -> str:
         return cast("str", tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
@@ -126,7 +126,7 @@ def _has_tokenizer(model_dir: Path) -> bool:
     return any((model_dir / name).is_file() for name in _TOKENIZER_FILES)
 
 
-def _tokenizer(model_dir: Path) -> Any:
+def _load_tokenizer(model_dir: Path) -> Any:
     from transformers import AutoTokenizer
 
     return cast("Any", AutoTokenizer).from_pretrained(str(model_dir))

@@ -1,8 +1,8 @@
-"""Picks one token per row from logits, and its logprob. Pure functions of tensors.
+"""Picks one token per row from logits, with its logprob. Pure functions of tensors.
 
-The randomness of a token is one uniform number, made from the request's seed and the token's place in its
-completion. So the same request gets the same tokens, whatever else is in the batch. top-p and top-k only
-restrict what may be picked; the logprob reported is over the full vocabulary, at the row's temperature.
+The randomness of a token is one uniform number, made from the request's seed and the token's position in its
+completion. So a request gets the same tokens whatever else is in the batch. top-p and top-k only restrict
+which tokens may be picked. The reported logprob is over the full vocabulary, at the row's temperature.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """Columns [B]: what may be picked. Unrestricted rows have `top_p` 1 and `top_k` = vocabulary."""
+    """Columns [B] that restrict the tokens. Unrestricted rows have `top_p` 1 and `top_k` = vocabulary
+    size."""
 
     top_p: Tensor
     top_k: Tensor
@@ -32,7 +33,7 @@ class Restriction:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Columns [B] of one step. A field that no row needs is None, and costs nothing."""
+    """Columns [B] of one step. A field that no row needs is None, and then costs nothing."""
 
     uniforms: Tensor
     """float64 in [0, 1)."""
@@ -44,9 +45,9 @@ class SamplingRows:
 
 
 def uniforms(seeds: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.float64]:
-    """A number in [0, 1) for each seed and place in its completion: output `place` of splitmix64.
+    """A number in [0, 1) per row: the output of splitmix64 for the row's seed and position.
 
-    The products overflow on purpose: splitmix64 counts modulo 2**64.
+    The products overflow on purpose: splitmix64 computes modulo 2**64.
     """
     mixed = seeds + (places + 1).astype(np.uint64) * _STEP
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
@@ -56,9 +57,9 @@ def uniforms(seeds: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np
 
 
 def pick_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """One token per row, and its logprob: int64 [B], float32 [B], from logits [B, V].
+    """Picks one token per row, and its logprob: int64 [B], float32 [B], from logits [B, V].
 
-    Inverse transform sampling: the first token whose cumulated probability exceeds the row's uniform number.
+    Inverse transform sampling: picks the first token with a cumulative probability above the row's uniform.
     """
     scaled = logits.float()
     if rows.inverse_temperatures is not None:
@@ -66,10 +67,10 @@ def pick_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     logprobs = torch.log_softmax(scaled, -1)
     probs = logprobs.exp()
     if rows.restriction is not None:
-        probs = probs * _kept(probs, rows.restriction)
-    cumulated = torch.cumsum(probs, -1, dtype=torch.float64)
-    threshold = rows.uniforms[:, None] * cumulated[:, -1:]  # the total is not 1 if tokens were left out
-    picked = torch.searchsorted(cumulated, threshold, right=True)
+        probs = probs * _allowed(probs, rows.restriction)
+    cumulative = torch.cumsum(probs, -1, dtype=torch.float64)
+    threshold = rows.uniforms[:, None] * cumulative[:, -1:]  # the total is not 1 if tokens were left out
+    picked = torch.searchsorted(cumulative, threshold, right=True)
     picked = picked.clamp_(max=logits.shape[-1] - 1)  # reached only where logits are not finite
     if rows.is_greedy is not None:
         picked = torch.where(rows.is_greedy[:, None], logits.argmax(-1, keepdim=True), picked)
@@ -81,11 +82,11 @@ def token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]
 
 
-def _kept(probs: Tensor, restriction: Restriction) -> Tensor:
-    """True [B, V] for the tokens that may be picked.
+def _allowed(probs: Tensor, restriction: Restriction) -> Tensor:
+    """[B, V] whether a token may be picked.
 
-    These are the fewest of the `top_k` likeliest tokens that hold the share `top_p` of the probability of
-    those `top_k`.
+    Among the `top_k` most probable tokens, these are the fewest that together have the share `top_p` of the
+    probability of those `top_k`.
     """
     ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)

@@ -1,4 +1,4 @@
-"""Keeps the wall-clock intervals in which an engine was busy, until somebody takes them to report them."""
+"""Collects the wall-clock intervals in which an engine was busy, until they are taken for a report."""
 
 import threading
 
@@ -7,15 +7,15 @@ from astraflow.types import BusySpan
 __all__ = ["BusyClock"]
 
 _MERGE_GAP_S = 0.005
-"""A pause of at most this length joins its neighbours: it is the event loop's time between two requests, not
-idleness."""
+"""Busy intervals with a pause of at most this length are merged. In such a pause, the event loop prepares the
+next request; the engine isn't idle."""
 
 
 class BusyClock:
-    """Collects busy intervals. One thread works and calls `start` and `stop`; any thread may call `take`.
+    """Collects busy intervals. The working thread calls `start` and `stop`; any thread may call `take`.
 
     Times are arguments, in Unix seconds.
-    Example: `clock.start(10.0); clock.stop(12.5); clock.take(13.0)` gives one span from 10.0 to 12.5.
+    Example: `clock.start(10.0); clock.stop(12.5); clock.take(13.0)` returns one span from 10.0 to 12.5.
     """
 
     def __init__(self, kind: str) -> None:
@@ -25,7 +25,7 @@ class BusyClock:
         self._since: float | None = None
 
     def start(self, now_s: float) -> None:
-        """Work begins; does nothing if it runs already."""
+        """Begins a busy interval. Does nothing if one is open."""
         with self._lock:
             if self._since is not None:
                 return
@@ -34,14 +34,14 @@ class BusyClock:
                 self._since = self._closed.pop()[0]
 
     def stop(self, now_s: float) -> None:
-        """Work ends; does nothing if none runs."""
+        """Ends the busy interval. Does nothing if none is open."""
         with self._lock:
             if self._since is not None:
                 self._closed.append((self._since, now_s))
                 self._since = None
 
     def take(self, now_s: float) -> tuple[BusySpan, ...]:
-        """The busy intervals since the last call; one that still runs is cut in two at `now_s`."""
+        """Takes the busy intervals since the last call. An open interval is cut in two at `now_s`."""
         with self._lock:
             spans = self._closed
             self._closed = []

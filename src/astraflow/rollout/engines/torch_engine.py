@@ -4,8 +4,8 @@
     generate / score / load / pause  --inbox-->   run commands; while there is work and no pause: step lanes
     futures  <--call_soon_threadsafe--            results of the step; idle on a condition without work
 
-Nothing outside the thread touches a model after construction, except to read shapes. `lane` decides which
-lane serves a request. If the thread crashes, every open request and every later call fails with the cause;
+After construction, nothing outside the thread touches a model, except to read shapes. `lane` decides which
+lane serves a request. If the thread crashes, every open request and every later call fails with the cause.
 `capacity` raises it too, which ends the rollout service.
 """
 
@@ -44,26 +44,23 @@ from astraflow.types import BusySpan, GenerateRequest, Generation
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.threads import off_loop
 
-__all__ = ["TorchEngine", "gpu_names"]
+__all__ = ["TorchEngine"]
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 30.0
-"""Most time that closing takes: a step or a load in progress ends first, and both take seconds."""
+"""Time limit for closing. A step or a load in progress ends first, and both take seconds."""
 _ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Something that the thread does between two steps.
-
-    If somebody waits for it, `future` gets its result or its error.
-    """
+    """A function that the thread runs between two steps. `future`, if given, gets its result or its error."""
 
     run: Callable[[], object]
     future: "asyncio.Future[Any] | None" = None
     slot: SlotName | None = None
-    """The slot that the command changes, if any; it waits until no request holds the slot."""
+    """The slot that the command changes, if any. The command waits until no request holds that slot."""
 
 
 class TorchEngine:
@@ -76,11 +73,11 @@ class TorchEngine:
         await engine.load(newer_snapshot, slot="live")
         await engine.close()
 
-    Raises: DataError, WeightsError or ConfigError if the first snapshot or the device cannot serve.
+    Raises: DataError, WeightsError, or ConfigError if the first snapshot or the device cannot be used.
     """
 
     def __init__(self, config: TorchEngineConfig, snapshot: WeightSnapshot, *, exact: bool = False) -> None:
-        """`exact`: its logprobs are those of an exact trainer, to the last bit."""
+        """`exact`: the engine's logprobs are bitwise equal to those of an exact trainer."""
         self._config = config
         self._policy = snapshot.policy
         self._model_dir: Path = snapshot.model_dir
@@ -92,17 +89,17 @@ class TorchEngine:
         self._wake = threading.Condition()
         self._inbox: deque[_Command | Job] = deque()
         self._end: str | None = None
-        """Why the engine takes no more requests; guarded by `_wake`."""
+        """Why the engine accepts no more requests. Guarded by `_wake`."""
         self._has_failed = False
-        """True if the thread ended by a failure; guarded by `_wake`."""
+        """Whether an error ended the thread. Guarded by `_wake`."""
         self._is_closing = False
         self._is_paused = False
         self._changes: dict[SlotName, _Command] = {}
-        """Changes that wait for their slot's holders; at most one per slot, since `_load_locks` are held."""
+        """Changes that wait until their slot is not held. At most one per slot, because of `_load_locks`."""
         self._results: list[tuple[asyncio.Future[Any], object]] = []
         """Outcomes for the next delivery."""
         self.num_patched = 0
-        """Number of versions that were installed by writing only what changed since the one before."""
+        """Number of versions that were installed by writing only the changes since the previous version."""
         self._load_locks: dict[SlotName, asyncio.Lock] = {"live": asyncio.Lock(), "pinned": asyncio.Lock()}
         self._thread = threading.Thread(target=self._work, name=f"engine-{self._policy}", daemon=True)
         self._thread.start()
@@ -110,9 +107,9 @@ class TorchEngine:
     # --- called from the event loop ---------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """A completion: its tokens, their logprobs, and the version that made each token.
+        """Generates a completion: its tokens, their logprobs, and the version that generated each token.
 
-        Raises: RolloutError; not retryable if the request itself is at fault.
+        Raises: RolloutError, which is not retryable if the request itself is at fault.
         """
         decoder = await self._stop_decoder() if request.sampling.stop else None
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
@@ -121,25 +118,24 @@ class TorchEngine:
         try:
             return await future
         except asyncio.CancelledError:
-            with contextlib.suppress(RolloutError):  # an engine that has ended has dropped it already
+            with contextlib.suppress(RolloutError):  # an engine that has ended has already dropped the job
                 self._post(_Command(partial(self._lanes.drop, job)))
             raise
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logprobs [T - 1] of tokens 1..T-1 at temperature 1 under the newest version.
-
-        Raises: RolloutError.
-        """
+        """Logprobs [T - 1] of tokens 1..T-1 at temperature 1, from the newest version. Raises:
+        RolloutError."""
         self._check_tokens(token_ids, len(token_ids))
         return await self._call(lambda: self._lanes.live.lane.score(token_ids))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
-        """Installs a version in slot `live` or `pinned`.
+        """Installs a version in the slot `live` or `pinned`.
 
-        Running requests for the newest version continue with it in the live slot. Requests for exactly the
-        slot's present version end first. So do not await this while paused, unless no request holds the slot.
-        A version that the slot has already is not loaded again: versions are immutable.
-        Raises: WeightsError if the version cannot be installed; the old one then keeps serving.
+        In the live slot, running requests for the newest version continue with the new one. Requests for
+        exactly the slot's current version end first. So don't await this while the engine is paused, unless
+        no request holds the slot. A version that the slot already has is not loaded again, because versions
+        are immutable.
+        Raises: WeightsError if the version cannot be installed. The old one then keeps serving.
         """
         if slot not in ("live", "pinned"):
             raise WeightsError(f'slot {slot!r} does not exist; expected "live" or "pinned"')
@@ -153,7 +149,7 @@ class TorchEngine:
             await self._load(snapshot, name)
 
     async def pause(self) -> None:
-        """Stops stepping; requests stay. Returns when no step runs any more."""
+        """Pauses generation, and returns when no step is running. Requests are kept."""
         await self._call(partial(self._set_paused, True))
 
     async def resume(self) -> None:
@@ -161,13 +157,13 @@ class TorchEngine:
         await self._call(partial(self._set_paused, False))
 
     def capacity(self) -> Capacity:
-        """What runs, and what could run. The pinned lane's slots come on top and are not offered.
+        """The load of the engine. The slots of the pinned lane are extra, and not counted.
 
         Raises: ServiceError if the stepping thread has failed.
         """
         with self._wake:
             if self._has_failed:
-                raise ServiceError(f"{self._end}; it will serve nothing more and has to be started again")
+                raise ServiceError(f"{self._end}; it cannot recover and has to be restarted")
         lanes = self._lanes.lanes
         return Capacity(
             num_slots=self._config.num_slots,
@@ -178,24 +174,24 @@ class TorchEngine:
         )
 
     def take_spans(self) -> tuple[BusySpan, ...]:
-        """Wall-clock intervals in which the engine generated, since the last call."""
+        """Takes the wall-clock intervals in which the engine generated since the last call."""
         return self._clock.take(time.time())
 
     async def close(self) -> None:
-        """Ends the thread; requests that still run fail with a retryable RolloutError."""
+        """Ends the thread. Requests that still run fail with a retryable RolloutError."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             raise RolloutError(
-                f"engine of {self._policy!r}: thread still runs after {_CLOSE_TIMEOUT_S:.0f} s"
+                f"engine of {self._policy!r}: its thread did not end within {_CLOSE_TIMEOUT_S:.0f} s"
             )
 
     async def _load(self, snapshot: WeightSnapshot, name: SlotName) -> None:
         loaded = self._lanes.loaded(name)
         if loaded is None:
-            # Nobody has the new model yet, so it is built beside the stepping thread.
+            # The new model isn't in use yet, so another thread can build it while the stepping thread works.
             with _memory_for(snapshot):
                 built = await asyncio.to_thread(self._lanes.build, snapshot)
             await self._call(partial(self._lanes.pin, built), slot=name)
@@ -207,7 +203,8 @@ class TorchEngine:
             await self._call(partial(loaded.lane.replace, weights, snapshot.version), slot=name)
 
     async def _call(self, run: Callable[[], _ResultT], *, slot: SlotName | None = None) -> _ResultT:
-        """Runs a function in the thread, between two steps; one that changes a slot waits for its holders."""
+        """Runs a function in the thread, between two steps. If it changes a slot, it waits for its
+        holders."""
         future: asyncio.Future[_ResultT] = asyncio.get_running_loop().create_future()
         self._post(_Command(run, future, slot))
         return await future
@@ -266,7 +263,7 @@ class TorchEngine:
             with torch.inference_mode():
                 while self._take():
                     self._step()
-        except BaseException as err:  # whatever ends the thread must reach those who wait
+        except BaseException as err:  # every error that ends the thread must reach the waiting callers
             logger.exception("engine of %s failed", self._policy)
             end = f"the engine of {self._policy!r} failed: {type(err).__name__}: {err}"
             has_failed = True
@@ -274,7 +271,7 @@ class TorchEngine:
         self._shut(end, has_failed=has_failed)
 
     def _take(self) -> bool:
-        """Waits for work, then takes in requests and runs commands.
+        """Waits for work, then accepts requests and runs commands.
 
         Returns: False if the engine is closing.
         """
@@ -282,12 +279,12 @@ class TorchEngine:
         if is_idle:
             self._clock.stop(time.time())
         with self._wake:
-            # It must not sleep while a change can be made: nothing would wake it for that.
+            # If a waiting change can be made now, the thread must not sleep: nothing would wake it up.
             if is_idle and not self._free_slots():
                 self._wake.wait_for(lambda: self._inbox or self._is_closing)
             if self._is_closing:
                 return False
-        # No lock: only this thread takes items out, and a deque's own calls are atomic.
+        # No lock is needed: only this thread removes items, and the methods of a deque are atomic.
         while self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, Job):
@@ -301,7 +298,7 @@ class TorchEngine:
         return True
 
     def _free_slots(self) -> list[SlotName]:
-        """Slots whose waiting change may now be made."""
+        """The slots whose waiting change can be made now."""
         return [name for name in self._changes if not self._lanes.is_held(name)]
 
     def _has_work(self) -> bool:
@@ -321,12 +318,12 @@ class TorchEngine:
         except Error as err:
             self._answer(command.future, err)
         except Exception as err:
-            # Weights may be half installed, so the thread ends here, once the caller's error is noted.
+            # The weights may be partly installed, so the thread must end. The caller gets its error first.
             self._answer(command.future, RolloutError(f"the engine of {self._policy!r} failed: {err}"))
             raise
 
     def _answer(self, future: "asyncio.Future[Any] | None", outcome: object) -> None:
-        """Keeps an outcome for the next delivery."""
+        """Queues an outcome for the next delivery."""
         if future is not None:
             self._results.append((future, outcome))
 
@@ -340,7 +337,7 @@ class TorchEngine:
         self._is_paused = is_paused
 
     def _deliver(self) -> None:
-        """Hands results to the event loops that wait for them, with one call per loop."""
+        """Delivers results to the event loops of their callers, with one call per loop."""
         results = self._results
         self._results = []
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = {}
@@ -353,7 +350,7 @@ class TorchEngine:
                 logger.warning("engine of %s: %d results for a closed event loop", self._policy, len(items))
 
     def _shut(self, end: str, *, has_failed: bool) -> None:
-        """Refuses everything from now on, and fails every request and command that is still open."""
+        """Refuses all later requests and commands, and fails those that are still open."""
         with self._wake:
             self._end = end
             self._has_failed = has_failed
@@ -371,13 +368,13 @@ class TorchEngine:
 
 @contextlib.contextmanager
 def _memory_for(snapshot: WeightSnapshot) -> Generator[None]:
-    """Surrounds work that is done before a slot is touched, and may run out of memory.
+    """Reports a lack of memory in the block, which must not change a slot yet.
 
     Raises: WeightsError if the memory of the host or the device runs out.
     """
     try:
         yield
-    except RuntimeError as err:  # on the CPU torch raises no class of its own
+    except RuntimeError as err:  # on a CPU, torch raises a plain RuntimeError
         if not isinstance(err, torch.OutOfMemoryError) and "allocate memory" not in str(err):
             raise
         raise WeightsError(_no_memory(snapshot, err)) from err
@@ -387,13 +384,13 @@ def _memory_for(snapshot: WeightSnapshot) -> Generator[None]:
 
 def _no_memory(snapshot: WeightSnapshot, error: Exception) -> str:
     name = f"version {snapshot.version} of policy {snapshot.policy!r}"
-    return f"{name}: there is no memory to install it: {error}"
+    return f"{name}: there is not enough memory to install it: {error}"
 
 
 def _fit(loaded: LoadedModel, snapshot: WeightSnapshot) -> FittedTensors:
     """Checks a snapshot against the model.
 
-    If the changes since the model's version are known, only these are checked and installed. Nobody else may
+    If the changes since the model's version are known, only these are checked and installed. Nothing else may
     change the model at the same time.
     """
     changes = snapshot.changes
@@ -416,20 +413,12 @@ def _check_device(name: str) -> None:
     try:
         device = torch.device(name)
     except RuntimeError as err:
-        raise ConfigError(f"rollout.engine.device = {name!r} is no device; expected cpu or cuda:0") from err
+        raise ConfigError(
+            f"rollout.engine.device = {name!r} is not a device; expected cpu or cuda:0"
+        ) from err
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ConfigError(
             f"rollout.engine.device = {name!r}, but torch finds {count} CUDA devices here; use cpu, or "
             "install a torch build for this machine's GPU"
         )
-
-
-def gpu_names() -> tuple[str, ...]:
-    """One line per GPU that torch can use: device, name and memory; empty without any."""
-    if not torch.cuda.is_available():
-        return ()
-    return tuple(
-        f"cuda:{idx} {torch.cuda.get_device_name(idx)} ({torch.cuda.mem_get_info(idx)[1] / 2**30:.0f} GiB)"
-        for idx in range(torch.cuda.device_count())
-    )

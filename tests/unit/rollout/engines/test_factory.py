@@ -44,7 +44,7 @@ def test_a_users_engine_with_a_wrong_argument_is_refused(snapshot: WeightSnapsho
 
 
 @pytest.mark.parametrize(
-    ("device", "message"), [("gpu", "is no device"), ("cuda:99", "CUDA devices here; use cpu")]
+    ("device", "message"), [("gpu", "is not a device"), ("cuda:99", "CUDA devices here; use cpu")]
 )
 def test_a_device_that_is_not_here_is_named(snapshot: WeightSnapshot, device: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
