@@ -119,7 +119,7 @@ async def test_a_client_that_asked_for_json_reads_no_reasoning_and_its_history_s
         ({"tool_choice": NAMED}, "names the tool 'add', but the request has no tools"),
         ({"tool_choice": "any", "tools": [TOOL]}, "auto, none, required or"),
         ({"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, "auto, none, required or"),
-        ({"response_format": {"type": "grammar"}}, "'grammar' is not a form"),
+        ({"response_format": {"type": "grammar"}}, "'grammar' is not a format"),
         ({"response_format": {"type": "json_schema"}}, "json_schema with a json_schema"),
     ],
 )
@@ -182,9 +182,9 @@ async def test_a_stream_has_one_choice_a_chunk_its_usage_and_an_end() -> None:
     ("method", "path", "message"),
     [
         ("POST", "/completions", "POST v1/completions is not served.*send messages to /v1/chat/completions"),
-        ("POST", "/embeddings", "embed nothing"),
-        ("GET", "/responses/resp_1", "it is in the reply to its request"),
-        ("POST", "/v1/chat/completions", "ends in /v1 already"),
+        ("POST", "/embeddings", "without embeddings"),
+        ("GET", "/responses/resp_1", "answers are not stored: use the reply to the request"),
+        ("POST", "/v1/chat/completions", "already ends in /v1"),
         ("GET", "/chat/completions", "GET v1/chat/completions is not served"),
         ("DELETE", "/models/actor", "is not served"),
         (

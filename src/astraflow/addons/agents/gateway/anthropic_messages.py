@@ -1,9 +1,9 @@
-"""Anthropic's Messages API on top of chat completions: the same policies, histories and recordings.
+"""Anthropic's Messages API on top of chat completions, with the same policies, histories, and recordings.
 
-A request becomes a `ChatRequest`, and the answer to that becomes a `MessageAnswer` or the events of a stream.
-Blocks of messages are texts, calls (`tool_use`) and results of calls (`tool_result`). Everything else is
-refused by name: documents, reasoning of another model, tools that Anthropic's servers run, and a
-reply that the caller has begun.
+A request is converted to a `ChatRequest`, and its answer to a `MessageAnswer` or the events of a stream. The
+blocks of messages are texts, images, calls (`tool_use`), and results of calls (`tool_result`). Everything
+else is refused by name: documents, reasoning of another model, tools that Anthropic's servers run, and
+prefilled replies.
 """
 
 import json
@@ -50,7 +50,7 @@ __all__ = [
 
 _MAX_MESSAGES = 16_384
 _MAX_PARTS = 1024
-"""Largest number of blocks of a message, and of tools of a request."""
+"""Largest number of blocks in a message, and of tools in a request."""
 
 _Parts = Annotated[tuple[ContentPart, ...], Meta(max_length=_MAX_PARTS)]
 _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
@@ -140,9 +140,9 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def chat_of(request: MessagesRequest) -> ChatRequest:
-    """The request as a chat.
+    """Converts a request to a chat request.
 
-    Raises: RefusedError if it asks for what no policy can do.
+    Raises: RefusedError if a policy can't do what it asks for.
     """
     _check(request)
     messages = [ChatMessage(role="system", content=text_of(request.system))] if request.system else []
@@ -167,35 +167,35 @@ def chat_of(request: MessagesRequest) -> ChatRequest:
 
 
 def _check(request: MessagesRequest) -> None:
-    """Refuses what only Messages requests can ask for; `ChatRequest.check` refuses the rest."""
+    """Refuses what only Messages requests can ask for. `ChatRequest.check` refuses the rest."""
     if request.messages and request.messages[-1].role == "assistant":
         raise bad_request(
-            "messages: the last one is the assistant's, and prefill is not supported: a policy begins its "
-            "reply by itself; end with a message of the user",
+            "messages: the last one is the assistant's, but prefilled replies are not supported; end with a "
+            "user message",
             "unsupported_value",
         )
     edits = request.context_management.edits if request.context_management else ()
-    # Replies have no blocks of reasoning, so there are none to clear.
+    # Replies have no reasoning blocks, so there is nothing to clear.
     other = [edit.type for edit in edits if not edit.type.startswith("clear_thinking")]
     if other:
         raise bad_request(
-            f"context_management: {other[0]!r} would edit the history here; edit it in the agent, which then "
-            "sends what the policy is to see",
+            f"context_management: {other[0]!r} is not supported; edit the history in the agent, and send "
+            "what the policy is to see",
             "unsupported_value",
         )
 
 
 def _chat_messages(message: _Message) -> Iterator[ChatMessage]:
-    """A message as chats have it: results of calls are messages of their own."""
+    """Converts a message to chat messages. Each result of a call becomes a separate message."""
     if isinstance(message.content, str):
         yield ChatMessage(role=message.role, content=message.content)
     elif message.role == "assistant":
-        yield _assistant(message.content)
+        yield _assistant_message(message.content)
     else:
-        yield from _told(message.role, message.content)
+        yield from _split_blocks(message.role, message.content)
 
 
-def _assistant(blocks: tuple[_Block, ...]) -> ChatMessage:
+def _assistant_message(blocks: tuple[_Block, ...]) -> ChatMessage:
     texts: list[str] = []
     calls: list[tuple[str, str, str]] = []
     for block in blocks:
@@ -208,8 +208,8 @@ def _assistant(blocks: tuple[_Block, ...]) -> ChatMessage:
     return assistant_message("".join(texts), calls)
 
 
-def _told(role: Literal["system", "user"], blocks: tuple[_Block, ...]) -> Iterator[ChatMessage]:
-    """Texts, images and results in their order; what has no result between is one message."""
+def _split_blocks(role: Literal["system", "user"], blocks: tuple[_Block, ...]) -> Iterator[ChatMessage]:
+    """Splits blocks into messages: one per result, and one for the texts and images between results."""
     parts: list[ContentPart] = []
     for block in blocks:
         if block.type == "text":
@@ -231,8 +231,8 @@ def _image(block: _Block) -> ContentPart:
     source = block.source
     if source is None or source.type != "base64":
         raise bad_request(
-            f"messages: an image has a source of type {source.type if source else ''!r}; nothing is fetched "
-            "here: send the file itself, with type base64",
+            f"messages: an image has a source of type {source.type if source else ''!r}; images are not "
+            "fetched: send the file itself, with type base64",
             "unsupported_value",
         )
     return image_part(f"data:{source.media_type};base64,{source.data}")
@@ -287,7 +287,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ContentBlock(_Answer, frozen=True, kw_only=True):
-    """A text, or a call (`id`, `name`, `input`)."""
+    """A text, or a call with `id`, `name`, and `input`."""
 
     type: Literal["text", "tool_use"]
     text: str | None = None
@@ -298,7 +298,7 @@ class ContentBlock(_Answer, frozen=True, kw_only=True):
 
 
 class MessageUsage(_Answer, frozen=True, kw_only=True):
-    """Numbers of tokens of a request."""
+    """The token counts of a request."""
 
     input_tokens: int
     output_tokens: int
@@ -315,9 +315,9 @@ class MessageAnswer(_Answer, frozen=True, kw_only=True):
     model: str
     content: tuple[ContentBlock, ...]
     stop_reason: _StopReason | None
-    """None while a stream has not ended."""
+    """None until a stream ends."""
     stop_sequence: str | None
-    """The text of the request that ended the reply, if one did."""
+    """The text from `stop_sequences` that ended the reply, if one did."""
     usage: MessageUsage
 
 
@@ -344,13 +344,13 @@ class MessageEvent(_Answer, frozen=True, kw_only=True):
 
 
 class TokenCount(_Answer, frozen=True, kw_only=True):
-    """The answer to `count_tokens`: how many tokens the prompt has, in the policy's own chat template."""
+    """The answer to `count_tokens`: the length of the prompt, rendered with the policy's chat template."""
 
     input_tokens: int
 
 
 def message_of(request: MessagesRequest, completed: ChatCompletion) -> MessageAnswer:
-    """A chat's completion as the answer to a Messages request."""
+    """Converts a chat completion to the answer to a Messages request."""
     choice = completed.choices[0]
     usage = completed.usage
     return MessageAnswer(
@@ -379,7 +379,7 @@ def _stop_reason(choice: Choice) -> _StopReason:
 
 
 def _content(choice: Choice) -> tuple[ContentBlock, ...]:
-    """A completion as blocks: its text, if it has any or nothing else, and its calls."""
+    """Converts a completion to blocks: its text (unless it is empty and there are calls), and its calls."""
     assert choice.message is not None
     text = choice.message.content or ""
     calls = tuple(
@@ -387,7 +387,7 @@ def _content(choice: Choice) -> tuple[ContentBlock, ...]:
             type="tool_use",
             id=call.id.replace("call_", "toolu_"),
             name=call.function.name,
-            # As it is: a text in it may hold half a character, which only an escape can say.
+            # Not decoded: a string in it may have half a surrogate pair, which only an escape can express.
             input=msgspec.Raw(call.function.arguments.encode()),
         )
         for call in choice.message.tool_calls
@@ -396,7 +396,7 @@ def _content(choice: Choice) -> tuple[ContentBlock, ...]:
 
 
 def events_of(answer: MessageAnswer) -> Iterator[MessageEvent]:
-    """The answer as a stream: it begins, each block follows in one piece, and it ends."""
+    """Converts an answer to a stream: its start, each block in one piece, and its end."""
     nothing = msgspec.structs.replace(answer.usage, output_tokens=0)
     begun = msgspec.structs.replace(answer, content=(), stop_reason=None, stop_sequence=None, usage=nothing)
     yield MessageEvent(type="message_start", message=begun)
@@ -419,7 +419,7 @@ def events_of(answer: MessageAnswer) -> Iterator[MessageEvent]:
 
 
 class MessageModel(_Answer, frozen=True, kw_only=True):
-    """A policy, in the list of models."""
+    """A policy in the list of models."""
 
     type: Literal["model"]
     id: str
@@ -438,7 +438,7 @@ class MessageModels(_Answer, frozen=True, kw_only=True):
 
 
 def models_of(models: tuple[Model, ...]) -> MessageModels:
-    """The policies as Anthropic's clients list them, all on one page."""
+    """The list of policies in Anthropic's format, all on one page."""
     data = tuple(
         MessageModel(
             type="model",
@@ -473,7 +473,7 @@ _PROBLEM_TYPES = {
 
 
 class MessageError(_Answer, frozen=True, kw_only=True):
-    """An error as Anthropic's clients read it."""
+    """An error in Anthropic's format."""
 
     type: Literal["error"]
     error: _Problem
@@ -481,7 +481,7 @@ class MessageError(_Answer, frozen=True, kw_only=True):
     @classmethod
     def of(cls, message: str, code: str, status: int) -> "MessageError":
         """Makes the error; its type follows from the HTTP status."""
-        # Clients know by these words that a history became too long, and shorten it.
-        told = f"prompt is too long: {message}" if code == "context_length_exceeded" else message
+        # Clients recognize by these words that a history is too long, and shorten it.
+        text = f"prompt is too long: {message}" if code == "context_length_exceeded" else message
         kind = _PROBLEM_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return cls(type="error", error=_Problem(type=kind, message=told))
+        return cls(type="error", error=_Problem(type=kind, message=text))

@@ -1,9 +1,9 @@
-"""Requests and answers of the agent gateway: OpenAI's chat completions, as far as a policy can serve them.
+"""Requests and answers of the agent gateway: OpenAI's chat completions, as far as policies support them.
 
-Requests are checked strictly: an argument that matters, but that a policy cannot follow, is refused.
+Requests are checked strictly. An argument that matters, but that a policy cannot follow, is refused.
 Arguments that do not change what is sampled (`user`, `metadata`, `store`, ...) are accepted and have no
-effect. `seed` is accepted without effect too, because the episodes of a task must differ. `tool_choice` and
-`response_format` are taken as hints (`gateway_hints.py`).
+effect. `seed` has no effect either, because the episodes of a task must differ. `tool_choice` and
+`response_format` are taken as hints (`hints.py`).
 """
 
 import json
@@ -48,11 +48,11 @@ __all__ = [
     "Usage",
     "assistant_message",
     "bad_request",
-    "called",
     "image_part",
     "logprobs_of",
     "messages_of",
     "parts_of",
+    "reply_calls",
     "text_of",
     "tool_specs",
 ]
@@ -67,10 +67,10 @@ def bad_request(message: str, code: str = "invalid_value") -> RefusedError:
 
 _MAX_MESSAGES = 16_384
 _MAX_PARTS = 1024
-"""Largest number of parts or calls of a message, and of tools of a request."""
+"""Largest number of parts or calls in a message, and of tools in a request."""
 _Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
 _TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-"""As vLLM and SGLang take it: 0 and -1 mean the whole vocabulary."""
+"""As in vLLM and SGLang, 0 and -1 mean the whole vocabulary."""
 _Biases = Annotated[dict[Label, _Penalty], Meta(max_length=1024)]
 _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 _Stops = Annotated[tuple[StopText, ...], Meta(max_length=32)]
@@ -91,7 +91,7 @@ class ContentPart(msgspec.Struct, frozen=True):
     type: Label
     text: LongText = ""
     image_url: LongText | _ImageUrl | None = None
-    """Chats have an object here, and responses the URI itself."""
+    """An object in chat completions, and the URI itself in the Responses API."""
     detail: object = None
 
     @property
@@ -102,20 +102,20 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 
 def image_part(uri: str) -> ContentPart:
-    """A part of a chat's message that is an image."""
+    """Makes a message part that is an image."""
     return ContentPart(type=_IMAGE_KINDS[0], image_url=uri)
 
 
 _IMAGE_KINDS = ("image_url", "input_image")
-"""Types of parts that are an image, of chats and of responses."""
+"""Types of image parts in chat completions and in the Responses API."""
 
 
 def parts_of(
     content: str | Sequence[ContentPart] | None, kinds: Collection[str] = ("text",)
 ) -> str | tuple[ContentPart, ...]:
-    """The content of a user's message: a text, or parts of which one at least is an image.
+    """The content of a user's message: a text, or parts with at least one image.
 
-    Raises: RefusedError for parts that are neither, and for images that cannot be shown to a model.
+    Raises: RefusedError for other parts, and for images that cannot be shown to a model.
     """
     if content is None or isinstance(content, str) or all(part.type not in _IMAGE_KINDS for part in content):
         return text_of(content, kinds)
@@ -132,8 +132,8 @@ def parts_of(
 def _check_image(part: ContentPart) -> None:
     if not part.uri:
         raise bad_request(
-            f"a part of type {part.type!r} has no image_url; files of an account are not known here: send "
-            "the image itself as data:image/png;base64,..."
+            f"a part of type {part.type!r} has no image_url; uploaded files are not supported: send the "
+            "image itself as data:image/png;base64,..."
         )
     try:
         check_image(part.uri)
@@ -142,7 +142,7 @@ def _check_image(part: ContentPart) -> None:
 
 
 def text_of(content: str | Sequence[ContentPart] | None, kinds: Collection[str] = ("text",)) -> str:
-    """The content of a message as one text; `kinds`: the types of parts that are text.
+    """The content of a message as one text. `kinds`: the types of text parts.
 
     Raises: RefusedError for images and other parts that are not text.
     """
@@ -151,19 +151,19 @@ def text_of(content: str | Sequence[ContentPart] | None, kinds: Collection[str] 
     other = [part.type for part in content if part.type not in kinds]
     if other:
         raise bad_request(
-            f"a message has a part of type {other[0]!r}; policies here read text, and images in messages of "
-            "the user if their model sees"
+            f"a message has a part of type {other[0]!r}; policies read text, and with a vision model also "
+            "images in user messages"
         )
     return "".join(part.text for part in content)
 
 
-class _Called(msgspec.Struct, frozen=True):
+class _FunctionCall(msgspec.Struct, frozen=True):
     name: Label
     arguments: JsonText = "{}"
 
 
 class _Call(msgspec.Struct, frozen=True):
-    function: _Called
+    function: _FunctionCall
     id: OpaqueId = ""
 
 
@@ -182,15 +182,15 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: RefusedError for parts that are neither text nor an image of the user's.
         """
-        return self._shown[0]
+        return self._text_and_media[0]
 
     @property
     def media(self) -> tuple[MediaRef, ...]:
         """The images in the content. Raises: RefusedError as `text`."""
-        return self._shown[1]
+        return self._text_and_media[1]
 
     @property
-    def _shown(self) -> tuple[str, tuple[MediaRef, ...]]:
+    def _text_and_media(self) -> tuple[str, tuple[MediaRef, ...]]:
         parts = parts_of(self.content) if self.role == "user" else text_of(self.content)
         if isinstance(parts, str):
             return parts, ()
@@ -204,30 +204,32 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, object, tuple[MediaRef, ...]]:
-        """A value that is equal for two messages that say the same.
+        """A value that is equal for two messages with the same meaning.
 
-        It leaves out ids, the white space around a reply, and the order of a call's arguments. Clients may
-        change these when they send a reply back.
+        It ignores ids, the white space around a reply, and the order of a call's arguments, because clients
+        may change these when they send a reply back.
         """
         calls = tuple(
-            (call.function.name, _normal(call.function.arguments)) for call in self.tool_calls or ()
+            (call.function.name, _normalize(call.function.arguments)) for call in self.tool_calls or ()
         )
         role = "system" if self.role == "developer" else self.role
-        text, media = self._shown
+        text, media = self._text_and_media
         return role, text.strip() if role == "assistant" else text, calls, media
 
 
 def assistant_message(text: str, calls: Sequence[tuple[str, str, str]]) -> ChatMessage:
-    """A reply as a caller sends it back; each call is an id, a name and the arguments as JSON."""
+    """Makes an assistant message. Each call is an id, a name, and the arguments as JSON."""
     return ChatMessage(
         role="assistant",
         content=text,
-        tool_calls=tuple(_Call(_Called(name, arguments), id=call_id) for call_id, name, arguments in calls),
+        tool_calls=tuple(
+            _Call(_FunctionCall(name, arguments), id=call_id) for call_id, name, arguments in calls
+        ),
     )
 
 
-def _normal(arguments: str) -> str:
-    """A call's arguments in one spelling; as they are if they are not JSON."""
+def _normalize(arguments: str) -> str:
+    """Normalizes a call's arguments. Returns them unchanged if they are not JSON."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
@@ -252,7 +254,7 @@ class _StreamOptions(msgspec.Struct, frozen=True):
 
 
 class JsonSchema(msgspec.Struct, frozen=True):
-    """The schema that a reply should fit."""
+    """The schema that a reply should match."""
 
     name: Label = ""
     schema: _Schema | None = None
@@ -280,7 +282,7 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
     stream_options: _StreamOptions | None = None
     tools: Annotated[tuple[ChatTool, ...], Meta(max_length=_MAX_PARTS)] | None = None
     tool_choice: UncheckedLabel | _Schema | None = None
-    """`Word` and not a text with a pattern: msgspec 0.22 corrupts memory on a union of such a text with a
+    """The string has no pattern: msgspec 0.22 corrupts memory for a union of such a string with a
     collection."""
     logprobs: bool | None = None
     top_logprobs: Position | None = None
@@ -303,9 +305,9 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
     prompt_cache_key: object = None
 
     def check(self) -> None:
-        """Checks that a policy can do what the request asks for; `hint_of` checks the form of the reply.
+        """Checks that a policy can do what the request asks for. `hint_of` checks the format of the reply.
 
-        Raises: RefusedError if it cannot.
+        Raises: RefusedError if it can't.
         """
         if not self.messages:
             raise bad_request("messages is empty")
@@ -321,8 +323,7 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
 
     @property
     def changed_logits(self) -> tuple[str, ...]:
-        """Names of the parameters that would change the distribution that a policy samples from, in ways that
-        no engine of ours follows."""
+        """The parameters that would change a policy's distribution in ways that no engine here supports."""
         neutral: dict[str, object] = {
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
@@ -334,7 +335,7 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
 
     @property
     def limit(self) -> int | None:
-        """Largest number of tokens of a completion; None if the caller names none."""
+        """The largest number of tokens in a completion; None if the caller sets none."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
@@ -358,10 +359,10 @@ def tool_specs(request: ChatRequest) -> tuple[ToolSpec, ...]:
 
 
 def messages_of(messages: Sequence[ChatMessage], earlier: Sequence[ChatMessage] = ()) -> tuple[Message, ...]:
-    """Messages as the chat template takes them.
+    """Converts messages for the chat template.
 
-    The result of a tool gets the name of the tool, found by the id of its call in `earlier` or `messages`. A
-    call that no policy of this episode made is shown in `<tool_call>` tags.
+    The result of a tool gets the tool's name, which is found by the id of the call in `earlier` or
+    `messages`. Calls that no policy of this episode made are shown in `<tool_call>` tags.
     """
     called_by: dict[str, str] = {
         call.id: call.function.name for message in (*earlier, *messages) for call in message.tool_calls or ()
@@ -388,7 +389,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Usage(_Answer, frozen=True, kw_only=True):
-    """Numbers of tokens of a request."""
+    """The token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -396,16 +397,16 @@ class Usage(_Answer, frozen=True, kw_only=True):
 
 
 class ReplyCall(_Answer, frozen=True, kw_only=True):
-    """A call as clients read it; only streams have an `index`."""
+    """A call in a reply. Only streams have an `index`."""
 
     id: str
     type: str
-    function: _Called
+    function: _FunctionCall
     index: int | None = None
 
 
 class Reply(_Answer, frozen=True, kw_only=True):
-    """The message in which a policy replies."""
+    """A policy's reply."""
 
     role: str
     content: str | None
@@ -413,7 +414,7 @@ class Reply(_Answer, frozen=True, kw_only=True):
 
 
 class TokenLogprob(_Answer, frozen=True, kw_only=True):
-    """One sampled token; its logprob is the one that is recorded."""
+    """One sampled token with its recorded logprob."""
 
     token: str
     logprob: float
@@ -427,7 +428,7 @@ class _Logprobs(_Answer, frozen=True, kw_only=True):
 
 
 class Choice(_Answer, frozen=True, kw_only=True):
-    """One completion: as a whole in `message`, or in a stream in `delta`."""
+    """One completion: in `message` as a whole, or in `delta` in a stream."""
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
@@ -435,7 +436,7 @@ class Choice(_Answer, frozen=True, kw_only=True):
     message: Reply | None = None
     delta: Reply | dict[str, str] | None = None
     stop_reason: str | None = None
-    """The text in `stop` that ended the completion, under the name that vLLM gives it; None if none did."""
+    """The text from `stop` that ended the completion, under vLLM's name for it; None if none did."""
 
 
 class ChatCompletion(_Answer, frozen=True, kw_only=True):
@@ -449,11 +450,11 @@ class ChatCompletion(_Answer, frozen=True, kw_only=True):
     usage: Usage
 
     def chunks(self, *, with_usage: bool) -> "list[ChatCompletionChunk]":
-        """The same as a stream: first the texts, then why they ended, then the usage if it is asked for."""
+        """The same as a stream: for each choice its text and then its finish reason, at the end the usage."""
         chunks: list[ChatCompletionChunk] = []
         for choice in self.choices:
             end = msgspec.structs.replace(choice, logprobs=None, message=None, delta={})
-            chunks += [self._chunk((_said(choice),)), self._chunk((end,))]
+            chunks += [self._chunk((_to_delta(choice),)), self._chunk((end,))]
         if with_usage:
             chunks.append(self._chunk((), self.usage))
         return chunks
@@ -469,8 +470,8 @@ class ChatCompletion(_Answer, frozen=True, kw_only=True):
         )
 
 
-def _said(choice: Choice) -> Choice:
-    """A completion's text and calls as the `delta` of a stream; it does not say yet why it ended."""
+def _to_delta(choice: Choice) -> Choice:
+    """Converts a completion to the `delta` of a stream, without its finish reason."""
     assert choice.message is not None
     calls = tuple(
         msgspec.structs.replace(call, index=place) for place, call in enumerate(choice.message.tool_calls)
@@ -491,7 +492,7 @@ class ChatCompletionChunk(_Answer, frozen=True, kw_only=True):
 
 
 class Model(_Answer, frozen=True, kw_only=True):
-    """A policy, in the list of models."""
+    """A policy in the list of models."""
 
     id: str
     object: str
@@ -514,7 +515,7 @@ class _Problem(_Answer, frozen=True, kw_only=True):
 
 
 class ErrorBody(_Answer, frozen=True, kw_only=True):
-    """An error as OpenAI's clients read it."""
+    """An error in OpenAI's format."""
 
     error: _Problem
 
@@ -528,20 +529,20 @@ class ErrorBody(_Answer, frozen=True, kw_only=True):
         return cls(error=_Problem(message=message, type=kind, code=code, param=None))
 
 
-def called(calls: Sequence[ToolCall], prefix: str) -> tuple[ReplyCall, ...]:
-    """Calls as clients read them, with ids that begin with `prefix`."""
+def reply_calls(calls: Sequence[ToolCall], prefix: str) -> tuple[ReplyCall, ...]:
+    """Converts calls to the reply's format. Their ids begin with `prefix`."""
     return tuple(
         ReplyCall(
             id=f"{prefix}_{place}",
             type="function",
-            function=_Called(call.name, json.dumps(call.arguments)),
+            function=_FunctionCall(call.name, json.dumps(call.arguments)),
         )
         for place, call in enumerate(calls)
     )
 
 
 def logprobs_of(tokens: Sequence[str], values: Sequence[float]) -> _Logprobs:
-    """Sampled tokens and their logprobs, as clients read them."""
+    """Converts sampled tokens and their logprobs to the reply's format."""
     content = tuple(
         TokenLogprob(token=token, logprob=value, bytes=tuple(token.encode()), top_logprobs=())
         for token, value in zip(tokens, values, strict=True)

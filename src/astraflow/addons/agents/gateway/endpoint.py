@@ -1,14 +1,13 @@
-"""The endpoint of one episode: it answers chat requests by policies, and records what they sample.
+"""The endpoint of one episode. It answers chat requests with policies, and records what they sample.
 
-A request carries the whole history of a conversation, so the recorded histories of an episode form a tree.
-The endpoint looks for the longest recorded history that the request begins with, compared as clients see it.
-The new prompt continues the exact tokens of that history, and the recorder then extends its trajectory or
-forks it. If there is no such history, the request is rendered anew. Its tokens may still begin with those of
-a recorded history: then it is the same conversation, in which the client only changed white space. If it has
-another reply where a policy's stood, it is a fork of that conversation. Otherwise it is a new conversation.
+A request has the whole history of a conversation, so the recorded histories of an episode form a tree. The
+endpoint finds the longest recorded history with which the request begins, compared as clients see it. The new
+prompt continues the exact tokens of that history, and the recorder then extends or forks its trajectory. If
+there is no such history, the request is rendered from scratch. If its tokens still begin with those of a
+recorded history, it is the same conversation, in which the client has only changed white space. If the client
+has replaced a policy's reply, the request is a fork of that conversation. Otherwise it is a new conversation.
 
-A dialect is a request that becomes a `ChatRequest`, and a form of the answer to that. All requests are
-answered by `chat`.
+Every dialect converts its requests to a `ChatRequest`, and the answer of `chat` to its own format.
 """
 
 import asyncio
@@ -32,9 +31,9 @@ from astraflow.addons.agents.gateway.chat_wire import (
     Reply,
     Usage,
     bad_request,
-    called,
     logprobs_of,
     messages_of,
+    reply_calls,
     tool_specs,
 )
 from astraflow.addons.agents.gateway.hints import Hint, hint_of
@@ -65,7 +64,7 @@ __all__ = ["EpisodeEndpoint"]
 _ResultT = TypeVar("_ResultT")
 
 _SAMPLING_TOLERANCE = 1e-6
-"""Largest difference at which a request's temperature or `top_p` still equals the recipe's."""
+"""Largest difference at which a request's temperature or `top_p` still counts as equal to the recipe's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +72,23 @@ class _Point:
     """A recorded history, up to and including one completion."""
 
     hosted: HostedPolicy
-    """The policy that speaks, with the tools that it was shown."""
+    """The policy that answered, with the tools that it was shown."""
     keys: tuple[object, ...]
-    """The messages as the client sees them, in a form that can be compared."""
+    """The messages as the client sees them, in a comparable form."""
     transcript: Transcript
     """The messages and their exact tokens."""
     origin: EndpointConversation
     """The conversation, with the role and the session in which it was held."""
     chat: RecordedConversation
 
-    def is_of(self, asked: "_Asked") -> bool:
-        """Whether a request may continue from here: only its own role and session may."""
-        return (self.origin.role, self.origin.session) == (asked.role, asked.session)
+    def is_open_to(self, parsed: "_ParsedRequest") -> bool:
+        """Whether a request may continue from here. It needs the same role and session."""
+        return (self.origin.role, self.origin.session) == (parsed.role, parsed.session)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request, and what it asks of which policy."""
+class _ParsedRequest:
+    """A checked request, with its policy and sampling parameters."""
 
     number: int
     """Position among the requests of the episode."""
@@ -103,19 +102,19 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompted:
-    """A request as the policy sees it."""
+class _RenderedRequest:
+    """The prompt of a request."""
 
     prompt: Transcript
     """The messages and their tokens."""
     chat: RecordedConversation | None
-    """The conversation that it goes on from or edits; None if it is a new one."""
+    """The conversation that the request continues or edits; None for a new one."""
 
 
 class EpisodeEndpoint:
-    """The endpoint of one episode, through which an agent program chats with policies. Implements `Endpoint`.
+    """The endpoint through which an agent program chats with policies in one episode. Implements `Endpoint`.
 
-    A request whose client disconnects is cancelled, and a request after the episode's end is refused. `close`
+    A request is cancelled if its client disconnects, and refused after the end of the episode. `close`
     cancels the requests that still run.
     """
 
@@ -140,9 +139,9 @@ class EpisodeEndpoint:
         self._roles = roles or {}
         self._points: list[_Point] = []
         self._keys: dict[object, object] = {}
-        """The keys of all messages, each once: histories repeat those of the histories before."""
+        """The keys of all messages, each stored once, because longer histories repeat the shorter ones."""
         self._running: set[asyncio.Task[Any]] = set()
-        self._answered: dict[str, tuple[ChatMessage, ...]] = {}
+        self._responses: dict[str, tuple[ChatMessage, ...]] = {}
         """Id of a response -> its conversation, without instructions."""
         self._num_requests = 0
         self._num_hinted = 0
@@ -186,7 +185,7 @@ class EpisodeEndpoint:
         return self._url
 
     def models(self) -> tuple[Model, ...]:
-        """The names that requests may ask, as `GET /models` lists them."""
+        """The models that requests may name, as `GET /models` lists them."""
         return tuple(
             Model(id=name, object="model", created=0, owned_by="astraflow") for name in self._names()
         )
@@ -195,7 +194,7 @@ class EpisodeEndpoint:
         return tuple(self._roles or self._dialogue.hosted)
 
     def start(self, answer: Coroutine[Any, Any, _ResultT]) -> asyncio.Task[_ResultT]:
-        """Begins to answer a request (`chat`, `respond` or `message`), in a task that `close` cancels."""
+        """Starts to answer a request (`chat`, `respond`, or `message`) in a task that `close` cancels."""
         task = asyncio.create_task(answer)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -209,12 +208,12 @@ class EpisodeEndpoint:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def respond(self, request: ResponsesRequest, *, session: str = "") -> Response:
-        """Answers a request of the Responses API, as `chat` answers a chat.
+        """Answers a request of the Responses API.
 
-        Raises: as `chat`; RefusedError if the response that it continues is not one of this episode.
+        Raises: like `chat`; RefusedError if the response that it continues is not of this episode.
         """
         before = request.previous_response_id
-        earlier = self._answered.get(before, ()) if before else ()
+        earlier = self._responses.get(before, ()) if before else ()
         if before and not earlier:
             raise bad_request(
                 f"previous_response_id {as_label(before)!r} is not a response of this episode",
@@ -223,93 +222,93 @@ class EpisodeEndpoint:
         messages = (*earlier, *input_messages(request))
         completed = await self.chat(chat_of(request, messages), session=session)
         response = response_of(request, completed)
-        self._answered[response.id] = (*messages, _sent_back(completed.choices[0]))
+        self._responses[response.id] = (*messages, _to_request_message(completed.choices[0]))
         return response
 
     async def chat(self, request: ChatRequest, *, session: str = "") -> ChatCompletion:
         """Answers a chat request, and records its completions.
 
-        `session`: what the client calls the conversation; another one never continues from it.
+        `session`: the client's name for the conversation. Requests of another session never continue it.
 
-        Raises: RefusedError if the request asks for what no policy can do; RolloutError if the engine fails.
+        Raises: RefusedError if a policy can't do what the request asks for; RolloutError if the engine fails.
         """
-        asked = self._asked(request, session)
-        hosted = asked.hosted
-        prompted = await self._prompted(asked)
-        known = prompted.chat
-        # For `n` completions, a recorded conversation answers `n` times, and the recorder forks it.
-        chats = [known or self._opened(asked) for _ in range(request.n or 1)]
-        await self._check_room(hosted, chats[0], prompted.prompt)
-        answers = await _all([chat.answer(prompted.prompt, asked.sampling) for chat in chats])
+        parsed = self._parse(request, session)
+        hosted = parsed.hosted
+        rendered = await self._render(parsed)
+        known = rendered.chat
+        # For `n` completions, a known conversation answers `n` times, and the recorder forks it.
+        chats = [known or self._open_conversation(parsed) for _ in range(request.n or 1)]
+        await self._check_room(hosted, chats[0], rendered.prompt)
+        answers = await _gather([chat.answer(rendered.prompt, parsed.sampling) for chat in chats])
         choices: list[Choice] = []
         for place, (chat, answer) in enumerate(zip(chats, answers, strict=True)):
-            choice = self._choice(asked, answer, place)
+            choice = self._make_choice(parsed, answer, place)
             choices.append(choice)
-            messages = (*request.messages, _sent_back(choice))
-            keys = tuple(self._key_of(message) for message in messages)
-            origin = EndpointConversation(asked.role, session, chat)
+            messages = (*request.messages, _to_request_message(choice))
+            keys = tuple(self._intern_key(message) for message in messages)
+            origin = EndpointConversation(parsed.role, session, chat)
             self._points.append(_Point(hosted, keys, answer.transcript, origin, chat))
         self.problem = ""
         self.num_completions += len(answers)
         num_sampled = sum(answer.completion.num_tokens for answer in answers)
         return ChatCompletion(
-            id=f"chatcmpl-{self.id}-{asked.number}",
+            id=f"chatcmpl-{self.id}-{parsed.number}",
             object="chat.completion",
             created=int(time.time()),
             model=request.model,
             choices=tuple(choices),
             usage=Usage(
-                prompt_tokens=len(prompted.prompt.token_ids),
+                prompt_tokens=len(rendered.prompt.token_ids),
                 completion_tokens=num_sampled,
-                total_tokens=len(prompted.prompt.token_ids) + num_sampled,
+                total_tokens=len(rendered.prompt.token_ids) + num_sampled,
             ),
         )
 
-    def _key_of(self, message: ChatMessage) -> object:
+    def _intern_key(self, message: ChatMessage) -> object:
         key = message.key
         return self._keys.setdefault(key, key)
 
     async def message(self, request: MessagesRequest, *, session: str = "") -> MessageAnswer:
         """Answers a request in Anthropic's format.
 
-        Raises: RefusedError and RolloutError as `chat`.
+        Raises: RefusedError and RolloutError, like `chat`.
         """
         if request.max_tokens is None:
             raise bad_request("max_tokens is missing; name the largest number of tokens of the reply")
         return message_of(request, await self.chat(anthropic_messages.chat_of(request), session=session))
 
     async def num_prompt_tokens(self, request: ChatRequest, *, session: str = "") -> int:
-        """Number of tokens of the prompt that a request would be answered for; nothing is sampled.
+        """Number of tokens in the prompt of a request. Samples nothing.
 
-        Raises: RefusedError as `chat`.
+        Raises: RefusedError, like `chat`.
         """
-        return len((await self._prompted(self._asked(request, session))).prompt.token_ids)
+        return len((await self._render(self._parse(request, session))).prompt.token_ids)
 
-    async def _prompted(self, asked: _Asked) -> _Prompted:
-        """The prompt of a request: it goes on from the exact tokens of a recorded history, if it can."""
-        messages = asked.request.messages
-        start = self._start(asked, messages)
+    async def _render(self, parsed: _ParsedRequest) -> _RenderedRequest:
+        """Renders the prompt of a request. It continues the exact tokens of a recorded history if it can."""
+        messages = parsed.request.messages
+        start = self._find_start(parsed, messages)
         num_known = len(start.keys) if start else 0
         earlier = start.transcript if start else Transcript()
         new = messages_of(messages[num_known:], messages[:num_known])
-        if any(message.images for message in new) and not asked.hosted.sees_images:
+        if any(message.images for message in new) and not parsed.hosted.sees_images:
             raise bad_request(
-                f"model {asked.request.model!r} reads text only, and a message has an image; ask a policy "
-                "whose model sees",
+                f"model {parsed.request.model!r} reads text only, but a message has an image; use a policy "
+                "with a vision model",
                 "unsupported_value",
             )
-        new = asked.hint.added_to(new, earlier.messages)
-        shown = await render_prompt(asked.hosted, earlier, new)
-        start = start or self._start_by_tokens(asked, shown) or self._start_of_edited(asked)
-        return _Prompted(shown, start.chat if start else None)
+        new = parsed.hint.add_to(new, earlier.messages)
+        shown = await render_prompt(parsed.hosted, earlier, new)
+        start = start or self._find_start_by_tokens(parsed, shown) or self._find_edited(parsed)
+        return _RenderedRequest(shown, start.chat if start else None)
 
     # --- who answers, and how ---
 
-    def _opened(self, asked: "_Asked") -> RecordedConversation:
-        return self._dialogue.open(asked.hosted, (), asked.role, asked.session)
+    def _open_conversation(self, parsed: "_ParsedRequest") -> RecordedConversation:
+        return self._dialogue.open(parsed.hosted, (), parsed.role, parsed.session)
 
-    def _asked(self, request: ChatRequest, session: str) -> "_Asked":
-        """Checks a request, and finds the policy that it names and how that samples."""
+    def _parse(self, request: ChatRequest, session: str) -> "_ParsedRequest":
+        """Checks a request, and finds its policy and sampling parameters. Raises: RefusedError."""
         request.check()
         role = request.model if self._roles else ""
         policy = self._roles.get(role, "") if self._roles else request.model
@@ -322,33 +321,33 @@ class EpisodeEndpoint:
                 status=404,
             )
         self._num_requests += 1
-        return _Asked(
+        return _ParsedRequest(
             self._num_requests,
             request,
             with_tools(hosted, tool_specs(request)),
             role,
             session,
-            self._sampling(hosted, request),
+            self._choose_sampling(hosted, request),
             hint_of(request),
         )
 
-    def _sampling(self, hosted: HostedPolicy, request: ChatRequest) -> Sampling:
-        """The episode's sampling, with the caller's limit of tokens and stop texts.
+    def _choose_sampling(self, hosted: HostedPolicy, request: ChatRequest) -> Sampling:
+        """The episode's sampling parameters, with the caller's token limit and stop texts.
 
-        A trained policy keeps the recipe's distribution: with another one, the recorded logprobs would not be
-        those that it is trained with. A frozen policy takes the caller's temperature, `top_p` and `top_k`.
+        A trained policy keeps the recipe's distribution. With another one, the recorded logprobs would not be
+        those that training expects. A frozen policy takes the caller's temperature, `top_p`, and `top_k`.
 
-        Raises: RefusedError if the caller asks for what the policy doesn't follow, and the recipe says
+        Raises: RefusedError if the policy can't follow a parameter, and the recipe has
         `agent_overrides: refuse`.
         """
         info = hosted.info
-        asked = _other_sampling(request, info.sampling)
-        followed = {} if info.is_trained else asked
-        unsupported = [*request.changed_logits, *(asked.keys() - followed.keys())]
+        changed = _changed_sampling(request, info.sampling)
+        followed = {} if info.is_trained else changed
+        unsupported = [*request.changed_logits, *(changed.keys() - followed.keys())]
         if _has_other_template_args(request, info):
             unsupported.append("chat_template_kwargs")
         if unsupported and info.agent_overrides == "refuse":
-            raise _refused_sampling(info, request, unsupported[0])
+            raise _sampling_refusal(info, request, unsupported[0])
         self._num_overrides += bool(unsupported)
         sampling = msgspec.structs.replace(self._dialogue.sampling(hosted), **followed)
         limit = min(sampling.max_tokens, request.limit or sampling.max_tokens)
@@ -357,8 +356,7 @@ class EpisodeEndpoint:
     async def _check_room(self, hosted: HostedPolicy, chat: RecordedConversation, prompt: Transcript) -> None:
         """Checks that a prompt leaves room for a completion.
 
-        If it does not, and the episode has completions already, the conversation is recorded as one that
-        ended because the context was full.
+        If it doesn't, and the episode already has completions, the conversation is recorded as truncated.
 
         Raises: RefusedError if there is no room.
         """
@@ -368,7 +366,7 @@ class EpisodeEndpoint:
             return
         if self._dialogue.recorder.num_completions:
             self.is_full = True
-            # It records an empty completion, since there is no room.
+            # Because there is no room, this records an empty, truncated completion.
             await chat.answer(msgspec.structs.replace(prompt, messages=chat.messages))
         raise bad_request(
             f"the prompt has {num_tokens} tokens, which leaves no room in the context of policy "
@@ -378,39 +376,37 @@ class EpisodeEndpoint:
 
     # --- where a request continues ---
 
-    def _start(self, asked: "_Asked", messages: tuple[ChatMessage, ...]) -> _Point | None:
-        """The longest recorded history that the messages begin with; None if there is none."""
+    def _find_start(self, parsed: "_ParsedRequest", messages: tuple[ChatMessage, ...]) -> _Point | None:
+        """Finds the longest recorded history with which the messages begin; None if there is none."""
         keys = tuple(message.key for message in messages)
         known = [
             p
             for p in self._points
-            if p.hosted == asked.hosted and p.is_of(asked) and p.keys == keys[: len(p.keys)]
+            if p.hosted == parsed.hosted and p.is_open_to(parsed) and p.keys == keys[: len(p.keys)]
         ]
         return max(known, key=lambda point: len(point.keys), default=None)
 
-    def _start_by_tokens(self, asked: "_Asked", prompt: Transcript) -> _Point | None:
-        """The longest recorded history with whose exact tokens and images the prompt begins; None if there is
-        none."""
+    def _find_start_by_tokens(self, parsed: "_ParsedRequest", prompt: Transcript) -> _Point | None:
+        """Finds the longest recorded history with whose exact tokens and images the prompt begins."""
         known = [
             p
             for p in self._points
-            if p.hosted.info == asked.hosted.info
-            and p.is_of(asked)
+            if p.hosted.info == parsed.hosted.info
+            and p.is_open_to(parsed)
             and _begins_with(prompt.token_ids, p.transcript.token_ids)
             and _begins_with(prompt.media, p.transcript.media)
         ]
         return max(known, key=lambda point: len(point.transcript.token_ids), default=None)
 
-    def _start_of_edited(self, asked: _Asked) -> _Point | None:
-        """The longest recorded history whose last reply a request replaces by another; None if there is
-        none."""
-        messages = asked.request.messages
+    def _find_edited(self, parsed: _ParsedRequest) -> _Point | None:
+        """Finds the longest recorded history whose last reply the request replaces with another one."""
+        messages = parsed.request.messages
         keys = tuple(message.key for message in messages)
         known = [
             point
             for point in self._points
-            if point.hosted.info == asked.hosted.info
-            and point.is_of(asked)
+            if point.hosted.info == parsed.hosted.info
+            and point.is_open_to(parsed)
             and len(point.keys) <= len(keys)
             and messages[len(point.keys) - 1].role == "assistant"
             and point.keys[:-1] == keys[: len(point.keys) - 1]
@@ -419,26 +415,26 @@ class EpisodeEndpoint:
 
     # --- what the client sees ---
 
-    def _choice(self, asked: "_Asked", answer: Answer, place: int) -> Choice:
-        """A completion as the client gets it: without its stop text, and with its tool calls taken out."""
-        request = asked.request
+    def _make_choice(self, parsed: "_ParsedRequest", answer: Answer, place: int) -> Choice:
+        """A completion as the client gets it: without its stop text, and with its tool calls extracted."""
+        request = parsed.request
         completion = answer.completion
         generation = answer.generation
-        stop = next((stop for stop in asked.sampling.stop if completion.text.endswith(stop)), "")
+        stop = next((stop for stop in parsed.sampling.stop if completion.text.endswith(stop)), "")
         text = completion.text.removesuffix(stop)
         self.last_text = text
-        calls = self._calls(completion.reply) if request.tools and request.tool_choice != "none" else ()
-        if asked.hint.lines:
+        calls = self._parse_calls(completion.reply) if request.tools and request.tool_choice != "none" else ()
+        if parsed.hint.lines:
             self._num_hinted += 1
-            self._num_unmet += not asked.hint.is_met_by(calls, completion.reply)
+            self._num_unmet += not parsed.hint.is_met_by(calls, completion.reply)
         reply = Reply(
             role="assistant",
-            content=_content(completion, text, asked.hint, has_calls=bool(calls)),
-            tool_calls=called(calls, f"call_{asked.number}_{place}"),
+            content=_content(completion, text, parsed.hint, has_calls=bool(calls)),
+            tool_calls=reply_calls(calls, f"call_{parsed.number}_{place}"),
         )
         logprobs = None
         if request.logprobs:
-            tokens = [asked.hosted.renderer.parse((token,)).content for token in generation.token_ids]
+            tokens = [parsed.hosted.renderer.parse((token,)).content for token in generation.token_ids]
             logprobs = logprobs_of(tokens, generation.logprobs)
         finish_reason = "tool_calls" if calls else "stop"
         if completion.is_truncated:
@@ -451,35 +447,36 @@ class EpisodeEndpoint:
             stop_reason=stop if stop in request.stops else None,
         )
 
-    def _calls(self, text: str) -> tuple[ToolCall, ...]:
-        """The calls in a text; none if one of them cannot be read, so that the text is shown as it is."""
+    def _parse_calls(self, text: str) -> tuple[ToolCall, ...]:
+        """Parses the calls in a text. If one of them is invalid, there are none, and the text is
+        unchanged."""
         calls = tuple(self._parser(text))
         return () if any(call.problem for call in calls) else calls
 
 
-def _other_sampling(request: ChatRequest, own: Sampling) -> dict[str, float]:
-    """Sampling parameters of a request that differ from the recipe's, by name."""
-    asked: dict[str, tuple[float | None, float]] = {
+def _changed_sampling(request: ChatRequest, own: Sampling) -> dict[str, float]:
+    """The sampling parameters of a request that differ from the recipe's, by name."""
+    values: dict[str, tuple[float | None, float]] = {
         "temperature": (request.temperature, own.temperature),
         "top_p": (request.top_p, own.top_p),
         "top_k": (None if request.top_k is None else max(0, request.top_k), own.top_k),
     }
     return {
         name: value
-        for name, (value, recipes) in asked.items()
+        for name, (value, recipes) in values.items()
         if value is not None and abs(value - recipes) > _SAMPLING_TOLERANCE
     }
 
 
 def _has_other_template_args(request: ChatRequest, info: PolicyInfo) -> bool:
-    """Whether a request wants arguments of the chat template that are not the recipe's."""
+    """Whether a request has chat template arguments that differ from the recipe's."""
     own = json.loads(info.template_args)
     return any(
         name not in own or own[name] != value for name, value in (request.chat_template_kwargs or {}).items()
     )
 
 
-def _refused_sampling(info: PolicyInfo, request: ChatRequest, name: str) -> RefusedError:
+def _sampling_refusal(info: PolicyInfo, request: ChatRequest, name: str) -> RefusedError:
     ignore = f"set policies.{info.name}.sampling.agent_overrides: ignore in the recipe to sample without it"
     if name == "chat_template_kwargs":
         return bad_request(
@@ -503,29 +500,29 @@ def _refused_sampling(info: PolicyInfo, request: ChatRequest, name: str) -> Refu
 
 
 def _content(completion: Completion, text: str, hint: Hint, *, has_calls: bool) -> str | None:
-    """What a client reads in addition to the calls; `text` lacks the stop text that ended the completion."""
+    """The text for the client, in addition to the calls. `text` has no stop text at its end."""
     if has_calls:
-        return completion.text_before_calls or None  # without a tag, the text is the call
-    # A client parses the JSON that it asked for, so it is not shown the reasoning.
+        return completion.text_before_calls or None  # without a tag, the whole text is the call
+    # A client parses the JSON that it asked for, so the reasoning is left out.
     return completion.reply if hint.json_kind and completion.reply else text
 
 
-def _sent_back(choice: Choice) -> ChatMessage:
-    """A reply as the client will send it back."""
+def _to_request_message(choice: Choice) -> ChatMessage:
+    """Converts a reply to the message that the client will send back."""
     assert choice.message is not None
     return msgspec.convert(msgspec.to_builtins(choice.message), ChatMessage)
 
 
 def _begins_with(prompt: tuple[object, ...], known: tuple[object, ...]) -> bool:
-    """Whether a prompt begins with known tokens, or its images with known ones."""
-    # The last known token is compared first: histories are long, and most of them differ there.
+    """Whether a prompt begins with known tokens, or its images with known images."""
+    # The last known token is compared first: histories are long, and most differ there.
     if not known:
         return True
     return len(known) <= len(prompt) and prompt[len(known) - 1] == known[-1] and prompt[: len(known)] == known
 
 
-async def _all(parts: list[Coroutine[Any, Any, _ResultT]]) -> list[_ResultT]:
-    """Runs all parts at once and returns their results in order; the first error cancels the other parts."""
+async def _gather(parts: list[Coroutine[Any, Any, _ResultT]]) -> list[_ResultT]:
+    """Runs all parts at once and returns their results in order. The first error cancels the other parts."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         return list(await asyncio.gather(*tasks))

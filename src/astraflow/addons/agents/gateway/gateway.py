@@ -1,15 +1,15 @@
-"""The agent gateway: a server on loopback, with an address and a key for each episode.
+"""The agent gateway: a server on the loopback interface, with an address and a key for each episode.
 
     agent program --HTTP--> Gateway --> EpisodeEndpoint --> Dialogue --> engine
                                                                 |
                                                                 +--> recorder
 
-It speaks three dialects: OpenAI's chat completions and Responses, and Anthropic's Messages. Each is a pair of
-pure functions, from its request to a chat and from the chat's answer to its form; errors have the form of the
-dialect too.
+It speaks three dialects: OpenAI's chat completions and Responses, and Anthropic's Messages. Each dialect is a
+pair of pure functions: one from its request to a chat request, and one from the chat's answer to its own
+format. Errors have the dialect's format too.
 
-Each process has one server, which starts when the first episode asks for an endpoint. An endpoint is open
-inside its workflow's `async with`; afterwards its address is unknown. The gateway knows nothing of tasks and
+Each process has one server, which starts when the first episode opens an endpoint. An endpoint is open inside
+the workflow's `async with`. After that, its address is unknown. The gateway has no access to tasks and
 answers, so an agent cannot read what it is scored with.
 """
 
@@ -57,7 +57,7 @@ _ItemT = TypeVar("_ItemT", bound=msgspec.Struct)
 _ResultT = TypeVar("_ResultT")
 
 _MAX_BODY_BYTES = 16 * 2**20
-"""Largest body of a request; it carries a whole history as text."""
+"""Largest size of a request's body, which has a whole history as text."""
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _SERVED = (
@@ -67,12 +67,12 @@ _SERVED = (
 )
 _ADVICE = {
     "completions": "policies are chat models: send messages to /v1/chat/completions",
-    "embeddings": "policies are chat models and embed nothing: use another server for embeddings",
-    "messages": "of Anthropic's API there are only these: answers are sent to the caller that waits for them",
-    "responses": "an answer is not kept here: it is in the reply to its request",
-    "v1": "the address ends in /v1 already: use it as it is (clients of Anthropic's take it without /v1)",
+    "embeddings": "policies are chat models without embeddings: use another server for these",
+    "messages": "only these routes of Anthropic's API exist: batches are not supported",
+    "responses": "answers are not stored: use the reply to the request",
+    "v1": "the address already ends in /v1: use it unchanged (Anthropic's clients take it without /v1)",
 }
-"""What to do instead, by a part of the address that is not served."""
+"""What to do instead, by a part of the unknown address."""
 
 
 _Handler = Callable[[EpisodeEndpoint, Request], Awaitable[Response]]
@@ -90,15 +90,17 @@ class Gateway:
         self._url = ""
         self._starting = asyncio.Lock()
         routes = [
-            Route("/episodes/{episode}/v1/chat/completions", self._guarded(_chat), methods=["POST"]),
-            Route("/episodes/{episode}/v1/models", self._guarded(_models)),
-            Route("/episodes/{episode}/v1/models/{model}", self._guarded(_model)),
-            Route("/episodes/{episode}/v1/responses", self._guarded(_responses), methods=["POST"]),
-            Route("/episodes/{episode}/v1/messages", self._guarded(_messages), methods=["POST"]),
-            Route("/episodes/{episode}/v1/messages/count_tokens", self._guarded(_count), methods=["POST"]),
-            Route("/episodes/{episode}/result", self._guarded(_result), methods=["POST"]),
-            Route("/episodes/{episode}/{path:path}", self._guarded(_unknown), methods=_METHODS),
-            Route("/{path:path}", _outside, methods=_METHODS),
+            Route("/episodes/{episode}/v1/chat/completions", self._guard(_answer_chat), methods=["POST"]),
+            Route("/episodes/{episode}/v1/models", self._guard(_list_models)),
+            Route("/episodes/{episode}/v1/models/{model}", self._guard(_show_model)),
+            Route("/episodes/{episode}/v1/responses", self._guard(_answer_response), methods=["POST"]),
+            Route("/episodes/{episode}/v1/messages", self._guard(_answer_message), methods=["POST"]),
+            Route(
+                "/episodes/{episode}/v1/messages/count_tokens", self._guard(_count_tokens), methods=["POST"]
+            ),
+            Route("/episodes/{episode}/result", self._guard(_take_result), methods=["POST"]),
+            Route("/episodes/{episode}/{path:path}", self._guard(_refuse_path), methods=_METHODS),
+            Route("/{path:path}", _refuse_outside_path, methods=_METHODS),
         ]
         self._app = Starlette(routes=routes)
 
@@ -106,11 +108,11 @@ class Gateway:
     async def endpoint(
         self, dialogue: Dialogue, parser: CallParser, roles: Mapping[str, str] | None = None
     ) -> AsyncGenerator[EpisodeEndpoint]:
-        """Opens an episode's endpoint until the block ends; requests that still run then are cancelled.
+        """Opens an episode's endpoint until the block ends, and then cancels the requests that still run.
 
         `roles`: see `Policies.endpoint`.
         """
-        endpoint = EpisodeEndpoint(dialogue, parser, await self._started(), roles)
+        endpoint = EpisodeEndpoint(dialogue, parser, await self._start_server(), roles)
         self._endpoints[endpoint.id] = endpoint
         try:
             yield endpoint
@@ -123,20 +125,21 @@ class Gateway:
         if self._server is not None:
             await self._server.stop(grace_s=0.2)
 
-    async def _started(self) -> str:
-        """Starts the server unless it runs already, and returns its URL."""
+    async def _start_server(self) -> str:
+        """Starts the server unless it is running, and returns its URL."""
         async with self._starting:
             if self._server is None:
                 rules = WebRules(needs_token=True)  # each episode has its key
                 server = HttpServer(self._app, host="127.0.0.1", port=0, name="gateway", rules=rules)
                 self._url = await server.start()
                 self._server = server
-                # Agents that are functions of this process call the server, too.
+                # Agents that are functions in this process call the server too, and must bypass any proxy.
                 os.environ.update(proxy_exemptions(os.environ))
         return self._url
 
-    def _guarded(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
-        """Wraps a handler: finds the endpoint, checks the key, and turns errors into the dialect's format."""
+    def _guard(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
+        """Wraps a handler: finds the endpoint, checks the key, and converts errors to the dialect's
+        format."""
 
         async def answer(request: Request) -> Response:
             endpoint = self._endpoints.get(str(request.path_params["episode"]))
@@ -149,40 +152,41 @@ class Gateway:
                 return await handler(endpoint, request)
             except RecursionError:
                 err = RefusedError("JSON nested too deeply", code="invalid_request", status=400)
-                return _refused(request, endpoint, err)
+                return _refuse(request, endpoint, err)
             except Error as err:
-                return _refused(request, endpoint, err)
-            except Exception as err:  # noqa: BLE001 - an engine, a renderer or a parser of the user's own
-                _log.exception("a request of an agent failed")
-                return _refused(request, endpoint, RolloutError(f"{type(err).__name__}: {err}"))
+                return _refuse(request, endpoint, err)
+            except Exception as err:  # noqa: BLE001 - the user's own engine, renderer, or parser
+                _log.exception("an agent's request failed")
+                return _refuse(request, endpoint, RolloutError(f"{type(err).__name__}: {err}"))
 
         return answer
 
 
 def _has_key(request: Request, key: str) -> bool:
-    """Whether a request shows the episode's key, as OpenAI's clients do or as Anthropic's do."""
+    """Whether a request has the episode's key, in the header of OpenAI's or of Anthropic's clients."""
     bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
     own = request.headers.get("x-api-key", "")
-    # Both are always compared, and in a time that does not tell how far they are right.
+    # Both are always compared, in constant time, so that the time reveals nothing about the key.
     return hmac.compare_digest(bearer.encode(), key.encode()) | hmac.compare_digest(
         own.encode(), key.encode()
     )
 
 
 def _is_anthropic(request: Request) -> bool:
-    """Whether a request is in Anthropic's dialect, of which all clients say the version."""
+    """Whether a request is in Anthropic's dialect. All its clients send the version of the API."""
     return "anthropic-version" in request.headers or "/v1/messages" in request.url.path
 
 
-def _refused(request: Request, endpoint: EpisodeEndpoint | None, error: Error) -> Response:
-    """The response for an error. The endpoint keeps it, so that a failure of the episode can name it."""
+def _refuse(request: Request, endpoint: EpisodeEndpoint | None, error: Error) -> Response:
+    """Makes the response for an error. The endpoint stores its text, so that a failed episode can show it."""
     if endpoint is not None:
         endpoint.problem = str(error)
     return _error_response(request, error)
 
 
 def _error_response(request: Request, error: Error) -> Response:
-    """An error in its dialect's format; one that is not the caller's fault is 503, which clients retry."""
+    """An error in the dialect's format. If the caller isn't at fault, its status is 503, which clients
+    retry."""
     status = 503
     code = "unavailable"
     if isinstance(error, RefusedError):
@@ -199,86 +203,89 @@ def _json(body: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
 
 
-async def _chat(endpoint: EpisodeEndpoint, request: Request) -> Response:
-    asked = await _read(request, ChatRequest)
-    completed = await _while_connected(endpoint, request, endpoint.chat(asked, session=_session(request)))
-    if completed is None:
+async def _answer_chat(endpoint: EpisodeEndpoint, request: Request) -> Response:
+    body = await _read(request, ChatRequest)
+    completion = await _while_connected(endpoint, request, endpoint.chat(body, session=_session(request)))
+    if completion is None:
         return Response(status_code=499)
-    if not asked.stream:
-        return _json(completed)
-    with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-    return StreamingResponse(_chunks(completed, with_usage=with_usage), media_type="text/event-stream")
+    if not body.stream:
+        return _json(completion)
+    with_usage = body.stream_options is not None and body.stream_options.include_usage
+    return StreamingResponse(
+        _encode_chunks(completion, with_usage=with_usage), media_type="text/event-stream"
+    )
 
 
-def _chunks(completed: ChatCompletion, *, with_usage: bool) -> Iterator[bytes]:
-    for chunk in completed.chunks(with_usage=with_usage):
+def _encode_chunks(completion: ChatCompletion, *, with_usage: bool) -> Iterator[bytes]:
+    for chunk in completion.chunks(with_usage=with_usage):
         yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
     yield b"data: [DONE]\n\n"
 
 
-async def _responses(endpoint: EpisodeEndpoint, request: Request) -> Response:
-    asked = await _read(request, ResponsesRequest)
-    response = await _while_connected(endpoint, request, endpoint.respond(asked, session=_session(request)))
+async def _answer_response(endpoint: EpisodeEndpoint, request: Request) -> Response:
+    body = await _read(request, ResponsesRequest)
+    response = await _while_connected(endpoint, request, endpoint.respond(body, session=_session(request)))
     if response is None:
         return Response(status_code=499)
-    if not asked.stream:
+    if not body.stream:
         return _json(response)
-    return _stream(openai_responses.events_of(response))
+    return _stream_events(openai_responses.events_of(response))
 
 
-async def _messages(endpoint: EpisodeEndpoint, request: Request) -> Response:
-    asked = await _read(request, MessagesRequest)
-    answer = await _while_connected(endpoint, request, endpoint.message(asked, session=_session(request)))
+async def _answer_message(endpoint: EpisodeEndpoint, request: Request) -> Response:
+    body = await _read(request, MessagesRequest)
+    answer = await _while_connected(endpoint, request, endpoint.message(body, session=_session(request)))
     if answer is None:
         return Response(status_code=499)
-    if not asked.stream:
+    if not body.stream:
         return _json(answer)
-    return _stream(anthropic_messages.events_of(answer))
+    return _stream_events(anthropic_messages.events_of(answer))
 
 
-def _stream(events: Iterator[openai_responses.Event] | Iterator[MessageEvent]) -> Response:
-    """A stream of events that say their type twice: before their data and in it."""
+def _stream_events(events: Iterator[openai_responses.Event] | Iterator[MessageEvent]) -> Response:
+    """A stream of events with their type twice, as the dialects have it: before the data and in it."""
     lines = (
         f"event: {event.type}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n" for event in events
     )
     return StreamingResponse(lines, media_type="text/event-stream")
 
 
-async def _count(endpoint: EpisodeEndpoint, request: Request) -> Response:
-    asked = anthropic_messages.chat_of(await _read(request, MessagesRequest))
-    count = await endpoint.num_prompt_tokens(asked, session=_session(request))
+async def _count_tokens(endpoint: EpisodeEndpoint, request: Request) -> Response:
+    body = anthropic_messages.chat_of(await _read(request, MessagesRequest))
+    count = await endpoint.num_prompt_tokens(body, session=_session(request))
     return _json(TokenCount(input_tokens=count))
 
 
 async def _while_connected(
     endpoint: EpisodeEndpoint, request: Request, answer: Coroutine[Any, Any, _ResultT]
 ) -> _ResultT | None:
-    """The result of the answer, or None if the client disconnects first; the answer is then cancelled."""
+    """Awaits an answer. If the client disconnects first, the answer is cancelled, and the result is None."""
     work = endpoint.start(answer)
-    # It ends with the response. Cancelled here, it would leave its exception, and all that the frames in its
-    # traceback hold, to the garbage collector, which then stops all episodes for some 20 ms again and again.
-    gone = endpoint.start(_hung_up(request))
+    # This task ends with the response. If it were cancelled here, its exception and everything that the
+    # frames of its traceback refer to would be left to the garbage collector, which would then stop all
+    # episodes for some 20 ms again and again.
+    gone = endpoint.start(_wait_for_disconnect(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if work.cancelled() or gone.cancelled():  # the endpoint's end cancels both, in any order
+        if work.cancelled() or gone.cancelled():  # closing the endpoint cancels both, in any order
             raise RefusedError("the episode is over", code="episode_over", status=410)
         return work.result() if work.done() else None
     finally:
         work.cancel()
 
 
-async def _hung_up(request: Request) -> None:
-    """Returns when the client disconnects, or has its whole response."""
+async def _wait_for_disconnect(request: Request) -> None:
+    """Returns when the client disconnects, or has received the whole response."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _models(endpoint: EpisodeEndpoint, request: Request) -> Response:
+async def _list_models(endpoint: EpisodeEndpoint, request: Request) -> Response:
     models = endpoint.models()
     return _json(models_of(models) if _is_anthropic(request) else ModelList(object="list", data=models))
 
 
-async def _model(endpoint: EpisodeEndpoint, request: Request) -> Response:
+async def _show_model(endpoint: EpisodeEndpoint, request: Request) -> Response:
     name = str(request.path_params["model"])
     found = tuple(model for model in endpoint.models() if model.id == name)
     if not found:
@@ -286,21 +293,21 @@ async def _model(endpoint: EpisodeEndpoint, request: Request) -> Response:
     return _json(models_of(found).data[0] if _is_anthropic(request) else found[0])
 
 
-async def _result(endpoint: EpisodeEndpoint, request: Request) -> Response:
+async def _take_result(endpoint: EpisodeEndpoint, request: Request) -> Response:
     endpoint.report = await _read(request, AgentReport)
     return Response(status_code=204)
 
 
-async def _unknown(endpoint: EpisodeEndpoint, request: Request) -> Response:
-    raise _not_served(request, str(request.path_params["path"]))
+async def _refuse_path(endpoint: EpisodeEndpoint, request: Request) -> Response:
+    raise _unknown_url(request, str(request.path_params["path"]))
 
 
-async def _outside(request: Request) -> Response:
-    return _error_response(request, _not_served(request, request.url.path))
+async def _refuse_outside_path(request: Request) -> Response:
+    return _error_response(request, _unknown_url(request, request.url.path))
 
 
-def _not_served(request: Request, path: str) -> RefusedError:
-    """The refusal of an address or method that is not served, with what is and what may be meant."""
+def _unknown_url(request: Request, path: str) -> RefusedError:
+    """The refusal of an unknown address or method, with those that exist and a hint."""
     advice = ""
     parts = path.strip("/").removeprefix("v1/").split("/")
     if parts[0] in _ADVICE:
@@ -313,7 +320,7 @@ def _not_served(request: Request, path: str) -> RefusedError:
 
 
 def _session(request: Request) -> str:
-    """What a client calls the conversation of a request; empty if it does not say."""
+    """The client's name for the conversation of a request; empty if it gives none."""
     return as_label(request.headers.get("x-session-id", ""))
 
 

@@ -1,8 +1,8 @@
-"""What a request asks of a reply's form: `tool_choice` and `response_format`, told to the policy in words.
+"""The reply format that a request asks for (`tool_choice` and `response_format`), as a hint in the prompt.
 
-Nothing forces a policy to reply in a form. A forced token was not sampled from the policy's own distribution,
-so its logprob is not the one that the trainer computes. A policy is therefore asked for the form, by a line
-behind the newest message, and may reply otherwise. Such a reply is passed on as it is, and counted.
+The format is not enforced. A forced token would not be sampled from the policy's own distribution, so its
+logprob would not be the one that the trainer computes. Instead, a line after the newest message asks the
+policy for the format. A reply in another format is passed on unchanged, and counted.
 """
 
 import json
@@ -18,21 +18,21 @@ __all__ = ["Hint", "hint_of"]
 
 
 class Hint(msgspec.Struct, frozen=True):
-    """The form that a request asks for.
+    """The reply format that a request asks for.
 
     Example: `Hint(lines=("Reply with a call of the tool add.",), tool_names=frozenset({"add"}))`.
     """
 
     lines: tuple[str, ...] = ()
-    """What the policy is told; none if any reply will do."""
+    """The lines for the policy; empty if any reply is valid."""
     tool_names: frozenset[str] = frozenset()
-    """The reply must call one of these tools, if there are any."""
+    """The reply must call one of these tools; empty: it need not call any."""
     json_kind: str = ""
-    """`json_schema`: the reply must be JSON; `json_object`: a JSON object; empty: any text. A call of a tool
-    will do too."""
+    """`json_schema`: the reply must be JSON; `json_object`: a JSON object; empty: any text. A tool call is
+    always valid."""
 
-    def added_to(self, new: Sequence[Message], said: Sequence[Message]) -> tuple[Message, ...]:
-        """`new` with the lines behind its last message, except for lines that `said` shows already."""
+    def add_to(self, new: Sequence[Message], said: Sequence[Message]) -> tuple[Message, ...]:
+        """Adds the lines after the last message of `new`, except for those that `said` already shows."""
         lines = [line for line in self.lines if not _is_shown(line, said)]
         if not lines:
             return tuple(new)
@@ -43,16 +43,16 @@ class Hint(msgspec.Struct, frozen=True):
         return (*new[:-1], last)
 
     def is_met_by(self, calls: Collection[ToolCall], text: str) -> bool:
-        """Whether a reply has the form. JSON is not compared with its schema; clients do that."""
+        """Whether a reply has the format. JSON is not validated against its schema; clients do that."""
         if self.tool_names:
             return any(call.name in self.tool_names for call in calls)
         return not self.json_kind or bool(calls) or _is_json(text, self.json_kind)
 
 
 def hint_of(request: ChatRequest) -> Hint:
-    """The form that a request asks for.
+    """Makes the hint of a request.
 
-    Raises: RefusedError if it asks for a tool that it does not bring, or for an unknown form.
+    Raises: RefusedError if it names a tool that it does not define, or an unknown format.
     """
     tool_line, tool_names = _tool_hint(request)
     format_line, json_kind = _format_hint(request)
@@ -61,7 +61,7 @@ def hint_of(request: ChatRequest) -> Hint:
 
 
 def _tool_hint(request: ChatRequest) -> tuple[str, frozenset[str]]:
-    """The line for `tool_choice`, and the tools of which one must be called."""
+    """The line for `tool_choice`, and the tools of which the reply must call one."""
     choice = request.tool_choice
     if choice is None or choice == "auto" or choice == "none":
         return "", frozenset()
@@ -92,7 +92,7 @@ def _named_tool(choice: str | dict[str, object]) -> str:
 
 
 def _format_hint(request: ChatRequest) -> tuple[str, str]:
-    """The line for `response_format`, and the kind of JSON that it asks for."""
+    """The line for `response_format`, and the kind of JSON."""
     asked = request.response_format
     if asked is None or asked.type == "text":
         return "", ""
@@ -103,8 +103,8 @@ def _format_hint(request: ChatRequest) -> tuple[str, str]:
         line = f"JSON that fits this JSON schema, and with nothing else: {schema}"
     else:
         raise bad_request(
-            f"response_format: {asked.type!r} is not a form; expected text, json_object, or json_schema with "
-            "a json_schema",
+            f"response_format: {asked.type!r} is not a format; expected text, json_object, or json_schema "
+            "with a json_schema",
             "unsupported_value",
         )
     has_tools = bool(request.tools) and request.tool_choice != "none"

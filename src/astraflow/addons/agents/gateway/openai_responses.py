@@ -1,9 +1,9 @@
-"""OpenAI's Responses API on top of chat completions: the same policies, histories and recordings.
+"""OpenAI's Responses API on top of chat completions, with the same policies, histories, and recordings.
 
-A request becomes a `ChatRequest`, and the answer to that becomes a `Response` or the events of a stream.
-Input items are messages, calls and results of calls. `previous_response_id` continues an answer of the same
-episode. What only OpenAI's servers can do (their own tools, stored prompts and conversations, background
-work) is refused by name.
+A request is converted to a `ChatRequest`, and its answer to a `Response` or the events of a stream. Input
+items are messages, calls, and results of calls. `previous_response_id` continues an answer of the same
+episode. What only OpenAI's servers can do (hosted tools, stored prompts and conversations, background
+requests) is refused by name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,11 +55,11 @@ __all__ = [
 
 _MAX_ITEMS = 16_384
 _MAX_PARTS = 1024
-"""Largest number of parts of a message, and of tools and `include` entries of a request."""
+"""Largest number of parts in a message, and of tools and `include` entries in a request."""
 _WITH_LOGPROBS = "message.output_text.logprobs"
 
-_Given = object
-"""A value of the request that the answer repeats."""
+_EchoedValue = object
+"""A value of the request that the answer repeats unchanged."""
 _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 
 
@@ -68,7 +68,7 @@ _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 
 _Content = LongText | Annotated[tuple[ContentPart, ...], Meta(max_length=_MAX_PARTS)]
 _TEXTS = ("input_text", "output_text", "text")
-"""Types of parts that are text."""
+"""Types of text parts."""
 
 
 class InputItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class _Tool(msgspec.Struct, frozen=True, kw_only=True):
     description: LongText | None = None
     parameters: _Schema | None = None
     tools: Annotated[tuple[_GroupedTool, ...], Meta(max_length=_MAX_PARTS)] | None = None
-    """Those of a group, which has the type `namespace`."""
+    """The tools of a group. A group has the type `namespace`."""
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -144,17 +144,17 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether the answer shows the logprobs of its tokens."""
+        """Whether the answer includes the logprobs of its tokens."""
         return _WITH_LOGPROBS in (self.include or ())
 
 
 def chat_of(request: ResponsesRequest, messages: Sequence[ChatMessage]) -> ChatRequest:
-    """The request as a chat; `messages` is the whole conversation, without the instructions.
+    """Converts a request to a chat request. `messages`: the whole conversation, without the instructions.
 
-    Raises: RefusedError if it asks for what no policy can do.
+    Raises: RefusedError if a policy can't do what it asks for.
     """
     if request.background:
-        raise bad_request("background: an answer is sent to the caller that waits for it; leave it out")
+        raise bad_request("background: background requests are not supported; leave it out")
     if len(messages) > _MAX_ITEMS:
         raise bad_request(f"the conversation has {len(messages)} messages; it may have {_MAX_ITEMS}")
     return ChatRequest(
@@ -178,9 +178,9 @@ def _instructions(request: ResponsesRequest) -> tuple[ChatMessage, ...]:
 
 
 def input_messages(request: ResponsesRequest) -> tuple[ChatMessage, ...]:
-    """The input as chat messages. Calls belong to the assistant's message before them.
+    """Converts the input to chat messages. A call belongs to the assistant message before it.
 
-    Raises: RefusedError for an item that is neither a message, nor a call, nor the result of a call.
+    Raises: RefusedError for an item that isn't a message, a call, or the result of a call.
     """
     if isinstance(request.input, str):
         return (ChatMessage(role="user", content=request.input),)
@@ -211,7 +211,7 @@ def _chat_message(item: InputItem) -> ChatMessage:
 
 
 def _with_call(message: ChatMessage, item: InputItem) -> ChatMessage:
-    """An assistant's message with one more call."""
+    """Adds a call to an assistant message."""
     calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     return assistant_message(
         message.text, [*calls, (item.call_id, _shown_name(item.namespace, item.name), item.arguments)]
@@ -219,7 +219,7 @@ def _with_call(message: ChatMessage, item: InputItem) -> ChatMessage:
 
 
 def _chat_tools(tools: Sequence[_Tool]) -> tuple[ChatTool, ...]:
-    """The tools as chats have them; those of a group are shown under the group's name and their own."""
+    """Converts tools to chat tools. The tools of a group get the group's name as a prefix."""
     found: list[ChatTool] = []
     for tool in tools:
         if tool.type == "namespace":
@@ -246,7 +246,7 @@ def _chat_tool(tool: _Tool | _GroupedTool, namespace: str | None) -> ChatTool:
 
 
 def _shown_name(namespace: str | None, name: str) -> str:
-    """A tool's name as the policy is shown it."""
+    """A tool's name as the policy sees it."""
     return f"{namespace}.{name}" if namespace else name
 
 
@@ -284,7 +284,7 @@ class OutputText(_Answer, frozen=True, kw_only=True):
 
 
 class OutputItem(_Answer, frozen=True, kw_only=True):
-    """A message (`role`, `content`) or a call (`call_id`, `name`, `arguments`)."""
+    """A message with `role` and `content`, or a call with `call_id`, `name`, and `arguments`."""
 
     id: str
     type: Literal["message", "function_call"]
@@ -308,7 +308,7 @@ class _ReasoningTokens(_Answer, frozen=True, kw_only=True):
 
 
 class ResponseUsage(_Answer, frozen=True, kw_only=True):
-    """Numbers of tokens of a request. Reasoning is not counted apart."""
+    """The token counts of a request. Reasoning is not counted separately."""
 
     input_tokens: int
     input_tokens_details: _CachedTokens
@@ -333,11 +333,11 @@ class Response(_Answer, frozen=True, kw_only=True):
     instructions: str | None
     previous_response_id: str | None
     tools: tuple[_Tool, ...]
-    tool_choice: _Given
+    tool_choice: _EchoedValue
     parallel_tool_calls: bool
     temperature: float | None
     top_p: float | None
-    metadata: _Given
+    metadata: _EchoedValue
     error: None
     incomplete_details: _Incomplete | None
     usage: ResponseUsage | None
@@ -362,7 +362,7 @@ class Event(_Answer, frozen=True, kw_only=True):
 
 
 def response_of(request: ResponsesRequest, completed: ChatCompletion) -> Response:
-    """A chat's completion as the answer to a Responses request."""
+    """Converts a chat completion to the answer to a Responses request."""
     choice = completed.choices[0]
     is_cut = choice.finish_reason == "length"
     usage = completed.usage
@@ -372,7 +372,9 @@ def response_of(request: ResponsesRequest, completed: ChatCompletion) -> Respons
         created_at=completed.created,
         status="incomplete" if is_cut else "completed",
         model=completed.model,
-        output=_output(choice, completed.id.removeprefix("chatcmpl-"), _grouped(request.tools or ())),
+        output=_output_items(
+            choice, completed.id.removeprefix("chatcmpl-"), _names_by_group(request.tools or ())
+        ),
         instructions=request.instructions,
         previous_response_id=request.previous_response_id,
         tools=request.tools or (),
@@ -393,8 +395,8 @@ def response_of(request: ResponsesRequest, completed: ChatCompletion) -> Respons
     )
 
 
-def _grouped(tools: Sequence[_Tool]) -> dict[str, tuple[str, str]]:
-    """Name that the policy is shown -> group and name of a tool of a group."""
+def _names_by_group(tools: Sequence[_Tool]) -> dict[str, tuple[str, str]]:
+    """Name that the policy sees -> group and name, for the tools of groups."""
     return {
         _shown_name(tool.name, each.name): (tool.name, each.name)
         for tool in tools
@@ -403,8 +405,10 @@ def _grouped(tools: Sequence[_Tool]) -> dict[str, tuple[str, str]]:
     }
 
 
-def _output(choice: Choice, name: str, grouped: Mapping[str, tuple[str, str]]) -> tuple[OutputItem, ...]:
-    """A completion as items: its text, if it has any or nothing else, and its calls."""
+def _output_items(
+    choice: Choice, name: str, grouped: Mapping[str, tuple[str, str]]
+) -> tuple[OutputItem, ...]:
+    """Converts a completion to items: its text (unless it is empty and there are calls), and its calls."""
     assert choice.message is not None
     status: _Status = "incomplete" if choice.finish_reason == "length" else "completed"
     text = choice.message.content or ""
@@ -429,7 +433,7 @@ def _output(choice: Choice, name: str, grouped: Mapping[str, tuple[str, str]]) -
 
 
 def events_of(response: Response) -> Iterator[Event]:
-    """The answer as a stream: it begins, each item follows in one piece, and it ends."""
+    """Converts an answer to a stream: its start, each item in one piece, and its end."""
     begun = msgspec.structs.replace(
         response, status="in_progress", output=(), incomplete_details=None, usage=None
     )
