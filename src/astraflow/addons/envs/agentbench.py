@@ -1,4 +1,4 @@
-"""Tasks that a server of AgentBench v0.2 holds: its samples are tasks, and its sessions are episodes.
+"""Tasks of an AgentBench v0.2 server: its samples are tasks, and its sessions are episodes.
 
     tasks:
       environments:
@@ -8,12 +8,12 @@
       sources: {games: {name: environment}}
     workflow: {name: environment, max_turns: 50}
 
-The server says what the agent is told, and what a sample was worth. Whatever goes wrong at the server fails
-the episode and is never a reward of 0: an answer that is none, a reward that is no number, the statuses
-`unknown` and `task error`.
+The server writes the messages to the agent, and determines the reward. An error of the server fails the
+episode, and is never a reward of 0: an invalid answer, a reward that is not a number, the statuses `unknown`
+and `task error`.
 
-The history is only ever added to. A server that shortens what it said earlier, as AgentBench's ALFWorld does
-with its lists of actions, is not followed: an edited history would cost a new trajectory per turn.
+The history only grows. If a server shortens its earlier messages, as AgentBench's ALFWorld does with its
+lists of actions, the original messages stay: an edited history would start a new trajectory in every turn.
 
 Source: src/server/task_controller.py and src/client/task.py of https://github.com/THUDM/AgentBench, v0.2.
 """
@@ -45,18 +45,18 @@ _OVER = frozenset(
         "task limit reached",
     }
 )
-"""Statuses of a sample that has a result."""
+"""Statuses of a sample with a result."""
 
 
-class _Said(msgspec.Struct):
+class _ServerMessage(msgspec.Struct):
     role: Literal["user", "agent"]
     content: str
 
 
 class _Output(msgspec.Struct):
     status: str
-    history: Annotated[list[_Said], msgspec.Meta(max_length=10_000)] = msgspec.field(
-        default_factory=list[_Said]
+    history: Annotated[list[_ServerMessage], msgspec.Meta(max_length=10_000)] = msgspec.field(
+        default_factory=list[_ServerMessage]
     )
     result: Any = None
 
@@ -81,7 +81,7 @@ class AgentBench(HttpTaskServer):
     Example: `AgentBench(url="http://127.0.0.1:5000/api", name="alfworld-std", samples=100)`.
     """
 
-    speaks = "AgentBench v0.2"
+    protocol_name = "AgentBench v0.2"
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class AgentBench(HttpTaskServer):
         wait_s: float = 45.0,
         call_s: float = 30.0,
     ) -> None:
-        """`url`: of the controller, with its `/api`. `name`: of the task there. `samples`: how many of them
-        are used; the server is asked only where episodes are played. `reward`: which field of a result is the
-        reward (`result` for ALFWorld, `reward` for WebShop). `heldout_frac`: share of the samples held out.
-        `wait_s`: longest wait for a free worker. `call_s`: longest wait for one answer. Both together must be
-        less than `call_timeout_s` of the environment.
+        """`url`: URL of the controller, including `/api`. `name`: name of the task there. `samples`: number
+        of samples to use; only processes that run episodes check it with the server. `reward`: field of a
+        result that is the reward (`result` for ALFWorld, `reward` for WebShop). `heldout_frac`: share of the
+        samples held out. `wait_s`: longest wait for a free worker. `call_s`: longest wait for one answer. The
+        sum of both must be less than `call_timeout_s` of the environment.
 
         Raises: ConfigError.
         """
@@ -119,8 +119,8 @@ class AgentBench(HttpTaskServer):
     # --- episodes -----------------------------------------------------------------------------------
 
     async def _check_server(self) -> None:
-        status, raw = await self._asked("GET", f"get_indices?name={quote(self._name)}")
-        known = self._decoded(raw, list[Any]) if status == 200 else []
+        status, raw = await self._request("GET", f"get_indices?name={quote(self._name)}")
+        known = self._decode(raw, list[Any]) if status == 200 else []
         there = {number for number in known if isinstance(number, int)}
         num_missing = self._num_tasks - len(set(range(self._num_tasks)) & there)
         if num_missing:
@@ -131,55 +131,55 @@ class AgentBench(HttpTaskServer):
 
     async def reset(self, task: Task, seed: int) -> tuple[_Session, Observation]:  # pyright: ignore[reportIncompatibleMethodOverride]
         sample = int(task.spec)
-        answer = await self._once_free(lambda: self._started(sample))
+        answer = await self._begin_when_free(lambda: self._start_episode(sample))
         session = _Session(answer.session_id, sample)
-        told = [_message(said) for said in answer.output.history]
-        if answer.output.status != "running" or not told:
+        messages = [_to_message(said) for said in answer.output.history]
+        if answer.output.status != "running" or not messages:
             session.is_over = answer.output.status != "running"
             await self.end(session)
             raise RolloutError(
-                f"{self._where(sample)}: it began with the status {answer.output.status!r} and {len(told)} "
-                "messages, where `running` and something to reply to were expected"
+                f"{self._where(sample)}: it began with the status {answer.output.status!r} and "
+                f"{len(messages)} messages; expected `running` and at least one message"
             )
-        return session, Observation(told)
+        return session, Observation(messages)
 
     async def step(self, state: _Session, reply: str) -> Observation:  # pyright: ignore[reportIncompatibleMethodOverride]
         said = {"status": "normal", "content": reply}
         body = {"session_id": state.id, "agent_response": said}
-        status, raw = await self._asked("POST", "interact", body)
+        status, raw = await self._request("POST", "interact", body)
         if status != 200:
             raise RolloutError(f"{self._where(state.sample)}: status {status}: {raw[:MAX_QUOTED]!r}")
-        output = self._decoded(raw, _Answer).output
-        told = [_message(said) for said in _newest(output.history)]
+        output = self._decode(raw, _Answer).output
+        messages = [_to_message(said) for said in _newest(output.history)]
         if output.status == "running":
-            if not told:
-                raise RolloutError(f"{self._where(state.sample)}: it goes on without saying anything")
-            return Observation(told)
+            if not messages:
+                raise RolloutError(f"{self._where(state.sample)}: it continues without a message")
+            return Observation(messages)
         state.is_over = True
         if output.status not in _OVER:
             why = str(output.result)[:MAX_QUOTED]
             raise RolloutError(f"{self._where(state.sample)}: it ended as {output.status!r}: {why!r}")
-        return Observation(told, reward=self._worth(state.sample, output), is_done=True)
+        return Observation(messages, reward=self._find_reward(state.sample, output), is_done=True)
 
     async def end(self, state: _Session) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         if state.is_over:
             return
         state.is_over = True
         try:
-            await self._asked("POST", "cancel", {"session_id": state.id})
+            await self._request("POST", "cancel", {"session_id": state.id})
         except RolloutError as err:
-            # A session that is not cancelled expires: nothing is lost but a place for some minutes.
-            _log.warning("%s: it was not cancelled: %s", self._where(state.sample), err)
+            # A session that isn't cancelled expires. Until then, it only occupies a place for some minutes.
+            _log.warning("%s: its session could not be cancelled: %s", self._where(state.sample), err)
 
-    async def _started(self, sample: int) -> _Answer:
+    async def _start_episode(self, sample: int) -> _Answer:
         """Starts a sample. Raises: RolloutError; ServerFullError if no worker is free."""
-        status, raw = await self._asked("POST", "start_sample", {"name": self._name, "index": sample})
+        status, raw = await self._request("POST", "start_sample", {"name": self._name, "index": sample})
         if status == 200:
-            return self._decoded(raw, _Answer)
+            return self._decode(raw, _Answer)
         kind = ServerFullError if status == 406 else RolloutError
         raise kind(f"{self._where(sample)}: it could not be started: status {status}: {raw[:MAX_QUOTED]!r}")
 
-    def _worth(self, sample: int, output: _Output) -> float:
+    def _find_reward(self, sample: int, output: _Output) -> float:
         """The reward in a result. Raises: RolloutError if there is none."""
         value = _field(output.result, self._reward)
         if not is_reward(value):
@@ -193,16 +193,16 @@ class AgentBench(HttpTaskServer):
         return f"{self._url}: sample {sample} of {self._name!r}"
 
 
-def _newest(history: Sequence[_Said]) -> Sequence[_Said]:
-    """What was said after the agent's last reply."""
+def _newest(history: Sequence[_ServerMessage]) -> Sequence[_ServerMessage]:
+    """The messages after the agent's last reply."""
     last = max((idx for idx, said in enumerate(history) if said.role == "agent"), default=-1)
     return history[last + 1 :]
 
 
 def _field(result: Any, name: str) -> Any:
-    """A field of a result; a result that has no fields is the value itself."""
+    """A field of a result. A result without fields is the value itself."""
     return cast("dict[str, Any]", result).get(name) if isinstance(result, dict) else result
 
 
-def _message(said: _Said) -> Message:
+def _to_message(said: _ServerMessage) -> Message:
     return Message(role=_ROLES[said.role], content=said.content)

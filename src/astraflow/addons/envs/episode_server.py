@@ -1,4 +1,4 @@
-"""Tasks that a server of the adapter protocol plays: that of AstraFlow's prototype for ALFWorld and WebShop.
+"""Tasks of a server with the adapter protocol, which AstraFlow's prototype has for ALFWorld and WebShop.
 
     tasks:
       environments:
@@ -15,9 +15,9 @@ Requests below `url`, all JSON:
     POST /episode/step       {episode_id, action: {type: "text", content}} -> the same
     POST /episode/cancel     {episode_id}
 
-An observation is `{type: "text", content}` or `{type: "messages", content: [{role, content}]}`, or none at
-the end. Whatever goes wrong at the server fails the episode and is never a reward of 0. A server that answers
-503 is full: it is asked again.
+An observation is `{type: "text", content}` or `{type: "messages", content: [{role, content}]}`. The end of an
+episode may have none. An error of the server fails the episode, and is never a reward of 0. If the server
+answers 503, it is full, and the request is repeated.
 
 Source: task_server_adapter.py of https://github.com/Infini-AI-Lab/astraflow.
 """
@@ -40,9 +40,10 @@ __all__ = ["EpisodeServer"]
 _log = logging.getLogger(__name__)
 
 _MAX_SHOWN = 256 * 1024
-"""Characters of an observation. One that fills the context would end the episode with a reward of 0."""
+"""Largest number of characters in an observation. If one filled the context, the episode would end with a
+reward of 0."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""Characters that no text for a model holds, which leaves newlines and tabs."""
+"""Control characters that text for a model must not have: all except newlines and tabs."""
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system",
     "user": "user",
@@ -51,7 +52,7 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 }
 
 
-class _Said(msgspec.Struct):
+class _ServerMessage(msgspec.Struct):
     role: Literal["system", "user", "agent", "assistant"]
     content: str
 
@@ -61,7 +62,7 @@ class _Text(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class _Messages(msgspec.Struct, tag_field="type", tag="messages"):
-    content: Annotated[list[_Said], msgspec.Meta(max_length=10_000)]
+    content: Annotated[list[_ServerMessage], msgspec.Meta(max_length=10_000)]
 
 
 class _Answer(msgspec.Struct):
@@ -69,7 +70,7 @@ class _Answer(msgspec.Struct):
     done: bool
     observation: _Text | _Messages | None = None
     reward: Any = None
-    """Checked apart, so that one that is none has an error of its own."""
+    """Checked separately, so that an invalid reward has its own error message."""
     info: Any = None
 
 
@@ -93,7 +94,7 @@ class EpisodeServer(HttpTaskServer):
     Example: `EpisodeServer(url="http://127.0.0.1:5000/api", samples=100)`.
     """
 
-    speaks = "the adapter protocol"
+    protocol_name = "the adapter protocol"
 
     def __init__(
         self,
@@ -104,10 +105,10 @@ class EpisodeServer(HttpTaskServer):
         wait_s: float = 45.0,
         call_s: float = 30.0,
     ) -> None:
-        """`url`: of the server, with its `/api`. `samples`: how many of them are used; the server is asked
-        only where episodes are played. `heldout_frac`: share of the samples held out. `wait_s`: longest wait
-        for a free place. `call_s`: longest wait for one answer. Both together must be less than
-        `call_timeout_s` of the environment.
+        """`url`: URL of the server, including `/api`. `samples`: number of samples to use; only processes
+        that run episodes check it with the server. `heldout_frac`: share of the samples held out. `wait_s`:
+        longest wait for a free place. `call_s`: longest wait for one answer. The sum of both must be less
+        than `call_timeout_s` of the environment.
 
         Raises: ConfigError.
         """
@@ -121,10 +122,10 @@ class EpisodeServer(HttpTaskServer):
         )
 
     async def _check_server(self) -> None:
-        status, raw = await self._asked("GET", "task/info")
+        status, raw = await self._request("GET", "task/info")
         if status != 200:
             raise ConfigError(f"{self._url}/task/info answered {status}: {raw[:MAX_QUOTED]!r}; check `url`")
-        info = self._decoded(raw, _Info)
+        info = self._decode(raw, _Info)
         if info.num_samples < self._num_tasks:
             raise ConfigError(
                 f"{self._url} has {info.num_samples} samples of {info.name!r}; `samples` asks for "
@@ -135,7 +136,7 @@ class EpisodeServer(HttpTaskServer):
 
     async def reset(self, task: Task, seed: int) -> tuple[_Session, Observation]:  # pyright: ignore[reportIncompatibleMethodOverride]
         sample = int(task.spec)
-        answer = await self._once_free(lambda: self._started(sample))
+        answer = await self._begin_when_free(lambda: self._start_episode(sample))
         session = _Session(answer.episode_id, sample, is_over=answer.done)
         try:
             if answer.done or answer.observation is None:
@@ -143,7 +144,7 @@ class EpisodeServer(HttpTaskServer):
                     f"{self._where(sample)}: it began with done = {answer.done}, and "
                     f"{'no observation' if answer.observation is None else 'an observation'}"
                 )
-            return session, Observation(self._shown(sample, answer))
+            return session, Observation(self._to_messages(sample, answer))
         except RolloutError:
             await self.end(session)
             raise
@@ -151,19 +152,19 @@ class EpisodeServer(HttpTaskServer):
     async def step(self, state: _Session, reply: str) -> Observation:  # pyright: ignore[reportIncompatibleMethodOverride]
         where = self._where(state.sample)
         body = {"episode_id": state.id, "action": {"type": "text", "content": reply}}
-        status, raw = await self._asked("POST", "episode/step", body)
+        status, raw = await self._request("POST", "episode/step", body)
         if status != 200:
             state.is_over = status in _MEANINGS
             meaning = _MEANINGS.get(status, "the server failed")
             raise RolloutError(f"{where}: {meaning}: status {status}: {raw[:MAX_QUOTED]!r}")
-        answer = self._decoded(raw, _Answer)
+        answer = self._decode(raw, _Answer)
         state.is_over = answer.done
         if not is_reward(answer.reward):
-            raise RolloutError(f"{where}: its reward is no number: {str(answer.reward)[:MAX_QUOTED]!r}")
+            raise RolloutError(f"{where}: its reward is not a number: {str(answer.reward)[:MAX_QUOTED]!r}")
         if answer.observation is None and not answer.done:
-            raise RolloutError(f"{where}: it goes on without an observation")
+            raise RolloutError(f"{where}: it continues without an observation")
         return Observation(
-            self._shown(state.sample, answer), reward=float(answer.reward), is_done=answer.done
+            self._to_messages(state.sample, answer), reward=float(answer.reward), is_done=answer.done
         )
 
     async def end(self, state: _Session) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -171,17 +172,17 @@ class EpisodeServer(HttpTaskServer):
             return
         state.is_over = True
         try:
-            await self._asked("POST", "episode/cancel", {"episode_id": state.id})
+            await self._request("POST", "episode/cancel", {"episode_id": state.id})
         except RolloutError as err:
-            # An episode that is not cancelled expires: nothing is lost but a place for some minutes.
-            _log.warning("%s: it was not cancelled: %s", self._where(state.sample), err)
+            # An episode that isn't cancelled expires. Until then, it only occupies a place for some minutes.
+            _log.warning("%s: its episode could not be cancelled: %s", self._where(state.sample), err)
 
-    async def _started(self, sample: int) -> _Answer:
-        """Starts an episode. Raises: RolloutError; ServerFullError if there is no place."""
+    async def _start_episode(self, sample: int) -> _Answer:
+        """Starts an episode. Raises: RolloutError; ServerFullError if the server is full."""
         body: dict[str, Any] = {"sample_id": sample, "config": {}}
-        status, raw = await self._asked("POST", "episode/start", body)
+        status, raw = await self._request("POST", "episode/start", body)
         if status == 200:
-            return self._decoded(raw, _Answer)
+            return self._decode(raw, _Answer)
         said = f"{self._where(sample)}: it could not be started: status {status}: {raw[:MAX_QUOTED]!r}"
         if status == 503:
             raise ServerFullError(said)
@@ -189,12 +190,15 @@ class EpisodeServer(HttpTaskServer):
             raise RolloutError(f"{said}; the server has no such sample", is_retryable=False)
         raise RolloutError(said)
 
-    def _shown(self, sample: int, answer: _Answer) -> Sequence[Message]:
-        """What the policy is told. Raises: RolloutError for what no model can be told."""
-        seen = answer.observation
-        if seen is None:
+    def _to_messages(self, sample: int, answer: _Answer) -> Sequence[Message]:
+        """The messages for the policy. Raises: RolloutError for text that no model can be shown."""
+        observation = answer.observation
+        if observation is None:
             return ()
-        said = [_Said("user", seen.content)] if isinstance(seen, _Text) else seen.content
+        if isinstance(observation, _Text):
+            said = [_ServerMessage("user", observation.content)]
+        else:
+            said = observation.content
         where = self._where(sample)
         length = sum(len(each.content) for each in said)
         if length > _MAX_SHOWN:
@@ -212,6 +216,6 @@ class EpisodeServer(HttpTaskServer):
 
 _MEANINGS = {
     400: "the episode was over already",
-    404: "the server does not know the episode; it expires when nothing is said for minutes",
+    404: "the server does not know the episode; an episode expires after some minutes without a request",
 }
-"""Answers to a step after which the server holds nothing of the episode."""
+"""Statuses of answers to a step after which the server no longer has the episode."""

@@ -1,4 +1,4 @@
-"""Task folders of Harbor as an environment, each command of the policy run in the sandbox.
+"""Harbor task folders as an environment. Each command of the policy runs in the sandbox.
 
     tasks:
       environments:
@@ -8,10 +8,10 @@
       sources: {tasks: {name: environment}}
     workflow: {name: environment, max_turns: 17}
 
-An episode begins with the files of the task's image. Each reply is a command, whose files the next one finds
-again. At the end, `/tests` is put into the box, `test.sh` is run, and the reward is read from
-`/logs/verifier/reward.txt` or `reward.json`. A reward file that is missing, empty or no
-number fails the episode, and is never a reward of 0; so do tests that take too long.
+An episode begins with the files of the task's image. Each reply is a command. The files that it leaves are
+there for the next command. At the end, `/tests` is put into the box, `test.sh` is run, and the reward is read
+from `/logs/verifier/reward.txt` or `reward.json`. If that file is missing, empty, or not a number, or if the
+tests take too long, the episode fails. It never gets a reward of 0 for that.
 
 Source: https://harborframework.com/docs/tasks.
 """
@@ -50,10 +50,10 @@ _LOGS = "/logs/verifier"
 _REWARD_TEXT = f"{_LOGS}/reward.txt"
 _REWARD_JSON = f"{_LOGS}/reward.json"
 _MAX_SHOWN = 8_000
-"""Characters of a command's outputs that a policy is shown."""
+"""Largest number of characters of a command's output that the policy sees."""
 _FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
-"""Colors of terminals, and characters that no text for a model holds."""
+"""Terminal colors, and control characters that text for a model must not have."""
 _INSTRUCTION = """\
 Solve a task by commands of a shell. Each reply holds one block of commands:
 
@@ -70,7 +70,7 @@ The task:
 
 @dataclass
 class HarborEpisode:
-    """An episode: the files so far, and what is left to the agent."""
+    """An episode: its files so far, and how much time and how many commands the agent has used."""
 
     task: HarborTask
     state: bytes
@@ -79,7 +79,7 @@ class HarborEpisode:
 
 
 class HarborEnvironment(InteractiveEnvironment):
-    """Plays task folders of Harbor; the reward is that of their tests. A subclass names the tasks."""
+    """Runs Harbor task folders. The tests determine the reward. A subclass lists the tasks."""
 
     def __init__(
         self,
@@ -92,10 +92,11 @@ class HarborEnvironment(InteractiveEnvironment):
         num_boxes: int = 2,
         backend: Literal["auto", "bubblewrap", "namespaces"] = "auto",
     ) -> None:
-        """`form`: `full` explains and takes blocks of code, and a reply without one ends the episode; `bare`
-        shows the instruction alone and takes the whole reply. `max_commands`: after so many, the tests are
-        run. `command_s`: seconds of one command. `reward`: the key in reward.json, unless it has only one.
-        `disk_mb`: largest size of all files of an episode, in MiB. `num_boxes`: commands that run at a time.
+        """`form`: `full` explains the rules and runs the reply's code blocks, and a reply without one ends
+        the episode; `bare` shows only the instruction and runs the whole reply. `max_commands`: number of
+        commands before the tests run. `command_s`: time limit of one command. `reward`: the key in
+        reward.json, unless it has only one. `disk_mb`: largest size of all files of an episode, in MiB.
+        `num_boxes`: number of commands that run at a time.
 
         Raises: ConfigError.
         """
@@ -112,7 +113,7 @@ class HarborEnvironment(InteractiveEnvironment):
         self._sandbox = shell_sandbox(SandboxConfig(num_boxes=num_boxes, backend=backend))
 
     def harbor_task(self, task: Task) -> HarborTask:
-        """The task as the sandbox plays it. Raises: ConfigError."""
+        """The task in the form that the sandbox runs. Raises: ConfigError."""
         raise NotImplementedError
 
     # --- episodes -----------------------------------------------------------------------------------
@@ -139,33 +140,33 @@ class HarborEnvironment(InteractiveEnvironment):
         if self._is_full:
             blocks = _FENCE.findall(reply)
             if not blocks:
-                return await self._tested(state)
+                return await self._run_tests(state)
             command = "\n".join(blocks)
         state.num_commands += 1
         ours = ShellCommand(
             command, state.task.folder, state.task.env, min(self._command_s, max(state.left_s, 0.1))
         )
         if state.num_commands == self._max_commands:
-            return await self._tested(state, ours)
+            return await self._run_tests(state, ours)
         started_s = asyncio.get_running_loop().time()
         ran = await self._run(state, [ours], is_kept=True)
         state.left_s -= asyncio.get_running_loop().time() - started_s
-        told = _shown(ran.ended[0])
+        shown = _format_result(ran.ended[0])
         if ran.problem:
-            told += f"\nThe files that it left are dropped: {ran.problem}"
+            shown += f"\nThe files that it left are dropped: {ran.problem}"
         else:
             state.state = ran.state
-        return await self._tested(state) if state.left_s <= 0 else Observation(told)
+        return await self._run_tests(state) if state.left_s <= 0 else Observation(shown)
 
     async def solve(self, task: Task, *, is_solved: bool = True) -> float:
-        """The reward of the task's own solution, or of nothing done at all; for whoever writes tasks.
+        """The reward of the task's own solution, or of doing nothing. It is meant for authors of tasks.
 
-        Raises: RolloutError as an episode would; ConfigError if the task has no solution.
+        Raises: RolloutError, like an episode; ConfigError if the task has no solution.
         """
         episode, _ = await self.reset(task, 0)
         made = episode.task
         if not is_solved:
-            return (await self._tested(episode)).reward
+            return (await self._run_tests(episode)).reward
         if "/solution/solve.sh" not in made.solution:
             raise ConfigError(f"task {task.id} has no solution/solve.sh")
         solution = ShellCommand(
@@ -176,12 +177,12 @@ class HarborEnvironment(InteractiveEnvironment):
             files=archive(made.solution),
             cleared=["/solution"],
         )
-        return (await self._tested(episode, solution)).reward
+        return (await self._run_tests(episode, solution)).reward
 
-    async def _tested(self, state: HarborEpisode, *last: ShellCommand) -> Observation:
-        """Runs the tests, after a last command if there is one. Raises: RolloutError without a reward."""
+    async def _run_tests(self, state: HarborEpisode, *last: ShellCommand) -> Observation:
+        """Runs the tests, after a last command if given. Raises: RolloutError if they write no reward."""
         made = state.task
-        # What the agent made of its folder must not keep the tests from being run.
+        # The command runs in /tests, because the agent may have made its own folder unusable.
         tests = ShellCommand(
             f"cd {shlex.quote(made.folder)}; bash /tests/test.sh",
             "/tests",
@@ -192,7 +193,7 @@ class HarborEnvironment(InteractiveEnvironment):
             reads=[_REWARD_TEXT, _REWARD_JSON],
         )
         ended = (await self._run(state, [*last, tests], is_kept=False)).ended[-1]
-        reward = self._reward_of(ended, made)
+        reward = self._read_reward(ended, made)
         return Observation(reward=reward, is_done=True)
 
     async def _run(self, state: HarborEpisode, commands: Sequence[ShellCommand], *, is_kept: bool) -> Ran:
@@ -206,8 +207,8 @@ class HarborEnvironment(InteractiveEnvironment):
         except SandboxError as err:
             raise RolloutError(f"{made.name}: {err}") from err
 
-    def _reward_of(self, ended: CommandResult, made: HarborTask) -> float:
-        """What the tests wrote. Raises: RolloutError if it is no reward."""
+    def _read_reward(self, ended: CommandResult, made: HarborTask) -> float:
+        """Reads the reward that the tests wrote. Raises: RolloutError if there is none."""
         where = f"{made.name}: its tests"
         if ended.is_late:
             raise RolloutError(f"{where} did not end within {made.verifier_s:g} s")
@@ -222,23 +223,23 @@ class HarborEnvironment(InteractiveEnvironment):
         try:
             value: Any = float(raw) if text is not None else self._score_in(json.loads(raw))
         except (ValueError, RecursionError) as err:
-            raise RolloutError(f"{where} wrote no reward but {raw[:MAX_QUOTED]!r}: {err}") from err
+            raise RolloutError(f"{where} wrote an invalid reward: {raw[:MAX_QUOTED]!r}: {err}") from err
         if not is_reward(value):
-            raise RolloutError(f"{where} wrote no reward but {raw[:MAX_QUOTED]!r}")
+            raise RolloutError(f"{where} wrote an invalid reward: {raw[:MAX_QUOTED]!r}")
         return float(value)
 
     def _score_in(self, scores: Any) -> Any:
-        """The reward among several scores. Raises: ValueError."""
+        """Selects the reward among several scores. Raises: ValueError."""
         if not isinstance(scores, dict) or not scores:
             raise ValueError("expected an object with numbers")
         found = cast("Mapping[str, Any]", scores)
         if self._reward not in found and len(found) > 1:
-            raise ValueError(f"it has no {self._reward!r} (it has: {', '.join(found)}); name one by `reward`")
+            raise ValueError(f"it has no {self._reward!r} (it has: {', '.join(found)}); set `reward` to one")
         return found.get(self._reward, next(iter(found.values())))
 
 
 class Harbor(HarborEnvironment):
-    """The task folders in a folder, in the splits `train` and `heldout`.
+    """All Harbor task folders in a folder, in the splits `train` and `heldout`.
 
     Example: `Harbor(path="my-tasks")`.
     """
@@ -257,9 +258,9 @@ class Harbor(HarborEnvironment):
         num_boxes: int = 2,
         backend: Literal["auto", "bubblewrap", "namespaces"] = "auto",
     ) -> None:
-        """`path`: of the folder that holds task folders. `heldout_frac`: share of the tasks held out.
-        `without_network`: whether tasks that may use the network are played without it, or refused. For the
-        others see `HarborEnvironment`.
+        """`path`: the folder with the task folders. `heldout_frac`: share of the tasks held out.
+        `without_network`: whether tasks that may use the network run without it, or are refused. For the
+        other arguments, see `HarborEnvironment`.
 
         Raises: ConfigError.
         """
@@ -283,9 +284,7 @@ class Harbor(HarborEnvironment):
             raise ConfigError(f"split = {split!r} is not one of: train, heldout")
         folders = sorted(each.parent for each in self._path.glob("*/task.toml"))
         if not folders:
-            raise ConfigError(
-                f"{self._path.resolve()} holds no task folders of Harbor, with a task.toml each"
-            )
+            raise ConfigError(f"{self._path.resolve()} has no Harbor task folders; each needs a task.toml")
         return [
             Task(id=folder.name, source=split, prompt=self._read(folder).instruction, spec=folder.name)
             for folder in folders
@@ -294,15 +293,15 @@ class Harbor(HarborEnvironment):
 
     def harbor_task(self, task: Task) -> HarborTask:
         if Path(task.spec).name != task.spec or task.spec in {"", ".", ".."}:
-            raise ConfigError(f"task {task.id}: {task.spec!r} is no name of a folder in {self._path}")
+            raise ConfigError(f"task {task.id}: {task.spec!r} is not the name of a folder in {self._path}")
         return self._read(self._path / task.spec)
 
     def _read(self, folder: Path) -> HarborTask:
         return harbor_task(read_folder(folder), str(folder), without_network=self._without_network)
 
 
-def _shown(ended: CommandResult) -> str:
-    """What the policy is told of a command."""
+def _format_result(ended: CommandResult) -> str:
+    """Formats the result of a command for the policy."""
     said = (ended.stdout + ended.stderr).decode(errors="replace")
     text = _CONTROLS.sub("", said.replace("\r\n", "\n"))
     if len(text) > _MAX_SHOWN:

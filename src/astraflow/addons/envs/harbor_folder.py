@@ -1,13 +1,13 @@
-"""Reads task folders of Harbor, and says which of them our sandbox can play.
+"""Reads Harbor task folders, and checks that the sandbox can run them.
 
-    instruction.md          what the agent is told
+    instruction.md          the prompt for the agent
     task.toml               limits and settings, schema 1.x
     environment/            a Dockerfile, and files that it copies
     solution/solve.sh       a reference solution; optional
     tests/test.sh           writes /logs/verifier/reward.txt or reward.json
 
-A box shows this machine's own programs, so an image can be no more than a plain base with files in it. What a
-box cannot give is refused by its name; only what says nothing about an episode is ignored.
+A box shows this machine's own programs, so an image can only be a plain base with added files. Features that
+a box doesn't have are refused by name. Only settings that don't affect an episode are ignored.
 
 Source: https://harborframework.com/docs/tasks.
 """
@@ -31,15 +31,15 @@ __all__ = ["HarborImage", "HarborTask", "harbor_image", "harbor_task", "read_fol
 
 _MAX_FILES = 2_000
 _MAX_BYTES = 16 << 20
-"""All files of a folder together."""
+"""Largest size of all files of a folder together."""
 _PLAIN = ("bash", "buildpack-deps", "busybox", "debian", "python", "ubuntu")
-"""Images that hold what this machine has too."""
+"""Images with only programs that this machine has too."""
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _DEFAULT_FOLDER = "/app"
-"""The agent's folder if the image names none; the root folder, as in Docker, is read-only here."""
+"""The agent's folder if the image sets none. Docker uses the root folder, which is read-only here."""
 _REMEDY = (
-    "the sandbox has this machine's programs, no network, one user and no services; play such a task in a "
-    "container, by Harbor's task sets of verifiers (docs/environments.md)"
+    "the sandbox has this machine's programs, no network, one user, and no services; run such a task in a "
+    "container, with the Harbor task sets of verifiers (docs/environments.md)"
 )
 _Mode = Literal["public", "no-network", "allowlist"]
 
@@ -105,19 +105,19 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class HarborTask:
-    """A task folder, as the sandbox plays it. Files are named by their absolute paths in the box."""
+    """A task folder in the form that the sandbox runs. Files are named by their absolute paths in the box."""
 
     name: str
     instruction: str
     folder: str
-    """In which commands are run."""
+    """The folder in which commands run."""
     files: Mapping[str, BoxFile]
-    """What the image copies."""
+    """The files that the image copies."""
     tests: Mapping[str, BoxFile]
     solution: Mapping[str, BoxFile]
     """Empty without a reference solution."""
     agent_s: float
-    """All commands of the agent together; 0: without a limit."""
+    """Time limit for all commands of the agent together; 0: no limit."""
     verifier_s: float
     memory_mb: int
     storage_mb: int
@@ -127,19 +127,19 @@ class HarborTask:
 
 
 def read_folder(folder: Path) -> dict[str, BoxFile]:
-    """All files of a folder by their relative paths.
+    """Reads all files of a folder, by their relative paths.
 
-    Raises: ConfigError for links, for what is no file, and if there is too much.
+    Raises: ConfigError for links, for anything else that isn't a regular file, and for too many files.
     """
     found: dict[str, BoxFile] = {}
     total = 0
-    for path in _walked(folder):
+    for path in _walk(folder):
         name = path.relative_to(folder).as_posix()
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):
-            raise ConfigError(f"{path} is a link to {os.readlink(path)!r}; a task folder holds files alone")
+            raise ConfigError(f"{path} is a link to {os.readlink(path)!r}; a task folder may have only files")
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path} is no regular file")
+            raise ConfigError(f"{path} is not a regular file")
         total += status.st_size
         if len(found) == _MAX_FILES or total > _MAX_BYTES:
             raise ConfigError(
@@ -150,26 +150,26 @@ def read_folder(folder: Path) -> dict[str, BoxFile]:
     return found
 
 
-def _walked(folder: Path) -> Iterator[Path]:
-    """What is in a folder and below it, without following links; in the order of the names."""
+def _walk(folder: Path) -> Iterator[Path]:
+    """All files and links in and below a folder, sorted by name. Links are not followed."""
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
-            yield from _walked(path)
+            yield from _walk(path)
         else:
             yield path
 
 
 def harbor_task(files: Mapping[str, BoxFile], where: str, *, without_network: bool = False) -> HarborTask:
-    """The task of a folder. `where`: the folder's name in errors. `without_network`: take tasks that may use
-    the network, which is Harbor's default, and play them without it.
+    """Makes the task of a folder. `where`: the folder's name in errors. `without_network`: accept tasks that
+    may use the network (Harbor's default), and run them without it.
 
-    Raises: ConfigError if the folder is no task, or needs what the sandbox cannot give.
+    Raises: ConfigError if the folder isn't a task, or needs something that the sandbox doesn't support.
     """
     config = _config(_text(files, "task.toml", where), where)
     _check_config(config, where, without_network=without_network)
     for needed in ("instruction.md", "tests/test.sh"):
         if needed not in files:
-            raise ConfigError(f"{where} has no {needed}; is it a task folder of Harbor?")
+            raise ConfigError(f"{where} has no {needed}; is it a Harbor task folder?")
     context = {
         name.removeprefix("environment/"): file
         for name, file in files.items()
@@ -200,15 +200,15 @@ def _below(files: Mapping[str, BoxFile], folder: str) -> dict[str, BoxFile]:
 
 def _text(files: Mapping[str, BoxFile], name: str, where: str) -> str:
     if name not in files:
-        raise ConfigError(f"{where} has no {name}; is it a task folder of Harbor?")
+        raise ConfigError(f"{where} has no {name}; is it a Harbor task folder?")
     try:
         return files[name].content.decode()
     except UnicodeDecodeError as err:
-        raise ConfigError(f"{where}/{name} is no UTF-8: {err}") from err
+        raise ConfigError(f"{where}/{name} is not UTF-8: {err}") from err
 
 
 def _refuse(where: str, what: str) -> NoReturn:
-    raise ConfigError(f"{where}: {what} cannot be had here: {_REMEDY}")
+    raise ConfigError(f"{where}: {what} is not supported here: {_REMEDY}")
 
 
 # --- task.toml ------------------------------------------------------------------------------------
@@ -222,10 +222,10 @@ def _config(text: str, where: str) -> _Config:
 
 
 def _check_config(config: _Config, where: str, *, without_network: bool) -> None:
-    """Refuses what the sandbox cannot give."""
+    """Refuses settings that the sandbox doesn't support."""
     version = config.version or config.schema_version
     if not version.startswith("1."):
-        raise ConfigError(f"{where}/task.toml: schema_version = {version!r}; 1.x is read here")
+        raise ConfigError(f"{where}/task.toml: schema_version = {version!r}; expected 1.x")
     environment = config.environment
     needed = {
         "[[steps]]": bool(config.steps),
@@ -270,9 +270,7 @@ def _check_network(config: _Config, where: str, *, without_network: bool) -> Non
 
 def _seconds(value: float, section: str, where: str) -> float:
     if not 0 <= value <= 3_000:
-        raise ConfigError(
-            f"{where}/task.toml: {section}.timeout_sec = {value}; at most 3,000 s are given here"
-        )
+        raise ConfigError(f"{where}/task.toml: {section}.timeout_sec = {value}; expected at most 3,000 s")
     return value
 
 
@@ -281,10 +279,10 @@ def _seconds(value: float, section: str, where: str) -> float:
 
 @dataclass
 class HarborImage:
-    """What a Dockerfile makes of a plain base. Files are named by their absolute paths in the box."""
+    """What a Dockerfile adds to a plain base. Files are named by their absolute paths in the box."""
 
     folder: str = ""
-    """In which commands are run."""
+    """The folder in which commands run."""
     files: dict[str, BoxFile] = field(default_factory=dict[str, BoxFile])
     env: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -292,12 +290,12 @@ class HarborImage:
 def harbor_image(
     context: Mapping[str, BoxFile], where: str, *, docker_image: str | None, workdir: str | None
 ) -> HarborImage:
-    """The image of an environment.
+    """Makes the image of an environment.
 
     `context`: the files of the folder `environment`, by their relative paths. `docker_image`, `workdir`: the
-    settings of these names. An image without a Dockerfile gets these files in its folder, as in Harbor.
+    settings with these names. Without a Dockerfile, these files go into the image's folder, as in Harbor.
 
-    Raises: ConfigError if the sandbox cannot give it.
+    Raises: ConfigError if the sandbox doesn't support the image.
     """
     for name in _COMPOSE:
         if name in context:
@@ -309,8 +307,8 @@ def harbor_image(
         raise ConfigError(f"{where} has neither environment/Dockerfile nor environment.docker_image")
     if "Dockerfile" in context:
         for line in _instructions(_text(context, "Dockerfile", f"{where}/environment")):
-            _take(image, line, context, where)
-    image.folder = _checked_path(workdir or image.folder or _DEFAULT_FOLDER, where)
+            _apply(image, line, context, where)
+    image.folder = _check_path(workdir or image.folder or _DEFAULT_FOLDER, where)
     if "Dockerfile" not in context:
         image.files |= {f"{image.folder}/{name}": file for name, file in context.items()}
     return image
@@ -318,7 +316,7 @@ def harbor_image(
 
 def _check_base(name: str, where: str) -> None:
     if re.split("[:@]", name.removeprefix("docker.io/").removeprefix("library/"))[0] not in _PLAIN:
-        _refuse(where, f"the image {name!r}, which is none of {', '.join(_PLAIN)},")
+        _refuse(where, f"the image {name!r} (not one of {', '.join(_PLAIN)})")
 
 
 def _instructions(text: str) -> list[str]:
@@ -327,8 +325,8 @@ def _instructions(text: str) -> list[str]:
     return [line.strip() for line in joined.splitlines() if line.strip()]
 
 
-def _take(image: HarborImage, line: str, context: Mapping[str, BoxFile], where: str) -> None:
-    """Follows one instruction of a Dockerfile. Raises: ConfigError for one that needs a container."""
+def _apply(image: HarborImage, line: str, context: Mapping[str, BoxFile], where: str) -> None:
+    """Applies one instruction of a Dockerfile. Raises: ConfigError if it needs a container."""
     name, _, rest = line.partition(" ")
     try:
         words = shlex.split(rest)
@@ -365,12 +363,12 @@ def _copy(image: HarborImage, words: list[str], context: Mapping[str, BoxFile], 
                 if name.startswith(prefix) and name != "Dockerfile"
             }
         if not found:
-            raise ConfigError(f"{where}/environment/Dockerfile: there is no {source!r} to copy")
-        image.files |= {_checked_path(each, where): file for each, file in found.items()}
+            raise ConfigError(f"{where}/environment/Dockerfile: cannot copy {source!r}: no such file")
+        image.files |= {_check_path(each, where): file for each, file in found.items()}
 
 
-def _checked_path(path: str, where: str) -> str:
-    """A path at which commands can write. Raises: ConfigError."""
+def _check_path(path: str, where: str) -> str:
+    """Returns a path at which commands can write. Raises: ConfigError if they can't."""
     try:
         return checked_path(path)
     except ConfigError as err:

@@ -1,13 +1,13 @@
-"""The sandbox as an environment of Harbor: `harbor run` plays its tasks in boxes, without a container engine.
+"""The sandbox as an environment for Harbor: `harbor run` runs its tasks in boxes, without a container engine.
 
     harbor run --path my-tasks --agent oracle -e astraflow.addons.envs.harbor_sandbox:SandboxEnvironment
 
-Harbor keeps a container per trial. Here a trial keeps files: each command is a fork in a box, and begins with
-the files that the last one left. What a command starts ends with it, and there is one user. What a box cannot
-give is refused before the trial starts, as by `astraflow.addons.envs.harbor`.
+Harbor keeps a container per trial. Here a trial keeps only files: each command is a fork in a box, which
+begins with the files of the previous command. Processes end with their command, and there is one user. Tasks
+that need more are refused before the trial starts, as in `astraflow.addons.envs.harbor`.
 
-This module belongs into Harbor's own Python (3.12 or newer), so Harbor is imported when the class is asked
-for.
+This module is used in Harbor's own Python (3.12 or newer). Harbor is imported when the class is first
+accessed.
 
 Source: harbor/environments/base.py of Harbor 0.25.
 """
@@ -40,13 +40,13 @@ _BASE = "harbor.environments.base"
 _CAPABILITIES = "harbor.environments.capabilities"
 _MIB = 1 << 20
 _LONGEST_S = 3_000.0
-"""Of a command for which Harbor names no time."""
+"""Time limit of a command for which Harbor sets none."""
 _MEMORY_MB = 2_048
-"""Of a task that names none."""
+"""Memory of a task that sets none."""
 _MAX_OUTPUT = _MIB
-"""Of each output of a command: Harbor lists files by commands."""
+"""Largest size of each output of a command. It isn't small, because Harbor lists files with commands."""
 _OWN_USERS = (None, "root", 0)
-"""Users as whom Harbor runs commands: all are the box's only one."""
+"""Users that Harbor may name. All of them are the box's only user."""
 
 
 class _SandboxEnvironment:
@@ -63,10 +63,10 @@ class _SandboxEnvironment:
         backend: Literal["auto", "bubblewrap", "namespaces"] = "auto",
         **settings: Any,
     ) -> None:
-        """`without_network`: whether tasks that may use the network are played without it, or refused.
-        `disk_mb`: largest size of all files of a trial, in MiB. The others are those of Harbor.
+        """`without_network`: whether tasks that may use the network run without it, or are refused.
+        `disk_mb`: largest size of all files of a trial, in MiB. The other arguments are Harbor's.
 
-        Raises: ConfigError if the task needs what the sandbox cannot give.
+        Raises: ConfigError if the task needs something that the sandbox doesn't support.
         """
         self._without_network = without_network
         self._disk_mb = disk_mb
@@ -78,7 +78,7 @@ class _SandboxEnvironment:
 
     @staticmethod
     def type() -> str:
-        """What Harbor calls this kind of environment."""
+        """Harbor's name for this kind of environment."""
         return "astraflow"
 
     @property
@@ -90,16 +90,16 @@ class _SandboxEnvironment:
 
     @property
     def _harbor(self) -> Any:
-        """This object, as Harbor's base class has it."""
+        """This object, for access to the members of Harbor's base class."""
         return self
 
     def _validate_definition(self) -> None:
-        """Reads the image. Harbor calls it while the object is made."""
+        """Reads the image. Harbor calls this method in its constructor."""
         where = str(self.environment_dir.parent)
         mode = self._harbor.network_policy.network_mode.value
         if mode != "no-network" and not self._without_network:
             raise ConfigError(
-                f"{where}: the network ({mode}) cannot be had in a box; if the task needs none, pass "
+                f"{where}: a box has no network ({mode}); if the task does not need it, pass "
                 "`--ek without_network=true`"
             )
         config = self.task_env_config
@@ -113,13 +113,13 @@ class _SandboxEnvironment:
     # --- a trial --------------------------------------------------------------------------------------
 
     async def start(self, force_build: bool) -> None:
-        """Begins with the files of the image. `force_build` is without effect: nothing is built."""
+        """Begins with the files of the image. `force_build` has no effect, because nothing is built."""
         await self._sandbox.open()
         self._state = archive(self._image.files, [self._image.folder])
         await self._harbor.ensure_dirs(self._harbor._mount_targets(writable_only=True))
 
     async def stop(self, delete: bool) -> None:
-        """Ends the box. Nothing of it is left, whatever `delete` says."""
+        """Ends the box. Nothing of it is left, whatever `delete` is."""
         await self._sandbox.close()
         self._state = b""
 
@@ -131,10 +131,13 @@ class _SandboxEnvironment:
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> Any:
-        """Runs a command. Raises: RuntimeError if it takes too long, as in Harbor; ConfigError for a user."""
+        """Runs a command.
+
+        Raises: RuntimeError if it takes too long, as in Harbor; ConfigError for an unknown user.
+        """
         named = self._harbor._resolve_user(user)
         if named not in _OWN_USERS:
-            raise ConfigError(f"the user {named!r} cannot be had: a box has one user")
+            raise ConfigError(f"the user {named!r} does not exist: a box has only one user")
         merged: Mapping[str, str] = self._harbor._merge_env(env) or {}
         variables = {**self._image.env, **merged}
         folder = cwd or self._image.folder
@@ -148,7 +151,7 @@ class _SandboxEnvironment:
         )
 
     async def _run(self, command: ShellCommand) -> CommandResult:
-        """Runs a command, and keeps the files that it leaves. Raises: RuntimeError if they cannot be kept."""
+        """Runs a command and saves the files that it leaves. Raises: RuntimeError if that is not possible."""
         config = self.task_env_config
         limits = ShellLimits(
             memory_bytes=(config.memory_mb or _MEMORY_MB) * _MIB,
@@ -158,18 +161,18 @@ class _SandboxEnvironment:
         async with self._turn:
             ran = await run_commands(self._sandbox, self._state, [command], limits=limits)
             if ran.problem:
-                raise RuntimeError(f"the files that a command left cannot be kept: {ran.problem}")
+                raise RuntimeError(f"the files that a command left cannot be saved: {ran.problem}")
             self._state = ran.state
         return ran.ended[0]
 
     # --- files ----------------------------------------------------------------------------------------
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """Puts a file into the trial."""
+        """Copies a file into the trial."""
         await self._put({target_path: await asyncio.to_thread(_read, Path(source_path))}, [])
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Puts the files of a folder into the trial. Raises: ConfigError for links, or too much."""
+        """Copies the files of a folder into the trial. Raises: ConfigError for links, or too many files."""
         files = await asyncio.to_thread(read_folder, Path(source_dir))
         await self._put({f"{target_dir}/{name}": file for name, file in files.items()}, [target_dir])
 
@@ -177,14 +180,14 @@ class _SandboxEnvironment:
         await self._run(ShellCommand("true", "/tmp", files=archive(files, folders)))
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Takes a file out of the trial. Raises: FileNotFoundError if there is none, or it is a link."""
+        """Copies a file out of the trial. Raises: FileNotFoundError if it does not exist, or is a link."""
         found = files_at(self._state, source_path).get(".")
         if found is None:
             raise FileNotFoundError(f"the trial has no file {source_path}")
         await asyncio.to_thread(_write, {Path(target_path): found})
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Takes the files of a folder out of the trial; links are left out."""
+        """Copies the files of a folder out of the trial. Links are left out."""
         found = files_at(self._state, source_dir)
         await asyncio.to_thread(Path(target_dir).mkdir, parents=True, exist_ok=True)
         await asyncio.to_thread(_write, {Path(target_dir) / name: file for name, file in found.items()})
@@ -203,7 +206,7 @@ def _write(files: Mapping[Path, BoxFile]) -> None:
 
 @cache
 def sandbox_environment() -> type:
-    """The class `SandboxEnvironment`. Raises: ImportError if Harbor is not installed."""
+    """Makes the class `SandboxEnvironment`. Raises: ImportError if Harbor is not installed."""
     base: Any = importlib.import_module(_BASE)
     return types.new_class(
         "SandboxEnvironment",

@@ -1,4 +1,4 @@
-"""Tasks that a server of OpenEnv plays: each connection to it is an episode, and each seed a task.
+"""Tasks of an OpenEnv server: each connection is an episode, and each seed is a task.
 
     tasks:
       environments:
@@ -8,10 +8,10 @@
       sources: {games: {name: environment}}
     workflow: {name: environment, max_turns: 20}
 
-Nothing of the library is imported: the server speaks JSON over a websocket. Whatever goes wrong at the server
-fails the episode and is never a reward of 0: an answer that is none, a reward that is no number, an end
-without any reward, an error. A reply that is no action is told to the policy, where its replies are actions
-themselves (`action` empty).
+The library is not imported, because the server speaks JSON over a websocket. An error of the server fails the
+episode, and is never a reward of 0: an invalid answer, a reward that is not a number, an end without any
+reward, an error message. If the policy's replies are themselves actions (`action` is empty), the policy is
+shown why a reply is not a valid action.
 
 Source: the websocket protocol of OpenEnv 0.10 (https://github.com/meta-pytorch/OpenEnv).
 """
@@ -33,10 +33,10 @@ from astraflow.types import Task
 __all__ = ["OpenEnv"]
 
 _MAX_BYTES = 8 * 1024 * 1024
-"""Of a message of the server."""
+"""Largest size of a message from the server."""
 _FULL = "CAPACITY_REACHED"
 _NO_ACTION = frozenset({"INVALID_JSON", "VALIDATION_ERROR"})
-"""Errors that say that a reply is no action."""
+"""Codes of errors about a reply that is not a valid action."""
 
 
 class _Message(msgspec.Struct):
@@ -60,7 +60,7 @@ class _Session:
     socket: aiohttp.ClientWebSocketResponse
     seed: int
     has_reward: bool = False
-    """Whether the server has said any reward yet."""
+    """Whether the server has sent a reward yet."""
 
 
 class OpenEnv(TaskServer):
@@ -80,11 +80,11 @@ class OpenEnv(TaskServer):
         wait_s: float = 45.0,
         call_s: float = 30.0,
     ) -> None:
-        """`url`: of the server's websocket. `tasks`: number of seeds. `action`: the field of an action that
-        holds the reply; empty: the reply is the action as a JSON object. `shows`: the field of an observation
-        that the policy is shown; empty: all of it as JSON. `heldout_frac`: share of the seeds held out.
-        `wait_s`: longest wait while the server is full. `call_s`: longest wait for one answer. Both together
-        must be less than `call_timeout_s` of the environment.
+        """`url`: URL of the server's websocket. `tasks`: number of seeds. `action`: the field of an action
+        for the reply; empty: the reply is the action as a JSON object. `shows`: the field of an observation
+        that the policy sees; empty: all of it as JSON. `heldout_frac`: share of the seeds held out. `wait_s`:
+        longest wait while the server is full. `call_s`: longest wait for one answer. The sum of both must be
+        less than `call_timeout_s` of the environment.
 
         Raises: ConfigError.
         """
@@ -108,7 +108,7 @@ class OpenEnv(TaskServer):
         await self._http.close()
 
     async def reset(self, task: Task, seed: int) -> tuple[_Session, Observation]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return await self._once_free(lambda: self._begun(int(task.spec)))
+        return await self._begin_when_free(lambda: self._begin(int(task.spec)))
 
     async def step(self, state: _Session, reply: str) -> Observation:  # pyright: ignore[reportIncompatibleMethodOverride]
         action: Any = {self._action: reply}
@@ -120,7 +120,7 @@ class OpenEnv(TaskServer):
             if not isinstance(action, dict):
                 return Observation("This is no action: expected a JSON object")
         try:
-            shown = await self._asked(state, {"type": "step", "data": action})
+            shown = await self._request(state, {"type": "step", "data": action})
         except _ServerError as err:
             if self._action or err.code not in _NO_ACTION:
                 raise
@@ -132,7 +132,7 @@ class OpenEnv(TaskServer):
     async def end(self, state: _Session) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         await state.socket.close()
 
-    async def _begun(self, seed: int) -> tuple[_Session, Observation]:
+    async def _begin(self, seed: int) -> tuple[_Session, Observation]:
         try:
             async with asyncio.timeout(self._call_s):
                 socket = await self._http.ws_connect(self._url, max_msg_size=_MAX_BYTES)
@@ -140,11 +140,11 @@ class OpenEnv(TaskServer):
             raise RolloutError(f"{self._url} did not answer within {self._call_s:.0f} s") from err
         except (aiohttp.ClientError, OSError) as err:
             raise RolloutError(
-                f"{self._url} is no websocket of an OpenEnv server: {type(err).__name__}: {err}"
+                f"{self._url} is not the websocket of an OpenEnv server: {type(err).__name__}: {err}"
             ) from err
         session = _Session(socket, seed)
         try:
-            shown = await self._asked(session, {"type": "reset", "data": {"seed": seed}})
+            shown = await self._request(session, {"type": "reset", "data": {"seed": seed}})
         except _ServerError as err:
             await socket.close()
             if err.code == _FULL:
@@ -153,7 +153,7 @@ class OpenEnv(TaskServer):
         except BaseException:
             await socket.close()
             raise
-        session.has_reward = False  # one before the first action says nothing of the policy
+        session.has_reward = False  # a reward before the first action says nothing about the policy
         return session, Observation(shown.messages, is_done=shown.is_done)
 
     # --- the wire -----------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ class OpenEnv(TaskServer):
     def _where(self, seed: int) -> str:
         return f"{self._url}: seed {seed}"
 
-    async def _asked(self, session: _Session, request: dict[str, Any]) -> Observation:
-        """What the server shows. Raises: RolloutError if it does not answer, or with something else."""
+    async def _request(self, session: _Session, request: dict[str, Any]) -> Observation:
+        """Sends a request. Returns the server's observation. Raises: RolloutError if it sends none."""
         where = self._where(session.seed)
         try:
             async with asyncio.timeout(self._call_s):
@@ -176,9 +176,9 @@ class OpenEnv(TaskServer):
             raise RolloutError(
                 f"{where}: it closed the connection ({answer.type.name}: {answer.extra or ''})"
             )
-        return self._observed(session, str(answer.data))
+        return self._decode_observation(session, str(answer.data))
 
-    def _observed(self, session: _Session, text: str) -> Observation:
+    def _decode_observation(self, session: _Session, text: str) -> Observation:
         where = self._where(session.seed)
         try:
             message = msgspec.json.decode(text, type=_Message)
@@ -190,16 +190,17 @@ class OpenEnv(TaskServer):
         if message.type == "error":
             raise _ServerError(where, str(data.get("code"))[:64], str(data.get("message"))[:MAX_QUOTED])
         if message.type != "observation" or not isinstance(data.get("done"), bool):
-            raise RolloutError(f"{where}: it answered no observation: {text[:MAX_QUOTED]!r}")
+            raise RolloutError(f"{where}: its answer is not an observation: {text[:MAX_QUOTED]!r}")
         reward = data.get("reward")
         if reward is not None and not is_reward(reward):
-            raise RolloutError(f"{where}: its reward is no number: {str(reward)[:MAX_QUOTED]!r}")
+            raise RolloutError(f"{where}: its reward is not a number: {str(reward)[:MAX_QUOTED]!r}")
         session.has_reward |= reward is not None
         return Observation(
-            self._shown(data.get("observation"), where), reward=float(reward or 0), is_done=data["done"]
+            self._select(data.get("observation"), where), reward=float(reward or 0), is_done=data["done"]
         )
 
-    def _shown(self, observation: object, where: str) -> str:
+    def _select(self, observation: object, where: str) -> str:
+        """The part of an observation that the policy sees. Raises: RolloutError if it is missing."""
         if not self._shows:
             return json.dumps(observation, ensure_ascii=False)
         fields = cast("dict[str, object]", observation) if isinstance(observation, dict) else {}

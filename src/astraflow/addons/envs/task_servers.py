@@ -1,7 +1,7 @@
-"""What environments share whose episodes a server plays: numbered tasks in two splits, waiting for a place,
-and JSON over HTTP.
+"""Base classes of environments whose episodes run on a server: numbered tasks in two splits, waiting while
+the server is full, and JSON over HTTP.
 
-Whatever goes wrong at the server fails the episode and is never a reward of 0.
+An error of the server fails the episode. It is never a reward of 0.
 """
 
 import asyncio
@@ -21,25 +21,25 @@ from astraflow.user_input.splits import is_heldout
 __all__ = ["MAX_QUOTED", "HttpTaskServer", "ServerFullError", "TaskServer", "is_reward"]
 
 MAX_QUOTED = 200
-"""Characters of a bad answer that an error quotes."""
+"""Number of characters of an invalid answer that an error message quotes."""
 _MAX_BYTES = 8 * 1024 * 1024
-"""Of an answer; some repeat all that was said."""
+"""Largest size of an answer. Some answers repeat the whole history."""
 _MAX_TASKS = 1_000_000
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
-"""Between two tries to begin an episode while the server is full; each wait is twice the one before."""
+"""Bounds of the wait between two attempts while the server is full. Each wait is twice the one before."""
 
 _T = TypeVar("_T")
 
 
 class ServerFullError(RolloutError):
-    """The server has no place for another episode now. The same request may succeed later."""
+    """The server has no room for another episode now. The same request may succeed later."""
 
 
 class TaskServer(InteractiveEnvironment):
     """Tasks 0 to `num_tasks - 1` of a server, in the splits `train` and `heldout`.
 
-    A subclass plays the episodes. It begins one by `await self._once_free(begin)`.
+    A subclass runs the episodes. It begins one with `await self._begin_when_free(begin)`.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class TaskServer(InteractiveEnvironment):
         ]
 
     def _prompt(self, number: int) -> str:
-        """What names a task to people; it also decides the task's split."""
+        """The name of a task for people. It also determines the task's split."""
         return f"{self._url} {number}"
 
-    async def _once_free(self, begin: Callable[[], Awaitable[_T]]) -> _T:
-        """What `begin` returns, which is tried again while it raises ServerFullError, up to `wait_s`.
+    async def _begin_when_free(self, begin: Callable[[], Awaitable[_T]]) -> _T:
+        """Calls `begin`, and calls it again for up to `wait_s` while it raises ServerFullError.
 
         Raises: what `begin` raises.
         """
@@ -103,9 +103,9 @@ class TaskServer(InteractiveEnvironment):
 
 
 class HttpTaskServer(TaskServer):
-    """A server that is asked by HTTP and answers in JSON. `speaks` names its protocol in errors."""
+    """A server that answers HTTP requests with JSON. `protocol_name` appears in error messages."""
 
-    speaks = ""
+    protocol_name = ""
 
     async def open(self) -> None:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._call_s))
@@ -122,11 +122,14 @@ class HttpTaskServer(TaskServer):
         await self._http.close()
 
     async def _check_server(self) -> None:
-        """Asks the server whether it has the tasks. Raises: ConfigError or RolloutError if it has not."""
+        """Checks that the server has the tasks. Raises: ConfigError or RolloutError if it doesn't."""
         raise NotImplementedError
 
-    async def _asked(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
-        """Status and body of an answer. Raises: RolloutError if there is none, or one that is too large."""
+    async def _request(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+        """Sends a request. Returns the status and body of the answer.
+
+        Raises: RolloutError if there is no answer, or it is too large.
+        """
         url = f"{self._url}/{path}"
         raw = bytearray()
         try:
@@ -141,17 +144,17 @@ class HttpTaskServer(TaskServer):
         except (aiohttp.ClientError, OSError) as err:
             raise RolloutError(f"{url} did not answer: {type(err).__name__}: {err}") from err
 
-    def _decoded(self, raw: bytes, kind: type[_T]) -> _T:
-        """An answer as what it has to be. Raises: RolloutError if it is something else."""
+    def _decode(self, raw: bytes, kind: type[_T]) -> _T:
+        """Decodes an answer. Raises: RolloutError if it is not of this type."""
         try:
             return msgspec.json.decode(raw, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
             raise RolloutError(
-                f"{self._url} answered what {self.speaks} does not: {err}: {raw[:MAX_QUOTED]!r}; is it the "
-                "address of such a server, with its `/api`?"
+                f"{self._url} answered what {self.protocol_name} does not: {err}: {raw[:MAX_QUOTED]!r}; is "
+                "it the address of such a server, with its `/api`?"
             ) from err
 
 
 def is_reward(value: Any) -> bool:
     """Whether a value is a number that can be a reward."""
-    return isinstance(value, int | float) and abs(value) <= MAX_REWARD  # NaN is no less than anything
+    return isinstance(value, int | float) and abs(value) <= MAX_REWARD  # false for NaN

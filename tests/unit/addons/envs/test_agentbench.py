@@ -184,8 +184,8 @@ async def test_an_episode_that_cannot_begin_fails(start: Handler, said: str) -> 
     [
         (says("<html>hello</html>"), "answered what AgentBench v0.2 does not"),
         (says("task error", 501), "status 501"),
-        (output("running"), "goes on without saying anything"),
-        (output("running", None, ("user", "a"), ("agent", "b")), "goes on without saying anything"),
+        (output("running"), "continues without a message"),
+        (output("running", None, ("user", "a"), ("agent", "b")), "continues without a message"),
         (output("unknown", "boom"), "it ended as 'unknown': 'boom'"),
         (output("task error", "boom"), "it ended as 'task error'"),
         (output("finished", {"result": 1}), "it ended as 'finished'"),

@@ -145,10 +145,10 @@ async def test_a_full_server_is_asked_again() -> None:
     ("answer", "message"),
     [
         ("<html>", "answered what OpenEnv does not"),
-        ('{"type": "state", "data": {}}', "no observation"),
-        (observation({"text": "x"}, done="yes"), "no observation"),
-        (observation({"text": "x"}, "1"), "its reward is no number"),
-        (observation({"text": "x"}, 1e300), "its reward is no number"),
+        ('{"type": "state", "data": {}}', "not an observation"),
+        (observation({"text": "x"}, done="yes"), "not an observation"),
+        (observation({"text": "x"}, "1"), "its reward is not a number"),
+        (observation({"text": "x"}, 1e300), "its reward is not a number"),
         ('{"type": "observation", "data": {"reward": NaN, "done": true}}', "answered what OpenEnv does not"),
         (observation({"text": "x"}, None, done=True), "ended without any reward"),
         (observation({"words": "x"}, 1.0), r"no 'text' \(it has: words\); check `shows`"),
@@ -186,7 +186,7 @@ async def test_a_page_where_a_websocket_should_be_fails_the_episode() -> None:
 
     app.router.add_get("/ws", page)
     async with opened(app) as environment:
-        with pytest.raises(RolloutError, match="is no websocket of an OpenEnv server"):
+        with pytest.raises(RolloutError, match="is not the websocket of an OpenEnv server"):
             await environment.reset(task(1), seed=0)
 
 
