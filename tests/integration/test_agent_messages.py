@@ -231,7 +231,7 @@ def blocks(*given: dict[str, Any], role: str = "user") -> dict[str, Any]:
                           {"role": "user", "content": "so?"}]},
             "thinking",
         ),
-        (blocks({"type": "text", "text": "It is"}, role="assistant"), "prefill is not supported"),
+        (blocks({"type": "text", "text": "It is"}, role="assistant"), "prefilled replies are not supported"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "sub"}}, "'sub'"),
         ({"tools": [ADD], "tool_choice": {"type": "some"}}, "auto, any, none or tool"),
@@ -281,7 +281,7 @@ async def test_an_engine_that_fails_is_an_error_of_the_server() -> None:
 @pytest.mark.parametrize(
     ("path", "named"),
     [
-        ("/v1/messages/batches", "of Anthropic's API there are only these"),
+        ("/v1/messages/batches", "only these routes of Anthropic's API exist"),
         ("/v1/v1/messages", "without /v1"),
         ("/v1/files", "POST /v1/messages/count_tokens"),
     ],

@@ -78,10 +78,10 @@ async def test_runs_of_one_role_have_rewards_of_their_own_and_the_untrained_are_
 
 async def test_an_episode_that_fails_says_why_and_is_no_reward() -> None:
     failures = {
-        "nan": ("no JSON", False),
-        "infinite": ("no result: .*score", False),
+        "nan": ("not JSON", False),
+        "infinite": ("not a result: .*score", False),
         "huge": ("at most 16777216", False),
-        "more": ("no result: .*note", False),
+        "more": ("not a result: .*note", False),
         "list": ("returned list", False),
         "doubles": ("rewarded the role 'agent' twice", False),
         "silent": ("no completion of a policy", False),
@@ -101,7 +101,7 @@ async def test_an_episode_that_fails_says_why_and_is_no_reward() -> None:
 
 async def test_a_task_of_another_source_is_refused() -> None:
     async with hosted() as play:
-        with pytest.raises(RolloutError, match="of no hosted source"):
+        with pytest.raises(RolloutError, match="not from a hosted source"):
             await play.runner.episode(make_task(), seed=3)
 
 
@@ -195,8 +195,8 @@ HEAD = b'{"kind": "opened", "number": 1, "sizes": [%d]}' % len(HELLO)
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (b"HTTP/1.1 200 OK\r\n\r\n<html>", "what is no answer: the head of a frame has"),
-        (b"\x00\x00\x00\x02[]", "no head that can be read"),
+        (b"HTTP/1.1 200 OK\r\n\r\n<html>", "an invalid answer: the head of a frame has"),
+        (b"\x00\x00\x00\x02[]", "the head of a frame cannot be read"),
         (len(LARGE).to_bytes(4) + LARGE, "at most 1677"),
         (len(HEAD).to_bytes(4) + HEAD + HELLO, "speaks protocol 99"),
         (b"", "it ended"),
@@ -253,9 +253,9 @@ def test_the_tasks_of_a_host_are_a_source() -> None:
 @pytest.mark.parametrize(
     ("serve", "message"),
     [
-        ("Endless", "no end of them; set `limit`"),
+        ("Endless", "infinitely many; set `limit`"),
         ("Twins", "two tasks with the id 'same'"),
-        ("Torn", "cannot list its tasks: ValueError: what was returned is no JSON"),
+        ("Torn", "cannot list its tasks: ValueError: the returned value is not JSON"),
     ],
 )
 def test_tasks_that_cannot_be_trained_on_are_refused(serve: str, message: str) -> None:

@@ -1,10 +1,9 @@
 """The workflow `agent`: any agent program talks to the policies through an OpenAI-compatible endpoint.
 
-The program is not changed. It is started once per episode, either in a process of its own or as a function
-of this process. It gets the endpoint's address and key, and the task without its answer. Everything that it
-samples is recorded and trained. The program may say itself what the episode was worth: in its result file, in
-the value that it returns, or in a POST to the endpoint. If it does not, the recipe's reward scores its final
-text.
+The program needs no changes. It is started once per episode, either in a separate process or as a function in
+this process. It gets the endpoint's address and key, and the task without its answer. Everything that it
+samples is recorded and trained on. The program may set the episode's reward itself: in its result file, in
+the value that it returns, or in a POST to the endpoint. Otherwise, the recipe's reward scores its final text.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ __all__ = ["AgentRun", "AgentTask", "agent", "function_run"]
 
 
 class AgentTask(Item, frozen=True, kw_only=True):
-    """The part of a task that an agent may see: everything except what the task is scored with."""
+    """The part of a task that an agent may see: everything except what is used for scoring."""
 
     id: str
     source: str
@@ -38,8 +37,8 @@ async def agent(
 ) -> Rewards:
     """Runs an agent program on the episode's endpoint.
 
-    Every trajectory is rewarded with the reward that the program names, for all policies or for single ones.
-    If the program names none, the reward is the score of its final text.
+    Every trajectory gets the reward that the program reports, for all policies or for single ones. If the
+    program reports none, the reward is the score of its final text.
 
     Raises: RolloutError if the program got no completion, or rewards a policy that the run does not have.
     """
@@ -77,9 +76,9 @@ async def agent(
 def function_run(function: Callable[..., Any]) -> AgentRun:
     """Makes an `AgentRun` that calls `function(task, endpoint)` in this process.
 
-    A function that is not async runs in a thread.
-    The function returns its final text, a reward, an `AgentReport`, or None. If it returns None, the report
-    that it posted counts; if it posted none either, the text of the last completion counts.
+    A function that is not async runs in a thread. It returns its final text, a reward, an `AgentReport`, or
+    None. If it returns None, the report that it posted counts. If it posted none, the text of the last
+    completion counts.
     """
 
     async def run(task: AgentTask, endpoint: Endpoint) -> AgentReport:
@@ -91,9 +90,9 @@ def function_run(function: Callable[..., Any]) -> AgentRun:
         except RolloutError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as err:
-            # The agent's code is the user's: even an exit ends only its own episode, not the service.
+            # The agent is the user's code. Even an exit must end only its own episode, not the service.
             if endpoint.is_full:
-                # Agents often fail when a prompt is too long. Their last completion is scored nonetheless.
+                # Agents often fail when a prompt is too long. Their last completion is still scored.
                 return AgentReport()
             raise RolloutError(f"the agent raised {type(err).__name__}: {err}") from err
         return _report(returned) or endpoint.report or AgentReport()

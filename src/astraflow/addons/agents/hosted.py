@@ -1,7 +1,7 @@
-"""The workflow `hosted`: an environment in a Python of its own plays the episode, through an endpoint.
+"""The workflow `hosted`: an environment with a separate Python plays the episode, through an endpoint.
 
-The host gets the episode's own address and key, and a model for each of its roles; so all that it samples is
-recorded exactly, as for any agent program. It answers with what each run of an agent was worth.
+The host gets the episode's own address and key, and a model for each of its roles. So everything that it
+samples is recorded exactly, as for any agent program. It returns a reward for each run of an agent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import msgspec
 
 from astraflow.addons.agents.config import HostedConfig
 from astraflow.addons.agents.hosts.host import Host
-from astraflow.addons.agents.hosts.messages import Ended, HostedSpec, Part, RunRequest
+from astraflow.addons.agents.hosts.messages import EpisodeEnd, HostedSpec, RunRequest, RunReward
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.user_input.mistakes import hint
 from astraflow.workflows.calls import CallParser
@@ -23,12 +23,12 @@ __all__ = ["Hosted", "check_roles", "players"]
 class Hosted:
     """Implements `Workflow` and `OpenWorkflow`.
 
-    Rewarded: the conversations of each part of the episode, with the part's reward. A conversation of which
-    the host says nothing, or says that it is not to be trained, is left out of training.
+    The conversations of each part of the episode get the part's reward. A conversation that the host doesn't
+    mention, or declares as not trained, is left out of training.
     """
 
     def __init__(self, config: HostedConfig, parser: CallParser, host: Host | None = None) -> None:
-        """`host`: None for one of the config's."""
+        """`host`: None makes one from the config."""
         self._config = config
         self._parser = parser
         self._host = host or Host(config)
@@ -39,7 +39,7 @@ class Hosted:
         check_roles(self._config.roles, opened.roles)
 
     async def close(self) -> None:
-        """Ends the host with everything that it started."""
+        """Ends the host and everything that it started."""
         await self._host.close()
 
     async def __call__(self, task: ScoredTask, policies: Policies) -> Rewards:
@@ -48,7 +48,7 @@ class Hosted:
         roles = players(self._config.roles, opened.roles, tuple(policies))
         num_restarts = self._host.num_restarts
         async with policies.endpoint(parser=self._parser, roles=roles) as endpoint:
-            ended = await self._host.run(
+            end = await self._host.run(
                 RunRequest(
                     task=task.id,
                     data=_data_of(task),
@@ -58,7 +58,7 @@ class Hosted:
                     deadline_s=self._config.timeout_s,
                 )
             )
-        rewards = _rewards(ended, endpoint)
+        rewards = _rewards(end, endpoint)
         rewards.add_metric("host_restarts", float(num_restarts), "max")
         if endpoint.ignored_overrides_frac is not None:
             rewards.add_metric("ignored_overrides_frac", endpoint.ignored_overrides_frac)
@@ -66,14 +66,14 @@ class Hosted:
 
 
 def check_roles(given: Mapping[str, str], roles: Sequence[str]) -> None:
-    """Checks that a recipe that names players names one for each role of the host, and no other.
+    """Checks that a recipe with `roles` names a policy for each role of the host, and for no other role.
 
     Raises: ConfigError.
     """
     for role in given:
         if role not in roles:
             raise ConfigError(
-                f"workflow.roles.{role}: the host has no such role{hint(role, list(roles))} "
+                f"workflow.roles.{role}: the host does not have this role{hint(role, list(roles))} "
                 f"(roles: {', '.join(roles)})"
             )
     missing = [role for role in roles if given and role not in given]
@@ -85,8 +85,7 @@ def check_roles(given: Mapping[str, str], roles: Sequence[str]) -> None:
 
 
 def players(given: Mapping[str, str], roles: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Role -> policy. Without a word in the recipe, the policies play the roles in their order, and the last
-    one plays those that are left."""
+    """Role -> policy. By default, the policies play the roles in order, and the last one plays the rest."""
     check_roles(given, roles)
     return {role: name_at(names, given.get(role, ""), place) for place, role in enumerate(roles)}
 
@@ -96,29 +95,30 @@ def _data_of(task: ScoredTask) -> msgspec.Raw:
         return msgspec.json.decode(task.spec, type=HostedSpec).data
     except msgspec.DecodeError as err:
         raise RolloutError(
-            f"task {task.id} is of no hosted source, so no host can run it; use a source {{name: hosted}}",
+            f"task {task.id} is not from a hosted source, so no host can run it; use a source "
+            "{name: hosted}",
             is_retryable=False,
         ) from err
 
 
-def _rewards(ended: Ended, endpoint: Endpoint) -> Rewards:
-    """Puts the rewards of the parts to the conversations that they were held in.
+def _rewards(end: EpisodeEnd, endpoint: Endpoint) -> Rewards:
+    """Assigns the rewards of the parts to their conversations.
 
-    Raises: RolloutError if no policy was asked anything, or a part is told twice.
+    Raises: RolloutError if no policy sampled anything, or a part is listed twice.
     """
     if endpoint.num_completions == 0:
         refused = f"; its last request was refused: {endpoint.problem}" if endpoint.problem else ""
         raise RolloutError(
-            "the host got no completion of a policy of this run; it must use the base URL, the key and the "
+            "the host got no completion of a policy of this run; it must use the base URL, the key, and the "
             f"models that it is given{refused}",
             is_retryable=False,
         )
-    parts: dict[tuple[str, str], Part] = {}
-    for part in ended.parts:
+    parts: dict[tuple[str, str], RunReward] = {}
+    for part in end.parts:
         if (part.role, part.session) in parts:
             raise RolloutError(
-                f"the host rewarded the role {part.role!r} twice (session {part.session!r}); the runs of one "
-                "role need sessions of their own, which their requests name in X-Session-ID",
+                f"the host rewarded the role {part.role!r} twice (session {part.session!r}); each run of a "
+                "role needs its own session, which its requests name in X-Session-ID",
                 is_retryable=False,
             )
         parts[part.role, part.session] = part
@@ -129,7 +129,7 @@ def _rewards(ended: Ended, endpoint: Endpoint) -> Rewards:
             rewards.leave_out(held.conversation)
         else:
             rewards.add(held.conversation, part.reward)
-    rewards.set_score(ended.score)
-    for name, value in ended.metrics.items():
+    rewards.set_score(end.score)
+    for name, value in end.metrics.items():
         rewards.add_metric(f"host/{name}"[:200], value)
     return rewards

@@ -1,7 +1,7 @@
-"""Runs agent programs on this machine as it is, each under a keeper, in a light box.
+"""Runs agent programs on this machine, each under a keeper and in a light box.
 
-In the box, no secret of the run can be reached. The keeper kills everything that the program started when the
-program ends, takes too long or is cancelled, and when this process dies.
+In the box, the secrets of the run are hidden. The keeper kills everything that the program has started when
+the program ends, takes too long, or is cancelled, and when this process dies.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import msgspec
 
 import astraflow
 from astraflow.addons.agents.config import ProgramConfig
-from astraflow.addons.agents.program_start import ProgramEnded, ProgramStart
+from astraflow.addons.agents.program_start import ProgramEnd, ProgramStart
 from astraflow.addons.sandbox.inside import keeper
 from astraflow.addons.sandbox.inside.enter import boot_code
 from astraflow.errors import ConfigError
@@ -29,14 +29,14 @@ __all__ = ["KeptPrograms"]
 _log = logging.getLogger(__name__)
 
 _MAX_STATUS_BYTES = 65_536
-"""The capacity of a pipe on Linux, so the keeper can always write its status before anybody reads it."""
+"""The capacity of a pipe on Linux. The keeper can always write its status before anybody reads it."""
 _PACKAGE = str(Path(astraflow.__file__).parent.parent)
 """The folder from which the keeper imports."""
 _MAX_OUTPUT_BYTES = 1 << 18
-"""Bytes that are read from the end of an output: at least the characters that anybody is shown of it."""
+"""Number of bytes that are read from the end of an output: enough for all the characters that are used."""
 _HIDDEN_PATTERNS = ("astraflow-agents-*", "astraflow-vllm-*", "astraflow-sglang-*")
-"""Temporary folders that a program must not see: those of other programs, and those of engine servers, which
-hold sockets and weights."""
+"""Temporary folders that a program must not see: those of other programs, and those of engine servers, with
+their sockets and weights."""
 
 
 class KeptPrograms:
@@ -51,7 +51,7 @@ class KeptPrograms:
         self._private = private
         self._probing = asyncio.Lock()
         self._problem: str | None = None
-        """Why this machine has no box: None before the first try, empty if it has one."""
+        """Why this machine cannot make a box; None before the first attempt, empty if it can."""
 
     async def is_boxed(self) -> bool:
         """Whether programs run in a box.
@@ -62,7 +62,7 @@ class KeptPrograms:
             return False
         async with self._probing:
             if self._problem is None:
-                self._problem = await self._probed()
+                self._problem = await self._probe()
         if self._problem and self._config.box == "required":
             raise ConfigError(
                 f"workflow.run.box = required, but this machine cannot make a box: {self._problem}; allow "
@@ -70,34 +70,34 @@ class KeptPrograms:
             )
         return not self._problem
 
-    async def run(self, start: ProgramStart) -> ProgramEnded:
+    async def run(self, start: ProgramStart) -> ProgramEnd:
         """Runs a program to its end. Afterwards, nothing that it started is left, even if this is cancelled.
 
-        Raises: ConfigError as `is_boxed`.
+        Raises: ConfigError, like `is_boxed`.
         """
         is_boxed = await self.is_boxed()
         with tempfile.TemporaryDirectory(prefix="agent-", dir=_parent()) as name:
             folder = Path(name)
             (folder / "task.json").write_bytes(start.task)
-            ended = await self._ended(
+            end = await self._run_under_keeper(
                 self._config.command, folder, start.variables(folder), is_boxed=is_boxed
             )
             result = folder / "result.json"
             return replace(
-                ended,
-                stdout=_end_of(folder / "stdout"),
-                stderr=_end_of(folder / "stderr"),
+                end,
+                stdout=_read_tail(folder / "stdout"),
+                stderr=_read_tail(folder / "stderr"),
                 result=result.read_bytes() if result.is_file() else None,
             )
 
-    async def _probed(self) -> str:
-        """Tries a box with an empty program. Returns why this machine cannot make one; empty if it can."""
+    async def _probe(self) -> str:
+        """Runs an empty program in a box. Returns why this machine cannot make a box; empty if it can."""
         with tempfile.TemporaryDirectory(prefix="agent-", dir=_parent()) as name:
             command = (sys.executable, "-I", "-S", "-c", "")
             (Path(name) / "task.json").touch()
-            ended = await self._ended(command, Path(name), dict(os.environ), is_boxed=True)
-        problem = ended.box_problem or ended.start_problem
-        if ended.is_late:
+            end = await self._run_under_keeper(command, Path(name), dict(os.environ), is_boxed=True)
+        problem = end.box_problem or end.start_problem
+        if end.is_late:
             problem = f"its first program took longer than {self._config.timeout_s:g} s"
         if problem and self._config.box != "required":
             _log.warning(
@@ -107,9 +107,9 @@ class KeptPrograms:
             )
         return problem
 
-    async def _ended(
+    async def _run_under_keeper(
         self, command: tuple[str, ...], folder: Path, env: dict[str, str], *, is_boxed: bool
-    ) -> ProgramEnded:
+    ) -> ProgramEnd:
         """Runs a program under a keeper. Afterwards, nothing that the program started is left."""
         specification = json.dumps(
             {
@@ -123,7 +123,7 @@ class KeptPrograms:
         control_read, control = os.pipe()
         status, status_write = os.pipe()
         try:
-            process = await _started(specification, folder, env, (control_read, status_write))
+            process = await _start_keeper(specification, folder, env, (control_read, status_write))
         except BaseException:
             os.close(control)
             os.close(status)
@@ -139,10 +139,10 @@ class KeptPrograms:
             is_late = True
         finally:
             os.close(control)  # the keeper now kills what is left, and ends
-            await _gone(process)
+            await _wait_for_keeper(process)
             reported = os.read(status, _MAX_STATUS_BYTES)
             os.close(status)
-        return replace(_status(reported, process.returncode or 0), is_late=is_late)
+        return replace(_decode_status(reported, process.returncode or 0), is_late=is_late)
 
     def _hidden(self) -> list[Path]:
         """Paths that no program may see: the run's secrets, other programs' folders, and engines' sockets."""
@@ -152,13 +152,13 @@ class KeptPrograms:
         return sorted({path.resolve() for path in found})
 
 
-async def _started(
+async def _start_keeper(
     specification: str, folder: Path, env: dict[str, str], fds: tuple[int, int]
 ) -> asyncio.subprocess.Process:
-    """Starts the keeper of a program; the program inherits its input and outputs.
+    """Starts the keeper of a program. The program inherits the keeper's input and outputs.
 
-    The outputs are files and not pipes, because a child that outlives the program could hold pipes open.
-    `env` is a dict because uvloop takes no other mapping.
+    The outputs are files and not pipes, because a child that outlives the program could keep pipes open.
+    `env` is a dict because uvloop accepts no other mapping.
     """
     with (
         (folder / "task.json").open("rb") as stdin,
@@ -182,8 +182,8 @@ async def _started(
         )
 
 
-async def _gone(process: asyncio.subprocess.Process) -> None:
-    """Waits for a keeper that has been told to end. A keeper that does not end in time is killed."""
+async def _wait_for_keeper(process: asyncio.subprocess.Process) -> None:
+    """Waits for a keeper that has been told to end. Kills it if it doesn't end in time."""
     try:
         async with asyncio.timeout(2 * keeper.LIMIT_S):
             await process.wait()
@@ -193,12 +193,12 @@ async def _gone(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _status(reported: bytes, keeper_code: int) -> ProgramEnded:
-    """Reads the keeper's report. A keeper that was killed reports nothing; its program counts as failed."""
+def _decode_status(reported: bytes, keeper_code: int) -> ProgramEnd:
+    """Decodes the keeper's report. A keeper that was killed reports nothing; its program counts as failed."""
     if not reported:
-        return ProgramEnded(keeper_code or 1)
+        return ProgramEnd(keeper_code or 1)
     status = msgspec.json.decode(reported, type=dict[str, int | str])
-    return ProgramEnded(
+    return ProgramEnd(
         int(status["code"]),
         start_problem=str(status.get("start", "")),
         box_problem=str(status.get("box", "")),
@@ -206,14 +206,14 @@ def _status(reported: bytes, keeper_code: int) -> ProgramEnded:
 
 
 def _parent() -> Path:
-    """The folder that holds the folders of this user's programs. In its box, a program sees only its own one.
+    """The parent of the folders of this user's programs. In its box, a program sees only its own folder.
 
-    Raises: ConfigError if the folder belongs to somebody else, or others may enter it.
+    Raises: ConfigError if the folder belongs to somebody else, or is accessible to others.
     """
     path = Path(tempfile.gettempdir()) / f"astraflow-agents-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
-    # 0o040700 is a folder, and not a link to one, with mode 700.
+    # 0o040700 is a folder (and not a link to one) with mode 700.
     if found.st_uid != os.getuid() or found.st_mode & 0o170777 != 0o040700:
         raise ConfigError(
             f"{path} is not this user's own folder of mode 700; delete it, or set TMPDIR to another folder"
@@ -221,8 +221,8 @@ def _parent() -> Path:
     return path
 
 
-def _end_of(path: Path) -> str:
-    """The end of an output."""
+def _read_tail(path: Path) -> str:
+    """Reads the end of an output."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _MAX_OUTPUT_BYTES))
         return file.read().decode("utf-8", "replace")

@@ -1,11 +1,11 @@
-"""Runs an agent program in a process of its own.
+"""Runs an agent program in a separate process.
 
 The program gets `OPENAI_BASE_URL` and `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY`, the
 model's name in `ASTRAFLOW_MODEL`, and the task as JSON on its standard input and in the file
 `ASTRAFLOW_TASK_FILE`. It may write an `AgentReport` as JSON to the file `ASTRAFLOW_RESULT_FILE`, or POST it
-to `ASTRAFLOW_RESULT_URL`. If it does neither, the text that it printed is its final text.
+to `ASTRAFLOW_RESULT_URL`. If it does neither, its output is its final text.
 
-`run.box` says what the program can reach: either the sandbox alone (`sandboxed_program.py`), or this machine
+`run.box` determines what the program can access: only the sandbox (`sandboxed_program.py`), or this machine
 without the run's secrets (`kept_program.py`).
 """
 
@@ -18,7 +18,7 @@ import msgspec
 from astraflow.addons.agents.agent import AgentTask, agent
 from astraflow.addons.agents.config import ProgramConfig
 from astraflow.addons.agents.kept_program import KeptPrograms
-from astraflow.addons.agents.program_start import ProgramEnded, ProgramPlace, ProgramStart
+from astraflow.addons.agents.program_start import ProgramEnd, ProgramPlace, ProgramStart
 from astraflow.addons.agents.sandboxed_program import SandboxedPrograms
 from astraflow.addons.sandbox.passed_variables import passed_variables
 from astraflow.errors import ConfigError, RolloutError
@@ -35,9 +35,9 @@ from astraflow.workflows.conversation import (
 __all__ = ["ProgramRuns", "program_agent"]
 
 _MAX_TEXT = 65_536
-"""Number of characters, from the end of the output, that are the final text."""
+"""Number of characters at the end of the output that make the final text."""
 _MAX_TAIL = 1_000
-"""Number of characters, from the end of the output, that a failure shows."""
+"""Number of characters at the end of the output that an error message shows."""
 
 
 class ProgramRuns:
@@ -68,35 +68,35 @@ class ProgramRuns:
         Raises: ConfigError if it cannot be started; RolloutError if it fails.
         """
         program = self._config.command[0]
-        ended = await self._place.run(
+        end = await self._place.run(
             ProgramStart(
                 task=msgspec.json.encode(task),
                 env=_environment(self._config.keeps_env, endpoint, model),
                 gateway=urlsplit(endpoint.base_url).port or 0,
             )
         )
-        if ended.start_problem:
-            raise ConfigError(f"the agent program {program!r} cannot be started: {ended.start_problem}")
-        if ended.box_problem:
-            raise RolloutError(f"the agent program {program!r} got no box: {ended.box_problem}")
-        if ended.is_late:
+        if end.start_problem:
+            raise ConfigError(f"the agent program {program!r} cannot be started: {end.start_problem}")
+        if end.box_problem:
+            raise RolloutError(f"the agent program {program!r} got no box: {end.box_problem}")
+        if end.is_late:
             raise RolloutError(
-                _failure(program, f"took longer than {self._config.timeout_s:g} s", ended, endpoint)
+                _failure(program, f"took longer than {self._config.timeout_s:g} s", end, endpoint)
             )
-        if ended.is_full:
+        if end.is_full:
             what = f"printed more than {self._config.sandbox.output_mb} MiB"
-            raise RolloutError(_failure(program, what, ended, endpoint))
-        if ended.code != 0 and endpoint.is_full:
-            # Agents often fail when a prompt is too long. Their last completion is scored nonetheless.
+            raise RolloutError(_failure(program, what, end, endpoint))
+        if end.code != 0 and endpoint.is_full:
+            # Agents often fail when a prompt is too long. Their last completion is still scored.
             return AgentReport()
-        if ended.code != 0:
-            raise RolloutError(_failure(program, f"ended with {ended.code}", ended, endpoint))
-        text = ended.stdout[-_MAX_TEXT:].strip()
-        return _left(ended.result) or endpoint.report or AgentReport(text=text or None)
+        if end.code != 0:
+            raise RolloutError(_failure(program, f"ended with {end.code}", end, endpoint))
+        text = end.stdout[-_MAX_TEXT:].strip()
+        return _read_report(end.result) or endpoint.report or AgentReport(text=text or None)
 
 
 def program_agent(config: ProgramConfig, parser: CallParser, private: tuple[Path, ...]) -> Workflow:
-    """The workflow `agent` for a program; the metric `unboxed` counts episodes that ran without a box."""
+    """Makes the workflow `agent` for a program. The metric `unboxed` counts episodes without a box."""
     runs = ProgramRuns(config, private=private)
 
     async def workflow(task: ScoredTask, policies: Policies) -> Rewards:
@@ -110,28 +110,29 @@ def program_agent(config: ProgramConfig, parser: CallParser, private: tuple[Path
 
 
 def _environment(kept: tuple[str, ...], endpoint: Endpoint, model: str) -> dict[str, str]:
-    """A program's variables: those it needs of the service's, those that the recipe names, the episode's."""
+    """A program's variables: the necessary ones of the service, those named in the recipe, and the
+    episode's."""
     return {
         **passed_variables(kept),
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": endpoint.api_key,
-        **_of_anthropic(kept, endpoint),
+        **_anthropic_variables(kept, endpoint),
         "ASTRAFLOW_MODEL": model,
         "ASTRAFLOW_RESULT_URL": endpoint.result_url,
     }
 
 
-def _of_anthropic(kept: tuple[str, ...], endpoint: Endpoint) -> dict[str, str]:
-    """The variables of Anthropic's clients; none if the recipe keeps the user's own."""
+def _anthropic_variables(kept: tuple[str, ...], endpoint: Endpoint) -> dict[str, str]:
+    """The variables for Anthropic's clients; none if the recipe keeps the user's own."""
     if any(name.startswith("ANTHROPIC_") for name in kept):
         return {}
     return {"ANTHROPIC_BASE_URL": endpoint.anthropic_url, "ANTHROPIC_API_KEY": endpoint.api_key}
 
 
-def _left(result: bytes | None) -> AgentReport | None:
-    """The report in a program's result file; None if the program left no such file.
+def _read_report(result: bytes | None) -> AgentReport | None:
+    """Reads the report in a program's result file. Returns None if there is no such file.
 
-    Raises: RolloutError if the file does not hold a report.
+    Raises: RolloutError if the file isn't a report.
     """
     if result is None:
         return None
@@ -145,8 +146,8 @@ def _left(result: bytes | None) -> AgentReport | None:
         ) from err
 
 
-def _failure(program: str, what: str, ended: ProgramEnded, endpoint: Endpoint) -> str:
-    """The message of a failure, with the last refusal and the end of the output, which may say the cause."""
+def _failure(program: str, what: str, end: ProgramEnd, endpoint: Endpoint) -> str:
+    """The error message of a failure, with the last refusal and the end of the output as possible causes."""
     refused = f"; its last request was refused: {endpoint.problem}" if endpoint.problem else ""
-    output = ended.stderr[-_MAX_TAIL:].strip() or ended.stdout[-_MAX_TAIL:].strip()
+    output = end.stderr[-_MAX_TAIL:].strip() or end.stdout[-_MAX_TAIL:].strip()
     return f"the agent program {program!r} {what}{refused}; it said last: {output or '(nothing)'}"

@@ -1,4 +1,4 @@
-"""Runs agent programs in the sandbox: each sees its own files, and reaches nothing but the policies."""
+"""Runs agent programs in the sandbox. Each sees only its own files, and can reach only the policies."""
 
 import asyncio
 import errno
@@ -6,7 +6,7 @@ import os
 from pathlib import Path, PurePosixPath
 
 from astraflow.addons.agents.config import ProgramConfig
-from astraflow.addons.agents.program_start import ProgramEnded, ProgramStart
+from astraflow.addons.agents.program_start import ProgramEnd, ProgramStart
 from astraflow.addons.sandbox.backends import BoxMaker, chosen_maker
 from astraflow.addons.sandbox.command import CommandLimits
 from astraflow.addons.sandbox.config import SandboxConfig
@@ -21,7 +21,7 @@ _FOLDER = PurePosixPath("/tmp")
 
 
 class SandboxedPrograms:
-    """Runs the programs of a workflow with `box: sandbox`, each in a box of its own.
+    """Runs the programs of a workflow with `box: sandbox`, each in a separate box.
 
     Example: `programs = SandboxedPrograms(config, private=(run_dir,))`, then `await programs.run(start)`.
     """
@@ -41,16 +41,16 @@ class SandboxedPrograms:
         )
 
     async def is_boxed(self) -> bool:
-        """Always. Raises: ConfigError if this machine has no usable sandbox."""
-        await self._chosen()
+        """Always true. Raises: ConfigError if this machine has no usable sandbox."""
+        await self._choose_maker()
         return True
 
-    async def run(self, start: ProgramStart) -> ProgramEnded:
+    async def run(self, start: ProgramStart) -> ProgramEnd:
         """Runs a program to its end. Afterwards, nothing of it is left, even if this is cancelled.
 
         Raises: ConfigError if this machine has no usable sandbox, or the program does not exist.
         """
-        maker = await self._chosen()
+        maker = await self._choose_maker()
         config = self._config
         env = start.variables(_FOLDER)
         openings = await asyncio.to_thread(
@@ -64,7 +64,7 @@ class SandboxedPrograms:
         )
         command = openings.command(
             config.command,
-            # Folders of the service's user do not exist in the box.
+            # The folders of the service's user don't exist in the box.
             {**env, "HOME": str(_FOLDER), "TMPDIR": str(_FOLDER), "PWD": openings.folder},
             limits=self._limits,
             stdin=start.task,
@@ -74,24 +74,24 @@ class SandboxedPrograms:
         try:
             box = await maker.make(openings)
         except SandboxError as err:
-            return ProgramEnded(box_problem=str(err))
+            return ProgramEnd(box_problem=str(err))
         try:
             ended = await box.execute(command)
         except SandboxError as err:
-            return ProgramEnded(box_problem=str(err))
+            return ProgramEnd(box_problem=str(err))
         finally:
             await box.close()
-        return ProgramEnded(
+        return ProgramEnd(
             ended.code,
             ended.stdout,
             ended.stderr,
             ended.result,
             is_late=ended.is_late,
             is_full=ended.is_full,
-            start_problem=_explained(ended.unstartable),
+            start_problem=_explain(ended.unstartable),
         )
 
-    async def _chosen(self) -> BoxMaker:
+    async def _choose_maker(self) -> BoxMaker:
         async with self._choosing:
             if self._maker is None:
                 try:
@@ -103,8 +103,8 @@ class SandboxedPrograms:
             return self._maker
 
 
-def _explained(problem: str) -> str:
-    """Why a program could not be started, with what root may not expect."""
+def _explain(problem: str) -> str:
+    """Why a program could not be started, with a hint for root, which may not expect a lack of permission."""
     if problem == os.strerror(errno.EACCES) and os.geteuid() == 0:
-        return f"{problem}; as root, a program in the sandbox can use only files that everybody may use"
+        return f"{problem}; in the sandbox, even root's programs can use only files that everybody may use"
     return problem

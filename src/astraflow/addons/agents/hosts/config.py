@@ -1,4 +1,4 @@
-"""What a recipe says about a host: which Python runs it, what it serves, and which of its tasks are used."""
+"""The settings of a host in a recipe: its Python, what it serves, and which of its tasks are used."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ from astraflow.user_input.text_forms import Variable
 __all__ = ["ADAPTERS", "HostConfig", "HostedSourceConfig"]
 
 ADAPTERS = {"verifiers": "astraflow.addons.agents.hosts.inside.verifiers_host:VerifiersHost"}
-"""What a host can serve without code of the user's own. The module is imported in the host's Python."""
+"""What a host can serve without the user's own code. The module is imported in the host's Python."""
 
 _MODULE_AND_ATTR = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
@@ -61,7 +61,7 @@ class HostConfig(Config):
         return ADAPTERS.get(self.serve, self.serve)
 
     def interpreter(self) -> str:
-        """The path of the interpreter. Links are not followed: a virtual environment is known by its own.
+        """The path of the interpreter. Links are not followed, because a virtual environment's Python is one.
 
         Raises: ConfigError if there is none.
         """
@@ -91,8 +91,8 @@ class HostedSourceConfig(SourceVariant):
     def make(self, context: SourceContext) -> TaskSource:
         """Starts the workflow's host and lists its tasks.
 
-        Raises: ConfigError if the workflow has no host, or it cannot be started; DataError if it cannot list
-        its tasks.
+        Raises: ConfigError if the workflow has no host, or the host cannot be started; DataError if it cannot
+        list its tasks.
         """
         from astraflow.addons.agents.hosts.listing import hosted_source
 

@@ -1,7 +1,7 @@
-"""A host that is kept alive: it is started when it is needed, and started again when it is lost.
+"""Keeps a host alive: starts it when it is needed, and restarts it when it is lost.
 
-An episode of a lost host fails and is never rewarded. A host that does not let go of an episode whose time is
-over hangs; it is killed, and its other episodes are tried again.
+The episodes of a lost host fail; they never get a reward of 0. A host that doesn't give up an episode after
+its deadline counts as hung. It is killed, and its other episodes are tried again.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import msgspec
 
 from astraflow.addons.agents.hosts.config import HostConfig
 from astraflow.addons.agents.hosts.inside.channel import Frame
-from astraflow.addons.agents.hosts.messages import Ended, Opened, Refusal, RunRequest
+from astraflow.addons.agents.hosts.messages import EpisodeEnd, HostInfo, Refusal, RunRequest
 from astraflow.addons.agents.hosts.process import HostLostError, HostProcess
 from astraflow.errors import ConfigError, RolloutError
 
@@ -20,13 +20,13 @@ __all__ = ["Host", "HostedEpisodeError"]
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 5.0
-"""A host that is asked to give up an episode, and does not say so within this time, hangs."""
+"""A host that doesn't confirm within this time that it has given up an episode counts as hung."""
 _LONGEST_PAUSE_S = 16.0
-"""Before another start; each pause is twice the one before."""
+"""Longest pause before another start. Each pause is twice as long as the one before."""
 
 
 class HostedEpisodeError(RolloutError):
-    """What is served failed an episode; the message begins with the class of its error."""
+    """An episode failed in the host. The message begins with the class of the error there."""
 
 
 class Host:
@@ -37,37 +37,37 @@ class Host:
     """
 
     def __init__(self, config: HostConfig, *, patience_s: float = _PATIENCE_S) -> None:
-        """`patience_s`: how long a host may take to give up an episode."""
+        """`patience_s`: time limit for giving up an episode."""
         self._config = config
         self._patience_s = patience_s
         self._process: HostProcess | None = None
-        self._opened: Opened | None = None
+        self._opened: HostInfo | None = None
         self._starting = asyncio.Lock()
         self._num_lost = 0
-        """Since an episode last ended."""
+        """Number of losses since an episode last ended."""
         self.num_restarts = 0
         self._why_lost = ""
         self._giving_up: set[asyncio.Task[None]] = set()
 
-    async def open(self) -> Opened:
-        """Starts it unless it runs. Raises: ConfigError if it cannot be started; HostLostError."""
-        await self._ready()
+    async def open(self) -> HostInfo:
+        """Starts the host unless it runs. Raises: ConfigError if it cannot be started; HostLostError."""
+        await self._get_process()
         assert self._opened is not None
         return self._opened
 
     async def close(self) -> None:
-        """Ends it with everything that it started."""
+        """Ends the host and everything that it started."""
         await asyncio.gather(*self._giving_up)
         if self._process is not None:
             await self._process.close()
             self._process = None
 
-    async def run(self, request: RunRequest) -> Ended:
+    async def run(self, request: RunRequest) -> EpisodeEnd:
         """Runs an episode.
 
         Raises: HostedEpisodeError if it fails or takes too long; HostLostError if the host is lost meanwhile.
         """
-        process = await self._ready()
+        process = await self._get_process()
         number = process.new_number()
         timeout = asyncio.timeout(self._config.timeout_s)
         try:
@@ -83,12 +83,12 @@ class Host:
             self._give_up(process, number)
             raise
         self._num_lost = 0
-        return _ended(answer, request.task)
+        return _decode_end(answer, request.task)
 
-    # --- its life ---
+    # --- starts and losses ---
 
-    async def _ready(self) -> HostProcess:
-        """The process, which is started if there is none that answers."""
+    async def _get_process(self) -> HostProcess:
+        """Returns the process. Starts one if there is none, or it was lost."""
         async with self._starting:
             if self._process is not None and self._process.lost:
                 await self._bury(self._process)
@@ -111,7 +111,7 @@ class Host:
         except ConfigError as err:
             if self._opened is None:
                 raise
-            # It could be started before, so the recipe is right, and another try may succeed.
+            # The host could be started before, so the recipe is valid, and another attempt may succeed.
             self._note_loss(str(err))
             raise HostLostError(str(err)) from err
         _log.info("the host of %r serves %s", self._config.serve, self._opened.library)
@@ -135,11 +135,11 @@ class Host:
 
     def _give_up(self, process: HostProcess, number: int) -> None:
         """Tells the host to give up an episode, without waiting for it."""
-        task = asyncio.create_task(self._given_up(process, number))
+        task = asyncio.create_task(self._cancel_run(process, number))
         self._giving_up.add(task)
         task.add_done_callback(self._giving_up.discard)
 
-    async def _given_up(self, process: HostProcess, number: int) -> None:
+    async def _cancel_run(self, process: HostProcess, number: int) -> None:
         if not await process.cancel(number, self._patience_s):
             process.lose(
                 f"the host was lost: it did not give up an episode within {self._patience_s:g} s of its "
@@ -147,17 +147,17 @@ class Host:
             )
 
 
-def _ended(answer: Frame, task: str) -> Ended:
-    """Raises: HostedEpisodeError if it is a failure, or no result within the bounds."""
+def _decode_end(answer: Frame, task: str) -> EpisodeEnd:
+    """Decodes the result of an episode. Raises: HostedEpisodeError if it is a failure, or invalid."""
     try:
         if answer.kind == "failed":
             refusal = msgspec.json.decode(answer.body, type=Refusal)
             raise HostedEpisodeError(
                 f"{refusal.error_class}: {refusal.message}", is_retryable=refusal.is_retryable
             )
-        return msgspec.json.decode(answer.body, type=Ended)
+        return msgspec.json.decode(answer.body, type=EpisodeEnd)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise HostedEpisodeError(
-            f"task {task}: what the host answered is no result: {err}; it begins with {answer.body[:80]!r}",
+            f"task {task}: the host's answer is not a result: {err}; it begins with {answer.body[:80]!r}",
             is_retryable=False,
         ) from err

@@ -1,5 +1,4 @@
-"""The tasks of a host, as a source of tasks needs them: all at once, by a host that lives as long as that
-takes."""
+"""Lists the tasks of a host for a task source: all at once, with a host that runs only for that."""
 
 import asyncio
 import itertools
@@ -16,22 +15,24 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.tasks.sources import ListSource
 from astraflow.types import Task
 
-__all__ = ["hosted_source", "hosted_tasks"]
+__all__ = ["hosted_source", "list_hosted_tasks"]
 
 _PAGE = 1024
-"""Tasks that are asked for at a time."""
+"""Number of tasks in one request."""
 _MAX_TASKS = 100_000
-"""Tasks of a host whose source sets no limit; they are kept in memory."""
+"""Largest number of tasks if the source sets no limit. They are kept in memory."""
 _MAX_DATA_BYTES = 4 * 1024 * 1024
-"""A task's data travels as JSON text with the task."""
+"""Largest size of a task's data, which is sent as JSON text with the task."""
 
 
 def hosted_source(config: HostedSourceConfig, host: HostConfig, *, name: str) -> ListSource:
-    """The source of a host's tasks. Raises: as `hosted_tasks`."""
-    listed = hosted_tasks(host, split=config.split, skip=config.skip, limit=config.limit or _MAX_TASKS + 1)
-    if len(listed) > _MAX_TASKS:
+    """Makes the source of a host's tasks. Raises: like `list_hosted_tasks`."""
+    tasks = list_hosted_tasks(
+        host, split=config.split, skip=config.skip, limit=config.limit or _MAX_TASKS + 1
+    )
+    if len(tasks) > _MAX_TASKS:
         raise DataError(
-            f"the host has more than {_MAX_TASKS:,} tasks, or no end of them; set `limit` of the source"
+            f"the host has more than {_MAX_TASKS:,} tasks, or infinitely many; set `limit` of the source"
         )
     return ListSource(
         Task(
@@ -40,21 +41,21 @@ def hosted_source(config: HostedSourceConfig, host: HostConfig, *, name: str) ->
             prompt=task.prompt,
             spec=msgspec.json.encode(HostedSpec(task.data)).decode(),
         )
-        for task in listed
+        for task in tasks
     )
 
 
-def hosted_tasks(config: HostConfig, *, split: str, skip: int, limit: int) -> Sequence[HostedTask]:
-    """The tasks of a split, `limit` of them behind the first `skip`. Blocks.
+def list_hosted_tasks(config: HostConfig, *, split: str, skip: int, limit: int) -> Sequence[HostedTask]:
+    """Lists the tasks of a split: `limit` of them, after the first `skip`. Blocks.
 
     Raises: ConfigError if the host cannot be started; DataError if it cannot list its tasks.
     """
-    # In a thread of its own, since the caller may have an event loop that runs.
+    # It uses a separate thread, because an event loop may be running in the caller's.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, _listed(config, split, skip, limit)).result()
+        return thread.submit(asyncio.run, _list_tasks(config, split, skip, limit)).result()
 
 
-async def _listed(config: HostConfig, split: str, skip: int, limit: int) -> list[HostedTask]:
+async def _list_tasks(config: HostConfig, split: str, skip: int, limit: int) -> list[HostedTask]:
     process, _ = await HostProcess.start(config, lists=True)
     found: list[HostedTask] = []
     try:
@@ -62,7 +63,7 @@ async def _listed(config: HostConfig, split: str, skip: int, limit: int) -> list
             asked = {"split": split, "skip": skip, "limit": min(_PAGE, limit - len(found))}
             async with asyncio.timeout(config.open_timeout_s):
                 answer = await process.ask("tasks", json.dumps(asked).encode())
-            page = _page(answer.kind, answer.body)
+            page = _decode_page(answer.kind, answer.body)
             found += page.tasks
             if page.is_last or not page.tasks:
                 break
@@ -75,29 +76,29 @@ async def _listed(config: HostConfig, split: str, skip: int, limit: int) -> list
         raise DataError(f"the host of {config.serve!r} did not list its tasks: {err}") from err
     finally:
         await process.close()
-    _check(found, config)
+    _check_tasks(found, config)
     return found
 
 
-def _page(kind: str, body: bytes) -> TaskPage:
+def _decode_page(kind: str, body: bytes) -> TaskPage:
     try:
         if kind == "failed":
             refusal = msgspec.json.decode(body, type=Refusal)
             raise DataError(f"the host cannot list its tasks: {refusal.error_class}: {refusal.message}")
         return msgspec.json.decode(body, type=TaskPage)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-        raise DataError(f"the host answered what is no list of tasks: {err}") from err
+        raise DataError(f"the host's answer is not a list of tasks: {err}") from err
 
 
-def _check(tasks: Sequence[HostedTask], config: HostConfig) -> None:
+def _check_tasks(tasks: Sequence[HostedTask], config: HostConfig) -> None:
     if not tasks:
-        raise ConfigError(f"the host of {config.serve!r} has no task here; check `skip`, `limit`, `split`")
+        raise ConfigError(f"the host of {config.serve!r} has no such tasks; check `skip`, `limit`, `split`")
     ids = sorted(task.id for task in tasks)
     if repeated := next((one for one, other in itertools.pairwise(ids) if one == other), ""):
         raise DataError(f"the host of {config.serve!r} has two tasks with the id {repeated!r}")
     for task in tasks:
         if len(bytes(task.data)) > _MAX_DATA_BYTES:
             raise DataError(
-                f"task {task.id!r} of the host has more than {_MAX_DATA_BYTES} bytes of data; let the data "
-                "name the rest, and load it in the host"
+                f"task {task.id!r} of the host has more than {_MAX_DATA_BYTES} bytes of data; put a "
+                "reference to the rest into the data, and load the rest in the host"
             )

@@ -1,5 +1,5 @@
-"""What a host may answer, with the bounds of every field. The host's words are somebody else's: nothing of
-them is believed before it is decoded into these items."""
+"""What a host may answer, with bounds for every field. A host isn't trusted: its answers are used only after
+they have been decoded into these items."""
 
 from typing import Annotated
 
@@ -9,34 +9,43 @@ from msgspec import Meta
 from astraflow.types import Item
 from astraflow.types.bounds import ErrorText, Label, LongText, MetricFloat, OpaqueId, Reward
 
-__all__ = ["Ended", "HostedSpec", "HostedTask", "Opened", "Part", "Refusal", "RunRequest", "TaskPage"]
+__all__ = [
+    "EpisodeEnd",
+    "HostInfo",
+    "HostedSpec",
+    "HostedTask",
+    "Refusal",
+    "RunRequest",
+    "RunReward",
+    "TaskPage",
+]
 
 _MAX_PARTS = 1024
-"""Parts of an episode: runs of agents, each with a reward of its own."""
+"""Largest number of parts of an episode. A part is a run of an agent, with its own reward."""
 _MAX_METRICS = 64
 
 
-class Opened(Item, frozen=True, kw_only=True):
+class HostInfo(Item, frozen=True, kw_only=True):
     """The host is ready."""
 
     protocol: int
     library: Label
-    """What it serves, with the version, e.g. `verifiers 0.4.0`."""
+    """The served library with its version, e.g. `verifiers 0.4.0`."""
     roles: Annotated[tuple[Label, ...], Meta(min_length=1, max_length=64)]
 
 
 class HostedTask(Item, frozen=True, kw_only=True):
-    """A task of the host, by an id that it has for good."""
+    """A task of the host, with a permanent id."""
 
     id: OpaqueId
     prompt: LongText = ""
-    """For people; what the policies are told, the host says itself."""
+    """For people. The host itself writes the prompts of the policies."""
     data: msgspec.Raw
-    """Any JSON, which the host gets back to run the task."""
+    """Any JSON. The host gets it back to run the task."""
 
 
 class TaskPage(Item, frozen=True, kw_only=True):
-    """Some tasks, in their order."""
+    """A page of tasks, in order."""
 
     tasks: Annotated[tuple[HostedTask, ...], Meta(max_length=4096)]
     is_last: bool
@@ -56,25 +65,25 @@ class RunRequest(Item, frozen=True, kw_only=True):
     base_url: str
     api_key: str
     models: dict[str, str]
-    """Role -> the model that it asks for at `base_url`."""
+    """Role -> the model that it requests at `base_url`."""
     deadline_s: float
     """Seconds from now after which the episode is given up."""
 
 
-class Part(Item, frozen=True, kw_only=True):
-    """One run of an agent within an episode, and what it was worth."""
+class RunReward(Item, frozen=True, kw_only=True):
+    """The reward of one run of an agent in an episode."""
 
     role: Label
     session: Label = ""
-    """What its requests said in `X-Session-ID`; empty: all conversations of the role."""
+    """The `X-Session-ID` of its requests; empty: all conversations of the role."""
     reward: Reward
     is_trained: bool = True
 
 
-class Ended(Item, frozen=True, kw_only=True):
-    """An episode that went well."""
+class EpisodeEnd(Item, frozen=True, kw_only=True):
+    """The result of an episode that succeeded."""
 
-    parts: Annotated[tuple[Part, ...], Meta(min_length=1, max_length=_MAX_PARTS)]
+    parts: Annotated[tuple[RunReward, ...], Meta(min_length=1, max_length=_MAX_PARTS)]
     score: Reward
     metrics: Annotated[dict[Label, MetricFloat], Meta(max_length=_MAX_METRICS)] = msgspec.field(
         default_factory=dict[str, float]
@@ -82,7 +91,7 @@ class Ended(Item, frozen=True, kw_only=True):
 
 
 class Refusal(Item, frozen=True, kw_only=True):
-    """Something that went wrong in the host, in words."""
+    """An error in the host."""
 
     error_class: Label
     message: ErrorText

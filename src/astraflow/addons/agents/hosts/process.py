@@ -1,15 +1,15 @@
-"""One start of a host: its process, its keeper, and the requests to it.
+"""One run of a host: its process, its keeper, and the requests to it.
 
     this process --(socket pair)--> host
          |                           |
-         +--(pipe)--> keeper --------+   kills the host with all that it started, once the pipe closes
+         +--(pipe)--> keeper --------+   kills the host and all that it started, once the pipe closes
 
 | loop | consumes | produces | waits for | woken by |
 |---|---|---|---|---|
 | read | frames of the host | answers of requests, `lost` | a frame | the host, or its end |
 | log | the host's output | log lines, its last words | output | the host, or its end |
 
-The pipe closes also when this process is killed, so no host outlives its service.
+The pipe also closes when this process is killed, so no host outlives its service.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ import msgspec
 
 import astraflow
 from astraflow.addons.agents.hosts.config import HostConfig
-from astraflow.addons.agents.hosts.inside.channel import PROTOCOL, Frame, next_frame, packed
-from astraflow.addons.agents.hosts.messages import Opened, Refusal
+from astraflow.addons.agents.hosts.inside.channel import PROTOCOL, Frame, next_frame, pack
+from astraflow.addons.agents.hosts.messages import HostInfo, Refusal
 from astraflow.addons.sandbox.inside import keeper
 from astraflow.addons.sandbox.inside.enter import boot_code
 from astraflow.addons.sandbox.passed_variables import passed_variables
@@ -41,22 +41,22 @@ _log = logging.getLogger(__name__)
 
 _PACKAGE = Path(astraflow.__file__).parent
 _ENDING_S = 5.0
-"""A host that still runs this long after it was told to end is killed."""
+"""Time limit for ending by itself. After it, the host is killed."""
 _LAST_WORDS_S = 2.0
-"""Longest wait for the output of a host that ended."""
+"""Time limit for reading the output of a host that has ended."""
 _KEPT_LINES = 12
-"""Last lines of its output that a failure shows."""
+"""Number of last lines of its output that an error message shows."""
 _MAX_LINE_CHARS = 1_000
 _READ_BYTES = 1 << 16
 _MAX_STATUS_BYTES = 65_536
 
 
 class HostLostError(RolloutError):
-    """The host died, hung, or said what is no answer; its episodes are run again."""
+    """The host died, hung, or sent an invalid answer. Its episodes are tried again."""
 
 
 class HostProcess:
-    """A host that runs.
+    """A running host.
 
     Example: `process = await HostProcess.start(config)`, `await process.ask("run", body)`, and at the end
     `await process.close()`.
@@ -68,7 +68,7 @@ class HostProcess:
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         pipes: tuple[int, int],
     ) -> None:
-        """`pipes`: what the keeper waits for, and what it reports to."""
+        """`pipes`: the one that ends the keeper when it closes, and the one for the keeper's report."""
         self._keeper = keeper_process
         self._reader, self._writer = streams
         self._control, self._status = pipes
@@ -76,19 +76,19 @@ class HostProcess:
         self._asked: dict[int, asyncio.Future[Frame]] = {}
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self.lost = ""
-        """Why nothing can be asked any more; empty while it runs."""
+        """Why the host can no longer answer; empty while it runs."""
         self.start_problem = ""
-        """Why the interpreter could not be started; empty if it was, and before `kill`."""
+        """Why the interpreter could not be started; empty if it was. Set by `kill`."""
         self._logging = asyncio.create_task(self._log())
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, config: HostConfig, *, lists: bool = False) -> "tuple[HostProcess, Opened]":
-        """Starts a host and opens what it serves. `lists`: only to list its tasks.
+    async def start(cls, config: HostConfig, *, lists: bool = False) -> "tuple[HostProcess, HostInfo]":
+        """Starts a host and opens what it serves. `lists`: whether it only lists tasks.
 
         Raises: ConfigError if it cannot be started, speaks another protocol, or cannot open what it serves.
         """
-        process = await cls._started(config)
+        process = await cls._start_process(config)
         asked = {
             "protocol": PROTOCOL,
             "serve": config.target,
@@ -99,7 +99,7 @@ class HostProcess:
         try:
             async with asyncio.timeout(config.open_timeout_s):
                 answer = await process.ask("open", json.dumps(asked).encode())
-            return process, _opened(config, answer)
+            return process, _decode_info(config, answer)
         except TimeoutError as err:
             await process.kill()
             raise ConfigError(
@@ -117,13 +117,15 @@ class HostProcess:
             raise
 
     @classmethod
-    async def _started(cls, config: HostConfig) -> "HostProcess":
+    async def _start_process(cls, config: HostConfig) -> "HostProcess":
         argv = [config.interpreter(), "-c", _boot_code()]
         ours, theirs = socket.socketpair()
         control_read, control = os.pipe()
         status, status_write = os.pipe()
         try:
-            process = await _kept([*argv, str(theirs.fileno())], config, (control_read, status_write), theirs)
+            process = await _start_keeper(
+                [*argv, str(theirs.fileno())], config, (control_read, status_write), theirs
+            )
         except BaseException:
             ours.close()
             os.close(control)
@@ -136,15 +138,15 @@ class HostProcess:
         return cls(process, await asyncio.open_connection(sock=ours), (control, status))
 
     def last_words(self) -> str:
-        """The end of what it printed, for an error message."""
+        """The end of its output, for an error message."""
         return f"; it said last:\n{chr(10).join(self._lines)}" if self._lines else ""
 
     def new_number(self) -> int:
-        """The number of a request that may have to be cancelled."""
+        """A number for a request that may have to be cancelled."""
         return next(self._numbers)
 
     async def ask(self, kind: str, body: bytes, number: int = 0) -> Frame:
-        """Asks, and waits for the answer. Raises: HostLostError."""
+        """Sends a request and waits for the answer. Raises: HostLostError."""
         if self.lost:
             raise HostLostError(self.lost)
         number = number or self.new_number()
@@ -157,7 +159,7 @@ class HostProcess:
             del self._asked[number]
 
     async def cancel(self, number: int, patience_s: float) -> bool:
-        """Gives up a request that nobody waits for any more. Returns whether the host answered in time."""
+        """Cancels a request that is no longer awaited. Returns whether the host confirmed that in time."""
         try:
             async with asyncio.timeout(patience_s):
                 await self.ask("cancel", b"{}", number)
@@ -168,7 +170,7 @@ class HostProcess:
         return True
 
     async def close(self) -> None:
-        """Lets it end by itself, and kills it with what it started if it does not."""
+        """Lets the host end by itself. If it doesn't, kills it and everything that it started."""
         if not self.lost:
             with contextlib.suppress(HostLostError):
                 await self._send(Frame("close", 0, b"{}"))
@@ -176,7 +178,7 @@ class HostProcess:
         await self.kill()
 
     async def kill(self) -> None:
-        """Ends it at once, with everything that it started. Returns when all of it is gone."""
+        """Kills the host and everything that it started. Returns when all of it is gone."""
         if self._control < 0:
             return
         self.lose("it was ended")
@@ -193,19 +195,20 @@ class HostProcess:
         _, late = await asyncio.wait([self._logging, self._reading], timeout=_ENDING_S)
         for loop in late:
             loop.cancel()
-        self.start_problem = _reported(self._status)
+        self.start_problem = _read_start_problem(self._status)
 
     def lose(self, why: str) -> None:
-        """Says to everybody who waits for an answer that there will be none. It is to be killed then."""
+        """Fails all open requests with HostLostError. The caller then has to kill the host."""
         self.lost = self.lost or why
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(HostLostError(self.lost))
-                answer.exception()  # whoever was cancelled meanwhile reads it no more
+                # Retrieved here, because a cancelled caller never does, and asyncio would log a warning.
+                answer.exception()
 
     async def _send(self, frame: Frame) -> None:
         try:
-            self._writer.write(packed(frame))
+            self._writer.write(pack(frame))
             await self._writer.drain()
         except (ConnectionError, RuntimeError) as err:
             raise HostLostError(self.lost or "its socket is closed") from err
@@ -220,7 +223,7 @@ class HostProcess:
                 if answer is not None and not answer.done():
                     answer.set_result(frame)
         except ValueError as err:
-            why = f"it sent what is no answer: {err}"
+            why = f"it sent an invalid answer: {err}"
         if not why:
             await asyncio.wait([self._logging], timeout=_LAST_WORDS_S)
         self.lose(f"the host was lost: {why or 'it ended'}{self.last_words()}")
@@ -242,7 +245,7 @@ class HostProcess:
         _log.info("host %d | %s", self._keeper.pid, shown)
 
 
-async def _kept(
+async def _start_keeper(
     argv: list[str], config: HostConfig, pipes: tuple[int, int], theirs: socket.socket
 ) -> asyncio.subprocess.Process:
     """Starts the keeper, which starts the host."""
@@ -265,8 +268,8 @@ async def _kept(
 
 
 def _boot_code() -> str:
-    """The host's program. It finds this package's modules, and none of the packages that lie beside it, which
-    are made for this Python."""
+    """The code of the host's program. It can import this package's modules, but none of the packages
+    installed next to it, because these are for this process's Python."""
     return (
         "import sys, types; package = types.ModuleType('astraflow'); "
         f"package.__path__ = [{str(_PACKAGE)!r}]; sys.modules['astraflow'] = package; "
@@ -275,16 +278,16 @@ def _boot_code() -> str:
 
 
 def _own_folders() -> list[str]:
-    """Folders with modules of the user's own, which the host may import too: those of this process's path
-    that belong to no installation."""
+    """The folders with the user's own modules, which the host may import too: those on this process's path
+    that are not part of an installation."""
     here = str(Path.cwd())
     installed = (sys.prefix, sys.base_prefix, str(_PACKAGE.parent))
     found = [path for path in sys.path if path and Path(path).is_dir() and not path.startswith(installed)]
     return list(dict.fromkeys([here, *found]))
 
 
-def _opened(config: HostConfig, answer: Frame) -> Opened:
-    """Raises: ConfigError."""
+def _decode_info(config: HostConfig, answer: Frame) -> HostInfo:
+    """Decodes the answer to `open`. Raises: ConfigError if it is a failure, or invalid."""
     try:
         if answer.kind == "failed":
             refusal = msgspec.json.decode(answer.body, type=Refusal)
@@ -292,19 +295,19 @@ def _opened(config: HostConfig, answer: Frame) -> Opened:
                 f"the host of {config.serve!r} (python = {config.python!r}) could not be opened: "
                 f"{refusal.error_class}: {refusal.message}"
             )
-        opened = msgspec.json.decode(answer.body, type=Opened)
+        info = msgspec.json.decode(answer.body, type=HostInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-        raise ConfigError(f"the host of {config.serve!r} answered what is no handshake: {err}") from err
-    if opened.protocol != PROTOCOL:
+        raise ConfigError(f"the host of {config.serve!r} sent an invalid handshake: {err}") from err
+    if info.protocol != PROTOCOL:
         raise ConfigError(
-            f"the host of {config.serve!r} speaks protocol {opened.protocol}, and this AstraFlow speaks "
+            f"the host of {config.serve!r} speaks protocol {info.protocol}, but this AstraFlow speaks "
             f"{PROTOCOL}; use the host program of this version"
         )
-    return opened
+    return info
 
 
-def _reported(status: int) -> str:
-    """Why the program could not be started, as its keeper says; empty if it could. Closes `status`."""
+def _read_start_problem(status: int) -> str:
+    """Reads why the keeper could not start the program; empty if it could. Closes `status`."""
     try:
         reported = os.read(status, _MAX_STATUS_BYTES)
     finally:

@@ -1,8 +1,8 @@
 """The protocol between a rollout service and a host: frames over a pair of Unix sockets.
 
-A frame is that of the sandbox (`sandbox.inside.frames`) with one byte string, the body, which is JSON. Its
-head says what it is (`kind`) and which request it belongs to (`number`). Both sides use this module, and a
-host has nothing but the standard library.
+A frame has the format of the sandbox (`sandbox.inside.frames`), with one byte string: the body, which is
+JSON. Its head has the `kind` of the message and the `number` of its request. Both sides use this module, and
+a host has only the standard library.
 
 | kind | from | body | answer |
 |---|---|---|---|
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from astraflow.addons.sandbox.inside import frames
 
-__all__ = ["MAX_BODY_BYTES", "PROTOCOL", "Frame", "next_frame", "packed"]
+__all__ = ["MAX_BODY_BYTES", "PROTOCOL", "Frame", "next_frame", "pack"]
 
 PROTOCOL = 1
-"""Changes with every change that the other side must know of."""
+"""Version of the protocol. It changes with every incompatible change."""
 MAX_BODY_BYTES = 16 << 20
-"""A page of tasks, each with its data."""
+"""Largest size of a body. The largest bodies are pages of tasks with their data."""
 
 
 class Frame(NamedTuple):
@@ -34,15 +34,15 @@ class Frame(NamedTuple):
     body: bytes
 
 
-def packed(frame: Frame) -> bytes:
-    """A frame as bytes."""
+def pack(frame: Frame) -> bytes:
+    """Encodes a frame."""
     return frames.encoded({"kind": frame.kind, "number": frame.number}, [frame.body])
 
 
 async def next_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """The next frame; None if the other end has closed the socket.
+    """Reads the next frame. Returns None if the other end has closed the socket.
 
-    Raises: ValueError if something else was received.
+    Raises: ValueError if the received bytes are not a frame.
     """
     try:
         length = frames.decoded_length(await reader.readexactly(frames.LENGTH_BYTES))
@@ -55,4 +55,4 @@ async def next_frame(reader: asyncio.StreamReader) -> Frame | None:
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     except (KeyError, TypeError, RecursionError) as err:
-        raise ValueError(f"a frame has no head that can be read: {type(err).__name__}: {err}") from err
+        raise ValueError(f"the head of a frame cannot be read: {type(err).__name__}: {err}") from err

@@ -1,25 +1,26 @@
-"""The program of a host: it makes what is served, and answers a rollout service until that is gone.
+"""The program of a host. It makes the served object, and answers a rollout service until the service is gone.
 
-It runs in another Python, so it imports the standard library, what is served, and modules of AstraFlow that
-import no more than that:
+It runs in another Python, so it imports only the standard library, the served class, and modules of AstraFlow
+that need no more than that:
 
     python -c "...; main(SOCKET)"
 
 | task | consumes | produces | waits for | woken by |
 |---|---|---|---|---|
 | main | frames | a task per `run` | a frame | the service |
-| run | its episode | one answer | what is served | what is served, `cancel` |
+| run | its episode | one answer | the served object | the served object, `cancel` |
 
-What is served is a class. Its methods may be `async`; a `run` that is not runs in a thread.
+The served object is an instance of a class like this one. Its methods may be `async`; a `run` that is not
+`async` runs in a thread.
 
     class Environment:
-        roles = ("agent",)                     # may be left out
-        version = "1.0"                        # may be left out
+        roles = ("agent",)                     # optional
+        version = "1.0"                        # optional
         def __init__(self, **args): ...        # the recipe's `args`
-        async def open(self): ...              # may be left out; not called to list tasks
+        async def open(self): ...              # optional; not called for listing tasks
         def tasks(self, split): ...            # yields {"id": ..., "prompt": ..., "data": any JSON}
         async def run(self, data, episode): ...  # returns {"parts": [...], "score": ..., "metrics": {...}}
-        async def close(self): ...             # may be left out
+        async def close(self): ...             # optional
 """
 
 import asyncio
@@ -38,27 +39,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
-from astraflow.addons.agents.hosts.inside.channel import MAX_BODY_BYTES, PROTOCOL, Frame, next_frame, packed
+from astraflow.addons.agents.hosts.inside.channel import MAX_BODY_BYTES, PROTOCOL, Frame, next_frame, pack
 
 __all__ = ["HostedEpisode", "main"]
 
 _MAX_THREADS = 512
-"""Episodes of a class whose `run` is not `async` that run at a time."""
+"""Largest number of episodes that run at a time if `run` is not `async`."""
 _PAGE_BYTES = MAX_BODY_BYTES // 4
 """A page of tasks ends with the task that reaches this many bytes."""
 _MAX_MESSAGE = 2_000
-"""Characters of an error message that travel; the log has all of it."""
+"""Number of characters of an error message that are sent; the log has the whole message."""
 
 
 @dataclass(frozen=True)
 class HostedEpisode:
-    """What an episode gets besides its task."""
+    """What an episode gets in addition to its task."""
 
     base_url: str
-    """Of an OpenAI-compatible endpoint, which records what is sampled. It ends with the episode."""
+    """URL of an OpenAI-compatible endpoint that records what is sampled. It is valid for this episode
+    only."""
     api_key: str
     models: Mapping[str, str]
-    """Role -> the model to ask for."""
+    """Role -> the model to request."""
     deadline_s: float
     """Seconds after which the episode is given up."""
 
@@ -82,7 +84,7 @@ class _Host:
     async def serve(self, fd: int) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_MAX_THREADS))
         connection = socket.socket(fileno=fd)
-        os.set_inheritable(fd, False)  # a program that is served must not hold the socket open
+        os.set_inheritable(fd, False)  # programs that the served object starts must not keep the socket open
         reader, self._writer = await asyncio.open_connection(sock=connection)
         while (frame := await next_frame(reader)) is not None:
             if frame.kind == "close":
@@ -92,48 +94,48 @@ class _Host:
             elif frame.kind == "run":
                 self._runs[frame.number] = asyncio.create_task(self._answer(frame, self._run))
             else:
-                await self._answer(frame, self._opened if frame.kind == "open" else self._page)
+                await self._answer(frame, self._open if frame.kind == "open" else self._list_page)
         for run in list(self._runs.values()):
             run.cancel()
         await asyncio.gather(*self._runs.values(), return_exceptions=True)
         if hasattr(self._served, "close"):
-            await _called(self._served.close)
+            await _call(self._served.close)
 
     async def _cancel(self, frame: Frame) -> None:
-        """Gives up a run, which is then answered as failed. One that has been answered is answered again."""
+        """Cancels a run, which is then answered as failed. A run that has been answered is answered again."""
         run = self._runs.get(frame.number)
         if run is None:
-            await self._send(_failed(frame, TimeoutError("it was over")))
+            await self._send(_failure(frame, TimeoutError("it was over")))
         else:
             run.cancel()
 
     async def _send(self, frame: Frame) -> None:
-        self._writer.write(packed(frame))
+        self._writer.write(pack(frame))
         with contextlib.suppress(ConnectionError):  # the service is gone, which ends the loop above
             await self._writer.drain()
 
     async def _answer(self, frame: Frame, handle: Any) -> None:
-        """Answers a request by what `handle` returns, or by why it failed."""
+        """Answers a request with the result of `handle`, or with its error."""
         try:
             kind, body = await handle(json.loads(frame.body))
-            answer = Frame(kind, frame.number, _encoded(body))
+            answer = Frame(kind, frame.number, _encode(body))
         except asyncio.CancelledError:
-            answer = _failed(frame, TimeoutError("it was given up"))
-        except (Exception, SystemExit) as err:  # noqa: BLE001 - of what is served; the service is told
+            answer = _failure(frame, TimeoutError("it was given up"))
+        except (Exception, SystemExit) as err:  # noqa: BLE001 - the user's code; the service gets the error
             traceback.print_exc()
-            answer = _failed(frame, err)
+            answer = _failure(frame, err)
         finally:
             self._runs.pop(frame.number, None)
         await self._send(answer)
 
-    async def _opened(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    async def _open(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if asked["protocol"] != PROTOCOL:
-            raise RuntimeError(f"protocol {asked['protocol']} is asked for, and this host speaks {PROTOCOL}")
+            raise RuntimeError(f"the service speaks protocol {asked['protocol']}, this host {PROTOCOL}")
         sys.path += [path for path in asked["paths"] if path not in sys.path]
         module, _, attr = asked["serve"].partition(":")
         self._served = getattr(importlib.import_module(module), attr)(**asked["args"])
         if not asked["lists"] and hasattr(self._served, "open"):
-            await _called(self._served.open)
+            await _call(self._served.open)
         version = getattr(self._served, "version", "")
         return "opened", {
             "protocol": PROTOCOL,
@@ -141,8 +143,8 @@ class _Host:
             "roles": list(getattr(self._served, "roles", ("agent",))),
         }
 
-    async def _page(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The next tasks, as many as fit into a page, `limit` at most; the first page begins at `skip`."""
+    async def _list_page(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The next page of tasks, with at most `limit` of them. The first page begins at `skip`."""
         if not hasattr(self, "_tasks"):
             self._tasks: Iterator[Any] = itertools.islice(
                 iter(self._served.tasks(asked["split"])), asked["skip"], None
@@ -154,14 +156,14 @@ class _Host:
             if task is None:
                 return "page", {"tasks": page, "is_last": True}
             page.append(task)
-            num_bytes += len(_encoded(task))
+            num_bytes += len(_encode(task))
         return "page", {"tasks": page, "is_last": False}
 
     async def _run(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         episode = HostedEpisode(asked["base_url"], asked["api_key"], asked["models"], asked["deadline_s"])
         if self._served is None:
-            raise RuntimeError("a run was asked for before `open`")
-        ended = await _called(self._served.run, asked["data"], episode)
+            raise RuntimeError("a `run` was requested before `open`")
+        ended = await _call(self._served.run, asked["data"], episode)
         if not isinstance(ended, Mapping):
             raise TypeError(
                 f"`run` returned {type(ended).__name__}; expected a mapping with `parts`, `score`"
@@ -169,36 +171,36 @@ class _Host:
         return "ended", {**cast("Mapping[str, Any]", ended)}
 
 
-async def _called(method: Any, *arguments: Any) -> Any:
-    """What a method returns, which is called in a thread unless it is `async`."""
+async def _call(method: Any, *arguments: Any) -> Any:
+    """Calls a method, in a thread unless it is `async`."""
     if inspect.iscoroutinefunction(method):
         return await method(*arguments)
     work = asyncio.get_running_loop().run_in_executor(None, method, *arguments)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.wait([work])  # a thread cannot be ended; the service kills a host that does not answer
+        await asyncio.wait([work])  # a thread cannot be ended; the service kills a host that doesn't answer
         raise
 
 
-def _encoded(body: Any) -> bytes:
-    """JSON. Raises: ValueError if there is none for it (NaN, an object), or it is too long."""
+def _encode(body: Any) -> bytes:
+    """Encodes JSON. Raises: ValueError if that is impossible (NaN, objects), or the result is too long."""
     try:
         data = json.dumps(body, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as err:
-        raise ValueError(f"what was returned is no JSON: {err}") from err
+        raise ValueError(f"the returned value is not JSON: {err}") from err
     if len(data) > MAX_BODY_BYTES:
-        raise ValueError(f"what was returned has {len(data)} bytes as JSON; at most {MAX_BODY_BYTES} may")
+        raise ValueError(f"the returned value has {len(data)} bytes as JSON; at most {MAX_BODY_BYTES} fit")
     return data
 
 
-def _failed(frame: Frame, err: BaseException) -> Frame:
-    """An error may name its class, and say whether another try may help; by itself, one may if it is of
-    files, the network or a deadline."""
+def _failure(frame: Frame, err: BaseException) -> Frame:
+    """Makes the answer for an error. The error may set its class (`error_class`) and whether another attempt
+    may succeed (`is_retryable`). By default, that is so for errors of files, the network, and deadlines."""
     name = str(getattr(err, "error_class", type(err).__name__))
     failure = {
         "error_class": "".join(char for char in name if char.isprintable())[:200],
         "message": str(err)[:_MAX_MESSAGE],
         "is_retryable": bool(getattr(err, "is_retryable", isinstance(err, OSError))),
     }
-    return Frame("failed", frame.number, _encoded(failure))
+    return Frame("failed", frame.number, _encode(failure))

@@ -1,8 +1,7 @@
-"""One address for all episodes of a host: requests are passed on to the endpoint of their own episode.
+"""One address for all episodes of a host. Requests are forwarded to the endpoint of their own episode.
 
 A library that keeps a client for each address, as `verifiers` does, would make a new one for every episode,
-which costs more than the episode itself. Each request says in `X-Session-ID` which run of an agent it belongs
-to.
+which takes longer than the episode itself. Each request names its run of an agent in `X-Session-ID`.
 """
 
 import hmac
@@ -18,11 +17,11 @@ from astraflow.addons.agents.hosts.inside.main import HostedEpisode
 __all__ = ["Relay", "Sessions"]
 
 _MAX_BYTES = 16 << 20
-"""Of a request, as of one to the endpoint itself."""
+"""Largest size of a request, as at the endpoint itself."""
 
 
 class Sessions:
-    """The sessions of one episode, by which its requests are known."""
+    """The sessions of one episode, which identify its requests."""
 
     def __init__(self, relay: "Relay", episode: HostedEpisode) -> None:
         self._relay = relay
@@ -30,12 +29,12 @@ class Sessions:
         self._names: list[str] = []
 
     def add(self, session: str) -> None:
-        """From now on, requests of this session belong to the episode."""
+        """Assigns the requests of a session to the episode."""
         self._names.append(session)
         self._relay.episodes[session] = self._episode
 
     def end(self) -> None:
-        """Forgets them: a request that still comes is refused."""
+        """Forgets the sessions. Later requests of them are refused."""
         for session in self._names:
             self._relay.episodes.pop(session, None)
 
@@ -48,17 +47,17 @@ class Relay:
 
     def __init__(self) -> None:
         self.key = secrets.token_urlsafe(24)
-        """What requests show as their bearer token."""
+        """The bearer token of requests."""
         self.url = ""
-        """What an OpenAI client takes as `base_url`, once it is started."""
+        """The `base_url` for OpenAI clients; empty before `start`."""
         self.episodes: dict[str, HostedEpisode] = {}
 
     async def start(self) -> None:
-        """Begins to listen."""
-        # The deadline of an episode bounds its requests, and the service enforces it.
+        """Starts to listen."""
+        # The service enforces the deadline of an episode, which bounds its requests too.
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=None))
         app = web.Application(client_max_size=_MAX_BYTES)
-        app.router.add_route("*", "/v1/{path:.*}", self._passed_on)
+        app.router.add_route("*", "/v1/{path:.*}", self._forward)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=4096).start()
@@ -78,14 +77,14 @@ class Relay:
         finally:
             sessions.end()
 
-    async def _passed_on(self, request: web.Request) -> web.Response:
+    async def _forward(self, request: web.Request) -> web.Response:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self.key.encode()):
             return web.json_response({"error": {"message": "wrong API key"}}, status=401)
         session = request.headers.get("X-Session-ID", "")
         episode = self.episodes.get(session)
         if episode is None:
-            return web.json_response({"error": {"message": "the session is of no episode"}}, status=404)
+            return web.json_response({"error": {"message": "no episode has this session"}}, status=404)
         headers = {
             "Authorization": f"Bearer {episode.api_key}",
             "Content-Type": request.content_type,

@@ -1,8 +1,8 @@
-"""The harness `astraflow_chat` of `verifiers`: a conversation without tools, held in the host's own process.
+"""The harness `astraflow_chat` for `verifiers`: a conversation without tools, in the host's own process.
 
-The library's own harnesses start a program for each run of an agent, which costs more than a second. This one
-asks the model itself, so it is for task sets that need no tool and no files. It can be resumed, so that
-environments can hold conversations of many turns with it.
+The library's own harnesses start a program for each run of an agent, which takes more than a second. This one
+calls the model directly, so it is for task sets that need neither tools nor files. It can be resumed, so
+environments can use it for conversations of many turns.
 """
 
 import importlib
@@ -15,13 +15,13 @@ import aiohttp
 __all__ = ["chat_harness"]
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)
-"""The deadline of an episode bounds its requests."""
+"""The deadline of the episode bounds its requests."""
 _MAX_SHOWN = 2_000
-"""Characters of a refusal that a failure shows."""
+"""Number of characters of a refusal that an error message shows."""
 
 
 def chat_harness(name: str) -> ModuleType:
-    """A module of this name with the harness in it: the library finds harnesses by the names of modules.
+    """Makes a module with the harness. The library finds harnesses by the names of modules.
 
     Raises: ImportError if the library is not installed.
     """
@@ -47,14 +47,14 @@ def chat_harness(name: str) -> ModuleType:
             mcp_urls: Mapping[str, str],
             data: Any,
         ) -> Any:
-            """Holds one segment of a conversation. Returns how the program would have ended."""
+            """Runs one segment of a conversation. Returns it as the result of a program."""
             system, prompt = self.resolve_prompt(data)
             messages: list[Any] = [{"role": "system", "content": system}] if system else []
             if isinstance(prompt, str):
                 messages.append({"role": "user", "content": prompt})
             else:
                 messages += [chat.message_to_wire(message) for message in prompt or ()]
-            status, said = await _posted(endpoint, secret, {"model": ctx.model, "messages": messages})
+            status, said = await _post(endpoint, secret, {"model": ctx.model, "messages": messages})
             if status != 200:
                 return vf.ProgramResult(exit_code=1, stdout="", stderr=said[:_MAX_SHOWN])
             return vf.ProgramResult(exit_code=0, stdout=said, stderr="")
@@ -64,7 +64,7 @@ def chat_harness(name: str) -> ModuleType:
     return module
 
 
-async def _posted(endpoint: str, secret: str, body: Mapping[str, Any]) -> tuple[int, str]:
+async def _post(endpoint: str, secret: str, body: Mapping[str, Any]) -> tuple[int, str]:
     headers = {"Authorization": f"Bearer {secret}"}
     async with (
         aiohttp.ClientSession(headers=headers, timeout=_NO_TIMEOUT) as http,

@@ -1,4 +1,4 @@
-"""Task sets, harnesses and environments of `verifiers` (its v1 API), as a host serves them.
+"""Serves task sets, harnesses, and environments of `verifiers` (its v1 API) in a host.
 
     workflow:
       name: hosted
@@ -8,11 +8,11 @@
         taskset: {id: my_taskset}
         agent: {harness: {id: astraflow_chat}, runtime: {type: subprocess}}
 
-`args` are those of the library's `env` section. A role for which they name neither a model nor a client is
-played by a policy; it asks for a model of its own name. Every run of an agent is a part of the episode, told
-apart by the id of its trace, which the library sends with each request in `X-Session-ID`.
+`args` is the library's `env` section. A policy plays each role for which `args` names neither a model nor a
+client. The role requests a model with its own name. Every run of an agent is a part of the episode. Its
+session is the id of its trace, which the library sends in `X-Session-ID` with each request.
 
-An episode that is not `ok` fails. What the library does not train (`trainable`) is left out of training.
+An episode that is not `ok` fails. Runs that are not `trainable` are left out of training.
 
 Source: verifiers/v1/serve/server.py of https://github.com/PrimeIntellect-ai/verifiers, 0.4.0.
 """
@@ -32,21 +32,21 @@ from astraflow.addons.agents.hosts.inside.verifiers_chat import chat_harness
 __all__ = ["EpisodeFailedError", "VerifiersHost"]
 
 _CHAT_HARNESS = "astraflow_chat"
-"""Id of a harness that this package adds: a conversation without tools, held in the host's own process."""
+"""Id of a harness that this package adds: a conversation without tools, in the host's own process."""
 _KEY_VARIABLE = "ASTRAFLOW_API_KEY"
-"""The library takes a key by the name of a variable, and hides those with API_KEY from programs."""
+"""The library takes a key by the name of a variable, and hides variables with API_KEY from programs."""
 _OLDEST = (0, 4)
 _MAX_METRICS = 48
-"""Metrics of an episode that travel; the protocol has room for a few more."""
+"""Largest number of metrics of an episode. The protocol has room for a few more."""
 _ID_CHARS = 12
-"""Of a task's key, which is a hash of its content. The position makes it unique."""
+"""Number of characters of a task's key in its id. The key is a hash; the position makes the id unique."""
 
 
 class EpisodeFailedError(Exception):
-    """An episode that is not `ok`. Bugs of the environment's own code are not tried again."""
+    """An episode that is not `ok`. Bugs in the environment's own code are not tried again."""
 
     def __init__(self, error: Any) -> None:
-        """`error`: the last error that the library recorded; None if it recorded none."""
+        """`error`: the last error that the library recorded, or None."""
         message = "the episode is not ok, and no error was recorded" if error is None else str(error.message)
         super().__init__(message)
         self.error_class = "EpisodeNotOk" if error is None else str(error.type)
@@ -72,7 +72,7 @@ class VerifiersHost:
         seats = _seats(config)
         self.roles = [name for name, seat in seats.items() if seat.model is None and seat.client is None]
         if not self.roles:
-            raise ValueError("every role names a model or a client of its own, so no policy would play")
+            raise ValueError("every role has its own model or client, so no policy would play")
         own = {name: seats[name].model_copy(update={"model": name}) for name in self.roles}
         self._env: Any = self._vf.load_environment(config.model_copy(update=own))
         self._task_type: Any = type(self._env.taskset).task_type()
@@ -80,7 +80,7 @@ class VerifiersHost:
         self._relay = Relay()
 
     async def open(self) -> None:
-        """Starts what the episodes share: tool servers, and what the environment starts itself."""
+        """Starts what the episodes share: the tool servers, and what the environment itself starts."""
         await self._relay.start()
         self._serving.push_async_callback(self._relay.close)
         os.environ[_KEY_VARIABLE] = self._relay.key
@@ -93,15 +93,15 @@ class VerifiersHost:
         await self._serving.aclose()
 
     def tasks(self, split: str) -> Iterator[Mapping[str, Any]]:
-        """All tasks of the task set, in its order. Raises: ValueError for a split; it has none."""
+        """All tasks of the task set, in order. Raises: ValueError for a split, because it has none."""
         if split:
             raise ValueError(
-                f"split = {split!r}: a task set has no splits; choose its tasks by `args.taskset`, or by "
+                f"split = {split!r}: a task set has no splits; choose tasks with `args.taskset`, or with "
                 "`skip` and `limit`"
             )
         data_type = self._task_type.data_type()
         if excluded := [name for name, field in data_type.model_fields.items() if field.exclude]:
-            raise ValueError(f"{data_type.__name__} leaves {excluded} out of its data, so no task can travel")
+            raise ValueError(f"{data_type.__name__} excludes {excluded}, so its tasks cannot be sent")
         for task in self._env.taskset:
             yield {
                 "id": f"{task.data.idx}-{task.key[:_ID_CHARS]}",
