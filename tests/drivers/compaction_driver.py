@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from astraflow.dataflow.audit import AuditReport, audit
-from astraflow.dataflow.journal.compaction import Compaction, CompactionPlan
+from astraflow.dataflow.journal.compaction import Compaction, CompactionInput
 from astraflow.dataflow.journal.journal_db import DATABASE, open_database
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.segments import SegmentStore
@@ -46,8 +46,8 @@ def compact(
         seq = max((row.seq for row in reader.records()), default=reader.compacted) + num_missing
     database, segments = open_database(folder / DATABASE), SegmentStore(folder / "segments")
     rounds = frozenset(range(99))
-    plan = CompactionPlan(seq, iter(()), rounds, replayable, segments.end[0], retained_steps)
-    work = Compaction(folder, database, segments, plan)
+    what = CompactionInput(seq, iter(()), rounds, replayable, segments.end[0], retained_steps)
+    work = Compaction(folder, database, segments, what)
     for _ in range(num_pieces):
         work.step()
         if work.is_done:

@@ -20,11 +20,11 @@ from astraflow.dataflow.core.commands import (
     RecordResult,
     TrajectoryMeta,
 )
-from astraflow.dataflow.journal.journal_db import open_database, summed
+from astraflow.dataflow.journal.journal_db import make_insert, open_database
 from astraflow.dataflow.journal.records import (
     PlanEntry,
-    PlanRow,
     Record,
+    RecordedPlan,
     chain_of,
     encode_commands,
     encode_events,
@@ -47,9 +47,11 @@ class RunWriter:
         self.segments = folder / "journal" / "segments"
         self._store = SegmentStore(self.segments, segment_bytes=segment_bytes)
         self._tables = open_database(folder / "journal" / "journal.sqlite")
-        self._tables.execute(*summed("meta", ("run_id", run_id), replaces=True))
+        self._tables.execute(*make_insert("meta", ("run_id", run_id), replaces=True))
         self._store.append_plan(
-            encode_plan(PlanEntry(run_id, 0, 0.0, msgspec.msgpack.encode(PlanRow(recipe="{}", policies={}))))
+            encode_plan(
+                PlanEntry(run_id, 0, 0.0, msgspec.msgpack.encode(RecordedPlan(recipe="{}", policies={})))
+            )
         )
         self._seq = 0
         self._chain = b""
@@ -158,7 +160,7 @@ class RunWriter:
         messages = tuple(Message(role="user", content=content) for content in contents)
         ref = self._store.append(msgspec.msgpack.encode(messages))
         values = (kind, group_id, task, "actor", 3, score, ref.segment, ref.offset, ref.length, None)
-        self._tables.execute(*summed("samples", values))
+        self._tables.execute(*make_insert("samples", values))
 
     def eval_result(self, lease_id: str, score: float) -> None:
         """An episode of an evaluation, which has no trajectories in the journal."""

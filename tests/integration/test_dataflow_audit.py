@@ -76,7 +76,7 @@ async def test_a_clean_run_holds_and_its_figures_add_up(tmp_path: Path) -> None:
 async def test_spans_that_overlap_count_once(tmp_path: Path) -> None:
     async with running(tmp_path, make_plan(num_steps=2)) as run:
         await play_run(run)
-        await run.journal.flushed()
+        await run.journal.wait_flushed()
         report = audit(tmp_path)
         begin_s, wall_s = report.first_lease_s, report.last_commit_s - report.first_lease_s
 
@@ -88,7 +88,7 @@ async def test_spans_that_overlap_count_once(tmp_path: Path) -> None:
         run.journal.note_spans("rollout-1", (span("wait:trainer", 0.6, 0.8),))
         run.journal.note_spans("trainer actor", (span("train", 0.4, 0.9), span("train", 0.5, 2.0)))
         run.journal.note_spans("trainer critic", (span("train", 0.4, 1.0),))
-        await run.journal.flushed()
+        await run.journal.wait_flushed()
     figures = run_figures(tmp_path, audit(tmp_path))
     assert figures.generate_s == pytest.approx(0.6 * wall_s, abs=1e-5)
     assert figures.train_s == pytest.approx(0.6 * wall_s, abs=1e-5)
@@ -100,7 +100,7 @@ async def test_a_live_run_can_be_audited(tmp_path: Path) -> None:
     async with running(tmp_path, make_plan(num_steps=2)) as run:
         assert audit(tmp_path).ok
         await play_run(run)
-        await run.journal.flushed()
+        await run.journal.wait_flushed()
         report = audit(tmp_path)
         assert (report.ok, report.policies[0].steps) == (True, 2)
 

@@ -15,7 +15,7 @@ from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.commands import BatchTaken
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import PolicyPlan, RunPlan
-from astraflow.dataflow.journal.compaction import carried_ledger
+from astraflow.dataflow.journal.compaction import load_ledger
 from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import decode_events
@@ -101,7 +101,7 @@ async def finish(folder: Path, *, snapshot_every: int = 20_000) -> AuditReport:
 
 def open_groups(folder: Path) -> set[int]:
     with JournalReader(folder) as reader:
-        return set(carried_ledger(reader).groups)
+        return set(load_ledger(reader).groups)
 
 
 @pytest.mark.timeout(60)
@@ -166,6 +166,6 @@ async def test_a_changed_record_of_a_closed_step_with_replay_is_found(tmp_path: 
     steps = [batch.step for batch in batches(tmp_path) if batch.replayed_ids]
     compact(tmp_path, replayable=for_replay(tmp_path))
     with JournalReader(tmp_path) as reader:
-        assert set(carried_ledger(reader).policies["actor"].replayed) == set(steps)
+        assert set(load_ledger(reader).policies["actor"].replayed) == set(steps)
     report = edited(tmp_path, "UPDATE fates SET staleness = staleness + 1 WHERE group_id = 0")
     assert any("mean staleness" in text for text in report.problems), report.problems

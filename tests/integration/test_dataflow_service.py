@@ -665,7 +665,7 @@ async def test_a_request_after_the_stop_is_told_to_come_back(tmp_path: Path) -> 
     async with running(tmp_path) as run:
         app = run.service.app
     calls = ServiceClient("http://memory", patience_s=0.0, transport=MemoryTransport(app))
-    with pytest.raises(UnavailableError, match="stopping or restarts"):
+    with pytest.raises(UnavailableError, match="stopping or restarting"):
         await ScriptedTrainer(DataflowClient(calls)).attach()
 
 

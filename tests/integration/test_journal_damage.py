@@ -48,7 +48,7 @@ def content_of(folder: Path) -> dict[str, Any]:
             "evals": reader.evals(),
             "telemetry": reader.telemetry(),
             "samples": [row for kind in ("eval", "train") for row in reader.transcripts(kind)],
-            "books": reader.books(),
+            "audit_state": reader.audit_state_parts(),
             "payloads": list(reader.payloads()),
         }
     with contextlib.closing(SegmentReader(folder / "segments")) as segments:
@@ -184,7 +184,7 @@ async def test_a_flipped_bit_of_the_databases_log_costs_nothing_that_the_segment
         await trainer.attach()
         await worker.register()
         await train_steps(trainer, worker, range(1))
-        await run.journal.flushed()
+        await run.journal.wait_flushed()
         shutil.copytree(tmp_path / "live", tmp_path / "killed")
         seq = run.journal.seq
     log = tmp_path / "killed" / "journal.sqlite-wal"
@@ -207,4 +207,4 @@ def test_a_row_of_every_table_is_in_the_folders_that_are_damaged(sound: Sound) -
     """Else the flips above would prove nothing of it."""
     needed = {"records", "fates", "plans", "steps", "evals", "telemetry", "samples"}
     assert all(sound.content[name] for name in needed)
-    assert msgspec.msgpack.encode(sound.content["books"]) != b"\x90" or not sound.content["payloads"]
+    assert msgspec.msgpack.encode(sound.content["audit_state"]) != b"\x90" or not sound.content["payloads"]

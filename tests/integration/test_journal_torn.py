@@ -46,9 +46,11 @@ async def crashed(tmp_path: Path) -> Crashed:
     segment, ends = tmp_path / "live" / "segments" / "00000000.seg", list[int]()
     for name in NAMES:
         journal.store(name.encode() * 10)
-        await journal.durable(journal.append([push(name)], [core.apply(push(name), 1.0).events], at_s=1.0))
+        await journal.wait_durable(
+            journal.append([push(name)], [core.apply(push(name), 1.0).events], at_s=1.0)
+        )
         ends.append(segment.stat().st_size)
-    await journal.flushed()
+    await journal.wait_flushed()
     shutil.copytree(tmp_path / "live", tmp_path / "crashed")
     await journal.close()
     return Crashed(tmp_path / "crashed", ends)
@@ -64,7 +66,7 @@ async def reopened(crashed: Crashed, damage: tuple[Path, bytes]) -> list[str]:
     journal = Journal(folder)
     try:
         core: Tasks = journal.recover(new=Tasks, restore=lambda _: Tasks())  # type: ignore[type-var]
-        await journal.durable(journal.append([push("e")], [()], at_s=2.0))
+        await journal.wait_durable(journal.append([push("e")], [()], at_s=2.0))
     finally:
         await journal.close()
     return core.ids

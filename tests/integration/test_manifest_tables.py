@@ -89,7 +89,7 @@ async def travelled(folder: Path, num_tensors: int) -> tuple[list[int], list[int
         second = await reader.versions("actor", after=0, wait_s=0)
         assert first.manifests == (make_wide(0, num_tensors),)
         assert second.manifests == (make_wide(1, num_tensors),)
-        await run.journal.flushed()
+        await run.journal.wait_flushed()
     with JournalReader(folder) as journal:
         records = [
             len(record.commands) for record in journal.records() if b"PublishVersion" in record.commands

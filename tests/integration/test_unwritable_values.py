@@ -95,7 +95,7 @@ async def test_a_fault_in_the_writer_of_the_tables_is_fatal_at_once(tmp_path: Pa
     dispatcher.apply(AddWorker(worker_id="w", name="w", hosts=("actor",)))
     await dispatcher.settled()
     with pytest.raises(JournalError):
-        await journal.flushed()
+        await journal.wait_flushed()
     assert dispatcher.fatal.is_set()
     with pytest.raises(JournalError):
         await journal.close()

@@ -90,7 +90,7 @@ async def state_of(run: Run) -> tuple[int, StatusReply]:
     and the advice on services of which nothing is heard for seconds."""
     status = await run.client.status()
     workers = tuple(msgspec.structs.replace(worker, last_seen_s=0.0) for worker in status.workers)
-    await run.journal.flushed()  # the tables follow the records that were answered for
+    await run.journal.wait_flushed()  # the tables follow the records that were answered for
     with closing(sqlite3.connect(run.folder / DATABASE)) as database:
         (seq,) = database.execute("SELECT MAX(seq) FROM records").fetchone()
     timeless = msgspec.structs.replace(status, now_s=0.0, waits=(), workers=workers, scaling=ScalingAdvice())

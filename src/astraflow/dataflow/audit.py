@@ -1,14 +1,14 @@
-"""Recomputes a run's accounting from its journal alone, and says where it does not hold.
+"""Recomputes a run's accounting from its journal alone, and reports every violated rule.
 
-First the folder must be whole, by the same checks as when the dataflow opens it (`journal_check`). Nothing
-of the core is used. Records are read in order, their chain is checked, and their events are booked
-(`ledger`). Then every rule is checked: each drawn group ends in exactly one way for each policy; a trained
-group is first in exactly one batch; batches are whole, in order and within the staleness bound; payloads
-are intact; no result counts twice. It works on a live run (one consistent moment, read only) and on a
-finished one.
+First, the folder gets the same checks as when the dataflow opens it (`journal.check`). Then the records are
+read in order, their chain is checked, and their events are added up (`ledger`), without any code of the
+core's rules. Finally, every rule is checked: each drawn group has exactly one fate for each policy; a trained
+group is fresh in exactly one batch; batches are complete, in order and within the staleness bound; payloads
+are intact; no result counts twice. The audit works on live runs (one consistent moment, read-only) and on
+finished ones.
 
-Where records were compacted, the audit begins with the books of that moment. It checks the fates that were
-closed by then in their table: all are there, once and unchanged, and they give the figures of their steps.
+If records were compacted, the audit starts from the stored audit state. It checks the fates closed by then in
+their table: all must be there, once and unchanged, and must add up to the records of their steps.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from rich.table import Table
 
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.journal.check import check_database, check_segments
-from astraflow.dataflow.journal.compaction import carried_ledger
+from astraflow.dataflow.journal.compaction import load_ledger
 from astraflow.dataflow.journal.failure_kinds import FailureKind
 from astraflow.dataflow.journal.journal_db import FateRow
 from astraflow.dataflow.journal.ledger import ClosedFates, Ledger, ReplayedGroups
-from astraflow.dataflow.journal.reader import JournalReader, reader_of_all
+from astraflow.dataflow.journal.reader import JournalReader, open_reader
 from astraflow.dataflow.journal.rules import batch_problems, commit_problems, record_problems
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError
@@ -33,13 +33,13 @@ from astraflow.types import FateCounts, StepRecord
 
 __all__ = ["AuditReport", "PolicyAudit", "audit"]
 
-_NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
-"""What the accounting may raise if rows are damaged."""
+_BAD_ROW_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
+"""Errors that damaged rows may cause."""
 _MAX_PROBLEMS = 200
-"""Problems that a report lists; further ones are counted."""
+"""Problems that a report lists. Further ones are only counted."""
 _FATE_ROWS = FateCounts.__struct_fields__
 _LAST_RECORD = 1 << 62
-"""A number that no record reaches: the newest plan is in force for it."""
+"""Larger than the number of any record, so that the newest plan is in force for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class PolicyAudit:
     steps: int
     redone_steps: int
     dropped_batches: int
-    """Batches that a person gave up; their groups are evicted."""
+    """Batches dropped by a person. Their groups are evicted."""
     replayed: int
-    """Groups that batches hold again, beside the fresh ones."""
+    """Replayed groups in batches, in addition to the fresh ones."""
     staleness_mean: float
     """Over trained groups."""
     staleness_max: int
@@ -62,34 +62,34 @@ class PolicyAudit:
     generated_tokens: int
     """Sampled tokens of accepted training episodes."""
     committed_tokens: int
-    """Sampled tokens of the batches whose steps were committed."""
+    """Sampled tokens in batches of committed steps."""
     gradient_tokens: int | None
-    """How many of these the trainer computed a gradient for; None if it did not say so for every step."""
+    """How many of these had a gradient. None if the trainer did not report it for every step."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit found. `ok` is True if every rule holds."""
+    """The result of an audit. `ok` is True if every rule holds."""
 
     run_id: str
     policies: tuple[PolicyAudit, ...]
     is_over: bool
     reason: str
-    """Why the run is over; empty if it is not."""
+    """Why the run ended. Empty if it is not over."""
     num_records: int
     num_results: int
     """Accepted results, evaluation included."""
     num_dropped: int
-    """Results that came late or again."""
+    """Results that were late or repeated."""
     num_failed_attempts: int
     failures: tuple[FailureKind, ...]
     """The failed attempts by kind, most frequent first."""
     num_evals: int
     num_pushed: int
-    """Tasks from outside, or from workflows, that were accepted."""
+    """Accepted tasks from outside or from workflows."""
     num_pushed_drawn: int
     num_push_refused: int
-    """Tasks from outside that went over the run's limits."""
+    """Tasks from outside beyond the run's limits."""
     num_payloads: int
     """Payloads of batches that were read back and checked."""
     first_lease_s: float
@@ -104,7 +104,7 @@ class AuditReport:
         return not self.problems
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row per figure: its name, then its value for each policy."""
+        """One row per number: its name, then its value for each policy."""
         fates = [(fate, *(f"{getattr(p.fates, fate):,}" for p in self.policies)) for fate in _FATE_ROWS]
         return [
             *fates,
@@ -116,11 +116,11 @@ class AuditReport:
             ("staleness max / bound", *(f"{p.staleness_max} / {p.staleness_bound}" for p in self.policies)),
             ("tokens generated", *(f"{p.generated_tokens:,}" for p in self.policies)),
             ("tokens committed", *(f"{p.committed_tokens:,}" for p in self.policies)),
-            ("of which with a gradient", *(_known(p.gradient_tokens) for p in self.policies)),
+            ("of which with a gradient", *(_format_count(p.gradient_tokens) for p in self.policies)),
         ]
 
     def table(self) -> Table:
-        """The figures as a table, one column per policy. Problems are not in it."""
+        """The numbers as a table with one column per policy. Does not show problems."""
         table = Table(title=f"audit: {'holds' if self.ok else 'DOES NOT HOLD'} ({self.num_records} records)")
         if self.num_pushed or self.num_push_refused:
             table.caption = (
@@ -136,30 +136,30 @@ class AuditReport:
 
 
 def audit(folder: Path) -> AuditReport:
-    """The accounting of a journal folder. Raises: JournalError if there is no readable journal."""
-    with reader_of_all(folder) as reader:
-        damage = _damage(folder, reader)
+    """Audits a journal folder. Raises: JournalError if there is no readable journal."""
+    with open_reader(folder) as reader:
+        damage = _find_damage(folder, reader)
         try:
-            return _audited(folder, reader, damage)
-        except _NONSENSE as err:
+            return _make_report(folder, reader, damage)
+        except _BAD_ROW_ERRORS as err:
             if not damage:
                 raise
-            # There is no accounting of rows that make no sense.
+            # Rows this damaged cannot be added up.
             raise JournalError(damage[0]) from err
 
 
-def _audited(folder: Path, reader: JournalReader, damage: list[str]) -> AuditReport:
-    """The accounting; its problems come after the damage."""
+def _make_report(folder: Path, reader: JournalReader, damage: list[str]) -> AuditReport:
+    """Adds up the accounting. Its problems come after the damage."""
     problems = list(damage)
-    ledger = carried_ledger(reader)
+    ledger = load_ledger(reader)
     for record in reader.records():
         try:
-            ledger.book(record)
+            ledger.apply(record)
         except JournalError as err:
             problems.append(str(err))
-    closed = {name: _Closed() for name in ledger.policies}
+    closed = {name: _ClosedFates() for name in ledger.policies}
     problems += ledger.problems
-    problems += _fate_rows_differ(reader, ledger, closed)
+    problems += _compare_fate_rows(reader, ledger, closed)
     steps = reader.steps()
     refs = [(name, group, ref) for name, group, refs in reader.payloads() for ref in refs]
     for name in ledger.policies:
@@ -167,33 +167,33 @@ def _audited(folder: Path, reader: JournalReader, damage: list[str]) -> AuditRep
         problems += _policy_problems(name, ledger)
         problems += _closed_problems(name, ledger, closed[name], own)
     refs += _open_payloads(ledger)
-    problems += _damaged(folder, refs)
+    problems += _check_payloads(folder, refs)
     if len(problems) > _MAX_PROBLEMS:
         problems = [*problems[:_MAX_PROBLEMS], f"... and {len(problems) - _MAX_PROBLEMS} more"]
-    books = ledger.books
+    state = ledger.state
     return AuditReport(
         run_id=reader.meta("run_id"),
-        policies=tuple(_policy_audit(name, ledger, closed[name], steps) for name in ledger.policies),
-        is_over=books.ended is not None,
-        reason=books.ended.reason if books.ended is not None else "",
-        num_records=books.num_records,
-        num_results=books.num_results,
-        num_dropped=books.num_dropped,
-        num_failed_attempts=books.num_failed_attempts,
-        failures=tuple(sorted(books.failures.values(), key=lambda kind: -kind.num)),
-        num_evals=books.num_evals,
-        num_pushed=len(books.pushed),
-        num_pushed_drawn=len(books.pushed) - len(books.pushed_waiting),
-        num_push_refused=books.num_push_refused,
+        policies=tuple(_audit_policy(name, ledger, closed[name], steps) for name in ledger.policies),
+        is_over=state.ended is not None,
+        reason=state.ended.reason if state.ended is not None else "",
+        num_records=state.num_records,
+        num_results=state.num_results,
+        num_dropped=state.num_dropped,
+        num_failed_attempts=state.num_failed_attempts,
+        failures=tuple(sorted(state.failures.values(), key=lambda kind: -kind.num)),
+        num_evals=state.num_evals,
+        num_pushed=len(state.pushed),
+        num_pushed_drawn=len(state.pushed) - len(state.pushed_waiting),
+        num_push_refused=state.num_push_refused,
         num_payloads=len(refs),
-        first_lease_s=books.first_lease_s,
-        last_commit_s=books.last_commit_s,
+        first_lease_s=state.first_lease_s,
+        last_commit_s=state.last_commit_s,
         problems=tuple(problems),
     )
 
 
-def _damage(folder: Path, reader: JournalReader) -> list[str]:
-    """Why the dataflow would not open the folder, if so."""
+def _find_damage(folder: Path, reader: JournalReader) -> list[str]:
+    """The reasons why the dataflow would refuse to open the folder."""
     problems: list[str] = []
     try:
         check_database(reader)
@@ -202,30 +202,30 @@ def _damage(folder: Path, reader: JournalReader) -> list[str]:
     try:
         check_segments(folder, reader)
     except JournalError as err:
-        # The run may have dropped a segment since the reader's moment; a later moment then decides.
+        # A live run may have dropped a segment since the reader was opened. Check again, at a later moment.
         with JournalReader(folder) as later:
             if later.first_segment == reader.first_segment:
                 problems.append(str(err))
             else:
-                problems += _damage(folder, later)
+                problems += _find_damage(folder, later)
     return problems
 
 
 @dataclass(slots=True)
-class _Closed:
-    """The closed fates of a policy as their table has them."""
+class _ClosedFates:
+    """The closed fates of a policy, according to their table."""
 
     fates: ClosedFates = field(default_factory=ClosedFates)
     by_step: dict[int, list[FateRow]] = field(default_factory=dict[int, "list[FateRow]"])
     """The trained ones, by step."""
     counts: Counter[str] = field(default_factory=Counter[str])
-    """How many there are of each fate."""
+    """Number of groups by fate."""
     generated_tokens: int = 0
     committed_tokens: int = 0
-    """As the records of the closed steps say."""
+    """According to the records of the closed steps."""
 
     def add(self, row: FateRow) -> None:
-        """Counts a row in."""
+        """Adds a row."""
         self.fates.add(row)
         self.counts[row.fate] += 1
         self.generated_tokens += row.trained_tokens
@@ -233,8 +233,8 @@ class _Closed:
             self.by_step.setdefault(row.step, []).append(row)
 
 
-def _fate_rows_differ(reader: JournalReader, ledger: Ledger, closed: dict[str, _Closed]) -> list[str]:
-    """Compares the table of fates with the events; rows of groups that are not open are added to `closed`."""
+def _compare_fate_rows(reader: JournalReader, ledger: Ledger, closed: dict[str, _ClosedFates]) -> list[str]:
+    """Compares the table of fates with the events. Adds the rows of groups that are not open to `closed`."""
     problems: list[str] = []
     missing = {(name, idx) for idx, group in ledger.groups.items() for name in group.fates}
     for row in reader.fates():
@@ -266,43 +266,45 @@ def _fate_text(fate: str, step: int, staleness: int, num_tokens: int) -> str:
 
 
 def _policy_problems(name: str, ledger: Ledger) -> list[str]:
-    """Checks what is open, and what came since the last compaction."""
+    """Checks what is open, and what happened since the last compaction."""
     problems: list[str] = []
-    books = ledger.policies[name]
+    policy = ledger.policies[name]
     live = ledger.live(name)
-    if ledger.books.ended is not None and live:
+    if ledger.state.ended is not None and live:
         problems.append(f"{name}: the run is over and {len(live)} groups have no fate, e.g. {min(live)}")
     step_of: dict[int, int] = {}
-    for step, taken in sorted(books.batches.items()):
+    for step, taken in sorted(policy.batches.items()):
         step_of |= dict.fromkeys(taken.event.group_ids, step)
         problems += batch_problems(name, step, ledger)
     for idx, group in ledger.groups.items():
         event = group.fates.get(name)
         if event and event.fate not in {"trained", "cancelled"} and idx in step_of:
             problems.append(f"{name}: group {idx} is {event.fate}, but in the batch of {step_of[idx]}")
-    for record in books.committed.values():
+    for record in policy.committed.values():
         problems += commit_problems(name, record, ledger)
     return problems
 
 
-def _closed_problems(name: str, ledger: Ledger, closed: _Closed, steps: list[StepRecord]) -> list[str]:
-    """Checks that the closed fates are those that were closed, and give the figures of their steps."""
+def _closed_problems(name: str, ledger: Ledger, closed: _ClosedFates, steps: list[StepRecord]) -> list[str]:
+    """Checks that the closed fates are unchanged, and add up to the records of their steps."""
     problems: list[str] = []
-    books = ledger.policies[name]
-    if closed.fates != books.closed:
+    policy = ledger.policies[name]
+    if closed.fates != policy.closed:
         problems.append(
-            f"{name}: the table holds {closed.fates.num} fates of closed groups, {books.closed.num} were "
+            f"{name}: the table holds {closed.fates.num} fates of closed groups, {policy.closed.num} were "
             "closed, and a sum over them differs: rows were deleted, added or changed"
         )
-    ours = [record for record in steps if record.step not in books.committed]
+    ours = [record for record in steps if record.step not in policy.committed]
     by_step = _trained_in_closed_steps(name, ledger, closed)
     if sorted(by_step) != sorted(record.step for record in ours):
         problems.append(f"{name}: {len(ours)} steps are closed, groups are trained in {len(by_step)} others")
-    if len(ours) != books.num_closed_steps:
-        problems.append(f"{name}: {books.num_closed_steps} steps were closed, {len(ours)} are in their table")
+    if len(ours) != policy.num_closed_steps:
+        problems.append(
+            f"{name}: {policy.num_closed_steps} steps were closed, {len(ours)} are in their table"
+        )
     for record in ours:
         rows = by_step.get(record.step, [])
-        replayed = books.replayed.get(record.step) or ReplayedGroups()
+        replayed = policy.replayed.get(record.step) or ReplayedGroups()
         problems += record_problems(
             record,
             (*(row.staleness for row in rows), *replayed.staleness),
@@ -314,9 +316,8 @@ def _closed_problems(name: str, ledger: Ledger, closed: _Closed, steps: list[Ste
     return problems
 
 
-def _trained_in_closed_steps(name: str, ledger: Ledger, closed: _Closed) -> dict[int, list[FateRow]]:
-    """The fates of each closed step. Some of its groups may still be open: for another policy, or to be
-    replayed."""
+def _trained_in_closed_steps(name: str, ledger: Ledger, closed: _ClosedFates) -> dict[int, list[FateRow]]:
+    """The fates of each closed step. Groups may still be open for another policy or for replay."""
     by_step = {step: list(rows) for step, rows in closed.by_step.items()}
     for idx, group in ledger.groups.items():
         event = group.fates.get(name)
@@ -339,8 +340,8 @@ def _open_payloads(ledger: Ledger) -> list[tuple[str, int, PayloadRef]]:
     ]
 
 
-def _damaged(folder: Path, refs: list[tuple[str, int, PayloadRef]]) -> list[str]:
-    """Reads payloads back; says which are damaged."""
+def _check_payloads(folder: Path, refs: list[tuple[str, int, PayloadRef]]) -> list[str]:
+    """Reads payloads, and reports damaged ones."""
     problems: list[str] = []
     with contextlib.closing(SegmentReader(folder / "segments")) as reader:
         for name, group, ref in refs:
@@ -351,28 +352,28 @@ def _damaged(folder: Path, refs: list[tuple[str, int, PayloadRef]]) -> list[str]
     return problems
 
 
-def _policy_audit(name: str, ledger: Ledger, closed: _Closed, steps: list[StepRecord]) -> PolicyAudit:
-    """A policy's figures: closed fates and open groups together. `steps` are those of all policies."""
-    books = ledger.policies[name]
+def _audit_policy(name: str, ledger: Ledger, closed: _ClosedFates, steps: list[StepRecord]) -> PolicyAudit:
+    """Adds up a policy's closed fates and open groups. `steps`: those of all policies."""
+    policy = ledger.policies[name]
     drawn = [group for group in ledger.groups.values() if name in group.drawn]
     events = [group.fates[name] for group in ledger.groups.values() if name in group.fates]
     counts = closed.counts + Counter(event.fate for event in events)
     staleness = [event.staleness for event in events if event.fate == "trained"]
     staleness += [row.staleness for rows in closed.by_step.values() for row in rows]
-    replayed = [s for taken in books.batches.values() for s in taken.event.replayed_staleness]
-    replayed += [s for groups in books.replayed.values() for s in groups.staleness]
+    replayed = [s for taken in policy.batches.values() for s in taken.event.replayed_staleness]
+    replayed += [s for groups in policy.replayed.values() for s in groups.staleness]
     plan = ledger.plan_at(_LAST_RECORD)
     facts = plan.policies.get(name) if plan else None
     generated = sum(group.contribution(name).num_trained_tokens for group in ledger.groups.values())
-    committed = sum(record.num_trained_tokens for record in books.committed.values())
+    committed = sum(record.num_trained_tokens for record in policy.committed.values())
     gradient = [record.num_gradient_tokens for record in steps if record.policy == name]
     known = [num for num in gradient if num is not None]
     return PolicyAudit(
         name=name,
         fates=FateCounts(drawn=closed.fates.num + len(drawn), live=len(ledger.live(name)), **counts),
-        steps=books.num_committed,
-        redone_steps=books.num_redone,
-        dropped_batches=books.num_dropped,
+        steps=policy.num_committed,
+        redone_steps=policy.num_redone,
+        dropped_batches=policy.num_dropped,
         replayed=len(replayed),
         staleness_mean=sum(staleness) / len(staleness) if staleness else 0.0,
         staleness_max=max([*staleness, *replayed], default=0),
@@ -383,6 +384,6 @@ def _policy_audit(name: str, ledger: Ledger, closed: _Closed, steps: list[StepRe
     )
 
 
-def _known(count: int | None) -> str:
-    """A count with separators, or that the trainer did not report it."""
+def _format_count(count: int | None) -> str:
+    """A count with separators, or `not reported`."""
     return "not reported" if count is None else f"{count:,}"

@@ -1,4 +1,4 @@
-"""Figures of a run for its summary: wall time, overlap of generation and training, staleness, tokens."""
+"""Numbers for the summary of a run: wall time, overlap of generation and training, staleness, tokens."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ class RunFigures:
     generated_tokens: int
     committed_tokens: int
     gradient_tokens: int | None
-    """How many of the committed tokens had a gradient; None if a trainer did not report it."""
+    """How many of the committed tokens had a gradient. None if a trainer did not report it."""
     waits_s: dict[str, float]
     """Seconds within `rl_wall_s` that a source waited for another, by `SOURCE wait:WHOM`."""
 
 
 def run_figures(folder: Path, report: AuditReport) -> RunFigures:
-    """The figures of an audited journal folder.
+    """Computes the numbers of an audited journal folder.
 
     Raises: JournalError if the journal cannot be read.
     """

@@ -1,18 +1,18 @@
-"""Decides whether a journal folder is whole: one judgement, for opening the folder and for the audit.
+"""Checks whether a journal folder is damaged. Opening a folder and auditing it use the same checks.
 
-SQLite has no checksums of its own: a flipped bit in a row's value is read as it is. So every row carries one
-(`tables.row_sum`, or a record's chain). Each is compared here, beside SQLite's own check of the file's
-structure and a comparison of the tables' definitions. Only what nobody reads is not covered: free pages, and
-the row of the record that was compacted last.
+SQLite has no checksums, so it does not notice a flipped bit in a value. Every row therefore carries a
+checksum (`journal_db.row_sum`, or the chain of a record). These are compared here, together with SQLite's own
+check of the file's structure and the definitions of the tables. Only data that nobody reads is not covered:
+free pages, and the row of the newest compacted record.
 
-Nothing is changed here. What a crash may leave is no damage: a torn end of the newest segment, and rows that
-are in the segments but not in the tables yet.
+Nothing is changed here. What a crash may leave behind is not damage: a torn end of the newest segment, and
+records that are in the segments but not in the tables yet.
 """
 
 import sqlite3
 from pathlib import Path
 
-from astraflow.dataflow.journal.compaction import carried_books
+from astraflow.dataflow.journal.compaction import load_audit_state
 from astraflow.dataflow.journal.journal_db import (
     DATABASE,
     SCHEMA_SQL,
@@ -22,10 +22,10 @@ from astraflow.dataflow.journal.journal_db import (
 )
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import chain_of, records_following
-from astraflow.dataflow.journal.segments import checked_end, records_within
+from astraflow.dataflow.journal.segments import read_records, verify_segments
 from astraflow.errors import JournalError
 
-__all__ = ["check_database", "check_header", "check_segments", "segments_end"]
+__all__ = ["check_database", "check_header", "check_segments", "check_segments_end"]
 
 _REMEDY = (
     f"restore the journal folder from a copy, or move {DATABASE}* away and resume the run: if the "
@@ -33,13 +33,13 @@ _REMEDY = (
 )
 _HEADER_BYTES = 100
 _MODES_AT = 18
-"""Where SQLite's header says how the file may be written and read."""
+"""Position in SQLite's header of the modes for writing and reading."""
 _WAL_MODE = bytes((2, 2))
-"""Its write-ahead log. Another value would make the file read-only, or its log unseen."""
+"""The write-ahead log. With other values, the file would be read-only, or its log ignored."""
 
 
 def check_database(reader: JournalReader) -> None:
-    """Raises JournalError if the database of a folder is damaged: as a file, or in any row of any table."""
+    """Raises JournalError if the database of a folder is damaged, as a file or in any row of any table."""
     database = reader.database
     path = reader.path
     try:
@@ -56,9 +56,9 @@ def check_database(reader: JournalReader) -> None:
 
 
 def check_header(path: Path) -> None:
-    """Raises JournalError if SQLite would open the file in another mode than it was written in.
+    """Raises JournalError if SQLite would open the file in another mode than the one it was written in.
 
-    A file that is missing or empty is no database yet, and passes.
+    A missing or empty file passes, since it is not a database yet.
     """
     if not path.exists():
         return
@@ -72,7 +72,7 @@ def check_header(path: Path) -> None:
 
 
 def _check_definitions(database: sqlite3.Connection, path: Path) -> None:
-    """Raises JournalError unless the tables are those that this version makes, to the letter."""
+    """Raises JournalError unless the definitions of the tables equal those of this version."""
     query = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
     fresh = sqlite3.connect(":memory:")
     fresh.executescript(SCHEMA_SQL)
@@ -92,12 +92,12 @@ def _check_sums(database: sqlite3.Connection, table: str, path: Path) -> None:
 
 
 def _check_chain(reader: JournalReader) -> None:
-    """Raises JournalError unless each record follows the one before, and the first follows the books."""
+    """Raises JournalError unless each record follows the one before, and the first the audit state."""
     seq = 0
     chain = b""
-    if (books := carried_books(reader)) is not None:
-        seq = books.seq
-        chain = books.chain
+    if (state := load_audit_state(reader)) is not None:
+        seq = state.seq
+        chain = state.chain
     if seq != reader.compacted or _chain_at(reader, seq) not in {chain, None}:
         raise JournalError(f"{reader.path} is damaged: record {seq} is not the one that was compacted last")
     for record in reader.records(seq):
@@ -120,20 +120,21 @@ def _chain_at(reader: JournalReader, seq: int) -> bytes | None:
 def check_segments(folder: Path, reader: JournalReader) -> None:
     """Raises JournalError if the kept segments do not agree with the tables.
 
-    That is: `segments_end` raises, or they go on with records that do not follow those of the tables.
+    That is the case if `check_segments_end` raises, or if their further records do not follow those of the
+    tables.
     """
-    end = segments_end(folder, reader)
-    for _ in records_following(reader.newest, records_within(folder / "segments", reader.written, end)):
+    end = check_segments_end(folder, reader)
+    for _ in records_following(reader.newest, read_records(folder / "segments", reader.written, end)):
         pass
 
 
-def segments_end(folder: Path, reader: JournalReader) -> tuple[int, int]:
-    """Segment and offset at which the kept segments end. Reads all of them.
+def check_segments_end(folder: Path, reader: JournalReader) -> tuple[int, int]:
+    """Reads all kept segments. Returns the segment and offset at which they end.
 
-    Raises: JournalError if one is damaged, or if they end before what the tables know of them.
+    Raises: JournalError if one is damaged, or if they end before the position that the tables contain.
     """
     segments = folder / "segments"
-    end = checked_end(segments, reader.first_segment)
+    end = verify_segments(segments, reader.first_segment)
     written = reader.written
     if end < written:
         raise JournalError(

@@ -1,19 +1,20 @@
-"""Writes a snapshot, and then removes what nobody needs from the journal: in pieces, while the run continues.
+"""Writes a snapshot and then removes what is no longer needed from the journal, in pieces, during the run.
 
-After a snapshot a restart needs no older record, but the audit needs what those records say. So they are
-booked as the audit books them (`ledger`). What is *closed* is checked, and becomes part of its fate rows
-and of a sum over them; the rest, which is open, is kept as the new books. Then the records are deleted, and
-so are segments that hold nothing which may still be asked for.
+After a snapshot, a restart needs no older records, but the audit still needs their content. Compaction
+therefore applies them to the audit state, as the audit does (`ledger`). What is *closed* is checked, and
+becomes part of the fate rows and of a sum over them. The rest, which is open, is stored as the new audit
+state. Then the records are deleted, together with segments of which nothing may be requested any more.
 
-A step is closed when it is committed; a group when it is decided for all policies, in no open batch, and not
-kept for replay; an evaluation round when it is over.
+A step is closed when it is committed; a group when it has a fate for all policies, is in no open batch, and
+is not kept for replay; an evaluation round when it is over.
 
-Records that do not hold are not deleted: at the first problem compaction stops, and the audit shows it.
+Records that violate a rule are not deleted: compaction stops at the first problem, which the audit then
+shows.
 
-Each piece takes a few milliseconds in the tables' thread, with at most one transaction, so that rows are
-written in between. A crash between any two pieces is harmless. Those before the switch (one row of `meta`)
-write what nobody reads yet, and the next compaction writes it again; those after it delete what nobody
-reads any more.
+Each piece takes a few milliseconds in the tables' thread, with at most one transaction, so that other rows
+can be written in between. A crash between any two pieces is harmless. Pieces before the switch (one row of
+`meta`) write data that nobody reads yet, and the next compaction writes it again. Pieces after the switch
+delete data that nobody reads any more.
 """
 
 import sqlite3
@@ -28,150 +29,150 @@ import msgspec
 import xxhash
 
 from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.journal_db import FateRow, row_sum, summed
-from astraflow.dataflow.journal.ledger import Books, GroupBooks, Ledger, ReplayedGroups
+from astraflow.dataflow.journal.journal_db import FateRow, make_insert, row_sum
+from astraflow.dataflow.journal.ledger import AuditedGroup, AuditState, Ledger, ReplayedGroups
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.rules import batch_problems, commit_problems
 from astraflow.dataflow.journal.segments import SegmentStore
 from astraflow.errors import Error, JournalError
 
-__all__ = ["Compaction", "CompactionPlan", "carried_books", "carried_ledger"]
+__all__ = ["Compaction", "CompactionInput", "load_audit_state", "load_ledger"]
 
 _CHUNK = 128
 """Records, rows or groups in one piece: a few milliseconds of work."""
 _DIGEST_BYTES = 16
-_BOOKS = msgspec.msgpack.Decoder(Books)
-_GROUPS = msgspec.msgpack.Decoder(dict[int, GroupBooks])
+_STATES = msgspec.msgpack.Decoder(AuditState)
+_GROUPS = msgspec.msgpack.Decoder(dict[int, AuditedGroup])
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionPlan:
-    """What to compact: all of it is known when the snapshot of record `seq` is made."""
+class CompactionInput:
+    """What to compact, as known at the snapshot of record `seq`."""
 
     seq: int
     snapshot: Iterator[bytes]
-    """The parts of the snapshot; none if the journal has it already."""
+    """The parts of the snapshot. Empty if the journal already has it."""
     open_rounds: frozenset[int]
     """Evaluation rounds that are not over."""
     replayable: frozenset[int]
-    """Groups that later batches may hold again; no other group that was in a batch can be in one."""
+    """Groups that later batches may replay. No other group can be in a second batch."""
     segment: int
-    """The one that is written to at that moment; later records refer to no older payload."""
+    """The segment that is written at that moment. Later records refer to no older payload."""
     retained_steps: int
-    """Committed steps of each policy whose payloads are kept besides those that are not released."""
+    """Number of committed steps of each policy whose payloads are kept after their release."""
 
 
-def carried_ledger(reader: JournalReader) -> Ledger:
-    """The books as the last compaction left them; empty ones if there was none. Raises: JournalError."""
-    books = carried_books(reader)
-    if books is None:
+def load_ledger(reader: JournalReader) -> Ledger:
+    """Loads the ledger as the last compaction left it; empty if there was none. Raises: JournalError."""
+    state = load_audit_state(reader)
+    if state is None:
         return Ledger(reader.plans())
-    groups: dict[int, GroupBooks] = {}
-    for part in reader.books()[1:]:
-        groups |= _decoded(_GROUPS, part)
-    return Ledger(reader.plans(), books, groups)
+    groups: dict[int, AuditedGroup] = {}
+    for part in reader.audit_state_parts()[1:]:
+        groups |= _unseal(_GROUPS, part)
+    return Ledger(reader.plans(), state, groups)
 
 
-def carried_books(reader: JournalReader) -> Books | None:
-    """The same without the open groups; None if there was no compaction yet. Raises: JournalError."""
+def load_audit_state(reader: JournalReader) -> AuditState | None:
+    """Loads the audit state of the last compaction, without the open groups. Raises: JournalError."""
     if not reader.compacted:
         return None
-    parts = reader.books()
+    parts = reader.audit_state_parts()
     if not parts:
-        raise JournalError(f"the books up to record {reader.compacted} are missing from the journal")
-    return _decoded(_BOOKS, parts[0])
+        raise JournalError(f"the audit state of record {reader.compacted} is missing from the journal")
+    return _unseal(_STATES, parts[0])
 
 
 class Compaction:
-    """One pass. Call `step` in the tables' thread until `is_done`, and `close` at the end or earlier."""
+    """One compaction. Call `step` in the tables' thread until `is_done`, then `close`; or `close` earlier."""
 
     def __init__(
-        self, folder: Path, database: sqlite3.Connection, segments: SegmentStore, plan: CompactionPlan
+        self, folder: Path, database: sqlite3.Connection, segments: SegmentStore, what: CompactionInput
     ) -> None:
         self._folder = folder
         self._db = database
         self._segments = segments
-        self._plan = plan
+        self._input = what
         self._pieces = self._run()
         self.is_done = False
 
     def step(self) -> None:
-        """Does one piece. Raises: JournalError if it fails; the journal is then as good as before."""
+        """Does one piece. Raises: JournalError if it fails; the journal is then still intact."""
         try:
             self.is_done = next(self._pieces, True) is True
         except (OSError, sqlite3.Error, Error, msgspec.DecodeError) as err:
             raise JournalError(str(err)) from err
 
     def close(self) -> None:
-        """Leaves the rest undone."""
+        """Ends the compaction, whether it is done or not."""
         self._pieces.close()
 
     def _run(self) -> Generator[None]:
-        """All pieces, in order: each `yield` ends one."""
+        """Runs all pieces in order. Each `yield` ends one."""
         yield from self._write_snapshot()
         with JournalReader(self._folder) as reader:
-            ledger = carried_ledger(reader)
-            # Not new: a crash came between the switch and the deletions of the last compaction.
-            is_new = self._plan.seq > ledger.books.seq
+            ledger = load_ledger(reader)
+            # False if a crash came between the switch and the deletions of the last compaction.
+            is_new = self._input.seq > ledger.state.seq
             yield
-            yield from self._book(reader, ledger)
+            yield from self._apply_records(reader, ledger)
         if is_new:
-            closed: list[tuple[int, GroupBooks]] = []
-            yield from self._close_what_is_over(ledger, closed)
+            closed: list[tuple[int, AuditedGroup]] = []
+            yield from self._close_finished(ledger, closed)
             yield from self._write_rows(ledger, closed)
-            yield from self._write_books(ledger)
-            # The switch: from here on the new books are in force.
+            yield from self._write_audit_state(ledger)
+            # The switch: from here on, the new audit state is in force.
             with self._transaction():
-                self._set_meta("compacted", ledger.books.seq)
+                self._set_meta("compacted", ledger.state.seq)
             yield
-        yield from self._delete_records(ledger.books.seq)
+        yield from self._delete_records(ledger.state.seq)
         yield from self._drop_segments(self._first_needed(ledger))
 
     def _write_snapshot(self) -> Iterator[None]:
-        """Encodes the snapshot part by part, then replaces the former one."""
+        """Encodes the snapshot part by part, then replaces the previous one."""
         parts: list[bytes] = []
-        for part in self._plan.snapshot:
+        for part in self._input.snapshot:
             parts.append(part)
             yield
         if parts:
             with self._transaction():
-                row = (self._plan.seq, b"".join(parts))
-                self._db.execute(*summed("snapshots", row, replaces=True))
-                self._db.execute("DELETE FROM snapshots WHERE seq < ?", (self._plan.seq,))
+                row = (self._input.seq, b"".join(parts))
+                self._db.execute(*make_insert("snapshots", row, replaces=True))
+                self._db.execute("DELETE FROM snapshots WHERE seq < ?", (self._input.seq,))
 
-    # --- booking ---
+    # --- the audit state ---
 
-    def _book(self, reader: JournalReader, ledger: Ledger) -> Iterator[None]:
-        """Books the records up to the snapshot's."""
-        records = reader.records(ledger.books.seq)
-        while ledger.books.seq < self._plan.seq:
-            chunk = list(islice(records, min(_CHUNK, self._plan.seq - ledger.books.seq)))
+    def _apply_records(self, reader: JournalReader, ledger: Ledger) -> Iterator[None]:
+        """Applies the records up to the snapshot's to the ledger."""
+        records = reader.records(ledger.state.seq)
+        while ledger.state.seq < self._input.seq:
+            chunk = list(islice(records, min(_CHUNK, self._input.seq - ledger.state.seq)))
             if not chunk:
-                _refuse([f"record {ledger.books.seq + 1} is missing"])
+                _raise_first([f"record {ledger.state.seq + 1} is missing"])
             for record in chunk:
-                ledger.book(record)
-            _refuse(ledger.problems)
+                ledger.apply(record)
+            _raise_first(ledger.problems)
             yield
 
-    def _close_what_is_over(self, ledger: Ledger, closed: list[tuple[int, GroupBooks]]) -> Iterator[None]:
-        """Checks what is closed, and moves it out of the ledger; the groups go to `closed`."""
-        for name, books in ledger.policies.items():
-            for step, record in sorted(books.committed.items()):
-                _refuse(commit_problems(name, record, ledger))
-                _refuse(batch_problems(name, step, ledger))
+    def _close_finished(self, ledger: Ledger, closed: list[tuple[int, AuditedGroup]]) -> Iterator[None]:
+        """Checks what is closed and removes it from the ledger. Closed groups are added to `closed`."""
+        for name, policy in ledger.policies.items():
+            for step, record in sorted(policy.committed.items()):
+                _raise_first(commit_problems(name, record, ledger))
+                _raise_first(batch_problems(name, step, ledger))
                 _close_step(name, step, ledger)
                 yield
-        closing = _closing(ledger, self._plan.replayable)
+        closing = _find_closing(ledger, self._input.replayable)
         yield
         closed += [(group, ledger.groups.pop(group)) for group in sorted(closing)]
-        rounds = ledger.books.rounds
-        ledger.books.rounds = {idx: rounds[idx] for idx in rounds.keys() & self._plan.open_rounds}
+        rounds = ledger.state.rounds
+        ledger.state.rounds = {idx: rounds[idx] for idx in rounds.keys() & self._input.open_rounds}
 
     # --- writing ---
 
-    def _write_rows(self, ledger: Ledger, closed: list[tuple[int, GroupBooks]]) -> Iterator[None]:
-        """Completes the fates of closed groups, and notes where their trained trajectories lie."""
+    def _write_rows(self, ledger: Ledger, closed: list[tuple[int, AuditedGroup]]) -> Iterator[None]:
+        """Completes the fate rows of closed groups, and stores where their trained trajectories are."""
         for chunk in _chunks(closed):
             ended = [
                 (group.fate_row(policy, idx), group.contribution(policy).payloads)
@@ -188,34 +189,34 @@ class Compaction:
                 done = self._db.executemany(
                     "UPDATE fates SET samples = ?, trained_tokens = ?, sum = ? "
                     "WHERE policy = ? AND group_id = ?",
-                    [_completed(row) for row in rows],
+                    [_make_fate_update(row) for row in rows],
                 )
                 for refs_row in kept:
-                    self._db.execute(*summed("payloads", refs_row, replaces=True))
-            _refuse([] if done.rowcount == len(rows) else ["fates are missing from their table"])
+                    self._db.execute(*make_insert("payloads", refs_row, replaces=True))
+            _raise_first([] if done.rowcount == len(rows) else ["fates are missing from their table"])
             for row in rows:
                 ledger.policies[row.policy].closed.add(row)
             yield
 
-    def _write_books(self, ledger: Ledger) -> Iterator[None]:
-        """Writes the books of the snapshot's record beside those in force."""
-        ledger.books.drawn_below = max([ledger.books.drawn_below, *(idx + 1 for idx in ledger.groups)])
+    def _write_audit_state(self, ledger: Ledger) -> Iterator[None]:
+        """Writes the audit state of the snapshot's record next to the one in force."""
+        ledger.state.drawn_below = max([ledger.state.drawn_below, *(idx + 1 for idx in ledger.groups)])
         self._first_needed(ledger)
         with self._transaction():
-            self._db.execute("DELETE FROM books WHERE at_seq = ?", (ledger.books.seq,))
+            self._db.execute("DELETE FROM audit_state WHERE at_seq = ?", (ledger.state.seq,))
         parts = (
             msgspec.msgpack.encode(part)
-            for part in (ledger.books, *(dict(chunk) for chunk in _chunks(list(ledger.groups.items()))))
+            for part in (ledger.state, *(dict(chunk) for chunk in _chunks(list(ledger.groups.items()))))
         )
         for number, part in enumerate(parts):
             with self._transaction():
-                self._db.execute(*summed("books", (ledger.books.seq, number, _sealed(part))))
+                self._db.execute(*make_insert("audit_state", (ledger.state.seq, number, _seal(part))))
             yield
 
     def _delete_records(self, seq: int) -> Iterator[None]:
-        """Deletes the former books, and all but the last of the records that the new books replace."""
+        """Deletes the previous audit state, and all records up to the snapshot's except that one."""
         with self._transaction():
-            self._db.execute("DELETE FROM books WHERE at_seq <> ?", (seq,))
+            self._db.execute("DELETE FROM audit_state WHERE at_seq <> ?", (seq,))
         query = "DELETE FROM records WHERE seq IN (SELECT seq FROM records WHERE seq < ? LIMIT ?)"
         while True:
             yield
@@ -226,24 +227,23 @@ class Compaction:
     # --- segments ---
 
     def _first_needed(self, ledger: Ledger) -> int:
-        """The first segment with a payload that may still be asked for.
+        """The first segment with a payload that may still be requested.
 
-        Removes the closed steps whose payloads may not from the books.
+        Forgets the segments of closed steps whose payloads may not.
         """
-        needed = [self._plan.segment]
+        needed = [self._input.segment]
         for group in ledger.groups.values():
             for contribution in group.contributions.values():
                 needed += (ref.segment for ref in contribution.payloads)
-        for books in ledger.policies.values():
-            first_step = min(books.released, books.num_committed - self._plan.retained_steps)
-            for step in [step for step in books.first_segments if step < first_step]:
-                del books.first_segments[step]
-            needed += books.first_segments.values()
+        for policy in ledger.policies.values():
+            first_step = min(policy.released, policy.num_committed - self._input.retained_steps)
+            for step in [step for step in policy.first_segments if step < first_step]:
+                del policy.first_segments[step]
+            needed += policy.first_segments.values()
         return min(needed)
 
     def _drop_segments(self, first: int) -> Iterator[None]:
-        """Copies the messages in the segments before `first` into their table, then deletes these
-        segments."""
+        """Copies messages from the segments before `first` into their table, then deletes these segments."""
         columns = "kind, group_id, task_id, policy, version, score, segment, offset, length"
         query = f"SELECT rowid, {columns} FROM samples WHERE segment < ? AND data IS NULL"
         for chunk in _chunks(self._db.execute(query, (first,)).fetchall()):
@@ -255,8 +255,7 @@ class Compaction:
                 ]
                 self._db.executemany("UPDATE samples SET data = ?, sum = ? WHERE rowid = ?", rows)
             yield
-        # Synced, as other rows are not: a power loss must not bring back a database that refers to deleted
-        # files.
+        # Synced, unlike other rows: after a power loss, the database must not refer to deleted files.
         self._db.execute("PRAGMA synchronous=FULL")
         try:
             with self._transaction():
@@ -268,7 +267,7 @@ class Compaction:
         self._segments.drop(first)
 
     def _set_meta(self, key: str, value: int) -> None:
-        self._db.execute(*summed("meta", (key, str(value)), replaces=True))
+        self._db.execute(*make_insert("meta", (key, str(value)), replaces=True))
 
     @contextmanager
     def _transaction(self) -> Generator[None]:
@@ -282,59 +281,60 @@ class Compaction:
 
 
 def _close_step(name: str, step: int, ledger: Ledger) -> None:
-    """Takes the step's batch out of the books. What later checks of its record need, besides fates, stays."""
-    books = ledger.policies[name]
-    taken = books.batches.pop(step)
-    del books.committed[step]
-    books.num_closed_steps += 1
+    """Removes a step's batch from the audit state. Keeps what later checks of its record need besides
+    fates."""
+    policy = ledger.policies[name]
+    taken = policy.batches.pop(step)
+    del policy.committed[step]
+    policy.num_closed_steps += 1
     contributions = [ledger.group(group).contribution(name) for group in taken.all_ids]
-    books.first_segments[step] = min(ref.segment for each in contributions for ref in each.payloads)
+    policy.first_segments[step] = min(ref.segment for each in contributions for ref in each.payloads)
     replayed = contributions[len(taken.event.group_ids) :]
     if replayed:
-        books.replayed[step] = ReplayedGroups(
+        policy.replayed[step] = ReplayedGroups(
             staleness=taken.event.replayed_staleness,
             num_samples=sum(each.num_samples for each in replayed),
             num_trained_tokens=sum(each.num_trained_tokens for each in replayed),
         )
 
 
-def _completed(row: FateRow) -> tuple[object, ...]:
-    """Parameters of the statement that completes the row of a closed group's fate."""
+def _make_fate_update(row: FateRow) -> tuple[object, ...]:
+    """Parameters of the statement that completes the fate row of a closed group."""
     values = (row.policy, row.group_id, row.fate, row.step, row.staleness, row.tokens)
     completed = (*values, row.samples, row.trained_tokens)
     return row.samples, row.trained_tokens, row_sum("fates", completed), row.policy, row.group_id
 
 
-def _closing(ledger: Ledger, replayable: frozenset[int]) -> set[int]:
-    """Groups that are decided for all policies, are in no open batch, and will be in none."""
+def _find_closing(ledger: Ledger, replayable: frozenset[int]) -> set[int]:
+    """Groups that have a fate for all policies, are in no open batch, and will be in none."""
     closing = {idx for idx, group in ledger.groups.items() if group.is_decided} - replayable
-    for books in ledger.policies.values():
-        for taken in books.batches.values():
+    for policy in ledger.policies.values():
+        for taken in policy.batches.values():
             closing.difference_update(taken.all_ids)
     return closing
 
 
-def _refuse(problems: Sequence[str]) -> None:
-    """Raises JournalError if there are problems."""
+def _raise_first(problems: Sequence[str]) -> None:
+    """Raises JournalError with the first problem, if there is one."""
     if problems:
-        raise JournalError(f"the journal is not compacted, for it does not hold: {problems[0]}")
+        raise JournalError(f"the journal is not compacted, because a check failed: {problems[0]}")
 
 
 def _chunks(items: Sequence[_T]) -> Iterable[Sequence[_T]]:
     return (items[first : first + _CHUNK] for first in range(0, len(items), _CHUNK))
 
 
-def _sealed(part: bytes) -> bytes:
-    """A part of the books behind its hash."""
+def _seal(part: bytes) -> bytes:
+    """Puts a part of the audit state behind its hash."""
     return xxhash.xxh3_128_digest(part) + part
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
-    """A sealed part of the books. Raises: JournalError."""
+def _unseal(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    """Decodes a sealed part of the audit state. Raises: JournalError."""
     part = data[_DIGEST_BYTES:]
-    if _sealed(part) != data:
-        raise JournalError("the journal's books were changed; restore the journal folder from a copy")
+    if _seal(part) != data:
+        raise JournalError("the journal's audit state was changed; restore the folder from a copy")
     try:
         return decoder.decode(part)
     except msgspec.DecodeError as err:
-        raise JournalError(f"the journal's books cannot be read: {err}") from err
+        raise JournalError(f"the journal's audit state cannot be read: {err}") from err

@@ -1,7 +1,6 @@
-"""Counts failed attempts by kind: failures that differ only in their task, their numbers, and what follows
-the first line of their messages, are one kind.
+"""Counts failed attempts by kind. Messages of one kind have the same first line except for tasks and numbers.
 
-The counts are part of the books, so they are bounded: past a number of kinds, all further ones are one.
+The counts are part of the audit state, so they are bounded: all kinds beyond a limit are counted as one.
 """
 
 import re
@@ -11,11 +10,11 @@ import msgspec
 __all__ = ["FailureKind", "count_failure"]
 
 _MAX_KINDS = 30
-_MAX_TOLD = 300
+_MAX_MESSAGE_CHARS = 300
 """Characters of a message that are kept."""
 _OTHERS = "failures of other kinds"
 _TASK = re.compile(r"\btask \S+: ")
-"""How messages name the task of the episode."""
+"""How messages name the episode's task."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -23,14 +22,14 @@ class FailureKind(msgspec.Struct):
     """One kind of failure."""
 
     num: int = 0
-    """Attempts that failed like this."""
+    """Number of attempts that failed in this way."""
     example: str = ""
-    """Error class and the message's first line, without its task, of the first one."""
+    """Error class and first line of the message, without the task, of the first of them."""
 
 
-def count_failure(kinds: dict[str, FailureKind], told: str) -> None:
-    """Counts one failed attempt in. `told`: error class and message."""
-    example = _TASK.sub("", told.partition("\n")[0], count=1)[:_MAX_TOLD]
+def count_failure(kinds: dict[str, FailureKind], message: str) -> None:
+    """Counts a failed attempt. `message`: error class and message."""
+    example = _TASK.sub("", message.partition("\n")[0], count=1)[:_MAX_MESSAGE_CHARS]
     key = _NUMBER.sub("#", example)
     if key not in kinds and len(kinds) >= _MAX_KINDS:
         key = example = _OTHERS

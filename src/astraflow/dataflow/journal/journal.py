@@ -1,18 +1,18 @@
-"""The one writer of a run's journal: segments hold payloads and the log of records, SQLite holds the tables.
+"""The only writer of a run's journal. Segments hold payloads and the log of records; SQLite holds the tables.
 
-Durability: one flush task at a time takes what is pending. In the journal's own thread it writes the
-payloads and the records to the segments and syncs them (fdatasync). After a quiet time a flush begins at
-once; otherwise a group forms while the last one is written, and for `_PAUSE_S`. Nothing is acknowledged
-before it is `durable`.
+Durability: one flush task at a time takes what is pending. In the journal's own thread, it writes payloads
+and records to the segments and syncs them (fdatasync). After a quiet time, a flush starts at once. Otherwise,
+a group of records forms while the previous one is written, and for `_PAUSE_S`. Nothing is acknowledged before
+`wait_durable` returns.
 
-The segments are the log. Rows go into SQLite (WAL, `synchronous=NORMAL`) behind them, in a thread of their
-own; rows that a crash or a power loss keeps from it are made from the segments when the journal is opened.
+The segments are the log. Rows go into SQLite (WAL, `synchronous=NORMAL`) after them, in another thread. Rows
+that a crash or a power loss keeps out of SQLite are restored from the segments when the journal is opened.
 
-After a failed write (disk full) the pending records stay in memory. `check` refuses further commands and
-tries again at most once per second: once there is room, the journal continues by itself. After a fault of the
-program, in any of the three tasks, the journal `is_broken`: only a new process can go on.
+After a failed write (disk full), the pending records stay in memory. `check` refuses further commands, and
+tries again at most once per second. Once there is room, the journal continues by itself. After a bug in any
+of the three tasks, the journal `is_broken`, and only a new process can continue.
 
-    append, store --> pending --(flush task)--> journal's thread: segments --> wakes `durable` waiters
+    append, store --> pending --(flush task)--> journal's thread: segments --> wakes `wait_durable`
                                                     |
                                                     +--(task of `TableWriter`)--> tables' thread: SQLite
                                                     +--(compaction task)--> tables' thread: SQLite, segments
@@ -35,8 +35,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from astraflow.dataflow.core.commands import Command, Decision, Event, PayloadRef
-from astraflow.dataflow.journal.check import check_database, check_header, segments_end
-from astraflow.dataflow.journal.compaction import Compaction, CompactionPlan
+from astraflow.dataflow.journal.check import check_database, check_header, check_segments_end
+from astraflow.dataflow.journal.compaction import Compaction, CompactionInput
 from astraflow.dataflow.journal.journal_db import (
     DATABASE,
     UNREADABLE,
@@ -44,18 +44,18 @@ from astraflow.dataflow.journal.journal_db import (
     TableRows,
     TranscriptRow,
     catch_up,
-    derived_rows,
+    derive_rows,
     insert_rows,
+    make_insert,
     newest_record,
     open_database,
-    summed,
 )
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import (
     UNWRITABLE,
     PlanEntry,
-    PlanRow,
     Record,
+    RecordedPlan,
     chain_of,
     decode_commands,
     encode_commands,
@@ -72,11 +72,11 @@ __all__ = ["Journal", "Replayable"]
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 0.002
-"""Between two flushes: each costs two threads some 100 us to hand over, whatever it holds."""
+"""Time between two flushes. Each costs about 100 us for the switch between threads, whatever its size."""
 
 
 class Replayable(Protocol):
-    """What the journal must know about the core."""
+    """What the journal needs of the core."""
 
     def apply(self, command: Command, now_s: float) -> Decision: ...
 
@@ -92,24 +92,24 @@ _CoreT = TypeVar("_CoreT", bound=Replayable)
 
 @dataclass(slots=True)
 class _Pending:
-    """What one flush makes durable; `done` is set when it is, or when that failed."""
+    """The content of one flush. `done` is set once it is durable, or the flush failed."""
 
     writes: list[PendingWrite] = field(default_factory=list["PendingWrite"])
     num_logged: int = 0
-    """Number of records, from the first, that are among the writes already."""
+    """Number of records, from the first on, that `writes` already contains."""
     tables: TableRows = field(default_factory=TableRows)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     error: JournalError | None = None
-    """Why it failed, once `done` is set."""
+    """The error of the flush, if it failed."""
 
     def absorb(self, later: "_Pending") -> None:
-        """Puts a later group behind this one."""
+        """Appends a later group."""
         self.writes += later.writes
         self.num_logged += later.num_logged
         self.tables.absorb(later.tables)
 
     def log_records(self, segments: SegmentStore) -> None:
-        """Adds the new records to the writes, behind the payloads that they refer to."""
+        """Adds the new records to the writes, after the payloads to which they refer."""
         records = self.tables.records
         if new := records[self.num_logged :]:
             segments.append_records(encode_records(new))
@@ -127,7 +127,7 @@ class Journal:
         journal = Journal(Path("runs/a/journal"))
         core = journal.recover(new=lambda: Core(plan), restore=lambda state: Core.from_snapshot(plan, state))
         seq = journal.append([command], [decision.events], at_s=now)
-        await journal.durable(seq)
+        await journal.wait_durable(seq)
     """
 
     def __init__(
@@ -141,16 +141,16 @@ class Journal:
     ) -> None:
         """Opens or creates the folder.
 
-        `snapshot_every`: commands between two snapshots. `retained_steps`: committed steps whose payloads
-        are kept. By default no snapshot comes while the journal is open, and all payloads are kept.
-        `insert`: puts rows into the tables.
+        `snapshot_every`: commands between two snapshots. `retained_steps`: committed steps whose payloads are
+        kept. By default, no snapshots are made while the journal is open, and all payloads are kept.
+        `insert`: inserts rows into the tables.
 
         Raises: JournalError if it is in use, damaged or not writable.
         """
         self.folder = folder
         self._snapshot_every = snapshot_every
         self._retained_steps = retained_steps
-        self._lock_file = _locked(folder)
+        self._lock_file = _lock_folder(folder)
         try:
             self._open(segment_bytes)
         except (Error, OSError, *UNREADABLE) as err:
@@ -159,43 +159,43 @@ class Journal:
                 raise
             raise JournalError(f"{folder / DATABASE} cannot be opened: {err}") from err
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        # A lambda, for `on_broken` is set later.
+        # A lambda, because `on_broken` is set later.
         self._tables = TableWriter(self._db, insert=insert, on_broken=lambda: self.on_broken())
         self._pending = _Pending()
         self._in_flight: _Pending | None = None
         self._flusher: asyncio.Task[None] | None = None
         self._failure: JournalError | None = None
-        """Why the newest flush failed, if it did; the next one tries again."""
+        """The error of the newest flush, if it failed. The next one tries again."""
         self._failed_at = 0.0
         self._fault: BaseException | None = None
-        """What ended a task that must never end so; nothing is tried again."""
+        """The bug that ended a task. Nothing is tried again."""
         self.on_broken: Callable[[], None] = _ignore
-        """Called at once when `is_broken` becomes true."""
+        """Called immediately when `is_broken` becomes true."""
         self._last_snapshot = self._seq
         self._num_since = 0
         """Commands since then: what a restart applies again, and what compaction has in memory at once."""
         self._compacting: asyncio.Task[None] | None = None
         self._is_closing = False
-        """No further piece of a compaction is wanted."""
+        """Whether a running compaction should stop after its current piece."""
         self._is_closed = False
-        """Nothing more is accepted."""
+        """Whether no more records are accepted."""
 
     def _open(self, segment_bytes: int) -> None:
-        """Opens what is there, if it is whole: the audit makes the same checks (`journal_check`)."""
+        """Opens the files after the checks that the audit makes too (`check`)."""
         check_header(self.folder / DATABASE)
         self._db = open_database(self.folder / DATABASE)
         try:
             with JournalReader(self.folder) as reader:
                 check_database(reader)
-                # Records that the tables lack are checked when the tables catch up with them.
-                segments_end(self.folder, reader)
+                # Records that are not in the tables yet are checked by `catch_up`.
+                check_segments_end(self.folder, reader)
                 first = reader.first_segment
                 written = reader.written
                 self.run_id = reader.meta("run_id")
             self._segments = SegmentStore(self.folder / "segments", segment_bytes=segment_bytes)
             if self._segments.end > written:
                 catch_up(self._db, self.folder / "segments", written, self._segments.end)
-                # A database that is made again takes the run's id from the log.
+                # A rebuilt database gets the run's id from the log.
                 with JournalReader(self.folder) as reader:
                     self.run_id = reader.meta("run_id")
             self._seq, self._chain = newest_record(self._db)
@@ -209,9 +209,9 @@ class Journal:
     # --- restart ---
 
     def recover(self, *, new: Callable[[], _CoreT], restore: Callable[[bytes], _CoreT]) -> _CoreT:
-        """The core as it was: the newest snapshot, and every later command applied again.
+        """Rebuilds the core: restores the newest snapshot, and applies every later command again.
 
-        Raises: JournalError naming the record whose replay gives other events than were stored.
+        Raises: JournalError, naming the record, if a replay gives other events than the stored ones.
         """
         row = self._db.execute("SELECT seq, state FROM snapshots ORDER BY seq DESC LIMIT 1").fetchone()
         core = restore(bytes(row[1])) if row else new()
@@ -234,7 +234,7 @@ class Journal:
         return float(row[0]) if row else 0.0
 
     def reader(self) -> JournalReader:
-        """What is durable now, to read."""
+        """Opens a reader of what is durable now."""
         return JournalReader(self.folder)
 
     # --- writing ---
@@ -246,20 +246,19 @@ class Journal:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a part failed by a fault of the program: only a new process can go on."""
+        """Whether a bug ended one of the tasks, so that only a new process can continue."""
         return self._fault is not None or self._tables.is_broken
 
     @property
     def failure(self) -> JournalError | None:
-        """Why the journal cannot be written now, if so."""
+        """Why the journal cannot be written now, or None."""
         error = self._fault or self._tables.failure
-        return self._failure if error is None else self._refused(error)
+        return self._failure if error is None else self._make_error(error)
 
     def check(self) -> None:
-        """Call before a command is applied. Raises: JournalError if the journal cannot be written now, or is
-        closed."""
+        """Call before a command is applied. Raises: JournalError if the journal is closed or not writable."""
         if self._is_closed:
-            raise JournalError(f"the journal {self.folder} is closed: the dataflow is stopping or restarts")
+            raise JournalError(f"the journal {self.folder} is closed: the dataflow is stopping or restarting")
         if (failure := self.failure) is None:
             return
         if self._flusher is None and time.monotonic() - self._failed_at >= RETRY_S:
@@ -268,21 +267,21 @@ class Journal:
         raise failure
 
     def store(self, payload: bytes) -> PayloadRef:
-        """Gives a payload its place; it is on disk no later than the next record that is appended."""
+        """Assigns a payload its position. It is on disk no later than the next appended record."""
         return self._segments.append(payload)
 
     def append(
         self, commands: Sequence[Command | msgspec.Raw], events: Sequence[Sequence[Event]], *, at_s: float
     ) -> int:
-        """Adds a record of commands that were applied at one moment, each with its events.
+        """Adds a record of commands that were applied at one moment, with the events of each.
 
-        Returns its number, for `durable`. Raises: JournalError if it cannot be encoded. It leaves no gap in
-        the numbers then, for nothing is changed before all is encoded.
+        Returns its number, for `wait_durable`. Raises: JournalError if it cannot be encoded. Nothing is
+        changed before all is encoded, so a failure leaves no gap in the numbers.
         """
         seq = self._seq + 1
         try:
             row = (seq, at_s, encode_commands(commands), encode_events(events))
-            rows = derived_rows(seq, events)
+            rows = derive_rows(seq, events)
         except UNWRITABLE as err:
             raise JournalError(f"journal record {seq} cannot be encoded: {err}") from err
         chain = chain_of(self._chain, Record(*row, b""))
@@ -294,29 +293,28 @@ class Journal:
         self._start_flush()
         return self._seq
 
-    def note_plan(self, plan: PlanRow) -> None:
-        """Keeps what the run is told from here on, unless that is what it was told last."""
+    def note_plan(self, plan: RecordedPlan) -> None:
+        """Stores the plan if it differs from the newest stored one."""
         blob = msgspec.msgpack.encode(plan)
         newest = self._db.execute("SELECT plan FROM plans ORDER BY rowid DESC LIMIT 1").fetchone()
         if newest is None or bytes(newest[0]) != blob:
             entry = PlanEntry(self.run_id, self._seq, time.time(), blob)
             self._segments.append_plan(encode_plan(entry))
-            self._add_row(*summed("plans", (entry.seq, entry.at_s, entry.plan)))
+            self._add_row(*make_insert("plans", (entry.seq, entry.at_s, entry.plan)))
 
     def note_spans(self, source: str, spans: tuple[BusySpan, ...]) -> None:
-        """Keeps busy spans, unless the journal cannot be written now: nothing rests on them.
-
-        A span whose ends are no finite numbers says nothing, and is left out.
+        """Stores busy spans with finite ends. Does nothing if the journal cannot be written now, because no
+        decision depends on them.
         """
         if self._is_closed or self.failure is not None:
             return
         for span in spans:
             if math.isfinite(span.start_s) and math.isfinite(span.end_s):
                 row = (source, span.kind, float(span.start_s), float(span.end_s))
-                self._add_row(*summed("telemetry", row))
+                self._add_row(*make_insert("telemetry", row))
 
     def note_transcript(self, transcript: TranscriptRow) -> None:
-        """Keeps where the messages of an episode lie."""
+        """Stores the position of an episode's messages."""
         row = (
             transcript.kind,
             transcript.group_id,
@@ -329,15 +327,15 @@ class Journal:
             transcript.ref.length,
             None,  # The messages themselves, once compaction drops their segment.
         )
-        self._add_row(*summed("samples", row))
+        self._add_row(*make_insert("samples", row))
 
     def snapshot_if_due(self, core: Replayable) -> None:
-        """Begins a snapshot, and compaction after it, if `snapshot_every` commands came since the last."""
+        """Starts a snapshot, followed by compaction, if `snapshot_every` commands came since the last one."""
         if self._num_since < self._snapshot_every or self._compacting is not None:
             return
         self._last_snapshot = self._seq
         self._num_since = 0
-        plan = CompactionPlan(
+        what = CompactionInput(
             self._seq,
             core.snapshot_parts(),
             open_rounds=frozenset(round_id for round_id, _ in core.eval_deadlines()),
@@ -345,16 +343,16 @@ class Journal:
             segment=self._segments.end[0],
             retained_steps=self._retained_steps,
         )
-        work = Compaction(self.folder, self._db, self._segments, plan)
+        work = Compaction(self.folder, self._db, self._segments, what)
         self._compacting = asyncio.get_running_loop().create_task(
             self._compact(work, self._seq), name="journal compaction"
         )
-        self._compacting.add_done_callback(self._compaction_ended)
+        self._compacting.add_done_callback(self._on_compaction_end)
 
     async def _compact(self, work: Compaction, seq: int) -> None:
-        """Does one piece after another, with flushes in between, until done or no longer wanted (`close`)."""
+        """Does one piece after another, with flushes in between, until it is done or `close` is called."""
         try:
-            await self.durable(seq)
+            await self.wait_durable(seq)
             await self._tables.settle()
             while not work.is_done and not self._is_closing and self.failure is None:
                 await self._tables.run(work.step)
@@ -364,24 +362,24 @@ class Journal:
         finally:
             await self._tables.run(work.close)
 
-    def _compaction_ended(self, task: asyncio.Task[None]) -> None:
-        """A compaction that raised met a fault of the program: the next one would meet it too."""
+    def _on_compaction_end(self, task: asyncio.Task[None]) -> None:
+        """If the compaction raised, that is a bug, which would also end the next one."""
         self._compacting = None
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.critical("the journal's compaction failed", exc_info=error)
             self._break(error)
 
     def snapshot(self, core: Replayable) -> None:
-        """Adds a snapshot of the core as of the newest record, at once."""
+        """Immediately adds a snapshot of the core as of the newest record."""
         if self._seq != self._last_snapshot or self._compacting is not None:
             self._last_snapshot = self._seq
             self._num_since = 0
             row = (self._seq, b"".join(core.snapshot_parts()))
-            self._add_row(*summed("snapshots", row, replaces=True))
+            self._add_row(*make_insert("snapshots", row, replaces=True))
             self._add_row("DELETE FROM snapshots WHERE seq < ?", (self._seq,))
 
-    async def durable(self, seq: int) -> None:
-        """Returns when record `seq` is on disk. Raises: JournalError if it cannot be written now."""
+    async def wait_durable(self, seq: int) -> None:
+        """Returns once record `seq` is on disk. Raises: JournalError if it cannot be written now."""
         while self._durable_seq < seq:
             self.check()
             flight = self._in_flight
@@ -390,8 +388,8 @@ class Journal:
             if group.error is not None:
                 raise group.error
 
-    async def flushed(self) -> None:
-        """Returns when nothing is pending, all is in the tables and no compaction runs.
+    async def wait_flushed(self) -> None:
+        """Returns once nothing is pending, everything is in the tables, and no compaction is running.
 
         Raises: JournalError if the journal cannot be written now.
         """
@@ -410,16 +408,16 @@ class Journal:
         return self._segments.read_all(refs)
 
     async def close(self) -> None:
-        """Writes what is pending, closes the files and unlocks the folder.
+        """Writes what is pending, closes the files, and unlocks the folder.
 
-        Raises: JournalError if what is pending cannot be written; the folder is unlocked all the same.
+        Raises: JournalError if pending records cannot be written; the folder is unlocked nevertheless.
         """
         self._is_closing = True
         try:
             self._failed_at = 0.0
             self._start_flush()
             self._tables.start()
-            await self.flushed()
+            await self.wait_flushed()
         finally:
             self._is_closed = True
             self._thread.shutdown()
@@ -439,10 +437,10 @@ class Journal:
         in_pause = self._failure is not None and time.monotonic() - self._failed_at < RETRY_S
         if self._flusher is None and not in_pause and not self._is_closed:
             self._flusher = asyncio.get_running_loop().create_task(self._flush(), name="journal flush")
-            self._flusher.add_done_callback(self._flush_ended)
+            self._flusher.add_done_callback(self._on_flush_end)
 
     async def _flush(self) -> None:
-        """Writes groups until none is pending, or one fails. Woken by `_start_flush`; wakes `durable`."""
+        """Writes groups until none is pending or one fails. Woken by `_start_flush`; wakes `wait_durable`."""
         loop = asyncio.get_running_loop()
         while not self._pending.tables.is_empty:
             group = self._pending
@@ -461,11 +459,12 @@ class Journal:
             group.done.set()
             self._tables.add(group.tables)
             await asyncio.sleep(_PAUSE_S)
-        # Here, not when the task has ended: what is appended between the two must begin a new one.
+        # Not in a callback at the task's end: what is appended in between must start a new task.
         self._flusher = None
 
-    def _flush_ended(self, task: asyncio.Task[None]) -> None:
-        """A flush that raised has lost its group: nothing more is accepted, and whoever waits is told."""
+    def _on_flush_end(self, task: asyncio.Task[None]) -> None:
+        """If the flush raised, its group is lost: the journal accepts nothing more, and all waiters get the
+        error."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         _log.critical("the journal's flush failed", exc_info=error)
@@ -479,8 +478,9 @@ class Journal:
         self.on_broken()
 
     def _fail(self, group: _Pending, err: BaseException) -> None:
-        """Tells all who wait; the group goes in front of what is pending, to be tried again."""
-        self._failure = self._refused(err)
+        """Passes the error to all waiters, and puts the group in front of what is pending, for another
+        try."""
+        self._failure = self._make_error(err)
         self._failed_at = time.monotonic()
         _log.error("%s", self._failure)
         waiting = (group.done, self._pending.done)
@@ -494,7 +494,7 @@ class Journal:
         for done in waiting:
             done.set()
 
-    def _refused(self, err: BaseException) -> JournalError:
+    def _make_error(self, err: BaseException) -> JournalError:
         if self.is_broken:
             return JournalError(
                 f"the journal {self.folder} failed by a fault of the program ({type(err).__name__}: {err}). "
@@ -507,11 +507,11 @@ class Journal:
 
 
 def _ignore() -> None:
-    """Stands in for `on_broken` until somebody asks to be told."""
+    """The default of `on_broken`."""
 
 
-def _locked(folder: Path) -> int:
-    """The open lock file of a folder, which is made if need be. Raises: JournalError if another process holds
+def _lock_folder(folder: Path) -> int:
+    """Creates and locks a folder. Returns its open lock file. Raises: JournalError if another process has
     it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -533,9 +533,9 @@ def _locked(folder: Path) -> int:
 
 
 def _replay(core: Replayable, record: Record) -> int:
-    """Applies a record's commands again, as a restart does after the newest snapshot; how many they are.
+    """Applies a record's commands again. Returns their number.
 
-    Raises: JournalError naming the record if it gives other events than were stored.
+    Raises: JournalError, naming the record, if they give other events than the stored ones.
     """
     try:
         decisions = [core.apply(command, record.at_s) for command in decode_commands(record)]

@@ -1,17 +1,16 @@
 """The journal's database: its tables, and how rows get into them.
 
-`records` holds every accepted command with the events that it led to, in order. `fates` has one row for
-each policy and group, forever. `plans` holds what the run was told at each start. The other tables are
-derived (`steps`, `evals`), for reading (`samples`: transcripts; `telemetry`: busy spans), or for restart
-(`snapshots`, `meta`).
+`records` holds every accepted command with its events, in order. `fates` has one permanent row for each
+policy and group. `plans` holds the run's plan as of each start. The other tables are derived (`steps`,
+`evals`), for people (`samples`: transcripts; `telemetry`: busy spans), or for restarts (`snapshots`, `meta`).
 
-Compaction takes old records away. What the audit needs of them stays in `books` (all that was open then,
-and counts), in `fates` (whose columns `samples` and `trained_tokens` it fills in) and in `payloads` (where
-the kept trajectories of closed groups lie). `meta` has the record up to which that is done, and the first
-segment that is kept.
+Compaction removes old records. What the audit needs of them stays in `audit_state` (everything open, and
+counts), `fates` (whose columns `samples` and `trained_tokens` it fills in), and `payloads` (the positions of
+kept trajectories of closed groups). `meta` has the newest compacted record and the first kept segment.
 
-SQLite does not notice a flipped bit in a row. So every row carries a checksum in its last column: a record
-its chain, every other row a `sum`.
+SQLite does not notice a flipped bit in a row. Every row therefore has a checksum in its last column: records
+their chain, all other rows a `sum`.
+
 """
 
 import itertools
@@ -26,7 +25,7 @@ import xxhash
 
 from astraflow.dataflow.core.commands import EvalFinished, Event, FateDecided, PayloadRef, StepCommitted
 from astraflow.dataflow.journal.records import Record, decode_events, decode_plan, records_following
-from astraflow.dataflow.journal.segments import plans_within, records_within
+from astraflow.dataflow.journal.segments import read_plans, read_records
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, Item
 
@@ -42,23 +41,23 @@ __all__ = [
     "TelemetryRow",
     "TranscriptRow",
     "catch_up",
-    "derived_rows",
+    "derive_rows",
     "insert_rows",
+    "make_insert",
     "make_tables",
     "newest_record",
     "open_database",
     "row_sum",
-    "summed",
 ]
 
 DATABASE = "journal.sqlite"
-JOURNAL_SCHEMA = 4
-"""Version of the tables below and of the encoding of their rows."""
+JOURNAL_SCHEMA = 5
+"""Version of the tables and of the encoding of their rows."""
 SUMMED_TABLES = (
     "meta",
     "snapshots",
     "fates",
-    "books",
+    "audit_state",
     "payloads",
     "plans",
     "steps",
@@ -66,7 +65,7 @@ SUMMED_TABLES = (
     "telemetry",
     "samples",
 )
-"""Tables whose rows end in a sum: all but `records`."""
+"""Tables whose rows end in a sum: all except `records`."""
 
 SCHEMA_SQL = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, sum BLOB NOT NULL) WITHOUT ROWID;
@@ -78,7 +77,7 @@ CREATE TABLE IF NOT EXISTS fates (
     policy TEXT NOT NULL, group_id INTEGER NOT NULL, fate TEXT NOT NULL, step INTEGER NOT NULL,
     staleness INTEGER NOT NULL, tokens INTEGER NOT NULL, samples INTEGER NOT NULL,
     trained_tokens INTEGER NOT NULL, sum BLOB NOT NULL, PRIMARY KEY (policy, group_id)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS books (at_seq INTEGER NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL,
+CREATE TABLE IF NOT EXISTS audit_state (at_seq INTEGER NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL,
     sum BLOB NOT NULL, PRIMARY KEY (at_seq, part)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS payloads (
     policy TEXT NOT NULL, group_id INTEGER NOT NULL, segment INTEGER NOT NULL, refs BLOB NOT NULL,
@@ -96,11 +95,11 @@ CREATE TABLE IF NOT EXISTS samples (
 """
 
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-"""What SQLite raises for a damaged database: its own message may hold the damaged bytes."""
+"""Errors of a damaged database. UnicodeDecodeError: SQLite's message may contain damaged bytes."""
 
 _CHECKPOINT_PAGES = 1000
-"""Pages (4 KiB each) of SQLite's log before it is folded into the database. That takes two syncs, so it
-should be rare: a flush of the segments never waits long for them."""
+"""Pages (4 KiB each) of SQLite's log that trigger a checkpoint. A checkpoint takes two syncs, which delay a
+flush of the segments, so it should be rare."""
 _BUSY_TIMEOUT_S = 5.0
 """How long a transaction waits for another process that holds the database."""
 
@@ -124,7 +123,7 @@ class FateRow:
     staleness: int
     tokens: int
     samples: int = 0
-    """Trained samples; filled in when the group is closed, as is the next field."""
+    """Trained samples. Filled in, like the next field, when the group is closed."""
     trained_tokens: int = 0
 
 
@@ -137,45 +136,45 @@ class TranscriptRow(Item, frozen=True, kw_only=True):
     task_id: str
     policy: str
     version: int
-    """Evaluated version, or the oldest that sampled trained tokens of the episode."""
+    """Evaluated version, or the oldest version of the episode's trained tokens."""
     score: float
     ref: PayloadRef
     data: bytes = b""
-    """The messages themselves, once their segment is dropped."""
+    """The messages themselves, after their segment was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetryRow:
-    """A busy span and who reported it."""
+    """A busy span and its source."""
 
     source: str
     span: BusySpan
 
 
 def row_sum(table: str, values: SqlRow) -> bytes:
-    """What the last column of a row holds: xxh3-64 over its table's name and its other values."""
+    """The last column of a row: xxh3-64 over the table's name and the other values."""
     return xxhash.xxh3_64_digest(_ENCODER.encode((table, *values)))
 
 
-def summed(table: str, values: SqlRow, *, replaces: bool = False) -> tuple[str, SqlRow]:
-    """(SQL, parameters) that insert a row into one of the `SUMMED_TABLES`."""
+def make_insert(table: str, values: SqlRow, *, replaces: bool = False) -> tuple[str, SqlRow]:
+    """Makes (SQL, parameters) that insert a row with its sum into one of the `SUMMED_TABLES`."""
     verb = "INSERT OR REPLACE" if replaces else "INSERT"
     places = ", ".join("?" * (len(values) + 1))
     return f"{verb} INTO {table} VALUES ({places})", (*values, row_sum(table, values))
 
 
-def derived_rows(seq: int, events: Sequence[Sequence[Event]]) -> list[tuple[str, SqlRow]]:
-    """(SQL, parameters) of the rows of other tables that a record's events lead to."""
+def derive_rows(seq: int, events: Sequence[Sequence[Event]]) -> list[tuple[str, SqlRow]]:
+    """Makes (SQL, parameters) for the rows of other tables that follow from a record's events."""
     rows: list[tuple[str, SqlRow]] = []
     for event in itertools.chain.from_iterable(events):
         match event:
             case FateDecided():
                 figures = (event.step, event.staleness, event.num_tokens, 0, 0)
-                rows.append(summed("fates", (event.policy, event.group_id, event.fate, *figures)))
+                rows.append(make_insert("fates", (event.policy, event.group_id, event.fate, *figures)))
             case StepCommitted():
-                rows.append(summed("steps", (seq, _ENCODER.encode(event.record))))
+                rows.append(make_insert("steps", (seq, _ENCODER.encode(event.record))))
             case EvalFinished():
-                rows.append(summed("evals", (seq, _ENCODER.encode(event.record))))
+                rows.append(make_insert("evals", (seq, _ENCODER.encode(event.record))))
             case _:
                 pass
     return rows
@@ -183,13 +182,13 @@ def derived_rows(seq: int, events: Sequence[Sequence[Event]]) -> list[tuple[str,
 
 @dataclass(slots=True)
 class TableRows:
-    """What one transaction writes."""
+    """The rows of one transaction."""
 
     records: list[Record] = field(default_factory=list["Record"])
     rows: list[tuple[str, SqlRow]] = field(default_factory=list[tuple[str, "SqlRow"]])
     """(SQL, parameters) of the other tables."""
     end: tuple[int, int] | None = None
-    """Segment and offset up to which the segments are written with it; None if that did not move."""
+    """Segment and offset up to which the tables then contain the segments; None if unchanged."""
 
     @property
     def is_empty(self) -> bool:
@@ -198,11 +197,11 @@ class TableRows:
 
     @property
     def newest(self) -> int:
-        """Number of the last record, or 0."""
+        """Number of the newest record, or 0."""
         return self.records[-1].seq if self.records else 0
 
     def absorb(self, later: "TableRows") -> None:
-        """Puts later rows behind these."""
+        """Appends later rows."""
         self.records += later.records
         self.rows += later.rows
         self.end = later.end or self.end
@@ -216,7 +215,7 @@ def insert_rows(database: sqlite3.Connection, rows: TableRows) -> None:
         database.execute(sql, values)
     if rows.end is not None:
         segment, offset = rows.end
-        database.execute(*summed("meta", ("written", f"{segment} {offset}"), replaces=True))
+        database.execute(*make_insert("meta", ("written", f"{segment} {offset}"), replaces=True))
 
 
 def newest_record(database: sqlite3.Connection) -> tuple[int, bytes]:
@@ -228,21 +227,21 @@ def newest_record(database: sqlite3.Connection) -> tuple[int, bytes]:
 def catch_up(
     database: sqlite3.Connection, segments: Path, written: tuple[int, int], end: tuple[int, int]
 ) -> None:
-    """Puts the rows of the log's entries from `written` to `end` into the tables: a crash kept them out.
+    """Adds the log's entries from `written` to `end` to the tables, which a crash had prevented.
 
     Raises: JournalError, sqlite3.Error; nothing is changed then.
     """
     database.execute("BEGIN IMMEDIATE")
     try:
         is_new = newest_record(database)[0] == 0
-        for plan in map(decode_plan, plans_within(segments, written, end)):
+        for plan in map(decode_plan, read_plans(segments, written, end)):
             if is_new:
-                # A database that is made again keeps the run's id.
-                database.execute(*summed("meta", ("run_id", plan.run_id), replaces=True))
-            database.execute(*summed("plans", (plan.seq, plan.at_s, plan.plan)))
-        logged = records_within(segments, written, end)
+                # A rebuilt database keeps the run's id.
+                database.execute(*make_insert("meta", ("run_id", plan.run_id), replaces=True))
+            database.execute(*make_insert("plans", (plan.seq, plan.at_s, plan.plan)))
+        logged = read_records(segments, written, end)
         for record in records_following(newest_record(database), logged):
-            insert_rows(database, TableRows([record], derived_rows(record.seq, decode_events(record))))
+            insert_rows(database, TableRows([record], derive_rows(record.seq, decode_events(record))))
         insert_rows(database, TableRows(end=end))
         database.execute("COMMIT")
     finally:
@@ -295,5 +294,5 @@ def make_tables(database: sqlite3.Connection) -> None:
         database.execute(statement)
     first = {"run_id": uuid4().hex, "written": "0 0", "compacted": "0", "first_segment": "0"}
     for key, value in (*first.items(), ("schema", str(JOURNAL_SCHEMA))):
-        database.execute(*summed("meta", (key, value)))
+        database.execute(*make_insert("meta", (key, value)))
     database.execute("COMMIT")

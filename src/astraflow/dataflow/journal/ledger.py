@@ -1,13 +1,13 @@
-"""The books of a run: what its events add up to, booked record by record.
+"""Adds up a run's events, record by record, for the audit and for compaction.
 
-The structs say what the books hold; `Ledger` puts records into them. It reads records only and knows nothing
-of the core's state. What cannot be booked (a second fate, a second batch of a step) is a problem, in words;
-`rules` and `audit` add the checks over the whole.
+`AuditState` and its parts hold the sums; `Ledger` applies records to them. It reads only records and knows
+nothing of the core's state. An event that contradicts the state (a second fate, a second batch of a step) is
+a problem, described in words. `rules` and `audit` add further checks.
 
-The books can be carried from one compaction to the next: what is closed leaves them, so that they stay as
-small as what is open, however long the run. Whatever happens to a group afterwards is a problem, for it is
-not in the books any more. The journal stores the structs: those with named fields keep their names for
-ever, those that are `array_like` keep the order of their fields.
+The state is carried from one compaction to the next. What is closed leaves it, so its size depends on what is
+open, not on the length of the run. Any later event of a closed group is a problem, because the group is no
+longer in the state. The journal stores these structs, so changing their fields changes `JOURNAL_SCHEMA`.
+
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,6 @@ import msgspec
 import xxhash
 
 from astraflow.dataflow.core.commands import (
-    AddTasks,
     AttemptFailed,
     BatchDropped,
     BatchTaken,
@@ -45,8 +44,8 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.journal.failure_kinds import FailureKind, count_failure
 from astraflow.dataflow.journal.journal_db import FateRow
 from astraflow.dataflow.journal.records import (
-    PlanRow,
     Record,
+    RecordedPlan,
     chain_of,
     decode_commands,
     decode_events,
@@ -55,13 +54,13 @@ from astraflow.dataflow.journal.records import (
 from astraflow.types import Failure, StepRecord, lease_kind
 
 __all__ = [
-    "Books",
+    "AuditState",
+    "AuditedEpisodes",
+    "AuditedGroup",
+    "AuditedPolicy",
     "ClosedFates",
     "Contribution",
-    "EpisodeBooks",
-    "GroupBooks",
     "Ledger",
-    "PolicyBooks",
     "ReplayedGroups",
     "TakenBatch",
 ]
@@ -69,11 +68,11 @@ __all__ = [
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-# --- what the books hold --------------------------------------------------------------------------
+# --- the audit state ------------------------------------------------------------------------------
 
 
 class Contribution(msgspec.Struct, array_like=True, gc=False):
-    """What one group contributes to one policy."""
+    """The contribution of one group to one policy."""
 
     oldest_version: int = -1
     num_samples: int = 0
@@ -82,22 +81,22 @@ class Contribution(msgspec.Struct, array_like=True, gc=False):
     first_step: int = -1
     """The first step whose batch held the group."""
     num_uses: int = 0
-    """Batches that hold the group."""
+    """Number of batches that hold the group."""
 
 
-class EpisodeBooks(msgspec.Struct, array_like=True):
-    """The leases of a group or evaluation round, and which of them won."""
+class AuditedEpisodes(msgspec.Struct, array_like=True):
+    """The leases of a group or evaluation round, and those whose results counted."""
 
     leases: set[str] = set()
     accepted: dict[int, str] = {}
-    """Episode -> winning lease."""
+    """Episode -> lease whose result counted."""
 
 
-class GroupBooks(EpisodeBooks, array_like=True):
+class AuditedGroup(AuditedEpisodes, array_like=True):
     """One draw."""
 
     drawn: list[str] = []
-    """Policies that it was drawn for."""
+    """Policies for which it was drawn."""
     fates: dict[str, FateDecided] = {}
     """One entry per policy."""
     contributions: dict[str, Contribution] = {}
@@ -105,15 +104,15 @@ class GroupBooks(EpisodeBooks, array_like=True):
 
     @property
     def is_decided(self) -> bool:
-        """Whether it ended for every policy."""
+        """Whether it has a fate for every policy."""
         return len(self.fates) >= len(self.drawn) > 0
 
     def contribution(self, policy: str) -> Contribution:
-        """What it contributes to a policy."""
+        """Its contribution to a policy."""
         return self.contributions.get(policy) or Contribution()
 
     def fate_row(self, policy: str, group_id: int) -> FateRow:
-        """How it ended for a policy. Raises: KeyError if it is undecided."""
+        """Its fate for a policy. Raises: KeyError if it has none."""
         event = self.fates[policy]
         contribution = self.contribution(policy)
         return FateRow(
@@ -129,14 +128,14 @@ class GroupBooks(EpisodeBooks, array_like=True):
 
 
 class TakenBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A batch, and the record that took it: the plan of that moment covers it."""
+    """A batch and the number of its record, which determines the plan by which it is checked."""
 
     event: BatchTaken
     seq: int
 
     @property
     def all_ids(self) -> tuple[int, ...]:
-        """Its groups, fresh ones first."""
+        """Ids of its groups, fresh ones first."""
         return (*self.event.group_ids, *self.event.replayed_ids)
 
     @property
@@ -155,61 +154,60 @@ class ReplayedGroups(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClosedFates(msgspec.Struct):
-    """How many fates are closed, and a sum over them that no row can leave, enter or change unseen.
+    """The number of closed fates, and a sum that reveals any deleted, added or changed row.
 
-    The sum is that of the rows' xxh3-128 hashes modulo 2^128: rows may come in any order, and a row that
-    comes twice shows.
+    It is the sum of the rows' xxh3-128 hashes modulo 2^128, which does not depend on their order.
     """
 
     num: int = 0
     digest: bytes = bytes(16)
 
     def add(self, row: FateRow) -> None:
-        """Counts a row in."""
+        """Adds a row."""
         digest = xxhash.xxh3_128_intdigest(_ENCODER.encode(row))
         total = int.from_bytes(self.digest, "big") + digest
         self.num += 1
         self.digest = (total % (1 << 128)).to_bytes(16, "big")
 
 
-class PolicyBooks(msgspec.Struct):
-    """The books of one policy."""
+class AuditedPolicy(msgspec.Struct):
+    """The audit state of one policy."""
 
     batches: dict[int, TakenBatch] = {}
-    """Those that are not closed, by step."""
+    """Step -> batch, for steps that are not closed."""
     committed: dict[int, StepRecord] = {}
-    """Committed steps that are not closed, by step."""
+    """Committed steps that are not closed."""
     num_committed: int = 0
     released: int = 0
-    """The first step whose batch a trainer may still ask for."""
+    """The first step whose batch a trainer may still request."""
     newest_version: int = -1
     num_redone: int = 0
     num_dropped: int = 0
-    """Batches that a person gave up."""
+    """Batches dropped by a person."""
     closed: ClosedFates = msgspec.field(default_factory=ClosedFates)
     num_closed_steps: int = 0
     replayed: dict[int, ReplayedGroups] = {}
     """One entry per closed step that replayed groups."""
     first_segments: dict[int, int] = {}
-    """Closed step whose payloads may be kept -> the first segment that holds some of them."""
+    """Closed step whose payloads may be kept -> the first segment with one of them."""
 
 
-class Books(msgspec.Struct):
-    """Everything but the groups that are open."""
+class AuditState(msgspec.Struct):
+    """The audit state except for the open groups."""
 
-    policies: dict[str, PolicyBooks]
+    policies: dict[str, AuditedPolicy]
     seq: int = 0
-    """Newest record in them."""
+    """The newest record that was applied."""
     chain: bytes = b""
     """The chain of that record."""
-    rounds: dict[int, EpisodeBooks] = {}
+    rounds: dict[int, AuditedEpisodes] = {}
     """Evaluation rounds."""
     drawn_below: int = 0
-    """No group with a smaller number is drawn from here on."""
+    """No group with a smaller id is drawn from now on."""
     pushed: set[str] = set()
-    """Ids of accepted tasks from outside; the run's limits bound them."""
+    """Ids of accepted pushed tasks. The run's limits bound their number."""
     pushed_waiting: set[str] = set()
-    """Those that were not drawn."""
+    """Those that are not drawn yet."""
     num_push_refused: int = 0
     num_results: int = 0
     num_dropped: int = 0
@@ -224,29 +222,29 @@ class Books(msgspec.Struct):
     last_commit_s: float = 0.0
 
 
-# --- booking --------------------------------------------------------------------------------------
+# --- the ledger -----------------------------------------------------------------------------------
 
 
 class Ledger:
-    """The books of a run. Feed it every record in order with `book`."""
+    """Applies a run's records to its audit state. Call `apply` for every record in order."""
 
     def __init__(
         self,
-        plans: list[tuple[int, PlanRow]],
-        books: Books | None = None,
-        groups: Mapping[int, GroupBooks] | None = None,
+        plans: list[tuple[int, RecordedPlan]],
+        state: AuditState | None = None,
+        groups: Mapping[int, AuditedGroup] | None = None,
     ) -> None:
-        """`plans`: (number of the record after which it holds, plan), oldest first. `books`, `groups`: what
-        the last compaction carried on, if there was one."""
+        """`plans`: (number of the record after which it is in force, plan), oldest first. `state`, `groups`:
+        as stored by the last compaction, if there was one."""
         self._plans = plans
-        self.books = books or Books(policies={})
+        self.state = state or AuditState(policies={})
         self.groups = dict(groups or {})
-        """Open ones."""
+        """Open groups by id."""
         self.problems: list[str] = []
         for _, plan in plans:
             for name in plan.policies:
-                self.books.policies.setdefault(name, PolicyBooks())
-        self._bookings: dict[type[Event], Callable[[Any, Record], None]] = {
+                self.state.policies.setdefault(name, AuditedPolicy())
+        self._handlers: dict[type[Event], Callable[[Any, Record], None]] = {
             TasksPushed: self._push,
             GroupDrawn: self._draw,
             LeaseIssued: self._lease,
@@ -262,106 +260,102 @@ class Ledger:
             RunEnded: self._end,
             RunResumed: self._resume,
             ScheduleChanged: self._change_schedule,
-            ServiceSetAside: self._pass_over,
-            ServiceRestored: self._pass_over,
+            ServiceSetAside: self._ignore,
+            ServiceRestored: self._ignore,
         }
 
     @property
-    def policies(self) -> dict[str, PolicyBooks]:
+    def policies(self) -> dict[str, AuditedPolicy]:
         """By name."""
-        return self.books.policies
+        return self.state.policies
 
-    def book(self, record: Record) -> None:
-        """Books one record, and checks its place and its chain. Raises: JournalError if it cannot be read."""
-        if record.seq != self.books.seq + 1:
-            self._problem(f"record {self.books.seq + 1} is missing: {record.seq} follows {self.books.seq}")
-        if chain_of(self.books.chain, record) != record.chain:
+    def apply(self, record: Record) -> None:
+        """Applies one record, and checks its number and chain. Raises: JournalError if it cannot be read."""
+        if record.seq != self.state.seq + 1:
+            self._problem(f"record {self.state.seq + 1} is missing: {record.seq} follows {self.state.seq}")
+        if chain_of(self.state.chain, record) != record.chain:
             self._problem(f"record {record.seq} was changed, or a record before it is missing")
-        self.books.num_records += 1
-        self.books.seq = record.seq
-        self.books.chain = record.chain
+        self.state.num_records += 1
+        self.state.seq = record.seq
+        self.state.chain = record.chain
         commands = decode_commands(record)
         events = decode_events(record)
         if len(commands) != len(events):
             self._problem(f"record {record.seq} holds {len(commands)} commands, and events of {len(events)}")
         for command, led_to in zip(commands, events, strict=False):
-            self._book(command, led_to, record)
+            self._apply(command, led_to, record)
 
-    def _book(self, command: Command, events: tuple[Event, ...], record: Record) -> None:
+    def _apply(self, command: Command, events: tuple[Event, ...], record: Record) -> None:
         for event in events:
-            self._bookings[type(event)](event, record)
+            self._handlers[type(event)](event, record)
             if isinstance(event, AttemptFailed):
-                self._tell_failure(event, command)
+                self._count_failure_kind(event, command)
         if isinstance(command, RecordResult) and isinstance(command.outcome, EpisodeFacts):
             is_dropped = any(isinstance(event, ResultDropped) for event in events)
             if not is_dropped:
                 self._accept(command.lease_id, command.outcome)
         elif isinstance(command, ReleaseSteps):
-            books = self._books(command.policy)
-            books.released = max(books.released, command.step)
-        elif isinstance(command, AddTasks) and not events:
-            # Written by a version without that event: tasks that were known were not accepted again.
-            new = {task.id for task in command.tasks} - self.books.pushed
-            self._push(TasksPushed(accepted=tuple(new), num_known=0, num_refused=0), record)
+            policy = self._policy(command.policy)
+            policy.released = max(policy.released, command.step)
 
-    def plan_at(self, seq: int) -> PlanRow | None:
+    def plan_at(self, seq: int) -> RecordedPlan | None:
         """The plan in force for a record."""
         known = [plan for after, plan in self._plans if after < seq]
         return known[-1] if known else None
 
     def live(self, name: str) -> set[int]:
-        """The groups of a policy that have no fate yet."""
+        """Ids of a policy's groups that have no fate yet."""
         return {idx for idx, group in self.groups.items() if name in group.drawn and name not in group.fates}
 
-    def group(self, group_id: int) -> GroupBooks:
+    def group(self, group_id: int) -> AuditedGroup:
         """An open group; an empty one if there is none."""
-        return self.groups.get(group_id) or GroupBooks()
+        return self.groups.get(group_id) or AuditedGroup()
 
     # --- events ---
 
     def _problem(self, text: str) -> None:
         self.problems.append(text)
 
-    def _books(self, policy: str) -> PolicyBooks:
+    def _policy(self, policy: str) -> AuditedPolicy:
         if policy not in self.policies:
             self._problem(f"policy {policy!r} is in no plan of the run")
-        return self.policies.setdefault(policy, PolicyBooks())
+        return self.policies.setdefault(policy, AuditedPolicy())
 
     def _push(self, event: TasksPushed, _: Record) -> None:
-        books = self.books
-        again = books.pushed & set(event.accepted)
+        state = self.state
+        again = state.pushed & set(event.accepted)
         if again:
             self._problem(f"pushed task {min(again)} is accepted twice")
-        books.pushed.update(event.accepted)
-        books.pushed_waiting.update(event.accepted)
-        books.num_push_refused += event.num_refused
+        state.pushed.update(event.accepted)
+        state.pushed_waiting.update(event.accepted)
+        state.num_push_refused += event.num_refused
 
     def _draw(self, event: GroupDrawn, _: Record) -> None:
         if event.task_idx < 0:  # A pushed task: it is in no source.
-            if event.task_id not in self.books.pushed_waiting:
+            if event.task_id not in self.state.pushed_waiting:
                 self._problem(
                     f"group {event.group_id}: pushed task {event.task_id} is drawn twice, or unasked"
                 )
-            self.books.pushed_waiting.discard(event.task_id)
+            self.state.pushed_waiting.discard(event.task_id)
         drawn = [*event.admitted, *event.unadmitted]
-        if event.group_id in self.groups or event.group_id < self.books.drawn_below:
+        if event.group_id in self.groups or event.group_id < self.state.drawn_below:
             self._problem(f"{', '.join(drawn)}: group {event.group_id} is drawn twice")
             return
         for policy in drawn:
-            self._books(policy)
-        self.groups[event.group_id] = GroupBooks(drawn=drawn)
+            self._policy(policy)
+        self.groups[event.group_id] = AuditedGroup(drawn=drawn)
 
-    def _episodes(self, lease_id: str) -> EpisodeBooks | None:
+    def _episodes(self, lease_id: str) -> AuditedEpisodes | None:
         """The group or round of a lease, if it is open."""
         if lease_kind(lease_id) == "eval":
-            return self.books.rounds.get(_group_of(lease_id))
+            return self.state.rounds.get(_group_of(lease_id))
         return self.groups.get(_group_of(lease_id))
 
     def _lease(self, event: LeaseIssued, record: Record) -> None:
         if event.kind == "eval":
-            self.books.rounds.setdefault(event.group_id, EpisodeBooks())
-        elif not self.books.first_lease_s:
-            self.books.first_lease_s = record.at_s
+            self.state.rounds.setdefault(event.group_id, AuditedEpisodes())
+        elif not self.state.first_lease_s:
+            self.state.first_lease_s = record.at_s
         episodes = self._episodes(event.lease_id)
         if episodes is None:
             self._problem(f"lease {event.lease_id} is issued of a group that is not open")
@@ -371,7 +365,7 @@ class Ledger:
             episodes.leases.add(event.lease_id)
 
     def _decide(self, event: FateDecided, _: Record) -> None:
-        self._books(event.policy)
+        self._policy(event.policy)
         group = self.groups.get(event.group_id)
         if group is None or event.policy not in group.drawn:
             self._problem(f"{event.policy}: group {event.group_id} is {event.fate} but was never drawn")
@@ -387,28 +381,28 @@ class Ledger:
             )
 
     def _take(self, event: BatchTaken, record: Record) -> None:
-        books = self._books(event.policy)
-        if event.step in books.batches or event.step < books.num_committed:
+        policy = self._policy(event.policy)
+        if event.step in policy.batches or event.step < policy.num_committed:
             self._problem(f"{event.policy}: step {event.step + 1} gets a second batch")
             return
-        books.batches[event.step] = TakenBatch(event, record.seq)
+        policy.batches[event.step] = TakenBatch(event, record.seq)
         self._use(event, record)
 
     def _drop(self, event: BatchDropped, _: Record) -> None:
-        """The batches leave the books: their steps get others.
+        """Removes dropped batches; their steps get others.
 
-        None of their groups was, or will be, trained on; a replayed one keeps the fate of its first step.
+        None of their fresh groups will be trained on. Replayed groups keep the fate of their first step.
         """
         name = event.policy
-        books = self._books(name)
-        open_steps = tuple(sorted(step for step in books.batches if step >= books.num_committed))
+        policy = self._policy(name)
+        open_steps = tuple(sorted(step for step in policy.batches if step >= policy.num_committed))
         if event.steps != open_steps or not open_steps:
             self._problem(
                 f"{name}: the batches of steps {_numbers(event.steps)} are dropped; those of "
                 f"{_numbers(open_steps)} are not committed"
             )
         for step in open_steps:
-            taken = books.batches.pop(step)
+            taken = policy.batches.pop(step)
             for idx in taken.event.group_ids:
                 fate = self.group(idx).fates.get(name)
                 if fate is None or fate.fate != "evicted":
@@ -416,11 +410,11 @@ class Ledger:
                     self._problem(f"{name}: group {idx} of the dropped batch of step {step + 1} is {said}")
             for idx in taken.all_ids:
                 self.group(idx).contribution(name).num_uses -= 1
-        books.num_dropped += len(open_steps)
+        policy.num_dropped += len(open_steps)
 
     def _use(self, event: BatchTaken, record: Record) -> None:
-        """Counts the uses of a batch's groups: it is the first batch of a fresh one, and one more of a
-        replayed one."""
+        """Counts the uses of a batch's groups: the first use of fresh groups, a further one of replayed
+        groups."""
         name = event.policy
         at = f"{name}: batch of step {event.step + 1}"
         for idx in event.group_ids:
@@ -448,80 +442,80 @@ class Ledger:
                 )
 
     def _publish(self, event: VersionPublished, _: Record) -> None:
-        books = self._books(event.policy)
-        if event.version <= books.newest_version:
+        policy = self._policy(event.policy)
+        if event.version <= policy.newest_version:
             self._problem(
-                f"{event.policy}: version {event.version} is published after {books.newest_version}"
+                f"{event.policy}: version {event.version} is published after {policy.newest_version}"
             )
-        books.newest_version = max(books.newest_version, event.version)
+        policy.newest_version = max(policy.newest_version, event.version)
 
     def _commit(self, event: StepCommitted, record: Record) -> None:
         step = event.record
-        books = self._books(step.policy)
-        if step.step != books.num_committed:
+        policy = self._policy(step.policy)
+        if step.step != policy.num_committed:
             self._problem(
-                f"{step.policy}: step {step.number} is committed where {books.num_committed + 1} is next"
+                f"{step.policy}: step {step.number} is committed where {policy.num_committed + 1} is next"
             )
-        if step.version > books.newest_version:
+        if step.version > policy.newest_version:
             self._problem(
                 f"{step.policy}: step {step.number} is committed as version {step.version}, which was "
                 "never published"
             )
-        books.num_committed += 1
-        books.committed[step.step] = step
-        self.books.last_commit_s = record.at_s
+        policy.num_committed += 1
+        policy.committed[step.step] = step
+        self.state.last_commit_s = record.at_s
 
     def _redo(self, event: StepRedone, _: Record) -> None:
-        self._books(event.policy).num_redone += 1
+        self._policy(event.policy).num_redone += 1
 
     def _end(self, event: RunEnded, record: Record) -> None:
-        if self.books.ended is not None:
+        if self.state.ended is not None:
             self._problem(f"record {record.seq}: the run ends a second time")
-        self.books.ended = event
+        self.state.ended = event
 
     def _change_schedule(self, event: ScheduleChanged, record: Record) -> None:
-        """The plan that the dataflow noted before says the same."""
+        """Checks that the plan in force has the same schedule."""
         plan = self.plan_at(record.seq)
         if plan is None or schedule_of(plan) != event.schedule:
-            self._problem(f"record {record.seq}: the schedule changes to one that no plan of the run tells")
+            self._problem(f"record {record.seq}: the schedule changes to one that is in no plan of the run")
 
     def _resume(self, _: RunResumed, record: Record) -> None:
-        """Steps that were not committed when the run ended get other batches."""
-        ended = self.books.ended
+        """Removes the batches of uncommitted steps, which get others."""
+        ended = self.state.ended
         if ended is None or not (ended.is_failure or self._has_more_steps(record.seq)):
-            self._problem(f"record {record.seq}: a run is resumed that had not failed, nor got more steps")
-        self.books.ended = None
-        for books in self.policies.values():
-            for step in [step for step in books.batches if step >= books.num_committed]:
-                del books.batches[step]
+            self._problem(f"record {record.seq}: a run is resumed that neither failed nor got more steps")
+        self.state.ended = None
+        for policy in self.policies.values():
+            for step in [step for step in policy.batches if step >= policy.num_committed]:
+                del policy.batches[step]
 
     def _has_more_steps(self, seq: int) -> bool:
-        """Whether a policy has steps to do, by the plan in force for a record."""
+        """Whether a policy has steps to do, according to the plan in force for a record."""
         plan = self.plan_at(seq)
         facts = {} if plan is None else plan.policies
-        return any(self._books(name).num_committed < each.num_steps for name, each in facts.items())
+        return any(self._policy(name).num_committed < each.num_steps for name, each in facts.items())
 
-    def _pass_over(self, _: ServiceSetAside | ServiceRestored, __: Record) -> None:
-        """The books do not count it."""
+    def _ignore(self, _: ServiceSetAside | ServiceRestored, __: Record) -> None:
+        """These events are not counted."""
 
     def _count_failed(self, event: AttemptFailed, _: Record) -> None:
-        self.books.num_failed_attempts += 1
+        self.state.num_failed_attempts += 1
 
-    def _tell_failure(self, event: AttemptFailed, command: Command) -> None:
-        """Only the result that says so has a message; an attempt may also be lost."""
-        told = event.error_class
+    def _count_failure_kind(self, event: AttemptFailed, command: Command) -> None:
+        """Counts a failure by its kind. A lost attempt has no message."""
+        message = event.error_class
         if isinstance(command, RecordResult) and isinstance(command.outcome, Failure):
-            told = f"{told}: {command.outcome.message}"
-        count_failure(self.books.failures, told)
+            message = f"{message}: {command.outcome.message}"
+        count_failure(self.state.failures, message)
 
     def _count_dropped(self, event: ResultDropped, _: Record) -> None:
-        self.books.num_dropped += 1
+        self.state.num_dropped += 1
 
     def _count_eval(self, event: EvalFinished, _: Record) -> None:
-        self.books.num_evals += 1
+        self.state.num_evals += 1
 
     def _accept(self, lease_id: str, facts: EpisodeFacts) -> None:
-        """Books an accepted result; the same lease again is a repeated message, and counts once."""
+        """Counts an accepted result. A repeated result of the same lease counts once."""
         episodes = self._episodes(lease_id)
         if episodes is None or lease_id not in episodes.leases:
             self._problem(f"a result of lease {lease_id} is accepted, which was never issued")
@@ -533,14 +527,13 @@ class Ledger:
                 self._problem(f"episode {group}.{episode_idx} is accepted twice: {winner} and {lease_id}")
             return
         episodes.accepted[int(episode_idx)] = lease_id
-        self.books.num_results += 1
-        if isinstance(episodes, GroupBooks):
+        self.state.num_results += 1
+        if isinstance(episodes, AuditedGroup):
             _contribute(episodes, facts)
 
 
-def _contribute(group: GroupBooks, facts: EpisodeFacts) -> None:
-    """Adds what an accepted episode gives to each policy. A trajectory without trained tokens adds
-    nothing."""
+def _contribute(group: AuditedGroup, facts: EpisodeFacts) -> None:
+    """Adds an accepted episode to each policy's contribution, without trajectories that are not trained."""
     for meta in facts.trajectories:
         contribution = group.contributions.setdefault(meta.policy, Contribution())
         if meta.num_trained_tokens == 0:
@@ -554,10 +547,10 @@ def _contribute(group: GroupBooks, facts: EpisodeFacts) -> None:
 
 
 def _numbers(steps: tuple[int, ...]) -> list[int]:
-    """The numbers of steps, as people count them."""
+    """Numbers of steps as people count them, from 1."""
     return [step + 1 for step in steps]
 
 
 def _group_of(lease_id: str) -> int:
-    """The number of the group or evaluation round that a lease belongs to."""
+    """The id of the group or evaluation round to which a lease belongs."""
     return int(lease_id.partition(".")[0].lstrip("e"))

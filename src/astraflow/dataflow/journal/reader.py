@@ -1,7 +1,7 @@
-"""Reads a journal folder without changing it: live or finished, one consistent moment.
+"""Reads a journal folder, live or finished, without changing it. A reader shows one consistent moment.
 
-`JournalReader` reads the tables. Where the database is missing or empty, `reader_of_all` makes its tables in
-memory from the segments, as opening the folder would make them on disk.
+`JournalReader` reads the tables. If the database is missing or empty, `open_reader` rebuilds the tables in
+memory from the segments, as opening the folder would rebuild them on disk.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from astraflow.dataflow.journal.journal_db import (
     make_tables,
     newest_record,
 )
-from astraflow.dataflow.journal.records import PlanRow, Record
-from astraflow.dataflow.journal.segments import checked_end
+from astraflow.dataflow.journal.records import Record, RecordedPlan
+from astraflow.dataflow.journal.segments import verify_segments
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, EvalRecord, Message, StepRecord
 
-__all__ = ["JournalReader", "reader_of_all"]
+__all__ = ["JournalReader", "open_reader"]
 
-_PLANS = msgspec.msgpack.Decoder(PlanRow)
+_PLANS = msgspec.msgpack.Decoder(RecordedPlan)
 _STEPS = msgspec.msgpack.Decoder(StepRecord)
 _EVALS = msgspec.msgpack.Decoder(EvalRecord)
 _REFS = msgspec.msgpack.Decoder(list[PayloadRef])
@@ -43,15 +43,14 @@ _T = TypeVar("_T")
 class JournalReader:
     """Read-only view of the tables of a journal folder. `close` it, or use `with`.
 
-    Its methods raise JournalError for whatever cannot be read.
+    Its methods raise JournalError if something cannot be read.
     """
 
     def __init__(self, folder: Path, database: sqlite3.Connection | None = None) -> None:
-        """`database`: read this instead of the folder's; it is closed with the reader. Raises:
-        JournalError."""
+        """`database`: read instead of the folder's, and closed with the reader. Raises: JournalError."""
         self.path = folder / DATABASE
         try:
-            self.database = database or _opened_to_read(self.path)
+            self.database = database or _open_read_only(self.path)
             # All queries see the moment of the first one.
             self.database.execute("BEGIN")
             schema = self.meta("schema")
@@ -75,14 +74,14 @@ class JournalReader:
 
     def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         try:
-            # Not `yield from`, which would close the cursor: in another thread, if it is dropped there.
+            # `yield from` would close the cursor, possibly in another thread that drops this generator.
             cursor = self.database.execute(query, values)
             while (row := cursor.fetchone()) is not None:
                 yield row
         except UNREADABLE as err:
             raise JournalError(f"{self.path} cannot be read: {err}") from err
 
-    def _decoded(self, table: str, decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    def _decode(self, table: str, decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
         try:
             return decoder.decode(data)
         except msgspec.DecodeError as err:
@@ -91,23 +90,23 @@ class JournalReader:
     # --- how far the journal reaches ---
 
     def meta(self, key: str) -> str:
-        """A value of the table `meta`; an empty text if there is none."""
+        """A value of the table `meta`; "" if there is none."""
         row = next(self._rows("SELECT value FROM meta WHERE key = ?", key), None)
         return str(row[0]) if row else ""
 
     @property
     def compacted(self) -> int:
-        """Number of the newest record that the books stand for; records up to it are gone or going."""
+        """Number of the newest compacted record. Records up to it are deleted, or about to be."""
         return self._number("compacted")
 
     @property
     def first_segment(self) -> int:
-        """The first segment that is kept."""
+        """Number of the first segment that is kept."""
         return self._number("first_segment")
 
     @property
     def written(self) -> tuple[int, int]:
-        """Segment and offset up to which the segments are in the tables."""
+        """Segment and offset up to which the tables contain the segments."""
         segment, _, offset = self.meta("written").partition(" ")
         if not (segment.isdecimal() and offset.isdecimal()):
             raise JournalError(f"{self.path}: meta says that {self.meta('written')!r} is written")
@@ -119,7 +118,7 @@ class JournalReader:
             raise JournalError(f"{self.path}: meta says that {key} is {value!r}")
         return int(value)
 
-    # --- records and books ---
+    # --- records and audit state ---
 
     def records(self, after: int = 0) -> Iterator[Record]:
         """All records newer than `after`, in order."""
@@ -134,23 +133,23 @@ class JournalReader:
         except UNREADABLE as err:
             raise JournalError(f"{self.path} cannot be read: {err}") from err
 
-    def plans(self) -> list[tuple[int, PlanRow]]:
-        """(number of the record after which it holds, plan), oldest first."""
+    def plans(self) -> list[tuple[int, RecordedPlan]]:
+        """(number of the record after which it is in force, plan), oldest first."""
         rows = self._rows("SELECT seq, plan FROM plans ORDER BY rowid")
-        return [(seq, self._decoded("plans", _PLANS, blob)) for seq, blob in rows]
+        return [(seq, self._decode("plans", _PLANS, blob)) for seq, blob in rows]
 
-    def books(self) -> list[bytes]:
-        """The parts of the books, as `compaction` encoded them; none before the first compaction."""
+    def audit_state_parts(self) -> list[bytes]:
+        """The parts of the audit state, as encoded by `compaction`. Empty before the first compaction."""
         if not self.compacted:
             return []
-        query = "SELECT data FROM books WHERE at_seq = ? ORDER BY part"
+        query = "SELECT data FROM audit_state WHERE at_seq = ? ORDER BY part"
         return [data for (data,) in self._rows(query, self.compacted)]
 
     def payloads(self) -> Iterator[tuple[str, int, list[PayloadRef]]]:
-        """(policy, closed group, its trained trajectories), as far as they are kept."""
+        """(policy, closed group, its trained trajectories) of all groups whose trajectories are kept."""
         query = "SELECT policy, group_id, refs FROM payloads ORDER BY policy, group_id"
         rows = self._rows(query) if self.compacted else ()
-        return ((policy, group, self._decoded("payloads", _REFS, refs)) for policy, group, refs in rows)
+        return ((policy, group, self._decode("payloads", _REFS, refs)) for policy, group, refs in rows)
 
     def fates(self) -> Iterator[FateRow]:
         """All fates."""
@@ -163,12 +162,12 @@ class JournalReader:
     def steps(self) -> list[StepRecord]:
         """Committed steps of all policies, in order of commit."""
         rows = self._rows("SELECT record FROM steps ORDER BY seq")
-        return [self._decoded("steps", _STEPS, blob) for (blob,) in rows]
+        return [self._decode("steps", _STEPS, blob) for (blob,) in rows]
 
     def evals(self) -> list[EvalRecord]:
         """Finished evaluation rounds, in order."""
         rows = self._rows("SELECT record FROM evals ORDER BY rowid")
-        return [self._decoded("evals", _EVALS, blob) for (blob,) in rows]
+        return [self._decode("evals", _EVALS, blob) for (blob,) in rows]
 
     def telemetry(self) -> list[TelemetryRow]:
         """All busy spans."""
@@ -207,20 +206,20 @@ class JournalReader:
             raise JournalError(f"the messages of an episode cannot be read: {err}") from err
 
 
-def reader_of_all(folder: Path) -> JournalReader:
-    """Reads what opening the folder would read, without changing anything.
+def open_reader(folder: Path) -> JournalReader:
+    """Opens a folder for reading, with all records that the dataflow would find there.
 
-    If the database is missing, or empty because it was lost with its log, its tables are made in memory from
-    the segments. Raises: JournalError.
+    If the database is missing, or empty because its log was lost, its tables are rebuilt in memory from the
+    segments. Raises: JournalError.
     """
     segments = folder / "segments"
     if _has_tables(folder / DATABASE) or not any(segments.glob("*.seg")):
         return JournalReader(folder)
-    # An empty name: a temporary database, in memory as far as it fits.
+    # An empty name is a temporary database, which SQLite keeps in memory while it is small.
     database = sqlite3.connect("", isolation_level=None)
     try:
         make_tables(database)
-        catch_up(database, segments, (0, 0), checked_end(segments, 0))
+        catch_up(database, segments, (0, 0), verify_segments(segments, 0))
     except BaseException:
         database.close()
         raise
@@ -228,18 +227,18 @@ def reader_of_all(folder: Path) -> JournalReader:
 
 
 def _has_tables(path: Path) -> bool:
-    """False if a database is missing or empty. One that cannot be read has tables, which are damaged."""
+    """False if a database is missing or empty. An unreadable one counts as having (damaged) tables."""
     if not path.is_file():
         return False
     try:
-        with contextlib.closing(_opened_to_read(path)) as database:
+        with contextlib.closing(_open_read_only(path)) as database:
             return bool(database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     except UNREADABLE:
         return True
 
 
-def _opened_to_read(path: Path) -> sqlite3.Connection:
-    """An existing database, read only. Raises: JournalError, sqlite3.Error."""
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    """Opens an existing database read-only. Raises: JournalError, sqlite3.Error."""
     if not path.is_file():
         raise JournalError(f"{path.parent} holds no journal: {DATABASE} is missing")
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)

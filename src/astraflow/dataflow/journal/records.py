@@ -1,10 +1,10 @@
-"""What the journal's log holds, and how it is encoded: records and plans.
+"""The content of the journal's log, records and plans, and its encoding.
 
-A record is one row of the log: the commands that were accepted at one moment (the results of one request),
-with the events that each led to. Its `chain` is a running xxh3-128 over all records up to it, so that an
-edited, missing or reordered record shows. A plan says what the run was told when the dataflow started.
+A record holds the commands that were accepted at one moment (the results of one request), with the events of
+each. Its `chain` is a running xxh3-128 over all records up to it, which reveals an edited, missing or
+reordered record. A plan holds the recipe and the limits of the run, as of a start of the dataflow.
 
-This module knows bytes only. `segments` keeps them on disk; `tables` makes rows of them.
+This module only deals with bytes. `segments` stores them on disk; `journal_db` makes rows of them.
 """
 
 import struct
@@ -22,9 +22,9 @@ from astraflow.types import Item
 __all__ = [
     "UNWRITABLE",
     "PlanEntry",
-    "PlanRow",
     "PolicyFacts",
     "Record",
+    "RecordedPlan",
     "chain_of",
     "decode_commands",
     "decode_events",
@@ -40,15 +40,15 @@ __all__ = [
 ]
 
 UNWRITABLE = (OverflowError, ValueError, TypeError, RecursionError)
-"""What encoding raises for a value that cannot be stored: an integer of more than 64 bits, half a surrogate
-pair, what is nested too deeply."""
+"""What encoding raises for values that cannot be stored: integers of more than 64 bits, half a surrogate
+pair, too deeply nested values."""
 
 _CHAIN_HEAD = struct.Struct("<QdQ")
-"""Number, time and length of the commands: it separates the commands from the events that follow them."""
+"""Number, time, and length of the commands, which separates the commands from the events after them."""
 
 
 class PolicyFacts(Item, frozen=True, kw_only=True):
-    """What the audit must know about a policy's table."""
+    """What the audit needs to know about a policy's table."""
 
     group_size: int
     min_group_size: int
@@ -62,18 +62,18 @@ class PolicyFacts(Item, frozen=True, kw_only=True):
     """Steps that may hold the same group."""
 
 
-class PlanRow(Item, frozen=True, kw_only=True):
-    """What the run was told when the dataflow started: records after the one it names obey it."""
+class RecordedPlan(Item, frozen=True, kw_only=True):
+    """The run's plan as of a start of the dataflow. It is in force for all records after that."""
 
     recipe: str
     """Resolved recipe, JSON text."""
     policies: dict[str, PolicyFacts]
     schedule: Schedule | None = None
-    """None in plans of versions that could not change it; the recipe says then what it was."""
+    """None if the recipe determines it."""
 
 
 class PlanEntry(Item, frozen=True, array_like=True):
-    """A plan in the log: a row of the table `plans`, and the run that the journal belongs to."""
+    """A plan in the log: a row of the table `plans`, and the id of the run."""
 
     run_id: str
     seq: int
@@ -82,7 +82,7 @@ class PlanEntry(Item, frozen=True, array_like=True):
 
 
 class Record(NamedTuple):
-    """One row of the log. Commands and events stay encoded until somebody asks for them."""
+    """A record of the log. Commands and events stay encoded until they are needed."""
 
     seq: int
     at_s: float
@@ -102,22 +102,22 @@ _PLAN_ENTRIES = msgspec.msgpack.Decoder(PlanEntry)
 
 
 def encode_command(command: Command) -> msgspec.Raw:
-    """A command in the form that `encode_commands` takes too. Raises: one of `UNWRITABLE`."""
+    """Encodes one command for `encode_commands`. Raises: one of `UNWRITABLE`."""
     return msgspec.Raw(_ENCODER.encode(command))
 
 
 def encode_commands(commands: Sequence[Command | msgspec.Raw]) -> bytes:
-    """The commands of one record as they are stored."""
+    """Encodes the commands of one record."""
     return _ENCODER.encode(commands)
 
 
 def encode_events(events: Sequence[Sequence[Event]]) -> bytes:
-    """The events of each command of one record as they are stored."""
+    """Encodes the events of one record, by command."""
     return _ENCODER.encode(events)
 
 
 def decode_commands(record: Record) -> tuple[Command, ...]:
-    """The commands of a record. Raises: JournalError."""
+    """Decodes the commands of a record. Raises: JournalError."""
     try:
         return _COMMANDS.decode(record.commands)
     except msgspec.DecodeError as err:
@@ -125,7 +125,7 @@ def decode_commands(record: Record) -> tuple[Command, ...]:
 
 
 def decode_events(record: Record) -> tuple[tuple[Event, ...], ...]:
-    """The events of each command of a record. Raises: JournalError."""
+    """Decodes the events of a record, by command. Raises: JournalError."""
     try:
         return _EVENTS.decode(record.events)
     except msgspec.DecodeError as err:
@@ -136,12 +136,12 @@ def decode_events(record: Record) -> tuple[tuple[Event, ...], ...]:
 
 
 def encode_records(records: Sequence[Record]) -> bytes:
-    """Records as one entry of the log."""
+    """Encodes records as one entry of the log."""
     return _ENCODER.encode(records)
 
 
 def decode_records(data: bytes) -> list[Record]:
-    """The records of one entry of the log. Raises: JournalError."""
+    """Decodes the records of one entry of the log. Raises: JournalError."""
     try:
         return _RECORDS.decode(data)
     except msgspec.DecodeError as err:
@@ -155,7 +155,7 @@ def chain_of(previous: bytes, record: Record) -> bytes:
 
 
 def records_following(newest: tuple[int, bytes], entries: Iterable[bytes]) -> Iterator[Record]:
-    """The records in entries of the log that come after the newest known one.
+    """Yields the records in entries of the log that follow the newest known one.
 
     `newest`: number and chain of that record. Raises: JournalError if one is missing or was changed.
     """
@@ -178,31 +178,31 @@ def records_following(newest: tuple[int, bytes], entries: Iterable[bytes]) -> It
 
 
 def encode_plan(entry: PlanEntry) -> bytes:
-    """A plan as an entry of the log."""
+    """Encodes a plan as an entry of the log."""
     return _ENCODER.encode(entry)
 
 
 def decode_plan(data: bytes) -> PlanEntry:
-    """The plan of an entry of the log. Raises: JournalError."""
+    """Decodes the plan of an entry of the log. Raises: JournalError."""
     try:
         return _PLAN_ENTRIES.decode(data)
     except msgspec.DecodeError as err:
         raise JournalError(f"a plan in the journal's segments cannot be read: {err}") from err
 
 
-class _RecipeOfEvaluation(msgspec.Struct):
-    """The part of a recipe that a schedule is made of; other keys are passed over."""
+class _EvalSection(msgspec.Struct):
+    """The part of a recipe that determines a schedule. Other keys are ignored."""
 
     eval: EvalPlan
 
 
-def schedule_of(plan: PlanRow) -> Schedule:
-    """The schedule that a plan of the log tells. Raises: JournalError if it is in neither place."""
+def schedule_of(plan: RecordedPlan) -> Schedule:
+    """The schedule of a recorded plan, or else of its recipe. Raises: JournalError if neither has one."""
     if plan.schedule is not None:
         return plan.schedule
     steps = {name: facts.num_steps for name, facts in plan.policies.items()}
     try:
-        recipe = msgspec.json.decode(plan.recipe, type=_RecipeOfEvaluation)
+        recipe = msgspec.json.decode(plan.recipe, type=_EvalSection)
     except msgspec.DecodeError as err:
         raise JournalError(f"a plan in the journal does not say what is evaluated: {err}") from err
     return Schedule(steps, recipe.eval)

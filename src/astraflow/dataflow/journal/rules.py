@@ -1,4 +1,4 @@
-"""The rules that each batch and each committed step must meet, checked against the ledger of their groups."""
+"""The rules for batches and committed steps, checked against the ledger."""
 
 from collections.abc import Iterable
 
@@ -13,9 +13,9 @@ _TOLERANCE = 1e-9
 
 
 def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
-    """Problems of a batch, which must be whole and within its staleness bound.
+    """Problems of a batch, which must be complete and within its staleness bound.
 
-    The staleness that is recorded for each group must be the one that follows from its tokens.
+    The recorded staleness of each group must follow from the versions of its tokens.
     """
     taken = ledger.policies[name].batches[step]
     batch = taken.event
@@ -56,9 +56,9 @@ def _group_problems(
 
 
 def commit_problems(name: str, record: StepRecord, ledger: Ledger) -> list[str]:
-    """Problems of a committed step, whose record must say what its batch holds.
+    """Problems of a committed step, whose record must describe its batch.
 
-    The step must also be the one in which each group of the batch is trained.
+    Each group of the batch must have the fate `trained` in this step.
     """
     taken = ledger.policies[name].batches.get(record.step)
     at = f"{name}: step {record.number}"
@@ -88,7 +88,7 @@ def record_problems(
     num_samples: int,
     num_trained_tokens: int,
 ) -> list[str]:
-    """Problems of the record of a step, compared with its groups.
+    """Differences between the record of a step and its groups.
 
     `staleness` has one entry per group, replayed groups included.
     """

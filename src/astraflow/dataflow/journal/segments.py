@@ -1,14 +1,14 @@
 """The journal's append-only files: encoded trajectories, messages and the log of records.
 
-A segment is a file `NNNNNNNN.seg`; when it has grown to a certain size, the next one begins. It has a
-16-byte header (magic, schema version, number), then entries. An entry is a 13-byte head (length, kind,
-xxh3-64) and its bytes: a payload, the records of one flush, or a plan. A `PayloadRef` points at the bytes
-of a payload.
+A segment is a file `NNNNNNNN.seg`. When it reaches a certain size, the next one starts. It consists of a
+16-byte header (magic, schema version, number) and entries. An entry consists of a 13-byte head (length, kind,
+xxh3-64) and its bytes: a payload, the records of one flush, or a plan. A `PayloadRef` points to a payload's
+bytes.
 
-`append` gives out positions in memory; `write` puts what was appended on disk, in order, and syncs it. What
-is synced never changes. A torn end (a crash interrupted a write) is cut off when the store is opened.
-Damage before the newest flush is an error: `checked_end` looks for it in all segments that are kept. Every
-read compares the checksum.
+`append` assigns positions in memory; `write` writes what was appended to disk, in order, and syncs it. Synced
+bytes never change. A torn end (a crash interrupted a write) is cut off when the store is opened. Damage
+before the newest flush is an error, for which `verify_segments` checks all kept segments. Every read compares
+the checksum.
 
 Threads: `append` and `take` belong to the event loop, `write` to the one thread that flushes, `read` to
 anyone once the bytes are written.
@@ -41,43 +41,43 @@ __all__ = [
     "PendingWrite",
     "SegmentReader",
     "SegmentStore",
-    "checked_end",
-    "plans_within",
-    "records_within",
+    "read_plans",
+    "read_records",
     "segment_numbers",
     "segment_path",
+    "verify_segments",
 ]
 
 SEGMENT_SCHEMA = 2
 SEGMENT_BYTES = 256 * 1024 * 1024
-"""Size at which the next segment begins. Space is freed by whole segments, so they must not be too large;
-each is an open file of a reader, so they must not be too many."""
+"""Size at which the next segment starts. Space is freed by whole segments, so they must not be too large.
+Each is an open file of a reader, so they must not be too many."""
 SEGMENT_HEADER = struct.Struct("<4sHxxQ")
 """Magic, schema and number at the beginning of a segment."""
 SEGMENT_MAGIC = b"AFSG"
 ENTRY_HEAD = struct.Struct("<IBQ")
-"""Length, kind and checksum before the bytes of an entry."""
+"""Length, kind and checksum, which precede the bytes of an entry."""
 _LENGTH_BYTES = 4
-"""Bytes of an entry before its kind."""
+"""Bytes of an entry that precede its kind."""
 PAYLOAD = 0
 RECORDS = 1
 PLAN = 2
-"""The last of the three kinds of entries."""
+"""The largest number of the three kinds of entries."""
 _MAX_BUFFERS = 512
-"""Buffers in one vectored write; the kernel's limit is 1024."""
+"""Buffers in one vectored write. The kernel's limit is 1024."""
 _MAX_WRITE_BYTES = 512 * 1024
-"""Linux puts a larger write into pages of up to 2 MiB, which it must find first: 10 times slower."""
+"""For larger writes, Linux uses pages of up to 2 MiB, which it must find first: 10 times slower."""
 _GAP_BYTES = 16 * 1024
-"""Payloads with at most this between them are read at once: cheaper than another call."""
+"""Payloads with at most this gap are read at once, which is cheaper than another call."""
 _RUN_BYTES = 16 * 1024 * 1024
-"""Most that is read at once."""
+"""Largest read."""
 _SMALL_BYTES = 4096
-"""Buffers that are smaller on average are joined before they are written."""
+"""Buffers of a smaller average size are joined before they are written."""
 
 
 @dataclass(slots=True)
 class PendingWrite:
-    """Bytes without gaps between them that have their place in a segment but are not on disk yet."""
+    """Contiguous bytes that have a position in a segment but are not on disk yet."""
 
     segment: int
     offset: int
@@ -90,7 +90,7 @@ def segment_path(folder: Path, segment: int) -> Path:
 
 
 class SegmentReader:
-    """Reads payloads back; keeps one open file per segment. Works on a live journal of another process."""
+    """Reads payloads. Keeps one open file per segment. Also works on the live journal of another process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -102,7 +102,7 @@ class SegmentReader:
         return bytes(self.read_all((ref,))[0])
 
     def read_all(self, refs: Sequence[PayloadRef]) -> list[memoryview]:
-        """The payloads in the order of `refs`; neighbors on disk are read at once. Raises: as `read`."""
+        """The payloads in the order of `refs`. Neighbors on disk are read at once. Raises: like `read`."""
         order = sorted(range(len(refs)), key=lambda idx: (refs[idx].segment, refs[idx].offset))
         payloads: dict[int, memoryview] = {}
         run: list[int] = []
@@ -116,7 +116,8 @@ class SegmentReader:
         return [payloads[idx] for idx in range(len(refs))]
 
     def _read_run(self, refs: Sequence[PayloadRef], run: list[int], into: dict[int, memoryview]) -> None:
-        """Reads neighbors, whose indices in `refs` are `run`, at once; puts each into `into` at its index."""
+        """Reads the neighbors `run` (indices in `refs`) at once, and stores each in `into` under its
+        index."""
         first = refs[run[0]]
         last = refs[run[-1]]
         start = first.offset - ENTRY_HEAD.size
@@ -129,7 +130,9 @@ class SegmentReader:
             begin = ref.offset - start
             data = raw[begin : begin + ref.length]
             is_whole = begin + ref.length <= len(raw)
-            if not is_whole or ENTRY_HEAD.unpack_from(raw, begin - ENTRY_HEAD.size) != _head(PAYLOAD, data):
+            if not is_whole or ENTRY_HEAD.unpack_from(raw, begin - ENTRY_HEAD.size) != _make_head(
+                PAYLOAD, data
+            ):
                 path = segment_path(self._folder, ref.segment)
                 raise JournalError(
                     f"{path}: the payload of {ref.length} bytes at {ref.offset} "
@@ -166,7 +169,7 @@ class SegmentStore:
         self._segment_bytes = segment_bytes
         self._pending: list[PendingWrite] = []
         self._file = -1
-        """The file that is written to; -1 if none is open."""
+        """The file that is being written; -1 if none is open."""
         self._file_segment = -1
         """The number of its segment."""
         try:
@@ -186,12 +189,12 @@ class SegmentStore:
         return self._segment, self._offset
 
     def append(self, payload: bytes) -> PayloadRef:
-        """Gives a payload its place; it is on disk once what the next `take` returns is written."""
+        """Assigns a payload its position. It is on disk once the result of the next `take` is written."""
         offset = self._add(PAYLOAD, payload)
         return PayloadRef(self._segment, offset, len(payload))
 
     def append_records(self, data: bytes) -> None:
-        """Adds records to the log, behind the payloads that they refer to."""
+        """Adds records to the log, after the payloads to which they refer."""
         self._add(RECORDS, data)
 
     def append_plan(self, data: bytes) -> None:
@@ -199,13 +202,13 @@ class SegmentStore:
         self._add(PLAN, data)
 
     def take(self) -> list[PendingWrite]:
-        """What was appended since the last call, in order."""
+        """Returns what was appended since the last call, in order."""
         pending = self._pending
         self._pending = []
         return pending
 
     def write(self, writes: Sequence[PendingWrite]) -> None:
-        """Writes and syncs. After a failure the same list may be written again. Raises: OSError."""
+        """Writes and syncs. After a failure, the same list may be written again. Raises: OSError."""
         for idx, write in enumerate(writes):
             self._open_for_writing(write.segment)
             _write_buffers(self._file, write)
@@ -221,7 +224,7 @@ class SegmentStore:
         return self._reader.read_all(refs)
 
     def drop(self, first: int) -> None:
-        """Deletes the segments before `first`; nobody may ask for them any more. Raises: OSError."""
+        """Deletes the segments before `first`, which must no longer be needed. Raises: OSError."""
         for segment in [
             number for number in segment_numbers(self._folder) if number < min(first, self._segment)
         ]:
@@ -229,7 +232,7 @@ class SegmentStore:
             segment_path(self._folder, segment).unlink()
 
     def close(self) -> None:
-        """Closes all files; nothing is written."""
+        """Closes all files without writing anything."""
         self._reader.close()
         if self._file >= 0:
             os.close(self._file)
@@ -237,7 +240,7 @@ class SegmentStore:
             self._file_segment = -1
 
     def _add(self, kind: int, data: bytes) -> int:
-        """Appends an entry; the offset at which its bytes begin."""
+        """Appends an entry. Returns the offset of its bytes."""
         size = ENTRY_HEAD.size + len(data)
         if self._offset + size > self._segment_bytes and self._offset > SEGMENT_HEADER.size:
             self._segment += 1
@@ -249,7 +252,7 @@ class SegmentStore:
             self._has_header = True
         elif not self._pending:
             self._pending.append(PendingWrite(self._segment, self._offset))
-        self._pending[-1].buffers += (ENTRY_HEAD.pack(*_head(kind, data)), data)
+        self._pending[-1].buffers += (ENTRY_HEAD.pack(*_make_head(kind, data)), data)
         self._offset += size
         return self._offset - len(data)
 
@@ -262,7 +265,7 @@ class SegmentStore:
             self._file_segment = -1
         self._file = os.open(segment_path(self._folder, segment), os.O_RDWR | os.O_CREAT, 0o644)
         self._file_segment = segment
-        # Without this, a power loss may take the name of a file whose bytes are synced.
+        # Otherwise, a power loss could remove the name of a file whose bytes are synced.
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -271,33 +274,33 @@ class SegmentStore:
 
 
 def _are_near(first: PayloadRef, last: PayloadRef, other: PayloadRef) -> bool:
-    """Whether one read may take `other` together with the run from `first` to `last`."""
+    """Whether `other` can be read together with the run from `first` to `last`."""
     gap = other.offset - last.offset - last.length
     size = other.offset + other.length - first.offset
     return other.segment == first.segment and gap <= _GAP_BYTES and size <= _RUN_BYTES
 
 
-def _head(kind: int, data: bytes | memoryview) -> tuple[int, int, int]:
-    """Length, kind and checksum of an entry; the checksum covers the kind."""
+def _make_head(kind: int, data: bytes | memoryview) -> tuple[int, int, int]:
+    """Length, kind and checksum of an entry. The checksum covers the kind too."""
     return len(data), kind, xxhash.xxh3_64_intdigest(data, kind)
 
 
 def _write_buffers(file: int, write: PendingWrite) -> None:
-    """Writes all buffers, in as many calls as the limits ask for. Raises: OSError."""
+    """Writes all buffers, in as many calls as the limits require. Raises: OSError."""
     buffers = write.buffers
     position = write.offset
     if sum(map(len, buffers)) < len(buffers) * _SMALL_BYTES:
         buffers = [b"".join(buffers)]
-    for part in _parts(buffers):
+    for part in _split_buffers(buffers):
         rest = part
         while rest:
             written = os.pwritev(file, rest, position)
             position += written
-            rest = _rest(rest, written)
+            rest = _drop_written(rest, written)
 
 
-def _parts(buffers: Sequence[bytes]) -> Iterator[list[memoryview]]:
-    """The buffers in order, cut into what one write takes."""
+def _split_buffers(buffers: Sequence[bytes]) -> Iterator[list[memoryview]]:
+    """Splits the buffers, in order, into pieces for one write each."""
     part: list[memoryview] = []
     room = _MAX_WRITE_BYTES
     for buffer in map(memoryview, buffers):
@@ -315,8 +318,8 @@ def _parts(buffers: Sequence[bytes]) -> Iterator[list[memoryview]]:
         yield part
 
 
-def _rest(buffers: list[memoryview], written: int) -> list[memoryview]:
-    """What a vectored write that wrote `written` bytes left over."""
+def _drop_written(buffers: list[memoryview], written: int) -> list[memoryview]:
+    """The buffers that remain after a vectored write of `written` bytes."""
     for idx, buffer in enumerate(buffers):
         if written < len(buffer):
             return [buffer[written:], *buffers[idx + 1 :]]
@@ -324,10 +327,10 @@ def _rest(buffers: list[memoryview], written: int) -> list[memoryview]:
     return []
 
 
-def checked_end(folder: Path, first: int) -> tuple[int, int]:
-    """Segment and offset after the last whole entry. Reads every segment from number `first` on.
+def verify_segments(folder: Path, first: int) -> tuple[int, int]:
+    """Reads every segment from number `first` on. Returns segment and offset after the last intact entry.
 
-    Raises: JournalError if one is missing or damaged. What a crash may have left behind the last flush is no
+    Raises: JournalError if one is missing or damaged. The remains of a crash after the last flush are not
     damage.
     """
     try:
@@ -338,11 +341,11 @@ def checked_end(folder: Path, first: int) -> tuple[int, int]:
             path = segment_path(folder, number)
             if number not in numbers:
                 raise JournalError(f"{path} is missing; restore the file from a copy")
-            end = _whole_until(path, number)
+            end = _find_whole_end(path, number)
             if end == 0 or end != path.stat().st_size:
                 raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")
         return numbers[-1], max(
-            SEGMENT_HEADER.size, _whole_until(segment_path(folder, numbers[-1]), numbers[-1])
+            SEGMENT_HEADER.size, _find_whole_end(segment_path(folder, numbers[-1]), numbers[-1])
         )
     except OSError as err:
         if isinstance(err, JournalError):  # It derives from OSError.
@@ -350,21 +353,21 @@ def checked_end(folder: Path, first: int) -> tuple[int, int]:
         raise JournalError(f"{folder}: cannot be read: {err}") from err
 
 
-def records_within(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
+def read_records(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
     """The log's entries of records between two positions, in order.
 
     Raises: JournalError if an entry there is damaged or a segment is missing.
     """
-    return _logged(folder, after, end, RECORDS)
+    return _read_entries(folder, after, end, RECORDS)
 
 
-def plans_within(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
-    """The log's plans between two positions, in order. Raises: as `records_within`."""
-    return _logged(folder, after, end, PLAN)
+def read_plans(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
+    """The log's plans between two positions, in order. Raises: as `read_records`."""
+    return _read_entries(folder, after, end, PLAN)
 
 
-def _logged(folder: Path, after: tuple[int, int], end: tuple[int, int], kind: int) -> Iterator[bytes]:
-    """Entries of one kind between two positions, in order. Raises: as `records_within`."""
+def _read_entries(folder: Path, after: tuple[int, int], end: tuple[int, int], kind: int) -> Iterator[bytes]:
+    """Entries of one kind between two positions, in order. Raises: as `read_records`."""
     start = after[1]
     for segment in range(after[0], end[0] + 1):
         path = segment_path(folder, segment)
@@ -373,7 +376,7 @@ def _logged(folder: Path, after: tuple[int, int], end: tuple[int, int], kind: in
         try:
             with path.open("rb") as file:
                 until = end[1] if segment == end[0] else os.fstat(file.fileno()).st_size
-                yield from _of_kind(file, kind, path, (max(start, SEGMENT_HEADER.size), until))
+                yield from _read_kind(file, kind, path, (max(start, SEGMENT_HEADER.size), until))
         except OSError as err:
             if isinstance(err, JournalError):
                 raise
@@ -382,14 +385,13 @@ def _logged(folder: Path, after: tuple[int, int], end: tuple[int, int], kind: in
 
 
 def segment_numbers(folder: Path) -> list[int]:
-    """The segments that a folder holds, in order."""
+    """The numbers of the segments in a folder, in order."""
     return sorted(int(path.stem) for path in folder.glob("*.seg") if path.stem.isdecimal())
 
 
 def _cut_torn_end(path: Path, segment: int) -> int:
-    """Truncates a segment after its last whole entry. Returns its length then; 0 if it has no whole
-    header."""
-    end = _whole_until(path, segment)
+    """Truncates a segment after its last intact entry. Returns its new length; 0 without an intact header."""
+    end = _find_whole_end(path, segment)
     if end < path.stat().st_size:
         with path.open("r+b") as file:
             file.truncate(end)
@@ -398,10 +400,11 @@ def _cut_torn_end(path: Path, segment: int) -> int:
     return end
 
 
-def _whole_until(path: Path, segment: int) -> int:
-    """Where the last whole entry of a segment ends; 0 if not even its header is whole.
+def _find_whole_end(path: Path, segment: int) -> int:
+    """The end of the last intact entry of a segment; 0 if not even its header is complete.
 
-    Raises: JournalError if what follows was once whole too: then it is damaged, and not torn by a crash.
+    Raises: JournalError if the bytes after it were once intact too. They are then damaged, not torn by a
+    crash.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -419,7 +422,7 @@ def _whole_until(path: Path, segment: int) -> int:
             raise JournalError(f"{path} has schema {schema}; this version reads schema {SEGMENT_SCHEMA}")
         end = SEGMENT_HEADER.size
         last_records = b""
-        for kind, data in _entries(file, size):
+        for kind, data in _iterate_entries(file, size):
             end += ENTRY_HEAD.size + len(data)
             if kind == RECORDS:
                 last_records = data
@@ -434,21 +437,20 @@ def _whole_until(path: Path, segment: int) -> int:
 
 
 def _was_synced(rest: bytes, last_records: bytes) -> bool:
-    """Whether the bytes behind a broken entry show that it was synced once.
+    """Whether the bytes after a broken entry prove that the entry was synced once.
 
-    They do if a later flush is among them, for a flush begins only when the one before is synced. A flush
-    ends with its records, in one entry: two such entries are of two flushes; a single one is of a later
-    flush if it does not go on where the last whole one ended.
+    They do if they contain a later flush, because a flush starts only after the previous one is synced. A
+    flush ends with its records, in one entry. Two such entries therefore belong to two flushes. A single one
+    belongs to a later flush if it does not continue the last intact records.
     """
-    found = list(islice(_records_within(rest), 2))
+    found = list(islice(_find_records(rest), 2))
     if len(found) == 1 and last_records:
         return decode_records(found[0])[0].seq > decode_records(last_records)[-1].seq + 1
     return len(found) > 1
 
 
-def _records_within(data: bytes) -> Iterator[bytes]:
-    """The whole entries of records, wherever they begin: behind a broken entry nobody knows where the next
-    one does."""
+def _find_records(data: bytes) -> Iterator[bytes]:
+    """The intact entries of records at any offset: after a broken entry, the next start is unknown."""
     kind_at = data.find(RECORDS, _LENGTH_BYTES)
     while kind_at >= 0:
         begin = kind_at - _LENGTH_BYTES + ENTRY_HEAD.size
@@ -459,8 +461,8 @@ def _records_within(data: bytes) -> Iterator[bytes]:
         kind_at = data.find(RECORDS, kind_at + 1)
 
 
-def _entries(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
-    """(kind, bytes) of each entry from the file's position on; ends before the first that is not whole."""
+def _iterate_entries(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
+    """(kind, bytes) of each entry from the file's position on. Ends before the first incomplete one."""
     while len(head := file.read(ENTRY_HEAD.size)) == ENTRY_HEAD.size:
         length, kind, checksum = ENTRY_HEAD.unpack(head)
         if length > size:
@@ -471,11 +473,11 @@ def _entries(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
         yield kind, data
 
 
-def _of_kind(file: BinaryIO, kind: int, path: Path, between: tuple[int, int]) -> Iterator[bytes]:
+def _read_kind(file: BinaryIO, kind: int, path: Path, between: tuple[int, int]) -> Iterator[bytes]:
     """The entries of one kind between two offsets of a segment. Raises: JournalError if one is damaged."""
     end, until = between
     file.seek(end)
-    for found, data in _entries(file, until):
+    for found, data in _iterate_entries(file, until):
         if end + ENTRY_HEAD.size + len(data) > until:
             break
         end += ENTRY_HEAD.size + len(data)

@@ -1,12 +1,12 @@
-"""Writes rows into the journal's tables, behind the flushes of the segments.
+"""Writes rows into the journal's tables, after the flushes of the segments.
 
-No sender waits for this. The segments are the log: rows that a crash keeps from the database are made from
-them again when the journal is opened. So there may be few transactions. The first row after a quiet time
-begins one at once; later rows wait until `_PAUSE_S` after the last transaction, or until somebody calls
+No sender waits for this. The segments are the log: rows that a crash keeps out of the database are restored
+from them when the journal is opened. Transactions can therefore be rare. The first row after a quiet time
+starts one at once; later rows wait until `_PAUSE_S` after the previous transaction, or for a call of
 `settle`.
 
-The database has a thread of its own, for a long transaction must not delay a flush: folding SQLite's log into
-the database takes 30 to 40 ms, once in some thousand records.
+The database has its own thread, because a long transaction must not delay a flush: a checkpoint of SQLite's
+log takes 30 to 40 ms, once every thousand records or so.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ RETRY_S = 1.0
 """Shortest time between two attempts to write after a failure."""
 
 _PAUSE_S = 0.02
-"""Shortest time between two transactions: how old the tables of a busy journal are."""
+"""Shortest time between two transactions, and thus the delay of a busy journal's tables."""
 _AnswerT = TypeVar("_AnswerT")
 _Args = TypeVarTuple("_Args")
 
 
 InsertRows = Callable[[sqlite3.Connection, TableRows], None]
-"""Inserts rows within a transaction: `tables.insert_rows`, or a test's own, which fails. Raises:
-sqlite3.Error; the same rows are tried again then."""
+"""Inserts rows within a transaction: `journal_db.insert_rows`, or a failing one of a test. If it raises
+sqlite3.Error, the same rows are tried again."""
 
 
 class TableWriter:
-    """The database's one writer, with a thread of its own, from construction to `close`.
+    """The only writer of the database, with its own thread from construction to `close`.
 
-    `failure` says why the newest transaction failed. Its rows are kept, and `start` tries them again, unless
-    `is_broken`: then a fault of the program ended the writer, and only a new process can go on.
+    `failure` is the error of the newest transaction, if it failed. Its rows are kept, and `start` tries them
+    again. If `is_broken`, a bug has ended the writer, and only a new process can continue.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TableWriter:
         """Starts to write what is pending, unless it is being written already."""
         if self._task is None and not self._pending.is_empty and not self.is_broken:
             self._task = asyncio.get_running_loop().create_task(self._write(), name="journal tables")
-            self._task.add_done_callback(self._write_ended)
+            self._task.add_done_callback(self._on_write_end)
 
     def retry_if_due(self) -> None:
         """Tries again after a failure, at most once per second."""
@@ -80,18 +80,18 @@ class TableWriter:
             self.start()
 
     async def run(self, job: Callable[[*_Args], _AnswerT], *args: *_Args) -> _AnswerT:
-        """Runs a job that needs the database, between two transactions. Raises: what the job raises."""
+        """Runs a job that needs the database between two transactions. Raises: whatever the job raises."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, job, *args)
 
     async def settle(self) -> None:
-        """Returns once all that was added is in the tables, or `failure` says why not."""
+        """Returns once all added rows are in the tables, or `failure` is set."""
         self._hurry.set()
         while self._task is not None:
             await asyncio.wait({self._task})
         self._hurry.clear()
 
     def close(self) -> None:
-        """Ends the thread; what is pending is not written."""
+        """Ends the thread. Pending rows are not written."""
         self._thread.shutdown()
 
     async def _write(self) -> None:
@@ -110,11 +110,11 @@ class TableWriter:
                 break
             self.failure = None
             await _pause(self._hurry)
-        # Here, not when the task has ended: rows that are added between the two must begin a new one.
+        # Not in a callback at the task's end: rows that are added in between must start a new task.
         self._task = None
 
-    def _write_ended(self, task: asyncio.Task[None]) -> None:
-        """If the task raised, its rows are lost to this process: nothing may be written after them."""
+    def _on_write_end(self, task: asyncio.Task[None]) -> None:
+        """If the task raised, its rows are lost to this process, so nothing may be written after them."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         self._task = None
@@ -124,7 +124,7 @@ class TableWriter:
         self._on_broken()
 
     def _transact(self, rows: TableRows) -> None:
-        """Runs in the thread: one transaction. Raises: what `insert` raises; nothing is written then."""
+        """One transaction, in the thread. Raises: whatever `insert` raises; nothing is written then."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             self._insert(self._db, rows)

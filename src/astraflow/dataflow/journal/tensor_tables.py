@@ -1,9 +1,9 @@
-"""The tensor table of a policy on its way: whole with the first manifest, by name with those that follow.
+"""Replaces the tensor tables of manifests by names on the wire.
 
-All versions of a policy have the same tensors. For a large mixture of experts their table has megabytes,
-where the rest of a manifest has kilobytes. So the dataflow names a table by its digest, and whoever has heard
-the name may send or get manifests without `tensors`. A name that is not known here is refused; the caller
-then sends the table. Nobody else needs to compute a name.
+All versions of a policy have the same tensors. For a large mixture of experts, their table takes megabytes
+and the rest of a manifest kilobytes. The dataflow therefore names each table by its digest. A caller that got
+the name may send and receive manifests without `tensors`. An unknown name is refused, and the caller then
+sends the table. Only the dataflow computes names.
 """
 
 import msgspec
@@ -12,26 +12,26 @@ from astraflow.errors import RefusedError, WireError
 from astraflow.types import Manifest, Publication, TensorInfo, VersionsReply
 from astraflow.weights.manifest import table_digest
 
-__all__ = ["ManifestTables", "bare"]
+__all__ = ["ManifestTables", "strip_tensors"]
 
 _MAX_SHOWN = 80
 
 Tensors = tuple[TensorInfo, ...]
 
 
-def bare(manifest: Manifest) -> Manifest:
-    """The manifest without its table."""
+def strip_tensors(manifest: Manifest) -> Manifest:
+    """Returns the manifest without its tensor table."""
     return msgspec.structs.replace(manifest, tensors=())
 
 
 class ManifestTables:
-    """The names of all policies' tables. Example: `tables.digest("actor", manifest.tensors)`."""
+    """Names the tables of all policies. Example: `tables.digest("actor", manifest.tensors)`."""
 
     def __init__(self) -> None:
         self._named: dict[str, tuple[Tensors, str]] = {}
 
     def digest(self, policy: str, tensors: Tensors) -> str:
-        """The name of a policy's table; empty for an empty one. Each poll asks, so it is computed once."""
+        """The name of a policy's table; empty for an empty table. Cached, because every poll needs it."""
         if not tensors:
             return ""
         known = self._named.get(policy)
@@ -39,8 +39,9 @@ class ManifestTables:
             known = self._named[policy] = (tensors, table_digest(tensors))
         return known[1]
 
-    def whole(self, body: Publication, policy: str, tensors: Tensors) -> Manifest:
-        """The manifest of a publication with its table; `tensors` is that of the policy's versions.
+    def restore_table(self, body: Publication, policy: str, tensors: Tensors) -> Manifest:
+        """Returns the manifest of a publication with its table. `tensors`: the table of the policy's
+        versions.
 
         Raises: RefusedError with code `unknown_table`; WireError if both a table and a name are given.
         """
@@ -57,9 +58,9 @@ class ManifestTables:
             )
         return msgspec.structs.replace(body.manifest, tensors=tensors)
 
-    def named(self, policy: str, reply: VersionsReply, *, known: str) -> VersionsReply:
-        """The answer with the table's name, and without the table if the caller has it by that name."""
+    def name_table(self, policy: str, reply: VersionsReply, *, known: str) -> VersionsReply:
+        """Adds the table's name to an answer, and removes the table if the caller knows it by that name."""
         table = self.digest(policy, reply.manifests[0].tensors) if reply.manifests else ""
         is_known = bool(table) and known == table
-        manifests = tuple(map(bare, reply.manifests)) if is_known else reply.manifests
+        manifests = tuple(map(strip_tensors, reply.manifests)) if is_known else reply.manifests
         return msgspec.structs.replace(reply, manifests=manifests, table=table)

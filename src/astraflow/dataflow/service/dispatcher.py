@@ -197,7 +197,7 @@ class Dispatcher:
 
     async def settled(self) -> None:
         """Returns when all that was applied so far is durable. Raises: JournalError."""
-        await self.journal.durable(self.journal.seq)
+        await self.journal.wait_durable(self.journal.seq)
 
     def _wake(self, topics: Collection[str]) -> None:
         self.topics.wake(topics)

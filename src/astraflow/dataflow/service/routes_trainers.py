@@ -20,7 +20,7 @@ from astraflow.dataflow.core.commands import (
     ReleaseSteps,
     TakeBatch,
 )
-from astraflow.dataflow.journal.tensor_tables import bare
+from astraflow.dataflow.journal.tensor_tables import strip_tensors
 from astraflow.dataflow.service.batch_slices import SliceRequest, encode_slice
 from astraflow.dataflow.service.ingest import check_metrics, check_publication
 from astraflow.dataflow.service.routes_shared import (
@@ -158,11 +158,11 @@ class TrainerRoutes:
         is_trained = self._run.policies[policy].is_trained
         kept = self._core.versions(policy).manifests
         known = kept[-1].tensors if kept else ()
-        manifest = self._run.tables.whole(body, policy, known)
+        manifest = self._run.tables.restore_table(body, policy, known)
         check_publication(manifest, kept[-1] if kept and is_trained else None)
         if is_trained:
             # The journal has the table of tensors from the first version, so later ones go without.
-            recorded = bare(manifest) if kept else manifest
+            recorded = strip_tensors(manifest) if kept else manifest
             command = PublishVersion(policy=policy, epoch=body.epoch, step=body.step, manifest=recorded)
         else:
             command = PublishFrozen(policy=policy, manifest=manifest)

@@ -70,7 +70,7 @@ class ViewRoutes:
         found = await self._run.polls.poll(f"versions/{policy}", look, wait_s=wait_s, request=request)
         reply = found or self._core.versions(policy, after=after)
         await self._dispatcher.settled()
-        reply = self._run.tables.named(policy, reply, known=table)
+        reply = self._run.tables.name_table(policy, reply, known=table)
         return item_response(self._with_peers(policy, reply, caller(request)), request)
 
     def _with_peers(self, policy: str, reply: VersionsReply, asker: str) -> VersionsReply:

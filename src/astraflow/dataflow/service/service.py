@@ -27,7 +27,7 @@ from astraflow.dataflow.core.commands import ChangeSchedule, ExpireEval, ExpireL
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import RunPlan
 from astraflow.dataflow.journal.journal import Journal
-from astraflow.dataflow.journal.records import PlanRow, PolicyFacts, schedule_of
+from astraflow.dataflow.journal.records import PolicyFacts, RecordedPlan, schedule_of
 from astraflow.dataflow.service.dispatcher import Dispatcher
 from astraflow.dataflow.service.liveness import Liveness, WorkerLife
 from astraflow.dataflow.service.long_poll import LongPolls
@@ -140,7 +140,9 @@ class DataflowService:
             for name, policy in self._plan.policies.items()
         }
         schedule = self._plan.schedule
-        self._journal.note_plan(PlanRow(recipe=self._run_info.recipe, policies=policies, schedule=schedule))
+        self._journal.note_plan(
+            RecordedPlan(recipe=self._run_info.recipe, policies=policies, schedule=schedule)
+        )
         if core.schedule != schedule:
             self._dispatcher.apply(ChangeSchedule(schedule=schedule))
         if self._resumes_failed and core.state == "failed":
@@ -150,7 +152,7 @@ class DataflowService:
             life = WorkerLife(worker.worker_id, worker.name, "", worker.hosts, last_seen_s=loop.time())
             self._liveness.add(life)
             self._liveness.grant(core.worker_leases(worker.worker_id), loop.time())
-        await self._journal.flushed()
+        await self._journal.wait_flushed()
         self._watch = asyncio.create_task(self._watch_deadlines(), name="deadline watch")
         self._watch.add_done_callback(self._watch_ended)
         _log.info("dataflow ready: run %s, %s, record %d", self._run_info.name, core.state, self._journal.seq)

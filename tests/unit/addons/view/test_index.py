@@ -7,7 +7,7 @@ from astraflow.addons.view.filters import filter_of
 from astraflow.addons.view.index import RunIndex
 from astraflow.addons.view.search import search
 from astraflow.addons.view.timeline import between
-from astraflow.dataflow.journal.journal_db import summed
+from astraflow.dataflow.journal.journal_db import make_insert
 from drivers.view_runs import WORKER, RunWriter
 
 
@@ -227,8 +227,8 @@ def test_the_longest_spans_of_a_part_of_the_run_are_found(tmp_path: Path) -> Non
     run = RunWriter(tmp_path)
     for second in range(100):
         values = ("rollout-0", "generate", float(second), second + 0.5)
-        run.tables.execute(*summed("telemetry", values))
-    run.tables.execute(*summed("telemetry", ("trainer actor", "wait:dataflow", 40.0, 60.0)))
+        run.tables.execute(*make_insert("telemetry", values))
+    run.tables.execute(*make_insert("telemetry", ("trainer actor", "wait:dataflow", 40.0, 60.0)))
     run.close()
     with RunIndex(tmp_path) as index:
         index.refresh()

@@ -11,7 +11,7 @@ import pytest
 from astraflow.dataflow.core.commands import AddTasks, AddWorker, Command, Decision, FateDecided
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.journal.reader import JournalReader
-from astraflow.dataflow.journal.records import PlanRow
+from astraflow.dataflow.journal.records import RecordedPlan
 from astraflow.dataflow.journal.table_writer import TableRows, insert_rows
 from astraflow.errors import JournalError, RefusedError
 from astraflow.types import BusySpan
@@ -60,7 +60,7 @@ async def test_a_restart_replays_what_was_durable(tmp_path: Path) -> None:
     core = journal.recover(new=Counter, restore=restored)
     for name in "abc":
         seq = record(journal, core, name)
-    await journal.durable(seq)
+    await journal.wait_durable(seq)
     run_id = journal.run_id
     await journal.close()
     again = Journal(tmp_path)
@@ -75,7 +75,7 @@ async def test_a_snapshot_shortens_the_replay(tmp_path: Path) -> None:
     for name in "abcde":
         record(journal, core, name)
         journal.snapshot_if_due(core)
-        await journal.flushed()
+        await journal.wait_flushed()
     await journal.close()
     again = Journal(tmp_path)
     never = Counter(("must not be used",))
@@ -94,7 +94,7 @@ async def test_commands_of_one_record_count_each_for_the_next_snapshot(tmp_path:
     journal.snapshot_if_due(core)
     record(journal, core, "c", "d")
     journal.snapshot_if_due(core)
-    await journal.flushed()
+    await journal.wait_flushed()
     await journal.close()
     with sqlite3.connect(tmp_path / "journal.sqlite") as database:
         assert [row[0] for row in database.execute("SELECT seq FROM snapshots")] == [2]
@@ -134,7 +134,7 @@ async def test_a_second_process_is_told_who_holds_the_journal(tmp_path: Path) ->
 async def test_a_missing_payload_is_noticed_at_open(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.store(b"payload")
-    await journal.durable(journal.append([add("a")], [()], at_s=1.0))
+    await journal.wait_durable(journal.append([add("a")], [()], at_s=1.0))
     await journal.close()
     segment = tmp_path / "segments" / "00000000.seg"
     segment.write_bytes(segment.read_bytes()[:-1])
@@ -145,7 +145,7 @@ async def test_a_missing_payload_is_noticed_at_open(tmp_path: Path) -> None:
 async def test_payloads_are_durable_with_their_record(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     ref = journal.store(b"payload")
-    await journal.durable(journal.append([add("a")], [()], at_s=1.0))
+    await journal.wait_durable(journal.append([add("a")], [()], at_s=1.0))
     assert journal.read(ref) == b"payload"
     await journal.close()
 
@@ -154,9 +154,9 @@ async def test_records_of_one_moment_share_a_flush_and_keep_their_order(tmp_path
     journal = Journal(tmp_path)
     core = Counter()
     seqs = [record(journal, core, str(idx)) for idx in range(100)]
-    await journal.durable(seqs[50])
-    await journal.durable(seqs[-1])
-    await journal.flushed()
+    await journal.wait_durable(seqs[50])
+    await journal.wait_durable(seqs[-1])
+    await journal.wait_flushed()
     with journal.reader() as reader:
         assert [row.seq for row in reader.records()] == list(range(1, 101))
         assert [row.group_id for row in reader.fates()] == list(range(1, 101))
@@ -175,11 +175,11 @@ async def test_a_record_is_durable_before_it_is_in_the_tables(tmp_path: Path) ->
     database = lock_database(tmp_path)
     async with asyncio.timeout(4):
         for name in "abc":
-            await journal.durable(record(journal, core, name))
+            await journal.wait_durable(record(journal, core, name))
     with journal.reader() as reader:
         assert [row.seq for row in reader.records()] == []
     database.close()
-    await journal.flushed()
+    await journal.wait_flushed()
     with journal.reader() as reader:
         assert [row.seq for row in reader.records()] == [1, 2, 3]
     await journal.close()
@@ -188,7 +188,7 @@ async def test_a_record_is_durable_before_it_is_in_the_tables(tmp_path: Path) ->
 async def test_what_a_crash_kept_from_the_tables_is_there_after_the_restart(tmp_path: Path) -> None:
     journal, core = Journal(tmp_path / "a"), Counter()
     database = lock_database(tmp_path / "a")
-    await journal.durable(record(journal, core, "a", "b"))
+    await journal.wait_durable(record(journal, core, "a", "b"))
     shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=shutil.ignore_patterns("lock"))
     database.close()
     await journal.close()
@@ -213,9 +213,9 @@ async def test_tables_that_cannot_be_written_refuse_commands_until_they_can(tmp_
     disk = Disk()
     journal, core = Journal(tmp_path, insert=disk.insert), Counter()
     disk.is_full = True
-    await journal.durable(record(journal, core, "a"))
+    await journal.wait_durable(record(journal, core, "a"))
     with pytest.raises(JournalError, match="disk is full"):
-        await journal.flushed()
+        await journal.wait_flushed()
     with pytest.raises(JournalError, match="disk is full"):
         journal.check()
     assert not journal.is_broken
@@ -225,7 +225,7 @@ async def test_tables_that_cannot_be_written_refuse_commands_until_they_can(tmp_
             await asyncio.sleep(0.05)
             with contextlib.suppress(JournalError):
                 journal.check()
-    await journal.durable(record(journal, core, "b"))
+    await journal.wait_durable(record(journal, core, "b"))
     await journal.close()
     with JournalReader(tmp_path) as reader:
         assert [row.seq for row in reader.records()] == [1, 2]
@@ -256,9 +256,9 @@ async def test_a_table_writer_that_fails_by_a_fault_of_its_own_breaks_the_journa
 
     journal, core = Journal(tmp_path, insert=faulty), Counter()
     ending = Ending(journal)
-    await journal.durable(record(journal, core, "a"))
+    await journal.wait_durable(record(journal, core, "a"))
     with pytest.raises(JournalError, match="fault of the program \\(ZeroDivisionError"):
-        await journal.flushed()
+        await journal.wait_flushed()
     assert (journal.is_broken, ending.num_calls, faults(caplog)) == (True, 1, [ZeroDivisionError])
     with pytest.raises(JournalError):
         await journal.close()
@@ -280,11 +280,11 @@ async def test_a_compaction_that_fails_by_a_fault_of_its_own_breaks_the_journal(
 ) -> None:
     journal, core = Journal(tmp_path, snapshot_every=1), Unreadable()
     ending = Ending(journal)
-    await journal.durable(record(journal, core, "a"))
+    await journal.wait_durable(record(journal, core, "a"))
     journal.snapshot_if_due(core)
     async with asyncio.timeout(10):
         with pytest.raises(JournalError, match="fault of the program \\(ZeroDivisionError"):
-            await journal.flushed()
+            await journal.wait_flushed()
     assert (journal.is_broken, ending.num_calls, faults(caplog)) == (True, 1, [ZeroDivisionError])
     with pytest.raises(JournalError):
         await journal.close()
@@ -295,10 +295,10 @@ async def test_a_compaction_that_fails_by_a_fault_of_its_own_breaks_the_journal(
 
 async def test_spans_and_plans_are_kept_without_a_record(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.note_plan(PlanRow(recipe="one", policies={}))
-    await journal.flushed()
-    journal.note_plan(PlanRow(recipe="one", policies={}))
-    journal.note_plan(PlanRow(recipe="two", policies={}))
+    journal.note_plan(RecordedPlan(recipe="one", policies={}))
+    await journal.wait_flushed()
+    journal.note_plan(RecordedPlan(recipe="one", policies={}))
+    journal.note_plan(RecordedPlan(recipe="two", policies={}))
     journal.note_spans("w0", (BusySpan("generate", 1.0, 2.0),))
     await journal.close()
     with JournalReader(tmp_path) as reader:
@@ -314,7 +314,7 @@ async def test_rows_that_the_database_lost_come_back_from_the_segments(tmp_path:
     core = journal.recover(new=Counter, restore=restored)
     for name in "abcdef":
         journal.store(name.encode() * 50)
-        await journal.durable(record(journal, core, name))
+        await journal.wait_durable(record(journal, core, name))
     await journal.close()
     (tmp_path / "run" / "journal.sqlite").write_bytes(empty)
     again = Journal(tmp_path / "run", segment_bytes=300)
@@ -322,7 +322,7 @@ async def test_rows_that_the_database_lost_come_back_from_the_segments(tmp_path:
     assert again.recover(new=Counter, restore=restored).names == list("abcdef")
     with again.reader() as reader:
         assert [row.group_id for row in reader.fates()] == list(range(1, 7))
-    await again.durable(record(again, core, "g"))
+    await again.wait_durable(record(again, core, "g"))
     await again.close()
 
 
@@ -333,7 +333,7 @@ async def test_every_cut_of_the_log_opens_to_whole_records(tmp_path: Path) -> No
     core, ends = Counter(), list[int]()
     segment = tmp_path / "run" / "segments" / "00000000.seg"
     for name in "ab":
-        await journal.durable(record(journal, core, name))
+        await journal.wait_durable(record(journal, core, name))
         ends.append(segment.stat().st_size)
     await journal.close()
     data = segment.read_bytes()
@@ -350,7 +350,7 @@ async def test_a_log_that_does_not_follow_the_database_is_refused(tmp_path: Path
     for folder, names in (("run", "abc"), ("other", "z")):
         journal, core = Journal(tmp_path / folder), Counter()
         for name in names:
-            await journal.durable(record(journal, core, name))
+            await journal.wait_durable(record(journal, core, name))
         await journal.close()
     shutil.copy(tmp_path / "other" / "journal.sqlite", tmp_path / "run" / "journal.sqlite")
     with pytest.raises(JournalError, match=r"record 2 .*does not follow record 1"):
@@ -359,9 +359,9 @@ async def test_a_log_that_does_not_follow_the_database_is_refused(tmp_path: Path
 
 async def test_a_database_that_was_moved_away_is_made_again_from_the_segments(tmp_path: Path) -> None:
     journal, core = Journal(tmp_path, segment_bytes=300), Counter()
-    journal.note_plan(PlanRow(recipe="one", policies={}))
+    journal.note_plan(RecordedPlan(recipe="one", policies={}))
     for name in "abcdef":
-        await journal.durable(record(journal, core, name))
+        await journal.wait_durable(record(journal, core, name))
     await journal.close()
     (tmp_path / "journal.sqlite").unlink()
     again = Journal(tmp_path, segment_bytes=300)
@@ -399,7 +399,7 @@ def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:
 async def test_a_command_round_trips_through_the_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([AddTasks(tasks=())], [()], at_s=2.5)
-    await journal.flushed()
+    await journal.wait_flushed()
     with journal.reader() as reader:
         (row,) = reader.records()
     assert row.at_s == 2.5

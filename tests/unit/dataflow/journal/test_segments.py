@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.segments import SegmentReader, SegmentStore, records_within
+from astraflow.dataflow.journal.segments import SegmentReader, SegmentStore, read_records
 from astraflow.errors import JournalError
 
 
@@ -34,16 +34,16 @@ def test_payloads_are_read_together_in_any_order(tmp_path: Path) -> None:
 
 def test_records_are_found_from_a_position_on(tmp_path: Path) -> None:
     store = SegmentStore(tmp_path, segment_bytes=120)
-    assert list(records_within(tmp_path, (0, 0), store.end)) == []
+    assert list(read_records(tmp_path, (0, 0), store.end)) == []
     store.append_records(b"one")
     store.append(b"payload" * 5)
     middle = store.end
     store.append_records(b"two" * 20)
     store.append_records(b"three")
     store.write(store.take())
-    assert list(records_within(tmp_path, (0, 0), store.end)) == [b"one", b"two" * 20, b"three"]
-    assert list(records_within(tmp_path, middle, store.end)) == [b"two" * 20, b"three"]
-    assert list(records_within(tmp_path, store.end, store.end)) == []
+    assert list(read_records(tmp_path, (0, 0), store.end)) == [b"one", b"two" * 20, b"three"]
+    assert list(read_records(tmp_path, middle, store.end)) == [b"two" * 20, b"three"]
+    assert list(read_records(tmp_path, store.end, store.end)) == []
     store.close()
 
 
@@ -57,7 +57,7 @@ def test_damaged_records_are_not_passed_over(tmp_path: Path) -> None:
     data[30] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(JournalError, match="the entry at 16 is damaged"):
-        list(records_within(tmp_path, (0, 0), store.end))
+        list(read_records(tmp_path, (0, 0), store.end))
     store.close()
 
 

@@ -50,6 +50,6 @@ async def test_a_wall_clock_that_jumps_moves_no_evaluation_past_its_deadline(tmp
     assert deadline_s - dispatcher.clock() == left_s == 60.0
     assert abs(dispatcher.round_deadline_s() - before_s) < 1.0
     await dispatcher.settled()
-    await journal.flushed()
+    await journal.wait_flushed()
     assert journal.newest_s == 1_000_000.0
     await journal.close()
