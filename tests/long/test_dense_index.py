@@ -82,7 +82,7 @@ def test_what_cannot_be_built_is_explained(encoder: Path, documents: Path, tmp_p
     with pytest.raises(ConfigError, match=r"the encoder 'none' .*`hf download intfloat"):
         build_index(documents, tmp_path / "a", encoder=EncoderSettings("none"), progress=silent)
     settings = EncoderSettings(str(encoder), factory="Round")
-    with pytest.raises(ConfigError, match="'Round' is no index that faiss can make"):
+    with pytest.raises(ConfigError, match="'Round' is not an index that faiss can make"):
         build_index(documents, tmp_path / "b", encoder=settings, progress=silent)
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()
@@ -92,5 +92,5 @@ def test_an_encoder_that_is_gone_is_named(encoder: Path, documents: Path, tmp_pa
     build_index(documents, tmp_path / "index", encoder=EncoderSettings(str(encoder)), progress=silent)
     settings = tmp_path / "index" / "encoder.json"
     settings.write_text(settings.read_text().replace(str(encoder), "/nowhere"))
-    with pytest.raises(ConfigError, match="the encoder '/nowhere' is no folder"):
+    with pytest.raises(ConfigError, match="the encoder '/nowhere' is not a folder"):
         open_index(FolderIndexConfig(path=str(tmp_path / "index")))

@@ -1,8 +1,7 @@
 """The workflow `code_and_test`: a tester writes test cases, and a coder whose program fails one tries again.
 
-A case is valid if the task's reference program passes it. That decides what the tester is paid, and nothing
-else: in the episode, a case that is wrong counts like any other, as it does where nobody knows a right
-program.
+A case is valid if the task's reference program passes it. This affects only the tester's reward: during the
+episode, an invalid case counts like any other, as it would if no right program were known.
 """
 
 import json
@@ -55,21 +54,24 @@ class _Attempt:
     chat: Conversation
     answer: Completion
     score: float
-    """On the task's own test cases."""
+    """Score on the task's own test cases."""
 
 
-def _finds_cases(pattern: str) -> str:
+def _check_case_pattern(pattern: str) -> str:
     try:
         groups = re.compile(pattern).groupindex
     except re.error as err:
-        raise ValueError(f"{pattern!r} is no regular expression: {err}") from err
+        raise ValueError(f"{pattern!r} is not a regular expression: {err}") from err
     if missing := {"input", "output"} - set(groups):
-        raise ValueError(f"it has no group (?P<{min(missing)}>...), which holds that part of a test case")
+        raise ValueError(
+            f"it lacks the group (?P<{min(missing)}>...), which matches that part of a test case"
+        )
     return pattern
 
 
 class CodeAndTestConfig(PolicyRoles):
-    """A test writer makes test cases for a coder's program; a program that fails one is written again."""
+    """A tester writes test cases for a coder's program; if the program fails one, the coder writes
+    another."""
 
     roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
     is_replayable: ClassVar[bool] = True
@@ -84,20 +86,20 @@ class CodeAndTestConfig(PolicyRoles):
     """Prompt of the tester, with `{prompt}` and `{code}`."""
     retry_prompt: Annotated[str, template("prompt", "code", "input", "output")] = FAILED_PROMPT
     """Prompt of the coder after a failed case, with `{prompt}`, `{code}`, `{input}` and `{output}`."""
-    case_pattern: Annotated[str, AfterValidator(_finds_cases)] = CASE_PATTERN
+    case_pattern: Annotated[str, AfterValidator(_check_case_pattern)] = CASE_PATTERN
     """Regular expression that finds a case in the tester's reply, with the groups `input` and `output`."""
     max_cases: int = Field(default=4, ge=1, le=64)
-    """Largest number of cases that are used; more are ignored."""
+    """Largest number of cases; further cases are ignored."""
     reference: str = ""
     """Column with a right program, which decides whether a case is valid; empty: the task's answer. The
-    source's `columns` have to name it."""
+    source's `columns` must name it."""
     success_share: Share = 0.5
     """Share of the last program's score in the tester's reward; the rest is the valid share of its cases."""
     keeps_history: bool = True
     """Keep one growing conversation with the coder; if false, each program starts a new one."""
 
     def check_scoring(self, reward: Config, extract: str) -> None:
-        """The reward must run test cases, and take whole programs."""
+        """Checks that the reward runs test cases, and gets whole programs. Raises: ConfigError."""
         from astraflow.tasks.config import WeightedReward
 
         parts = reward.rewards.values() if isinstance(reward, WeightedReward) else [reward]
@@ -108,12 +110,12 @@ class CodeAndTestConfig(PolicyRoles):
             )
         if extract != "whole":
             raise ConfigError(
-                f"tasks.extract = {extract!r} would also be looked for in the right programs, which the "
-                "workflow code_and_test runs; use `whole`, of which code_tests takes the last block of code"
+                f"tasks.extract = {extract!r} would also be applied to the right programs, which the "
+                "workflow code_and_test runs; use `whole`, from which code_tests takes the last block of code"
             )
 
     def check_tasks(self, tasks: Iterable[Task]) -> None:
-        """Every task must have a right program."""
+        """Checks that every task has a right program. Raises: DataError."""
         for task in tasks:
             reference_of(task, self.reference)
 
@@ -137,44 +139,44 @@ async def code_and_test(
     success_share: float = 0.5,
     keeps_history: bool = True,
 ) -> Rewards:
-    """The coder writes a program, then the tester test cases; the coder tries again while a case fails, with
-    at most `rounds` programs in all. The last one counts.
+    """The coder writes a program, and the tester writes test cases for it. While a case fails, the coder
+    tries again, up to `rounds` programs in total. The last program counts.
 
-    `reference`: column of the right program; empty: the task's answer.
+    `reference`: column with the right program; empty: the task's answer.
     Rewarded: the coder's conversation with the score of its last program; without `keeps_history`, each
-    program is a conversation with its own score. The tester with the valid share of its cases (0 if it wrote
-    none), into which `success_share` mixes the score of the last program.
-    Metrics: `first_score`, `attempts`, `cases`, `valid_cases` (their valid share) and, if the first program
-    is wrong, `caught`: 1 if a valid case fails it, else 0.
+    program is a conversation with its own score. The tester gets the valid share of its cases (0 if it wrote
+    none), mixed with the score of the last program by `success_share`.
+    Metrics: `first_score`, `attempts`, `cases`, `valid_cases` (the valid share of the cases), and, if the
+    first program is wrong, `caught`: 1 if it fails a valid case, else 0.
     """
     right = reference_of(task.task, reference)
     chat = policy_at(policies, coder, 0).conversation(context=task.context, role="coder")
-    attempts = [await _attempt(task, chat, task.prompt)]
+    attempts = [await _try_once(task, chat, task.prompt)]
     question = test_prompt.format(prompt=task.prompt, code=attempts[0].answer.reply)
     written = await policy_at(policies, tester, 1).chat(question, role="tester")
-    cases = _cases_in(written.reply, case_pattern, is_call=bool(task.columns.get("function")))[:max_cases]
-    valid = await _passed(task, right, cases)
-    passed = first_passed = await _passed(task, attempts[0].answer.text, cases)
+    cases = _find_cases(written.reply, case_pattern, is_call=bool(task.columns.get("function")))[:max_cases]
+    valid = await _run_cases(task, right, cases)
+    passed = first_passed = await _run_cases(task, attempts[0].answer.text, cases)
     while not all(passed) and len(attempts) < rounds:
         if not keeps_history:
             chat = policy_at(policies, coder, 0).conversation(context=task.context, role="coder")
         failed = cases[passed.index(False)]
         prompt = retry_prompt.format(prompt=task.prompt, code=attempts[-1].answer.reply, **failed)
-        attempts.append(await _attempt(task, chat, prompt))
-        passed = await _passed(task, attempts[-1].answer.text, cases if len(attempts) < rounds else [])
-    rewards = _rewards(attempts, written, fmean(valid) if valid else 0.0, success_share)
+        attempts.append(await _try_once(task, chat, prompt))
+        passed = await _run_cases(task, attempts[-1].answer.text, cases if len(attempts) < rounds else [])
+    rewards = _make_rewards(attempts, written, fmean(valid) if valid else 0.0, success_share)
     if not is_right(attempts[0].score):
         rewards.add_metric("caught", float((True, False) in zip(valid, first_passed, strict=True)))
     rewards.add_metric("cases", len(cases))
     return rewards
 
 
-def _rewards(
+def _make_rewards(
     attempts: Sequence[_Attempt], written: Completion, valid: float, success_share: float
 ) -> Rewards:
     rewards = Rewards()
     last = attempts[-1].score
-    scores = {attempt.chat: attempt.score for attempt in attempts}  # of a chat with several, the last one
+    scores = {attempt.chat: attempt.score for attempt in attempts}  # a chat's last attempt counts
     for chat, score in scores.items():
         rewards.add(chat, score)
     rewards.add(written, blend(valid, last, success_share))
@@ -185,7 +187,7 @@ def _rewards(
     return rewards
 
 
-async def _attempt(task: ScoredTask, chat: Conversation, prompt: str) -> _Attempt:
+async def _try_once(task: ScoredTask, chat: Conversation, prompt: str) -> _Attempt:
     answer = await chat.say(prompt)
     return _Attempt(chat, answer, await task.score(answer.text))
 
@@ -194,7 +196,7 @@ async def _attempt(task: ScoredTask, chat: Conversation, prompt: str) -> _Attemp
 
 
 def reference_of(task: Task, column: str) -> str:
-    """The right program of a task: in a column, or, if that is empty, its answer.
+    """The right program of a task: in `column`, or if that is empty, the task's answer.
 
     Raises: DataError if there is none.
     """
@@ -202,28 +204,29 @@ def reference_of(task: Task, column: str) -> str:
     if not program.strip():
         where = f"column {column!r}" if column else "answer"
         raise DataError(
-            f"task {task.id} has no right program as its {where}, and that decides whether a test case is "
-            "valid; name the column that holds one in workflow.reference and in the source's columns"
+            f"task {task.id} has no right program in its {where}, but needs one to decide whether a "
+            "test case is valid; name its column in workflow.reference and in the source's columns"
         )
     return program
 
 
-async def _passed(task: ScoredTask, program: str, cases: Sequence[_Case]) -> list[bool]:
-    """Whether a program passes each of the cases."""
+async def _run_cases(task: ScoredTask, program: str, cases: Sequence[_Case]) -> list[bool]:
+    """Runs a program on the cases; returns whether it passes each of them."""
     scores = await in_parallel(task.check(program, tests=[case]) for case in cases)
     return [is_right(score) for score in scores]
 
 
-def _cases_in(text: str, pattern: str, *, is_call: bool) -> list[_Case]:
-    """The test cases in a text, without those of a function (`is_call`) that are no JSON: they cannot be
-    run."""
+def _find_cases(text: str, pattern: str, *, is_call: bool) -> list[_Case]:
+    """The test cases in a text. Cases for a function (`is_call`) that are not JSON are left out, because they
+    cannot be run."""
     found = [match.groupdict() for match in re.finditer(pattern, text, re.DOTALL)]
     cases = [{"input": groups["input"] or "", "output": groups["output"] or ""} for groups in found]
     return [case for case in cases if not is_call or _is_json(case)]
 
 
 def _is_json(case: _Case) -> bool:
-    """Whether each argument and the result are JSON. Whole numbers may have any number of digits."""
+    """Whether each argument and the result are JSON."""
+    # By default, Python refuses whole numbers with more than 4,300 digits, so they stay text here.
     try:
         for text in (*filter(str.strip, case["input"].split("\n")), case["output"]):
             json.loads(text, parse_int=str)

@@ -1,13 +1,13 @@
-"""The reward `code_tests`: runs the program of a completion on the test cases of its task, in a sandbox.
+"""The reward `code_tests`: runs the program in a completion on the test cases of its task, in a sandbox.
 
 The column `tests` of a task is a list of cases. A case of a whole program has `input` (its standard input)
-and `output` (what it should print). If the column `function` names a function, `input` holds the function's
-arguments as JSON, one per line, and `output` what it should return, as JSON. A case with `program` is text
-that follows the solution; it passes if the whole ends without an exception. A case may have a `cpu_s` and a
-`tolerance` of its own.
+and `output` (what it should print). If the column `function` names a function, `input` has the function's
+arguments as JSON, one per line, and `output` has the expected result as JSON. The text of a case with
+`program` is appended to the solution; the case passes if both run without an exception. A case may have its
+own `cpu_s` and `tolerance`.
 
-What a case should give never enters the box, except for cases with `program`: their text is in the box with
-the solution, so a solution that was made to cheat can tell what they check.
+Expected outputs never enter the box. The only exceptions are cases with `program`: their text is in the box
+with the solution, so a solution that tries to cheat can read what they check.
 """
 
 import json
@@ -29,18 +29,18 @@ from astraflow.protocols import Scorer, ScoringCall
 from astraflow.types import Task
 from astraflow.types.row_columns import row_of
 
-__all__ = ["MAX_CASES", "Case", "CodeTests", "cases_of", "code_of", "is_same_output"]
+__all__ = ["MAX_CASES", "Case", "CodeTestsScorer", "cases_of", "code_of", "is_same_output"]
 
 MAX_CASES = 1_000
-"""Test cases of one task."""
+"""Largest number of test cases of one task."""
 _LONGEST_CPU_S = 600.0
 _MIB = 1 << 20
 _WRONG = "wrong"
-"""What a case is counted as whose program ended well with another output."""
+"""End of a case whose program ended normally with a different output."""
 _OTHER_ENDS = (_WRONG, *(kind.value for kind in Kind if kind is not Kind.PASSED))
 _OUTPUT_BYTES = 8 * _MIB
-"""The columns of a task have at most 1,048,576 characters; a character takes up to 6 bytes in a result as
-JSON, and the rest is for what else a solution prints."""
+"""The columns of a task have at most 1,048,576 characters, and a character takes up to 6 bytes in a JSON
+result. The rest is for anything else that a solution prints."""
 _FENCE = re.compile(
     r"^(?P<indent>[ \t]*)(?P<fence>`{3,})[^\n`]*\n(?P<code>.*?)^[ \t]*(?P=fence)", re.DOTALL | re.MULTILINE
 )
@@ -48,7 +48,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORE
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _ARITHMETIC = Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
-"""Decides whether two numbers are close. It raises nothing, whatever a program printed."""
+"""Arithmetic of comparisons. It never raises, whatever a program printed."""
 
 _PREPARE = """
 import builtins, importlib, json, numbers, os, sys, types
@@ -75,12 +75,12 @@ def run(path):
     with open(path, "rb") as file:
         exec(compile(file.read(), path, "exec"), names)
 """
-"""Prepares the module of a solution that completes a function. What the solution prints goes to standard
-error; nobody compares that.
+"""Prepares the module of a solution that completes a function. The solution's own output goes to standard
+error, which is not compared.
 
-Sites with such problems import much for their users, so solutions import little. LiveCodeBench's grader has
-the same modules and the same recursion limit. Here, the modules' names rank below those of the solution and
-below Python's own: `pow` is not that of `math`, and a solution has to define the function that is called."""
+Sites with such problems provide many imports, so solutions often lack them. LiveCodeBench's grader has the
+same modules and the same recursion limit. Here, names of the modules never hide those of the solution or
+Python's builtins: `pow` is not that of `math`, and a solution must define the function that is called."""
 _CALLER = (
     _PREPARE
     + """
@@ -103,7 +103,8 @@ while text:
     text = text[os.write(answer, text):]
 """
 )
-"""Calls a function of the solution and writes its result as JSON. Fractions and decimals are numbers."""
+"""Calls a function of the solution and writes its result as JSON, in which fractions and decimals are
+numbers."""
 _CHECKER = (
     _PREPARE
     + """
@@ -116,8 +117,8 @@ run("check.py")
 os.write(answer, word.encode())
 """
 )
-"""Runs a solution and a text that checks it. The word at the end, another one each time, shows that the check
-was reached: a solution that ends the process with exit code 0 has not passed."""
+"""Runs a solution, and a program that checks it. It ends by writing a word that is random for each run, which
+proves that the check was completed: a solution that exits early with code 0 does not pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +128,14 @@ class Case:
     given: str
     expected: str
     check: str = ""
-    """Text that follows the solution; empty for a case that compares outputs."""
+    """Program that is appended to the solution; empty for a case that compares outputs."""
     cpu_s: float = 0.0
-    """CPU seconds of this case; 0: those of the recipe."""
+    """Limit of this case in CPU seconds; 0: the recipe's limit."""
     tolerance: float = 0.0
     """Error that a number may have."""
 
 
-class CodeTests(Scorer):
+class CodeTestsScorer(Scorer):
     """Scores programs by their test cases.
 
     Example: `await tests(call)` is `{"score": 1.0, "passed_frac": 1.0, ...}`; at the end,
@@ -157,25 +158,24 @@ class CodeTests(Scorer):
 
     @property
     def queue(self) -> str:
-        """How many programs wait."""
+        """Says how many programs wait."""
         sandbox = self._sandbox
         return f"the sandbox: {sandbox.num_waiting} programs wait, {sandbox.num_boxes} run at a time"
 
     async def open(self) -> None:
-        """Opens the sandbox. Raises: ConfigError if there can be none here."""
+        """Opens the sandbox. Raises: ConfigError if this machine cannot run one."""
         await self._sandbox.open()
 
     async def close(self) -> None:
-        """Ends the sandbox."""
+        """Closes the sandbox."""
         await self._sandbox.close()
 
     async def __call__(self, call: ScoringCall) -> object:
-        """The score and its parts: the share of cases that passed, and how the others ended.
+        """Returns the score and its parts: the share of cases that passed, and how the others ended.
 
-        If all cases have to pass, the first one that does not decides, and the rest are not run.
-
+        If all cases must pass, no further cases run after the first that fails.
         Raises: DataError if the task has no cases that can be run; LateScoreError if the machine was too
-        busy; RolloutError if its boxes break, or if the machine had no memory.
+        busy; RolloutError if the sandbox fails, or if the machine ran out of memory.
         """
         config = self._config
         cases = cases_of(call.task, config)
@@ -199,7 +199,7 @@ class CodeTests(Scorer):
         return {"score": score, "passed_frac": share, "slowest_cpu_s": slowest_s, **others}
 
     async def _run(self, solution: str, function: str, case: Case) -> tuple[str, float]:
-        """`passed`, `wrong`, or how the program ended; and its CPU time in seconds."""
+        """Runs a case. Returns `passed`, `wrong` or how the program ended, and its CPU time in seconds."""
         program = solution
         files: dict[str, str | bytes] = {}
         given = case.given
@@ -228,9 +228,9 @@ class CodeTests(Scorer):
 
 
 def code_of(text: str) -> str:
-    """The program in a completion: the last fenced block, or all of a text that has none.
+    """The program in a completion: the last fenced block, or the whole text if it has none.
 
-    A block in a list is indented as its fence is; that much is removed from its lines.
+    The indentation of the fence, as in a list, is removed from each line of the block.
     """
     blocks = list(_FENCE.finditer(text))
     if not blocks:
@@ -243,14 +243,14 @@ def code_of(text: str) -> str:
 
 
 def is_same_output(printed: str, expected: str, tolerance: float = 0.0) -> bool:
-    """Whether an output is right, nearly as LiveCodeBench's grader compares it.
+    """Whether an output is right, compared almost as LiveCodeBench's grader does.
 
-    Lines are stripped, and so is the whole. Two lines are the same if their texts are, or if all of their
-    words are numbers of the same value: `1.0 2` and `1 2.00`. Whole numbers have to be written alike: `05` is
-    not `5`.
+    The whole output and each line are stripped. Two lines are equal if their texts are, or if all of their
+    words are numbers with equal values: `1.0 2` and `1 2.00`. Whole numbers must be written identically: `05`
+    is not `5`.
 
-    With a tolerance, each word is compared alone, and a number may differ by `tolerance`, or by `tolerance`
-    times the expected value if that is more and has a decimal point or an exponent.
+    With a tolerance, words are compared one by one. A number may differ by `tolerance`, or, if the expected
+    value has a decimal point or an exponent, by `tolerance` times that value if this is more.
     """
     ours = [line.strip() for line in printed.strip().split("\n")]
     theirs = [line.strip() for line in expected.strip().split("\n")]
@@ -270,7 +270,7 @@ def _is_same_line(ours: str, theirs: str, tolerance: float) -> bool:
 
 
 def _is_same_number(ours: str, theirs: str, tolerance: float) -> bool:
-    """Whether two words that differ are the same number."""
+    """Whether two different words are the same number."""
     if not (_NUMBER.fullmatch(ours) and _NUMBER.fullmatch(theirs)):
         return False
     is_whole = _WHOLE_NUMBER.fullmatch(theirs) is not None
@@ -278,13 +278,13 @@ def _is_same_number(ours: str, theirs: str, tolerance: float) -> bool:
         return False
     try:
         return _is_close(Decimal(ours), Decimal(theirs), tolerance, is_whole=is_whole)
-    except InvalidOperation:  # an exponent of more than 18 digits
+    except InvalidOperation:  # an exponent with more than 18 digits
         return False
 
 
 def _is_close(ours: Decimal, theirs: Decimal, tolerance: float, *, is_whole: bool) -> bool:
-    """Whether two numbers are the same. A whole number stays exact, however large it is: no tolerance is
-    relative to it."""
+    """Whether two numbers are equal within the tolerance, which is not scaled by whole numbers: they must be
+    exact, however large they are."""
     if ours == theirs:
         return True
     scale = Decimal(1) if is_whole else max(Decimal(1), theirs.copy_abs())
@@ -293,9 +293,9 @@ def _is_close(ours: Decimal, theirs: Decimal, tolerance: float, *, is_whole: boo
 
 
 def _is_same_value(printed: str, expected: str, tolerance: float) -> bool:
-    """Whether a function returned what it should; tuples count as lists, as in JSON."""
+    """Whether a function returned the expected value; tuples count as lists, as in JSON."""
     try:
-        pairs = [(_parsed(printed), _parsed(expected))]
+        pairs = [(_parse_value(printed), _parse_value(expected))]
     except (ValueError, RecursionError):
         return False
     while pairs:
@@ -327,16 +327,16 @@ def _is_same_scalar(ours: object, theirs: object, tolerance: float) -> bool:
     return _is_close(Decimal(ours), Decimal(theirs), tolerance, is_whole=isinstance(theirs, Decimal))
 
 
-def _parsed(text: str) -> object:
-    """A value from JSON. Whole numbers are decimals, which have any number of digits.
+def _parse_value(text: str) -> object:
+    """Parses JSON. Whole numbers become decimals, which can have any number of digits.
 
-    Raises: ValueError or RecursionError if it cannot be read.
+    Raises: ValueError or RecursionError if the text cannot be read.
     """
     return json.loads(text, parse_int=Decimal, parse_float=_real)
 
 
 def _real(text: str) -> float | Decimal:
-    """The number, also if it is too large for a float: it is not infinite."""
+    """Parses a number as a float, or as a decimal if it is too large for a float, which would be infinite."""
     value = float(text)
     return value if math.isfinite(value) else Decimal(text)
 
@@ -345,25 +345,25 @@ def _real(text: str) -> float | Decimal:
 
 
 def cases_of(task: Task, config: CodeTestsReward) -> list[Case]:
-    """The test cases of a task. Raises: DataError that says what is wrong with them."""
+    """Reads the test cases of a task. Raises: DataError that says what is wrong with them."""
     columns = row_of(task).columns
     if config.tests not in columns:
         raise DataError(
             f"task {task.id} has no column {config.tests!r} with test cases; name it in `columns` of the "
-            "task source, or set tasks.reward.tests to the column that holds them"
+            "task source, or set tasks.reward.tests to the column that has them"
         )
     cases: Any = columns[config.tests]
     if isinstance(cases, str):
         try:
             cases = json.loads(cases)
         except (ValueError, RecursionError) as err:
-            raise DataError(f"task {task.id}: {config.tests!r} is no JSON: {err}") from err
+            raise DataError(f"task {task.id}: {config.tests!r} is not valid JSON: {err}") from err
     found = cast("Sequence[object]", cases if isinstance(cases, list) else ())
     if not found:
-        shown = _shown(columns[config.tests])
-        raise DataError(f"task {task.id}: {config.tests!r} holds no list of test cases: {shown}")
+        shown = _format_value(columns[config.tests])
+        raise DataError(f"task {task.id}: {config.tests!r} is {shown}; expected a list of test cases")
     if len(found) > MAX_CASES:
-        raise DataError(f"task {task.id} has {len(found)} test cases; at most {MAX_CASES} are run")
+        raise DataError(f"task {task.id} has {len(found)} test cases; the limit is {MAX_CASES}")
     function = bool(columns.get(config.function))
     return [
         _case(case, f"task {task.id}, test case {number}", config, is_call=function)
@@ -373,7 +373,7 @@ def cases_of(task: Task, config: CodeTestsReward) -> list[Case]:
 
 def _case(case: object, where: str, config: CodeTestsReward, *, is_call: bool) -> Case:
     if not isinstance(case, Mapping):
-        raise DataError(f"{where} is {_shown(case)}; expected a mapping with `input` and `output`")
+        raise DataError(f"{where} is {_format_value(case)}; expected a mapping with `input` and `output`")
     fields = cast("Mapping[str, Any]", case)
     cpu_s = _number(fields.get("cpu_s", 0.0), _LONGEST_CPU_S, f"{where}: cpu_s", "seconds")
     check = fields.get("program")
@@ -381,9 +381,9 @@ def _case(case: object, where: str, config: CodeTestsReward, *, is_call: bool) -
         return Case("", "", _text(check, "program", where), cpu_s)
     expected = fields.get("output")
     if expected is None:
-        raise DataError(f"{where} has no `output`, so nothing says which program is right")
+        raise DataError(f"{where} has no `output`, so there is nothing to compare with")
     given = fields.get("input")
-    # A file with the line ends of Windows reads as any other there; a pipe on Linux would show `\r`.
+    # Programs were written for text input, where Windows' line ends read as `\n`; a pipe would keep the `\r`.
     read = _text("" if given is None else given, "input", where).replace("\r\n", "\n")
     output = _text(expected, "output", where)
     if is_call:
@@ -396,27 +396,29 @@ def _case(case: object, where: str, config: CodeTestsReward, *, is_call: bool) -
 def _number(value: object, most: float, what: str, expected: str) -> float:
     # A comparison with NaN is false, so NaN is refused as well.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise DataError(f"{what} = {_shown(value)}; expected {expected} from 0 to {most:g}")
+        raise DataError(f"{what} = {_format_value(value)}; expected {expected} from 0 to {most:g}")
     return float(value)
 
 
 def _check_json(texts: Sequence[str], where: str) -> None:
     for text in texts:
         try:
-            _parsed(text)
+            _parse_value(text)
         except (ValueError, RecursionError) as err:
-            raise DataError(f"{where}: arguments and result are no JSON: {err}: {_shown(text)}") from err
+            raise DataError(
+                f"{where}: an argument or result is not valid JSON: {err}: {_format_value(text)}"
+            ) from err
 
 
 def _text(value: object, key: str, where: str) -> str:
-    """A text; lines that are given as a list are joined."""
+    """Returns text; joins a list of lines."""
     if isinstance(value, list):
         return "\n".join(str(line) for line in cast("list[object]", value))
     if not isinstance(value, str):
-        raise DataError(f"{where}: {key!r} is {_shown(value)}; expected a text")
+        raise DataError(f"{where}: {key!r} is {_format_value(value)}; expected a text")
     return value
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

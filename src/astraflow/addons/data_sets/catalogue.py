@@ -1,6 +1,6 @@
 """The data sets that `astraflow data prepare` knows: where they are published, and how rows are converted.
 
-Revisions are pinned where one is known; otherwise the newest one is taken, and the manifest names it.
+Revisions are pinned where one is known. Otherwise the newest revision is used, and the manifest names it.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ class Split:
     convert: Callable[[RawRow], PreparedRow | LeftOut]
     revision: str = "main"
     is_repeated: bool = False
-    """Whether the published rows repeat; each `id` is then kept once."""
+    """Whether the published rows contain repetitions; if so, only the first row of each `id` is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class DataSet:
     """One line for `astraflow data list`."""
     splits: Mapping[str, Split]
     columns: tuple[str, ...] = ()
-    """Columns that travel with each task, besides prompt and answer."""
+    """Columns that each task carries in addition to prompt and answer."""
     holds: Literal["tasks", "documents"] = "tasks"
 
 
 def find_data_set(name: str) -> DataSet:
-    """The data set of a name. Raises: ConfigError for an unknown one, with the nearest name."""
+    """Finds a data set by its name. Raises: ConfigError with the nearest name if there is none."""
     if name not in DATA_SETS:
         raise ConfigError(f"{name!r} is not a known data set{hint(name, list(DATA_SETS))}")
     return DATA_SETS[name]

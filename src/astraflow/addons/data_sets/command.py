@@ -17,7 +17,7 @@ data = typer.Typer(
 
 
 def _names(incomplete: str) -> list[str]:
-    """For the completion of the shell."""
+    """The names of data sets, for shell completion."""
     from astraflow.addons.data_sets.catalogue import DATA_SETS
 
     return [name for name in DATA_SETS if name.startswith(incomplete)]
@@ -54,8 +54,8 @@ def prepare_data_sets(
 ) -> None:
     """Download data sets, convert them, and write them to folders with a manifest and checksums.
 
-    It is done once: a folder that is prepared already is left as it is. A recipe names the data set by
-    {name: prepared, dataset: NAME} and needs no network then. Needs the extra `tasks`: pip install
+    A folder that is already prepared is left unchanged. A recipe names the data set as
+    {name: prepared, dataset: NAME}, and then needs no network. Needs the extra `tasks`: pip install
     'astraflow[tasks]'.
 
     Examples: `astraflow data prepare math500 aime24`,

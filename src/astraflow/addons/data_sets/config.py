@@ -18,11 +18,11 @@ class PreparedSourceConfig(PromptsConfig, SourceVariant):
     folder: str = ""
     """Folder of the prepared data set; empty: `data/DATASET`."""
     split: str = ""
-    """Which of its splits to use; empty: the only one."""
+    """Split of the data set to use; empty: the only one."""
 
     @property
     def where(self) -> str:
-        """The folder: the one that is given, or the usual one."""
+        """The folder of the prepared data set: `folder`, or `data/DATASET`."""
         return self.folder or f"data/{self.dataset}"
 
     def make(self, context: SourceContext) -> TaskSource:
@@ -32,7 +32,7 @@ class PreparedSourceConfig(PromptsConfig, SourceVariant):
         return PreparedSource(self, name=context.name, tokenizer_dir=context.tokenizer_dir)
 
     def task_columns(self) -> tuple[str, ...]:
-        """The columns of the data set. Raises: ConfigError if it isn't known."""
+        """The columns of the data set. Raises: ConfigError if the data set is unknown."""
         from astraflow.addons.data_sets.catalogue import find_data_set
 
         return find_data_set(self.dataset).columns

@@ -1,7 +1,7 @@
 """The manifest of a prepared data set: its files, their checksums, and where they come from.
 
-A folder is prepared if it has a manifest; the manifest is written last. Whatever reads the folder checks the
-sizes of the files, which costs nothing; `verify` compares their checksums.
+A folder is prepared if it has a manifest, which is written last. Each reader of the folder checks the sizes
+of the files, which takes almost no time; `verify` compares their checksums.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ __all__ = [
     "MANIFEST",
     "DataManifest",
     "PreparedSplit",
-    "Published",
+    "PublishedFile",
     "how_to_get",
     "read_manifest",
     "split_file",
@@ -29,15 +29,16 @@ __all__ = [
 MANIFEST = "manifest.json"
 """Name of the manifest in the folder of a data set."""
 CONVERSION = 2
-"""Raised when converters make other rows of the same files; folders of before are then prepared anew."""
+"""Increased when converters make different rows from the same files; older folders are then prepared
+again."""
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A published file that rows come from."""
 
     repository: str
     revision: str
-    """Commit of the repository; `local` for files that were given."""
+    """Commit of the repository; `local` for files that were not downloaded."""
     file: str
     sha256: str
 
@@ -51,7 +52,7 @@ class PreparedSplit(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     left_out: dict[str, int]
     """Number of published rows that are not in the file, by reason."""
-    published: tuple[Published, ...]
+    published: tuple[PublishedFile, ...]
 
 
 class DataManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,15 +66,15 @@ class DataManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def how_to_get(dataset: str, folder: Path) -> str:
-    """The command that prepares a data set."""
+    """Names the command that prepares a data set, for messages."""
     return f"run `astraflow data prepare {dataset} --out {folder}`"
 
 
 def read_manifest(data_set: DataSet, folder: Path) -> DataManifest:
-    """The manifest of a prepared folder.
+    """Reads the manifest of a prepared folder.
 
-    Raises: DataError that names the command, if the folder is missing, holds another data set, or was
-    prepared by another version of the converters.
+    Raises: DataError that names the command to run if the folder is missing, contains another data set, or
+    was prepared by another version of the converters.
     """
     path = folder / MANIFEST
     how = how_to_get(data_set.name, folder)
@@ -85,7 +86,8 @@ def read_manifest(data_set: DataSet, folder: Path) -> DataManifest:
         raise DataError(f"{path} cannot be read: {err}; remove the folder and {how}") from err
     if manifest.dataset != data_set.name:
         raise DataError(
-            f"{folder} holds the data set {manifest.dataset}, not {data_set.name}; {how} with another folder"
+            f"{folder} contains the data set {manifest.dataset}, not {data_set.name}; "
+            f"{how} with another folder"
         )
     if manifest.conversion != CONVERSION:
         raise DataError(f"{folder} was prepared by another version of AstraFlow; {how}")
@@ -93,15 +95,15 @@ def read_manifest(data_set: DataSet, folder: Path) -> DataManifest:
 
 
 def write_manifest(manifest: DataManifest, folder: Path) -> None:
-    """Writes the manifest, which makes the folder a prepared one."""
+    """Writes the manifest, which marks the folder as prepared."""
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     (folder / MANIFEST).write_bytes(encoded + b"\n")
 
 
 def split_file(data_set: DataSet, folder: Path, split: str) -> tuple[Path, PreparedSplit]:
-    """The file of a split, which is there and has the right size.
+    """Finds the file of a split, and checks its size.
 
-    Raises: DataError if the folder is not prepared, has no such split, or the file is not whole.
+    Raises: DataError if the folder is not prepared, has no such split, or if the file is incomplete.
     """
     splits = read_manifest(data_set, folder).splits
     if split not in splits:
@@ -121,10 +123,7 @@ def split_file(data_set: DataSet, folder: Path, split: str) -> tuple[Path, Prepa
 
 
 def verify(data_set: DataSet, folder: Path) -> DataManifest:
-    """Compares each prepared file with its checksum.
-
-    Raises: DataError naming the file that differs.
-    """
+    """Compares each prepared file with its checksum. Raises: DataError that names a file that differs."""
     manifest = read_manifest(data_set, folder)
     for split in manifest.splits:
         path, prepared = split_file(data_set, folder, split)

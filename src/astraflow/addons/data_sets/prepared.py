@@ -1,7 +1,7 @@
 """The tasks of a prepared data set.
 
-Rows stay on disk: only where each begins is kept in memory, since the test cases of a set of code may have
-gigabytes. A row is read when its task is asked for.
+Rows stay on disk, because the test cases of a programming data set can take gigabytes. Only the position of
+each row is in memory, and a row is read when its task is requested.
 """
 
 import json
@@ -31,8 +31,8 @@ class PreparedSource:
     def __init__(self, config: PreparedSourceConfig, *, name: str, tokenizer_dir: Path | None = None) -> None:
         """`name`: the source's name in the recipe. `tokenizer_dir`: see `make_source`.
 
-        Raises: ConfigError for an unknown data set or split; DataError that names the command to run, if it
-        is not prepared.
+        Raises: ConfigError for an unknown data set or split; DataError that names the command to run if the
+        data set is not prepared.
         """
         data_set = find_data_set(config.dataset)
         folder = Path(config.where).expanduser()
@@ -63,8 +63,8 @@ class PreparedSource:
             row: dict[str, Any] = json.loads(line)
         except ValueError as err:
             raise DataError(
-                f"{self._path} was changed (byte {offset}): {err}; `astraflow data prepare {self._name} "
-                "--verify` tells which file"
+                f"{self._path} was changed (byte {offset}): {err}; run `astraflow data prepare {self._name} "
+                "--verify` to find changed files"
             ) from err
         task = Task(id=f"{self._name}/{row['id']}", source=self._name, prompt="")
         return task_from_row(row, self._rows, task=task, where=f"{self._path}, row {row['id']!r}")
@@ -73,10 +73,10 @@ class PreparedSource:
 def _split(data_set: DataSet, folder: Path, config: PreparedSourceConfig) -> str:
     """The split that the config names, or the only one.
 
-    Raises: ConfigError if it must be named, or the data set holds no tasks.
+    Raises: ConfigError if the config must name it, or if the data set has no tasks.
     """
     if data_set.holds != "tasks":
-        raise ConfigError(f"{data_set.name} holds {data_set.holds} to search, no tasks")
+        raise ConfigError(f"{data_set.name} contains {data_set.holds} to search, not tasks")
     if config.split:
         return config.split
     splits = list(read_manifest(data_set, folder).splits)
@@ -86,7 +86,7 @@ def _split(data_set: DataSet, folder: Path, config: PreparedSourceConfig) -> str
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int]]:
-    """Where each line begins, and its number of bytes."""
+    """Yields the offset of each line, and its number of bytes."""
     offset = 0
     with path.open("rb") as file:
         for line in file:

@@ -2,8 +2,8 @@
 
     files of the hub, or of a folder -> raw rows -> converter -> FOLDER/SPLIT.jsonl, FOLDER/manifest.json
 
-The folder appears as a whole or not at all. Downloads are those of `huggingface_hub`: they go to its cache,
-are resumed there, and honour its variables, such as HF_ENDPOINT and HF_TOKEN.
+The folder appears completely or not at all. The library `huggingface_hub` downloads files: into its cache,
+where it resumes interrupted downloads. Its environment variables apply, such as HF_ENDPOINT and HF_TOKEN.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from astraflow.addons.data_sets.manifest import (
     MANIFEST,
     DataManifest,
     PreparedSplit,
-    Published,
+    PublishedFile,
     read_manifest,
     verify,
     write_manifest,
@@ -47,21 +47,20 @@ def prepare(
     verifies: bool = False,
     progress: Progress,
 ) -> DataManifest:
-    """Prepares a data set in a folder, unless it is there already; returns its manifest.
+    """Prepares a data set in a folder, unless it is prepared already; returns its manifest.
 
-    `given`: a folder with the published files under their own names; nothing is downloaded then.
+    `given`: a folder with the published files under their own names; if set, nothing is downloaded.
     `endpoint`: URL of the hub; empty: the usual one. `verifies`: also compares files with their checksums.
     `progress` gets a line per file.
-
-    Raises: DataError if the folder holds something else, a published file is missing or is not what the
-    converter knows, or a checksum differs; UnavailableError if a file cannot be downloaded.
+    Raises: DataError if the folder contains something else, if a published file is missing or has unexpected
+    content, or if a checksum differs; UnavailableError if a file cannot be downloaded.
     """
-    if (folder / MANIFEST).is_file() and (found := _up_to_date(data_set, folder)) is not None:
+    if (folder / MANIFEST).is_file() and (found := _find_current(data_set, folder)) is not None:
         progress(f"{data_set.name}: {folder} is up to date")
         return verify(data_set, folder) if verifies else found
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not (folder / MANIFEST).is_file():
-        raise DataError(f"{folder} exists and holds no prepared data set; choose another folder")
+        raise DataError(f"{folder} exists and is not a prepared data set; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         fresh = Path(scratch) / "new"
@@ -80,10 +79,10 @@ def prepare(
     return verify(data_set, folder) if verifies else manifest
 
 
-def _up_to_date(data_set: DataSet, folder: Path) -> DataManifest | None:
-    """The manifest of a folder that is prepared already; None if another version prepared it.
+def _find_current(data_set: DataSet, folder: Path) -> DataManifest | None:
+    """Finds the manifest of a folder that is already prepared; None if another version prepared it.
 
-    Raises: DataError if the folder holds another data set.
+    Raises: DataError if the folder contains another data set.
     """
     try:
         return read_manifest(data_set, folder)
@@ -99,13 +98,13 @@ def _up_to_date(data_set: DataSet, folder: Path) -> DataManifest | None:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where published files are taken from."""
+    """The source of published files: the hub, or a given folder."""
 
     given: Path | None
     endpoint: str
 
     def files(self, split: Split, progress: Progress) -> Iterator[tuple[str, str, Path]]:
-        """Each published file: its commit, its name, and its path here. Raises: as `prepare`."""
+        """Yields the commit, name and local path of each published file. Raises: as `prepare`."""
         commit = "local" if self.given is not None else self._commit(split)
         for name in split.files:
             progress(f"{split.repository}: {name}")
@@ -113,21 +112,21 @@ class _Origin:
 
     def _path(self, split: Split, name: str, commit: str) -> Path:
         if self.given is None:
-            return Path(self._calling(split, "hf_hub_download", filename=name, revision=commit))
+            return Path(self._call_hub(split, "hf_hub_download", filename=name, revision=commit))
         path = self.given / name
         if not path.is_file():
             raise DataError(
-                f"{path} does not exist; `hf download {split.repository} --repo-type dataset --local-dir "
-                f"{self.given}` gets it"
+                f"{path} does not exist; to get it, run `hf download {split.repository} --repo-type dataset "
+                f"--local-dir {self.given}`"
             )
         return path
 
     def _commit(self, split: Split) -> str:
-        info = self._calling(split, "dataset_info", revision=split.revision)
+        info = self._call_hub(split, "dataset_info", revision=split.revision)
         return str(info.sha)
 
-    def _calling(self, split: Split, method: str, **arguments: Any) -> Any:
-        """Calls a method of the hub's client. Raises: UnavailableError with the reason and a way out."""
+    def _call_hub(self, split: Split, method: str, **arguments: Any) -> Any:
+        """Calls a method of the hub's client. Raises: UnavailableError with the reason and a workaround."""
         try:
             import huggingface_hub
         except ImportError as err:
@@ -138,12 +137,12 @@ class _Origin:
             repository["repo_type"] = "dataset"
         try:
             return getattr(hub, method)(**repository, **arguments)
-        except (OSError, ValueError) as err:  # those of the hub and of its HTTP library derive from OSError
+        except (OSError, ValueError) as err:  # errors of the hub and of its HTTP library derive from OSError
             reason = (str(err).strip() or type(err).__name__).splitlines()[0]
             raise UnavailableError(
                 f"{split.repository} cannot be downloaded from {hub.endpoint}: {reason}; on a machine that "
                 f"reaches it, run `hf download {split.repository} --repo-type dataset --local-dir FOLDER`, "
-                "and name the folder here by --from FOLDER"
+                "copy the folder here, and pass --from FOLDER"
             ) from err
 
 
@@ -151,14 +150,14 @@ class _Origin:
 
 
 def _prepare_split(split: Split, out: Path, origin: _Origin, progress: Progress) -> PreparedSplit:
-    published: list[Published] = []
+    published: list[PublishedFile] = []
     left_out: Counter[str] = Counter()
     digest = hashlib.sha256()
     num_rows = 0
     with out.open("wb") as file:
         for commit, name, path in origin.files(split, progress):
-            published.append(_published(split, commit, name, path))
-            for row in _numbered(_converted(path, split, left_out), split, num_rows, left_out):
+            published.append(_describe_file(split, commit, name, path))
+            for row in _assign_ids(_convert_rows(path, split, left_out), split, num_rows, left_out):
                 line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
                 digest.update(line)
                 file.write(line)
@@ -178,31 +177,31 @@ def _prepare_split(split: Split, out: Path, origin: _Origin, progress: Progress)
     )
 
 
-def _numbered(
+def _assign_ids(
     rows: Iterator[PreparedRow], split: Split, first: int, left_out: Counter[str]
 ) -> Iterator[PreparedRow]:
-    """The rows with ids. A row without one gets its number, counted from `first`.
+    """Gives each row an id: a row without one gets its number, counted from `first`.
 
-    If the data set repeats the rows of a file, only the first one of each id is kept.
+    If the data set repeats rows, only the first row of each id is kept.
     """
     seen: set[str] = set()
     for number, row in enumerate(rows, start=first):
         row.setdefault("id", str(number))
         if split.is_repeated:
             if row["id"] in seen:
-                left_out["it repeats an earlier one"] += 1
+                left_out["it repeats an earlier row"] += 1
                 continue
             seen.add(row["id"])
         yield row
 
 
-def _converted(path: Path, split: Split, left_out: Counter[str]) -> Iterator[PreparedRow]:
-    """The prepared rows of a file; those that cannot be used are counted."""
+def _convert_rows(path: Path, split: Split, left_out: Counter[str]) -> Iterator[PreparedRow]:
+    """Converts the rows of a file; counts those that cannot be used."""
     for where, raw in raw_rows(path):
         try:
             row = split.convert(raw)
         except (DataError, ValueError, KeyError, TypeError, AttributeError) as err:
-            # The file is not what the converter was written for; what is missing tells how.
+            # The file has changed since the converter was written; the error says what is missing.
             raise DataError(f"{where}: {err}") from err
         if isinstance(row, LeftOut):
             left_out[row.reason] += 1
@@ -216,8 +215,8 @@ def _refusal(row: PreparedRow) -> str:
     """Why a row cannot be read as a task or document; empty if it can."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # JSON may hold halves of surrogate pairs
-        return "it holds text that is not valid Unicode"
+    except UnicodeEncodeError:  # JSON may contain halves of surrogate pairs
+        return "it has text that is not valid Unicode"
     if "prompt" in row:
         try:
             task_from_row(row, RowsConfig(), task=Task(id="", source="", prompt=""), where="")
@@ -226,7 +225,7 @@ def _refusal(row: PreparedRow) -> str:
     return ""
 
 
-def _published(split: Split, commit: str, name: str, path: Path) -> Published:
+def _describe_file(split: Split, commit: str, name: str, path: Path) -> PublishedFile:
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return Published(repository=split.repository, revision=commit, file=name, sha256=sha256)
+    return PublishedFile(repository=split.repository, revision=commit, file=name, sha256=sha256)

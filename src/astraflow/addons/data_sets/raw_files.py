@@ -11,17 +11,19 @@ from astraflow.errors import ConfigError, DataError
 __all__ = ["raw_rows"]
 
 _ROWS_AT_A_TIME = 64
-"""Rows of a Parquet file in memory: one of code may have megabytes."""
+"""Number of rows of a Parquet file in memory at once: a row of a programming data set may have megabytes."""
 
 
 def raw_rows(path: Path) -> Iterator[tuple[str, RawRow]]:
-    """Each row with its place, for messages.
+    """Yields each row with its place, for messages.
 
     Raises: DataError if the file is missing or cannot be read; ConfigError if a library is missing.
     """
     readers = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}
     if path.suffix not in readers:
-        raise DataError(f"{path}: files ending in {path.suffix!r} are not read ({', '.join(readers)})")
+        raise DataError(
+            f"{path}: files ending in {path.suffix!r} are not supported (choices: {', '.join(readers)})"
+        )
     number = 0
     try:
         for number, row in enumerate(readers[path.suffix](path), start=1):
@@ -44,7 +46,7 @@ def _jsonl_rows(path: Path) -> Iterator[object]:
 def _json_rows(path: Path) -> Iterator[object]:
     rows: object = json.loads(path.read_bytes())
     if not isinstance(rows, list):
-        raise DataError(f"{path} holds a {type(rows).__name__}; expected a list of rows")
+        raise DataError(f"{path} contains a {type(rows).__name__}; expected a list of rows")
     yield from cast("list[object]", rows)
 
 

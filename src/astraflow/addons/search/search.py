@@ -36,11 +36,11 @@ SEARCH_TOOL = ToolSpec(
         '"required":["query"],"additionalProperties":false}'
     ),
 )
-"""What a policy is shown that searches by tool calls."""
+"""The tool that the chat template shows to a policy in the style `tools`."""
 
 
 class Searchable(Protocol):
-    """What is searched. `SearchIndex` is one."""
+    """An index that can be searched, such as `SearchIndex`."""
 
     def search(self, query: str, *, num: int) -> Sequence[Document]:
         """At most `num` documents, the best first. May block. Raises: QueryError."""
@@ -49,27 +49,27 @@ class Searchable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A query that the policy wrote; `problem` says why there is none."""
+    """A query that the policy wrote; `problem` says why it cannot be read."""
 
     text: str = ""
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What a query found; `problem` says why it could not be searched for."""
+class _SearchResult:
+    """The documents that a query found; `problem` says why the search failed."""
 
     documents: Sequence[Document] = ()
     problem: str = ""
 
 
-def _has_one_group(pattern: str) -> str:
+def _check_query_pattern(pattern: str) -> str:
     try:
         num_groups = re.compile(pattern).groups
     except re.error as err:
-        raise ValueError(f"{pattern!r} is no regular expression: {err}") from err
+        raise ValueError(f"{pattern!r} is not a regular expression: {err}") from err
     if num_groups < 1:
-        raise ValueError(f"{pattern!r} has no group; the query is what its first group matches")
+        raise ValueError(f"{pattern!r} has no group; its first group must match the query")
     return pattern
 
 
@@ -79,30 +79,30 @@ class SearchConfig(PolicyRoles):
     is_replayable: ClassVar[bool] = True
     name: Literal["search"] = "search"
     index: IndexConfig
-    """What is searched."""
+    """The index to search."""
     policy: str = ""
     """Policy that searches and answers; empty: the recipe's first policy."""
     style: Literal["tags", "tools"] = "tags"
-    """How it searches: by text that `query_pattern` finds, or by calls of a tool `search` in `<tool_call>`
-    tags, which its chat template shows it."""
-    query_pattern: Annotated[str, AfterValidator(_has_one_group)] = QUERY_PATTERN
-    """Regular expression whose first group is the query (`.` also matches line breaks). End completions after
-    a query by `sampling.stop`, e.g. `["</search>"]`."""
+    """`tags`: the policy searches with text that `query_pattern` finds. `tools`: with calls in `<tool_call>`
+    tags of a tool `search`, which the chat template shows to the policy."""
+    query_pattern: Annotated[str, AfterValidator(_check_query_pattern)] = QUERY_PATTERN
+    """Regular expression whose first group is the query (`.` also matches line breaks). Use `sampling.stop`
+    to end completions after a query, e.g. `["</search>"]`."""
     max_searches: int = Field(default=4, ge=1)
     """Largest number of searches per episode."""
     top_k: int = Field(default=3, ge=1, le=100)
-    """Number of documents that a search shows."""
+    """Number of documents that a search returns."""
     passage: Annotated[str, template("number", "title", "text")] = PASSAGE
-    """How a document is shown, with `{number}`, `{title}` and `{text}`."""
+    """Format of a document, with `{number}`, `{title}` and `{text}`."""
     results: Annotated[str, template("results")] = RESULTS
-    """What is around the documents of a search, where the style is `tags`."""
+    """Text around the documents of a search in the style `tags`, with `{results}`."""
     max_passage_chars: int = Field(default=2_000, ge=1)
-    """Characters of a document's text that are shown."""
+    """Number of characters after which a document's text is cut."""
     search_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds after which a search fails its episode."""
 
     def make(self) -> Workflow:
-        """The workflow. Raises: ConfigError or DataError if the index is missing or broken."""
+        """Makes the workflow. Raises: ConfigError or DataError if the index is missing or broken."""
         from astraflow.addons.search.retrieval.index import check_index, open_index
 
         check_index(self.index)
@@ -132,25 +132,26 @@ async def search(
     max_passage_chars: int = 2_000,
     search_timeout_s: float = 60.0,
 ) -> Rewards:
-    """Shows the policy what its queries find, in one conversation, until it answers without a query.
+    """Returns search results to the policy, in one conversation, until it answers without a query.
 
-    `index` returns what is searched, and may take its time to open it. With the style `tags`, the first group
-    of `query_pattern` in an answer is the query; with `tools`, the chat template shows the tool `search`, and
-    the policy calls it. After `max_searches` queries, the next answer is scored in any case.
-    Rewarded: the whole conversation with the answer's score. A query that cannot be searched for is told to
-    the policy; a search that takes too long fails the episode.
-    Metrics: `searches`; `search_errors`, those that could not be searched for; `empty_searches`, those that
-    found nothing; `search_s`, the seconds of all; `search_call_s_p50` and `_p95`, those of single ones.
+    `index` opens the index. In the style `tags`, the first group of `query_pattern` in an answer is the query;
+    in `tools`, the policy calls the tool `search`. After `max_searches` queries, the next answer is scored.
+    Rewarded: the whole conversation with the answer's score. A failed search returns an error message; a
+    search that takes too long fails the episode.
+    Metrics: `searches`; `search_errors`, which failed; `empty_searches`, which found nothing; `search_s`,
+    seconds of all searches; `search_call_s_p50` and `_p95`, seconds of single searches.
     """
     in_calls = style == "tools"
     chat = policy_at(policies, policy, 0).conversation(
         context=task.context, tools=[SEARCH_TOOL] if in_calls else []
     )
     pattern = re.compile(query_pattern, re.DOTALL)
-    searches = _Searches(index, top_k, search_timeout_s)
+    searches = _SearchLog(index, top_k, search_timeout_s)
     answer = await chat.say(task.prompt)
     while searches.num < max_searches:
-        queries = _called(answer.reply) if in_calls else _tagged(answer.reply, pattern)
+        queries = (
+            _find_called_queries(answer.reply) if in_calls else _find_tagged_query(answer.reply, pattern)
+        )
         if not queries:
             break
         allowed = queries[: max_searches - searches.num]
@@ -158,18 +159,18 @@ async def search(
         texts = [_text(each, passage, max_passage_chars) for each in found]
         texts += ["no searches are left; give your answer"] * (len(queries) - len(allowed))
         if in_calls:
-            told = [Message(role="tool", content=text, name=SEARCH_TOOL.name) for text in texts]
+            messages = [Message(role="tool", content=text, name=SEARCH_TOOL.name) for text in texts]
         else:
-            told = [Message(role="user", content=results.format(results=text)) for text in texts]
-        answer = await chat.send(told)
+            messages = [Message(role="user", content=results.format(results=text)) for text in texts]
+        answer = await chat.send(messages)
     rewards = Rewards()
     rewards.add(chat, await task.score(answer.text))
     searches.report(rewards)
     return rewards
 
 
-class _Searches:
-    """The searches of one episode, and what they came to."""
+class _SearchLog:
+    """Runs the searches of one episode, and counts their outcomes."""
 
     def __init__(self, index: Callable[[], Searchable], top_k: int, timeout_s: float) -> None:
         self.num = 0
@@ -180,22 +181,22 @@ class _Searches:
         self._num_empty = 0
         self._times: list[float] = []
 
-    async def run(self, query: _Query) -> _Found:
-        """What a query finds. Raises: RolloutError if it takes too long."""
+    async def run(self, query: _Query) -> _SearchResult:
+        """Searches for a query. Raises: RolloutError if it takes too long."""
         self.num += 1
-        found = _Found(problem=query.problem) if query.problem else await self._found(query.text)
+        found = _SearchResult(problem=query.problem) if query.problem else await self._search(query.text)
         self._num_errors += bool(found.problem)
         self._num_empty += not found.problem and not found.documents
         return found
 
-    async def _found(self, query: str) -> _Found:
+    async def _search(self, query: str) -> _SearchResult:
         index = await asyncio.to_thread(self._index)  # the first search of a service opens it
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return _Found(await asyncio.to_thread(index.search, query, num=self._top_k))
+                return _SearchResult(await asyncio.to_thread(index.search, query, num=self._top_k))
         except QueryError as err:
-            return _Found(problem=str(err))
+            return _SearchResult(problem=str(err))
         except TimeoutError as err:
             raise RolloutError(
                 f"a search took longer than workflow.search_timeout_s = {self._timeout_s:g} s"
@@ -216,17 +217,17 @@ class _Searches:
 # --- queries and what they find -------------------------------------------------------------------
 
 
-def _tagged(reply: str, pattern: re.Pattern[str]) -> list[_Query]:
-    """The first query in a text. What a policy writes after it was not told any results."""
+def _find_tagged_query(reply: str, pattern: re.Pattern[str]) -> list[_Query]:
+    """Finds the first query in a text. Later ones don't count: the policy wrote them without its results."""
     found = pattern.search(reply)
     return [_Query(found[1] or "")] if found else []
 
 
-def _called(reply: str) -> list[_Query]:
-    return [_query_of(call) for call in tagged_calls(reply)]
+def _find_called_queries(reply: str) -> list[_Query]:
+    return [_read_query(call) for call in tagged_calls(reply)]
 
 
-def _query_of(call: ToolCall) -> _Query:
+def _read_query(call: ToolCall) -> _Query:
     if call.problem:
         return _Query(problem=call.problem)
     query = call.arguments.get("query")
@@ -235,7 +236,7 @@ def _query_of(call: ToolCall) -> _Query:
     return _Query(query)
 
 
-def _text(found: _Found, passage: str, max_chars: int) -> str:
+def _text(found: _SearchResult, passage: str, max_chars: int) -> str:
     if found.problem:
         return f"error: {found.problem}"
     shown = [

@@ -159,7 +159,7 @@ async def test_the_usual_form_of_cases_is_found_in_markdown() -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
-    [("(", "no regular expression"), (r"(?P<input>\d+)", r"\(\?P<output>")],
+    [("(", "not a regular expression"), (r"(?P<input>\d+)", r"\(\?P<output>")],
 )
 def test_a_pattern_that_cannot_find_cases_is_refused(pattern: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

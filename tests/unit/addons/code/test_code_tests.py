@@ -103,9 +103,9 @@ def test_a_case_may_have_a_limit_and_lines_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("tests", "message"),
     [
-        ([], "holds no list of test cases"),
-        ("{", "is no JSON"),
-        ({"inputs": []}, "holds no list of test cases"),
+        ([], "expected a list of test cases"),
+        ("{", "is not valid JSON"),
+        ({"inputs": []}, "expected a list of test cases"),
         ([3], "test case 1 is 3"),
         ([*STDIN, {"input": "1"}], "test case 2 has no `output`"),
         ([{"input": "1", "output": None}], "has no `output`"),
@@ -114,7 +114,7 @@ def test_a_case_may_have_a_limit_and_lines_of_its_own() -> None:
         ([{"input": "", "output": "1", "cpu_s": True}], "cpu_s = True"),
         ([{"input": "", "output": "1", "tolerance": 1}], r"tolerance = 1; expected a number from 0 to 0\.1"),
         ([{"input": "", "output": "1", "tolerance": "1e-6"}], "tolerance = '1e-6'"),
-        (STDIN * 1001, "1001 test cases; at most 1000"),
+        (STDIN * 1001, "1001 test cases; the limit is 1000"),
     ],
 )
 def test_test_cases_that_cannot_be_run_are_named(tests: object, message: str) -> None:
@@ -126,7 +126,7 @@ def test_test_cases_that_cannot_be_run_are_named(tests: object, message: str) ->
 
 def test_arguments_and_result_of_a_function_are_json() -> None:
     for given, output in [("1 2", "3"), ("1\n2", ""), ("[" * 100_000, "3"), ("1", "x")]:
-        with pytest.raises(DataError, match="test case 1: arguments and result are no JSON"):
+        with pytest.raises(DataError, match="test case 1: an argument or result is not valid JSON"):
             cases_of(make_task([{"input": given, "output": output}], function="add"), CodeTestsReward())
 
 

@@ -83,7 +83,7 @@ def test_documents_have_titles_and_are_no_tasks(tmp_path: Path) -> None:
     prepared("asearcher-corpus", tmp_path)
     lines = (tmp_path / "asearcher-corpus" / "documents.jsonl").read_text().splitlines()
     assert json.loads(lines[0]) == {"id": "0", "title": "Aaron", "text": "Aaron is a prophet."}
-    with pytest.raises(ConfigError, match="asearcher-corpus holds documents to search, no tasks"):
+    with pytest.raises(ConfigError, match="asearcher-corpus contains documents to search, not tasks"):
         source_of("asearcher-corpus", tmp_path)
 
 
@@ -210,9 +210,9 @@ def test_a_folder_of_another_version_is_prepared_anew(tmp_path: Path) -> None:
 def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path: Path) -> None:
     write_published("aime25", tmp_path / "published")
     prepared("math500", tmp_path)
-    with pytest.raises(DataError, match="holds the data set math500, not aime25"):
+    with pytest.raises(DataError, match="contains the data set math500, not aime25"):
         prepare(find_data_set("aime25"), tmp_path / "math500", given=tmp_path / "published", progress=print)
-    with pytest.raises(DataError, match="exists and holds no prepared data set"):
+    with pytest.raises(DataError, match="exists and is not a prepared data set"):
         prepare(find_data_set("aime25"), tmp_path / "published", given=tmp_path / "published", progress=print)
 
 
@@ -245,7 +245,7 @@ def test_rows_that_cannot_be_tasks_are_left_out_and_counted(tmp_path: Path) -> N
     assert manifest.splits["test"].num_rows == 1
     assert manifest.splits["test"].left_out == {
         "its prompt or answer is missing, or is not a text": 3,
-        "it holds text that is not valid Unicode": 1,
+        "it has text that is not valid Unicode": 1,
         "it has no answer": 1,
     }
 

@@ -24,7 +24,7 @@ from drivers.workflow_driver import letter_renderer
 pytest.importorskip("bm25s", reason="needs bm25s (extra `search`)")
 
 DOCUMENTS = [Document("France", "Its capital is Paris."), Document("Paris", "Paris has 2 million people.")]
-INDEX = SearchIndex(DOCUMENTS, Bm25.built(document.whole for document in DOCUMENTS))
+INDEX = SearchIndex(DOCUMENTS, Bm25.build(document.whole for document in DOCUMENTS))
 
 
 class Section(Config):
@@ -141,7 +141,7 @@ def test_a_workflow_without_its_index_is_refused_before_it_runs(tmp_path: Path) 
     ("key", "value", "message"),
     [
         ("query_pattern", "<search>", "has no group"),
-        ("query_pattern", "(", "is no regular expression"),
+        ("query_pattern", "(", "is not a regular expression"),
         ("passage", "{body}", "{body} is not a placeholder"),
         ("index", {"name": "folder"}, "index.path"),
     ],

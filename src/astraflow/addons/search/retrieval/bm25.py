@@ -1,4 +1,4 @@
-"""BM25 by the library `bm25s`: documents that share rare words with the query."""
+"""BM25 retrieval with the library `bm25s`: finds documents that share rare words with the query."""
 
 import importlib.metadata
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ _STOP_WORDS = "english"
 
 
 def _library() -> Any:
-    """The library. Raises: ConfigError with the command that installs it."""
+    """Imports the library. Raises: ConfigError with the command that installs it."""
     try:
         import bm25s
     except ImportError as err:
@@ -23,9 +23,9 @@ def _library() -> Any:
 
 
 class Bm25:
-    """An index over texts, which are known by their numbers.
+    """An index of texts, which are identified by their numbers.
 
-    Example: `Bm25.built(["a cat", "a dog"]).search("dog", 1) == [1]`.
+    Example: `Bm25.build(["a cat", "a dog"]).search("dog", 1) == [1]`.
     """
 
     kind = "bm25"
@@ -40,8 +40,8 @@ class Bm25:
         return f"bm25s {importlib.metadata.version('bm25s')}"
 
     @classmethod
-    def built(cls, texts: Iterable[str]) -> "Bm25":
-        """The index of these texts."""
+    def build(cls, texts: Iterable[str]) -> "Bm25":
+        """Builds the index of these texts."""
         library = _library()
         tokens = library.tokenize(list(texts), stopwords=_STOP_WORDS, show_progress=False)
         index = library.BM25()
@@ -49,8 +49,8 @@ class Bm25:
         return cls(index)
 
     @classmethod
-    def loaded(cls, folder: Path) -> "Bm25":
-        """The index that `save` wrote; its arrays stay on disk until they are read."""
+    def load(cls, folder: Path) -> "Bm25":
+        """Loads the index that `save` wrote; its arrays stay on disk until they are read."""
         return cls(_library().BM25.load(folder, mmap=True, load_corpus=False))
 
     def save(self, folder: Path) -> None:
@@ -77,5 +77,7 @@ def _words(query: str, *, stop_words: str | None) -> Sequence[str]:
 
 def _why_empty(query: str) -> str:
     if _words(query, stop_words=None):
-        return f"the query {query!r} has only stop words, which nearly every text has; name what you look for"
+        return (
+            f"the query {query!r} has only stop words, which occur in nearly every text; use specific words"
+        )
     return f"the query {query!r} has no word of two letters or more"

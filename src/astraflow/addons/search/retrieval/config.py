@@ -1,4 +1,4 @@
-"""Where a workflow that searches finds its index."""
+"""Config of the index that a workflow searches."""
 
 from typing import Annotated, Literal
 
@@ -10,8 +10,8 @@ __all__ = ["FolderIndexConfig", "IndexConfig", "MemoryIndexConfig"]
 
 
 class FolderIndexConfig(Config):
-    """An index that `astraflow data index` built. What it reads stays on disk, and all services of a machine
-    share what of it is in memory."""
+    """An index that `astraflow data index` built. Its files stay on disk, and all services of a machine share
+    the parts that are in memory."""
 
     name: Literal["folder"] = "folder"
     path: str

@@ -1,6 +1,6 @@
-"""Dense retrieval: `sentence-transformers` embeds texts and queries, `faiss` finds the nearest.
+"""Dense retrieval: `sentence-transformers` embeds texts and queries, and `faiss` finds the nearest.
 
-Embeddings are normalised, so that the inner product of two is their cosine.
+Embeddings are normalized, so the inner product of two embeddings is their cosine.
 """
 
 import importlib.metadata
@@ -23,27 +23,27 @@ __all__ = ["Dense", "EncoderSettings"]
 _INDEX_FILE = "vectors.faiss"
 _SETTINGS_FILE = "encoder.json"
 _BATCH = 4_096
-"""Texts that are embedded and added at a time."""
+"""Number of texts that are embedded and added at a time."""
 _TRAINING_TEXTS = 200_000
-"""Texts whose embeddings train an index that has to be trained, such as an inverted file."""
+"""Number of texts whose embeddings train an index that needs training, such as an inverted file."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderSettings:
-    """The model that embeds, and how it is asked."""
+    """The embedding model, and the prefixes that it expects."""
 
     folder: str
     """Folder of a model that `sentence-transformers` opens, e.g. of intfloat/e5-base-v2."""
     query_prefix: str = "query: "
-    """What the model expects before a query; that of E5."""
+    """Prefix of a query; the default is that of E5."""
     text_prefix: str = "passage: "
-    """What it expects before a text."""
+    """Prefix of a text."""
     factory: str = "Flat"
     """Kind of index, as `faiss.index_factory` names it: `Flat` compares with every text."""
 
 
 class Dense:
-    """An index over texts, which are known by their numbers. Threads may share it."""
+    """An index of texts, which are identified by their numbers. Threads may share it."""
 
     kind = "dense"
 
@@ -60,46 +60,46 @@ class Dense:
         return f"faiss {importlib.metadata.version('faiss-cpu')}"
 
     @classmethod
-    def built(
+    def build(
         cls, texts: Iterable[str], settings: EncoderSettings, *, progress: Callable[[int], object]
     ) -> "Dense":
-        """The index of these texts, at least one; `progress` gets the number of texts that are in it.
+        """Builds the index of one or more texts; `progress` gets the number of texts added so far.
 
         Raises: ConfigError if a library is missing, or the encoder cannot be opened.
         """
         encoder = _encoder(settings)
         batches = _batches(texts)
-        first = _embedded(encoder, settings.text_prefix, next(batches))
+        first = _embed(encoder, settings.text_prefix, next(batches))
         try:
             index = _faiss().index_factory(first.shape[1], settings.factory, _faiss().METRIC_INNER_PRODUCT)
         except RuntimeError as err:
             raise ConfigError(
-                f"{settings.factory!r} is no index that faiss can make; Flat is one, and "
-                "IVF4096,Flat one for millions of texts"
+                f"{settings.factory!r} is not an index that faiss can make; use Flat, or IVF4096,Flat for "
+                "millions of texts"
             ) from err
         waiting = [first]
         num_waiting = len(first)
         for batch in batches:
-            waiting.append(_embedded(encoder, settings.text_prefix, batch))
+            waiting.append(_embed(encoder, settings.text_prefix, batch))
             num_waiting += len(batch)
             if index.is_trained or num_waiting >= _TRAINING_TEXTS:
-                progress(_added(index, waiting))
+                progress(_add(index, waiting))
                 waiting = []
                 num_waiting = 0
         if waiting:
-            progress(_added(index, waiting))
+            progress(_add(index, waiting))
         return cls(index, encoder, settings)
 
     @classmethod
-    def loaded(cls, folder: Path) -> "Dense":
-        """The index that `save` wrote, with its encoder."""
+    def load(cls, folder: Path) -> "Dense":
+        """Loads the index that `save` wrote, with its encoder."""
         settings = EncoderSettings(**json.loads((folder / _SETTINGS_FILE).read_text(encoding="utf-8")))
         library = _faiss()
         index = library.read_index(str(folder / _INDEX_FILE), library.IO_FLAG_MMAP)
         return cls(index, _encoder(settings), settings)
 
     def save(self, folder: Path) -> None:
-        """Writes index and settings into a folder; the encoder stays where it is."""
+        """Writes index and settings into a folder. The encoder is not copied."""
         _faiss().write_index(self._index, str(folder / _INDEX_FILE))
         settings = {**asdict(self._settings), "folder": str(Path(self._settings.folder).resolve())}
         (folder / _SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -107,13 +107,13 @@ class Dense:
     def search(self, query: str, num: int) -> list[int]:
         """Numbers of the `num` texts that are nearest to the query, the nearest first."""
         with self._encoding:
-            vector = _embedded(self._encoder, self._settings.query_prefix, [query])
+            vector = _embed(self._encoder, self._settings.query_prefix, [query])
         _, found = self._index.search(vector, num)
-        return [int(idx) for idx in found[0] if idx >= 0]  # -1 stands for fewer texts than asked for
+        return [int(idx) for idx in found[0] if idx >= 0]  # faiss pads with -1 if there are fewer texts
 
 
-def _added(index: Any, vectors: Sequence[NDArray[np.float32]]) -> int:
-    """Adds vectors, trains the index on them if it must be; returns how many it holds."""
+def _add(index: Any, vectors: Sequence[NDArray[np.float32]]) -> int:
+    """Adds vectors, after training the index on them if it needs that. Returns its number of vectors."""
     joined = np.concatenate(vectors)
     if not index.is_trained:
         index.train(joined)
@@ -132,8 +132,8 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _embedded(encoder: Any, prefix: str, texts: Sequence[str]) -> NDArray[np.float32]:
-    """Vectors of length 1, one per text: [B, D]."""
+def _embed(encoder: Any, prefix: str, texts: Sequence[str]) -> NDArray[np.float32]:
+    """Embeds texts: returns vectors of length 1, [B, D]."""
     vectors = encoder.encode(
         [prefix + text for text in texts], normalize_embeddings=True, show_progress_bar=False
     )
@@ -149,12 +149,12 @@ def _faiss() -> Any:
 
 
 def _encoder(settings: EncoderSettings) -> Any:
-    """The encoder. Raises: ConfigError if the library or the folder is missing."""
+    """Loads the encoder. Raises: ConfigError if the library or the folder is missing."""
     folder = Path(settings.folder).expanduser()
     if not folder.is_dir():
         raise ConfigError(
-            f"the encoder {settings.folder!r} is no folder; `hf download intfloat/e5-base-v2 --local-dir "
-            "models/e5-base-v2` gets one, and nothing is downloaded by itself"
+            f"the encoder {settings.folder!r} is not a folder, and encoders are never downloaded; "
+            "run `hf download intfloat/e5-base-v2 --local-dir models/e5-base-v2`"
         )
     try:
         from sentence_transformers import (  # pyright: ignore[reportMissingImports]

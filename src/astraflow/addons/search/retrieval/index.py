@@ -1,8 +1,7 @@
 """Indexes that workflows search: built once into a folder, or in memory from a few documents.
 
-A folder is an index if it has a manifest, which is written last. `check_index` reads no more than that;
-`open_index` opens an index once per process, whoever asks for it. `SearchIndex.search` may be called by
-several threads.
+A folder is an index if it has a manifest, which is written last. `check_index` reads only the manifest.
+`open_index` opens each index once per process. Several threads may call `SearchIndex.search`.
 """
 
 import os
@@ -18,7 +17,7 @@ import msgspec
 from astraflow.addons.search.retrieval.bm25 import Bm25
 from astraflow.addons.search.retrieval.config import FolderIndexConfig, IndexConfig, MemoryIndexConfig
 from astraflow.addons.search.retrieval.dense import Dense, EncoderSettings
-from astraflow.addons.search.retrieval.documents import Document, DocumentFile, document_from, written_offsets
+from astraflow.addons.search.retrieval.documents import Document, DocumentFile, document_from, write_offsets
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError, DataError, QueryError
 from astraflow.user_input.own_code import described
@@ -34,9 +33,9 @@ __all__ = [
 ]
 
 FORMAT = 1
-"""Raised when an index of before cannot be read any more."""
+"""Increased when older indexes cannot be read any more."""
 MAX_QUERY_CHARS = 1_000
-"""Characters of a query that are searched for; a longer one is mostly a model that repeats itself."""
+"""Number of characters after which a query is cut; a longer one is mostly a model that repeats itself."""
 _MANIFEST = "index.json"
 _DOCUMENTS = "documents.jsonl"
 _OFFSETS = "offsets.npy"
@@ -50,12 +49,12 @@ class _Retriever(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes what `loaded` reads."""
+        """Writes what `load` reads."""
         ...
 
 
 class SearchIndex:
-    """Documents and what finds them. Example: `index.search("capital of France", num=3)[0].title`."""
+    """Documents with their retriever. Example: `index.search("capital of France", num=3)[0].title`."""
 
     def __init__(self, documents: Sequence[Document] | DocumentFile, retriever: _Retriever) -> None:
         self._documents = documents
@@ -65,7 +64,7 @@ class SearchIndex:
         return len(self._documents)
 
     def search(self, query: str, *, num: int) -> list[Document]:
-        """At most `num` documents, the best first; none if none fits.
+        """At most `num` documents, the best first; empty if none matches.
 
         Raises: QueryError if the query cannot be searched for, e.g. because it has only stop words.
         """
@@ -89,10 +88,10 @@ class IndexManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_index(config: IndexConfig) -> None:
-    """Checks what can be known of an index without opening it.
+    """Checks an index as far as possible without opening it.
 
-    Raises: DataError if it is not there, is not whole, or was built by another version; ConfigError if what
-    it needs is not installed, or its documents come from a function that cannot be called.
+    Raises: DataError if it is missing or incomplete, or was built by another version; ConfigError if a
+    library is not installed, or if its documents come from a function that cannot be called.
     """
     if isinstance(config, FolderIndexConfig):
         manifest = _read_manifest(Path(config.path).expanduser())
@@ -103,28 +102,28 @@ def check_index(config: IndexConfig) -> None:
 
 
 def open_index(config: IndexConfig) -> SearchIndex:
-    """The index of a config; later calls of the process return the same one. May take long: call a thread.
+    """Opens the index of a config; later calls in this process return the same object.
 
-    Raises: as `check_index`.
+    Opening may take long, so call it in a thread. Raises: as `check_index`.
     """
     key = config.model_dump_json()
     with _opening:
         if key not in _OPEN:
-            _OPEN[key] = _opened(config)
+            _OPEN[key] = _open(config)
         return _OPEN[key]
 
 
 _opening = Lock()
-"""Those who ask while an index is opened wait for it."""
+"""Held while an index is opened, so others that need it wait instead of opening it again."""
 _OPEN: dict[str, SearchIndex] = {}
 """The indexes of this process, by their configs: training and evaluation sets share them."""
 
 
-def _opened(config: IndexConfig) -> SearchIndex:
+def _open(config: IndexConfig) -> SearchIndex:
     if isinstance(config, MemoryIndexConfig):
-        documents = _made_documents(config.documents)
-        return SearchIndex(documents, Bm25.built(document.whole for document in documents))
-    return _loaded(Path(config.path).expanduser())
+        documents = _make_documents(config.documents)
+        return SearchIndex(documents, Bm25.build(document.whole for document in documents))
+    return _load_folder(Path(config.path).expanduser())
 
 
 def _read_manifest(folder: Path) -> IndexManifest:
@@ -143,15 +142,15 @@ def _read_manifest(folder: Path) -> IndexManifest:
     return manifest
 
 
-def _loaded(folder: Path) -> SearchIndex:
+def _load_folder(folder: Path) -> SearchIndex:
     manifest = _read_manifest(folder)
     kind = Bm25 if manifest.kind == "bm25" else Dense
     try:
         documents = DocumentFile(folder / _DOCUMENTS, folder / _OFFSETS)
-        retriever = kind.loaded(folder)
+        retriever = kind.load(folder)
     except ConfigError:
         raise
-    # The libraries raise whatever a damaged file, or one of another version, leads to.
+    # For a damaged file or one of another version, the libraries may raise anything.
     except Exception as err:
         raise DataError(
             f"the search index in {folder} was written by {manifest.library} and cannot be read by "
@@ -173,13 +172,13 @@ def _documents_function(use: Use) -> Callable[..., Sequence[Mapping[str, str]]]:
     return cast("Callable[..., Sequence[Mapping[str, str]]]", function)
 
 
-def _made_documents(use: Use) -> list[Document]:
-    """Raises: DataError if the function fails, or returns something else than documents."""
+def _make_documents(use: Use) -> list[Document]:
+    """Calls the user's function. Raises: DataError if it fails, or does not return documents."""
     try:
         rows = list(_documents_function(use)(**use.args))
     except (ConfigError, DataError):
         raise
-    except Exception as err:  # code of the user's, which may raise anything
+    except Exception as err:  # user code may raise anything
         raise DataError(f"index.documents: {use.use} raised {described(err)}") from err
     found = [document_from(row, where=f"{use.use}, document {idx}") for idx, row in enumerate(rows)]
     if not found:
@@ -198,11 +197,11 @@ def build_index(
     limit: int = 0,
     progress: Callable[[str], object],
 ) -> IndexManifest:
-    """Builds an index of a JSONL file into a folder, which appears as a whole or not at all.
+    """Builds an index of a JSONL file in a folder, which appears completely or not at all.
 
-    `encoder`: makes it a dense index; None: BM25. `limit`: documents to take, the first ones; 0: all.
-
-    Raises: DataError if the file is missing or holds something else, or the folder is not free; ConfigError
+    `encoder`: embeds documents for a dense index; None: BM25. `limit`: number of documents to use, from the
+    first; 0: all.
+    Raises: DataError if the file is missing or invalid, or if the folder exists and is not empty; ConfigError
     if a library is missing.
     """
     if not documents.is_file():
@@ -214,17 +213,17 @@ def build_index(
         fresh = Path(scratch) / "new"
         fresh.mkdir()
         _place(documents, fresh / _DOCUMENTS)
-        num = written_offsets(fresh / _DOCUMENTS, fresh / _OFFSETS, limit=limit)
+        num = write_offsets(fresh / _DOCUMENTS, fresh / _OFFSETS, limit=limit)
         if not num:
-            raise DataError(f"{documents} holds no documents")
+            raise DataError(f"{documents} has no documents")
         progress(f"{num:,} documents")
         texts = (document.whole for document in DocumentFile(fresh / _DOCUMENTS, fresh / _OFFSETS))
         if encoder is None:
             library = Bm25.library_version()
-            Bm25.built(texts).save(fresh)
+            Bm25.build(texts).save(fresh)
         else:
             library = Dense.library_version()
-            Dense.built(texts, encoder, progress=lambda done: progress(f"{done:,} embedded")).save(fresh)
+            Dense.build(texts, encoder, progress=lambda done: progress(f"{done:,} embedded")).save(fresh)
         manifest = IndexManifest(
             format=FORMAT, kind="dense" if encoder else "bm25", library=library, num_documents=num
         )
@@ -236,7 +235,7 @@ def build_index(
 
 
 def _place(documents: Path, place: Path) -> None:
-    """The documents belong to the index: a hard link where the file system allows it, else a copy."""
+    """Makes the documents part of the index: a hard link if the file system allows it, else a copy."""
     try:
         os.link(documents, place)
     except OSError:
