@@ -134,7 +134,7 @@ async def search(
 ) -> Rewards:
     """Returns search results to the policy, in one conversation, until it answers without a query.
 
-    `index` opens the index. In the style `tags`, the first group of `query_pattern` in an answer is the query;
+    `index` opens the index. In style `tags`, the first group of `query_pattern` in an answer is the query;
     in `tools`, the policy calls the tool `search`. After `max_searches` queries, the next answer is scored.
     Rewarded: the whole conversation with the answer's score. A failed search returns an error message; a
     search that takes too long fails the episode.
