@@ -22,7 +22,7 @@ from astraflow.service.server import HttpServer, TokenAuth
 from astraflow.service.web_guard import WebRules
 from astraflow.weights.addresses import PeerRules
 
-__all__ = ["guarded", "make_service", "run_dataflow"]
+__all__ = ["make_service", "protect", "run_dataflow"]
 
 
 async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
@@ -37,7 +37,7 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
     tokens = tokens_of(recipe, folder)
     web = config.web
     server = HttpServer(
-        guarded(service.app, tokens, config.max_requests_per_s),
+        protect(service.app, tokens, config.max_requests_per_s),
         host=config.host,
         port=port or config.port,
         name="dataflow",
@@ -88,7 +88,7 @@ def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
     )
 
 
-def guarded(app: ASGIApp, tokens: Mapping[str, str], max_requests_per_s: float) -> ASGIApp:
+def protect(app: ASGIApp, tokens: Mapping[str, str], max_requests_per_s: float) -> ASGIApp:
     """Puts an app behind its tokens. If there are any, the requests under each token are rate-limited."""
     return TokenAuth(RateLimit(app, max_requests_per_s) if tokens else app, tokens)
 

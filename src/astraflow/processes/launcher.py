@@ -27,7 +27,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.service.server import is_loopback
 from astraflow.user_input.own_code import described
 
-__all__ = ["CheckedHandle", "make_launcher", "reachable", "start_process"]
+__all__ = ["CheckedHandle", "make_launcher", "start_process", "with_reachable_hosts"]
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def _make_foreign(make: Callable[[], object], where: str) -> Launcher:
     return cast("Launcher", launcher)
 
 
-def reachable(recipe: Recipe, launcher: Launcher) -> Recipe:
+def with_reachable_hosts(recipe: Recipe, launcher: Launcher) -> Recipe:
     """The recipe, with addresses that all of the launcher's machines can reach in place of loopback.
 
     Raises: ConfigError if the recipe uses something that works on one machine only.

@@ -196,7 +196,7 @@ class PoolSizer:
         in units of `Seat.speed`. A pool of another size consists of the present services, cheapest first, and
         then of the cheapest ones that are off.
         """
-        needed = _needed(advice, ahead_s)
+        needed = _demand(advice, ahead_s)
         others = max(0, advice.num_services - len(self._names("working")))
         kept = sorted((self._seats[name] for name in self._active), key=_price)
         seats = [*kept, *self._cheapest_off(now_s)][: max(self._least, self._most)]
@@ -330,12 +330,12 @@ def _explain(advice: ScalingAdvice, ahead_s: float) -> str:
     """The reason for a decision, in words."""
     if not advice.needed_services:
         return scaling_text(advice)
-    now = _needed(advice, 0.0)
-    later = _needed(advice, ahead_s)
+    now = _demand(advice, 0.0)
+    later = _demand(advice, ahead_s)
     return f"training needs {now:.1f} services, and {later:.1f} in {ahead_s:.0f} s; {scaling_text(advice)}"
 
 
-def _needed(advice: ScalingAdvice, ahead_s: float) -> float:
+def _demand(advice: ScalingAdvice, ahead_s: float) -> float:
     """Number of services that the training will need `ahead_s` from now."""
     return max(0.0, advice.needed_services + advice.needed_per_hour * ahead_s / 3600)
 

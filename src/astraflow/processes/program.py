@@ -259,7 +259,7 @@ class _SpecBuilder:
                 self._addresses.url,
                 *("--name", name, "--cache", str(cache)),
                 *peer,
-                *_allowed(self._recipe),
+                *_allow_options(self._recipe),
             ),
             role="worker",
             threads=num_threads(self._recipe.rollout.engine),
@@ -320,7 +320,7 @@ class _SpecBuilder:
         )
 
 
-def _allowed(recipe: Recipe) -> list[str]:
+def _allow_options(recipe: Recipe) -> list[str]:
     """The options that allow the run's own services to import and run what the recipe names."""
     # A service compares them with the recipe that it gets, in which references replace secrets.
     shared = Recipe.model_validate_json(recipe.model_dump_json())

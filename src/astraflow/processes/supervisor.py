@@ -82,7 +82,7 @@ class ServiceState:
 
 class Backoff:
     """Delays between restarts. The first is `first_s`. Each further one is twice as long, up to `longest_s`.
-    After `limit` crashes in a row, there is no further restart."""
+    At most `limit` crashes in a row are followed by a restart."""
 
     def __init__(self, *, limit: int, first_s: float = 0.5, longest_s: float = 15.0) -> None:
         self._limit = limit
@@ -138,7 +138,7 @@ class Supervisor:
         """Timeouts of the processes whose launcher may still wait for a machine. A stop expires them."""
         self._started_s: dict[str, float] = {}
         self._troubled_s: dict[str, float] = {}
-        """Name of a process -> time since when something is wrong with it."""
+        """Name of a process -> time at which its trouble began."""
         self._has_worked: set[str] = set()
         self._stops: dict[str, asyncio.Event] = {}
         self._done: dict[str, asyncio.Event] = {}
@@ -206,7 +206,7 @@ class Supervisor:
             self._on_change()
 
     def _troubled_since_s(self, name: str, life: ProcessLife, now_s: float) -> float:
-        """Time since when something is wrong with a process; infinity if nothing is."""
+        """Time at which a process's trouble began; infinity if it has none."""
         if not life.condition:
             self._troubled_s.pop(name, None)
             return math.inf
@@ -234,7 +234,7 @@ class Supervisor:
             self._group = None
             await self.stop(grace_s=_TERMINATE_GRACE_S)
 
-    async def ended(self, names: Sequence[str]) -> None:
+    async def wait_for_end(self, names: Sequence[str]) -> None:
         """Waits until these processes have ended for good."""
         # A name without an event was retired and has ended.
         for ended in [self._ended[name] for name in names if name in self._ended]:

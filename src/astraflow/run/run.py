@@ -31,7 +31,7 @@ from typing import Generic, TypeVar, cast
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.service.clock import SteadyClock
 from astraflow.errors import ConfigError, ServiceError, UnavailableError
-from astraflow.processes.launcher import make_launcher, reachable
+from astraflow.processes.launcher import make_launcher, with_reachable_hosts
 from astraflow.processes.pool import Pool
 from astraflow.processes.program import Addresses, check_files, choose_addresses, program
 from astraflow.processes.supervisor import Supervisor
@@ -426,7 +426,7 @@ class Run:
             chosen = [name for name in names if name.startswith(prefix)]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(longest_s):
-                    await supervisor.ended(chosen)
+                    await supervisor.wait_for_end(chosen)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_BEST_S):
                 await self._best.settled()
@@ -516,7 +516,7 @@ async def launch(
     recipe = await asyncio.to_thread(with_fetched_models, recipe, folder.path, tell)
     recipe = check_recipe(recipe, folder.path).recipe
     with folder.locked(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
-        recipe = reachable(recipe, starter)
+        recipe = with_reachable_hosts(recipe, starter)
         addresses = choose_addresses(recipe, _earlier_ports(folder))
         _prepare(folder, recipe)
         folder.reserve()

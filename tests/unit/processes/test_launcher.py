@@ -10,7 +10,7 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.errors import ConfigError, ServiceError
-from astraflow.processes.launcher import make_launcher, reachable, start_process
+from astraflow.processes.launcher import make_launcher, start_process, with_reachable_hosts
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
@@ -195,18 +195,18 @@ class Spanning(OneHandle):
 
 
 def test_a_recipe_on_loopback_listens_where_the_other_machines_reach_it() -> None:
-    recipe = reachable(make_recipe(), Spanning(None))  # type: ignore[arg-type]
+    recipe = with_reachable_hosts(make_recipe(), Spanning(None))  # type: ignore[arg-type]
     assert (recipe.dataflow.host, recipe.weights.host) == ("10.0.0.5", "10.0.0.5")
 
 
 def test_an_address_that_the_recipe_chose_stays() -> None:
-    recipe = reachable(make_recipe(dataflow={"host": "10.0.0.9"}), Spanning(None))  # type: ignore[arg-type]
+    recipe = with_reachable_hosts(make_recipe(dataflow={"host": "10.0.0.9"}), Spanning(None))  # type: ignore[arg-type]
     assert (recipe.dataflow.host, recipe.weights.host) == ("10.0.0.9", "10.0.0.5")
 
 
 def test_a_launcher_of_one_machine_leaves_a_recipe_on_loopback() -> None:
     recipe = make_recipe()
-    assert reachable(recipe, OneHandle(None)) is recipe  # type: ignore[arg-type]
+    assert with_reachable_hosts(recipe, OneHandle(None)) is recipe  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -220,4 +220,4 @@ def test_what_works_on_one_machine_only_is_refused_on_several(
     sections: dict[str, object], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        reachable(make_recipe(**sections), Spanning(None))  # type: ignore[arg-type]
+        with_reachable_hosts(make_recipe(**sections), Spanning(None))  # type: ignore[arg-type]

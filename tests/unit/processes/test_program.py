@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.errors import ConfigError
-from astraflow.processes.dataflow_process import guarded
+from astraflow.processes.dataflow_process import protect
 from astraflow.processes.program import Addresses, check_files, choose_addresses, program
 from astraflow.recipe.access import check_allowed, needs_tokens, network_modules
 from astraflow.recipe.recipe import Recipe
@@ -181,8 +181,8 @@ async def test_only_who_needs_a_token_has_a_limit() -> None:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(status_code=204)(scope, receive, send)
 
-    open_to_all = MemoryTransport(guarded(answer, {}, 0.01))
-    needs_token = MemoryTransport(guarded(answer, {"secret": "worker"}, 0.01))
+    open_to_all = MemoryTransport(protect(answer, {}, 0.01))
+    needs_token = MemoryTransport(protect(answer, {"secret": "worker"}, 0.01))
     for transport, expected in ((open_to_all, [204, 204]), (needs_token, [204, 429])):
         headers = {"authorization": "Bearer secret"}
         replies = [

@@ -297,7 +297,7 @@ async def test_a_process_may_be_added_and_one_that_is_retired_is_forgotten(tmp_p
     assert launcher.started == ["first", "second"]
     assert not launcher.processes[0].code.done(), "it may finish what it does"
     launcher.processes[0].end(0)
-    await supervisor.ended(["first"])
+    await supervisor.wait_for_end(["first"])
     assert [(state.name, state.state) for state in supervisor.states] == [("second", "running")]
 
     supervisor.retire("second")

@@ -49,7 +49,7 @@ def render(
 
     file, _ = recipe_file(recipe)
     module_path(file)
-    loaded = recipe_in_cluster(_derived(load_recipe(file, overrides or [])))
+    loaded = recipe_in_cluster(_derive(load_recipe(file, overrides or [])))
     files = manifests(loaded, new_tokens())
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file; name a folder")
@@ -66,7 +66,7 @@ def render(
     print(f"{out / SECRET_FILE} holds tokens: keep it out of version control")
 
 
-def _derived(recipe: "LoadedRecipe") -> "LoadedRecipe":
+def _derive(recipe: "LoadedRecipe") -> "LoadedRecipe":
     """The recipe with numbers in place of `auto`, which come from the data if it is on this machine."""
     from astraflow.recipe.derived import derived, left_open
     from astraflow.recipe.sources import OpenSources

@@ -161,7 +161,7 @@ class _ManifestBuilder:
         """The dataflow. Its volume outlives the pod, so the run can continue on another node."""
         container = self._container(
             "dataflow", ["serve", _RUN_DIR, "--port", str(_DATAFLOW_PORT)], self._cluster.dataflow
-        ) | _served("http", _DATAFLOW_PORT)
+        ) | _port_and_probes("http", _DATAFLOW_PORT)
         container["volumeMounts"] = self._mounts("run", with_tokens=True)
         spec = {
             "replicas": 1,
@@ -180,7 +180,9 @@ class _ManifestBuilder:
 
     def frozen_publishers(self) -> list[_Manifest]:
         """A publisher for each frozen policy. After a restart, it publishes the same version again."""
-        return [self._frozen(policy) for policy in self._ports if policy not in self._recipe.trained]
+        return [
+            self._frozen_publisher(policy) for policy in self._ports if policy not in self._recipe.trained
+        ]
 
     def rollouts(self) -> _Manifest:
         """The rollout services. They don't listen, so nothing probes them; the dataflow watches them."""
@@ -265,13 +267,13 @@ class _ManifestBuilder:
     def _publisher(self, policy: str, *links: str) -> _Manifest:
         port = self._ports[policy]
         arguments = ["publish", _RUN_DIR, "--policy", policy, "--port", str(port), *links]
-        container = self._container("publisher", arguments, self._cluster.dataflow) | _served(
+        container = self._container("publisher", arguments, self._cluster.dataflow) | _port_and_probes(
             _port_name(port), port
         )
         container["volumeMounts"] = self._mounts("run", with_tokens=True)
         return container
 
-    def _frozen(self, policy: str) -> _Manifest:
+    def _frozen_publisher(self, policy: str) -> _Manifest:
         suffix = f"publisher-{_name(policy)}"
         container = self._publisher(policy, "--url", self._url)
         container["env"] = [self._token("trainer"), *container["env"]]
@@ -448,7 +450,7 @@ def _resources(needs: NeedsConfig) -> _Manifest:
     return {"requests": requests} | ({"limits": limits} if limits else {})
 
 
-def _served(name: str, port: int) -> _Manifest:
+def _port_and_probes(name: str, port: int) -> _Manifest:
     """The port of a container, and its health probes. The health route needs no token."""
     ask = {"httpGet": {"path": "/v1/health", "port": name}, "timeoutSeconds": 5}
     return {

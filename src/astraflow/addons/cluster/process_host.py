@@ -19,7 +19,7 @@ from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import LifeReporter, ProcessHandle, ProcessLife, ProcessSpec
 from astraflow.service.process import MODULE_PATH_VARIABLE
 
-__all__ = ["News", "ProcessHost", "relocated"]
+__all__ = ["News", "ProcessHost", "relocate"]
 
 _NEWS_EVERY_S = 1.0
 """Time between two reports to the launcher."""
@@ -61,7 +61,7 @@ class ProcessHost:
                 f"this machine has astraflow {astraflow.__version__}, and the launcher has {version}; "
                 "install the same version on all machines"
             )
-        here = relocated(spec, files, self._folder)
+        here = relocate(spec, files, self._folder)
         self._log_path = here.log_path
         self._handle = await self._launcher.start(here)
         self._ended = asyncio.create_task(self._handle.wait())
@@ -69,7 +69,7 @@ class ProcessHost:
 
     async def news(self, offset: int) -> News:
         """Waits for a second, or until the process ends. Returns: what has happened."""
-        handle, ended = self._started()
+        handle, ended = self._require_process()
         await asyncio.wait({ended}, timeout=_NEWS_EVERY_S)
         # Checked before the output is read. If the process has ended by now, no output can follow.
         is_over = ended.done()
@@ -82,7 +82,7 @@ class ProcessHost:
 
     async def silence(self, longest_s: float) -> str:
         """As `ProcessHandle.silence`."""
-        handle, _ = self._started()
+        handle, _ = self._require_process()
         return await handle.silence(longest_s)
 
     async def terminate(self) -> None:
@@ -91,15 +91,15 @@ class ProcessHost:
 
     def terminate_now(self) -> None:
         """The same for a signal handler, which can't await."""
-        self._started()[0].terminate()
+        self._require_process()[0].terminate()
 
     async def kill(self) -> None:
         """Kills the process."""
-        self._started()[0].kill()
+        self._require_process()[0].kill()
 
     async def end(self, grace_s: float) -> None:
         """Asks the process to stop. Kills it if it still runs after `grace_s`."""
-        handle, ended = self._started()
+        handle, ended = self._require_process()
         handle.terminate()
         await asyncio.wait({ended}, timeout=grace_s)
         handle.kill()
@@ -110,13 +110,13 @@ class ProcessHost:
         self._launcher.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    def _started(self) -> tuple[ProcessHandle, "asyncio.Task[int]"]:
+    def _require_process(self) -> tuple[ProcessHandle, "asyncio.Task[int]"]:
         if self._handle is None or self._ended is None:
             raise ServiceError("this host holds no process yet; call start first")
         return self._handle, self._ended
 
 
-def relocated(spec: ProcessSpec, files: Mapping[Path, bytes], folder: Path) -> ProcessSpec:
+def relocate(spec: ProcessSpec, files: Mapping[Path, bytes], folder: Path) -> ProcessSpec:
     """Adapts a process to this machine, which has none of the launcher's files.
 
     Writes the files that the process reads, and creates its scratch folders, below `folder`. Arguments and

@@ -24,7 +24,7 @@ import astraflow
 from astraflow.addons.cluster.config import RayLauncherConfig
 from astraflow.addons.cluster.process_host import ProcessHost
 from astraflow.addons.cluster.ray_process import ActorNode, RayProcess
-from astraflow.addons.cluster.room import Room, contents_of, is_movable, missing_room, naming_wait
+from astraflow.addons.cluster.room import Room, contents_of, is_movable, log_long_wait, missing_room
 from astraflow.errors import ConfigError, Error, ServiceError
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
@@ -127,7 +127,7 @@ class RayLauncher:
         errors = self._ray.exceptions
         node = ActorNode(self._ray)
         try:
-            with naming_wait(spec):
+            with log_long_wait(spec):
                 await node.wait_for(actor)
             pid = await actor.start.remote(spec, files, astraflow.__version__)
         except errors.RayTaskError as err:

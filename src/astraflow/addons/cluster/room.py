@@ -10,11 +10,11 @@ from pathlib import Path
 from astraflow.errors import ConfigError
 from astraflow.protocols import Needs, ProcessSpec
 
-__all__ = ["Room", "contents_of", "is_movable", "missing_room", "naming_wait", "needs_text"]
+__all__ = ["Room", "contents_of", "is_movable", "log_long_wait", "missing_room", "needs_text"]
 
 _log = logging.getLogger(__name__)
 
-_NAMED_AFTER_S = 20.0
+_LONG_WAIT_S = 20.0
 """Time after which a waiting process is mentioned in the log. Even a busy machine starts one within 10 s."""
 _MAX_FILE_BYTES = 1024 * 1024
 """Largest file that is sent with a process; certificates are smaller."""
@@ -69,17 +69,17 @@ def is_movable(spec: ProcessSpec) -> bool:
 
 
 @contextmanager
-def naming_wait(spec: ProcessSpec) -> Generator[None]:
+def log_long_wait(spec: ProcessSpec) -> Generator[None]:
     """Logs that a process waits for a machine if the block takes long."""
-    named = asyncio.create_task(_name_wait(spec))
+    named = asyncio.create_task(_log_wait(spec))
     try:
         yield
     finally:
         named.cancel()
 
 
-async def _name_wait(spec: ProcessSpec) -> None:
-    await asyncio.sleep(_NAMED_AFTER_S)
+async def _log_wait(spec: ProcessSpec) -> None:
+    await asyncio.sleep(_LONG_WAIT_S)
     text = f"{spec.name} waits for a machine with room for it: {needs_text(spec.needs)}"
     _log.warning("%s", text)
     with spec.log_path.open("a", encoding="utf-8") as log:

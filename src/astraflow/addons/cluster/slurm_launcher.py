@@ -20,7 +20,7 @@ from pathlib import Path
 from astraflow.addons.cluster.config import SlurmLauncherConfig
 from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.piped_process import PipedProcesses
-from astraflow.addons.cluster.room import contents_of, is_movable, naming_wait
+from astraflow.addons.cluster.room import contents_of, is_movable, log_long_wait
 from astraflow.errors import ConfigError
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import ProcessHandle, ProcessSpec
@@ -74,7 +74,7 @@ class SlurmLauncher:
         if not is_movable(spec):
             return await self._local.start(spec)
         files = await asyncio.to_thread(contents_of, spec)
-        with naming_wait(spec):
+        with log_long_wait(spec):
             while True:
                 process = await self._try_start(spec, files)
                 if process is not None:

@@ -25,7 +25,7 @@ from astraflow.addons.cluster.config import SshLauncherConfig
 from astraflow.addons.cluster.host_frames import Hello
 from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.piped_process import PipedProcesses, receive_hello
-from astraflow.addons.cluster.room import Room, contents_of, is_movable, missing_room, naming_wait
+from astraflow.addons.cluster.room import Room, contents_of, is_movable, log_long_wait, missing_room
 from astraflow.errors import ConfigError
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
@@ -150,7 +150,7 @@ class SshLauncher:
         if missing:
             raise ConfigError(f"{spec.name}: {missing}")
         files = await asyncio.to_thread(contents_of, spec)
-        with naming_wait(spec):
+        with log_long_wait(spec):
             while True:
                 host, gpus = await self._book.take(spec.needs)
                 try:

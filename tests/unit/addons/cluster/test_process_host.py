@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import astraflow
-from astraflow.addons.cluster.process_host import ProcessHost, relocated
+from astraflow.addons.cluster.process_host import ProcessHost, relocate
 from astraflow.errors import ConfigError
 from astraflow.protocols import ProcessSpec
 from astraflow.service.process import MODULE_PATH_VARIABLE
@@ -29,7 +29,7 @@ def test_paths_of_the_launchers_machine_become_paths_here(tmp_path: Path) -> Non
         reads=(ca,),
         scratch=(Path("/far/cache/rollout-0"),),
     )
-    here = relocated(spec, {ca: b"certificate"}, tmp_path)
+    here = relocate(spec, {ca: b"certificate"}, tmp_path)
     assert here.argv[:4] == (sys.executable, "-m", "x", "--cache")
     cache = Path(here.argv[4])
     assert cache.is_dir()
