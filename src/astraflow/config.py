@@ -135,8 +135,11 @@ class Variant(Config):
     | `astraflow.trackers` | `trackers` | `TrackerVariant` | a `Tracker` |
     | `astraflow.launchers` | `launcher` | `LauncherVariant` | a `Launcher` |
 
-    Its module is imported while the choice is defined: it imports nothing heavy, as `make` may, and no module
-    with a choice, such as `trainer.config`. Emulated parts have `time_scale`, the same in a whole recipe.
+    The group `astraflow.cluster` adds sections to `cluster` instead (`recipe/cluster_config.py`).
+
+    The class's module is imported while the choice is defined. So it imports nothing heavy, as `make` may,
+    and no module with a choice, such as `trainer.config`. Emulated parts have `time_scale`, the same in a
+    whole recipe.
     """
 
     name: Any

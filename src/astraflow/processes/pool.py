@@ -95,8 +95,9 @@ class Pool:
         earlier = _read_whole_lines(folder)
         # The recipe may have changed since then, and no longer have room for all of these services.
         before = [name for name in earlier[-1].services if name in self._specs] if earlier else []
-        most = recipe.cluster.max_services
-        self._services = before[:most] or list(self._sizer.choose_first(recipe.rollout.services))
+        self._services = before[: self._cluster.max_services] or list(
+            self._sizer.choose_first(recipe.rollout.services)
+        )
         self.first_specs = tuple(
             spec for spec in specs if spec.name not in self._specs or spec.name in self._services
         )

@@ -118,8 +118,8 @@ class PoolSizer:
     """
 
     def __init__(self, cluster: ClusterConfig) -> None:
-        self._least = cluster.min_services
-        self._most = cluster.max_services
+        self._min_services = cluster.min_services
+        self._max_services = cluster.max_services
         self._rules = cluster.pool
         self._seats = {seat.name: seat for seat in seats_of(cluster)}
         self._states: dict[str, SeatState] = {}
@@ -135,7 +135,7 @@ class PoolSizer:
 
     def choose_first(self, num_services: int) -> tuple[str, ...]:
         """The names of the services with which a run starts: the cheapest ones, within the pool's bounds."""
-        num = max(self._least, min(self._most, num_services))
+        num = max(self._min_services, min(self._max_services, num_services))
         return tuple(seat.name for seat in sorted(self._seats.values(), key=_price)[:num])
 
     def decide(self, now_s: float, advice: ScalingAdvice, states: Mapping[str, SeatState]) -> Change | None:
@@ -199,7 +199,7 @@ class PoolSizer:
         needed = _demand(advice, ahead_s)
         others = max(0, advice.num_services - len(self._names("working")))
         kept = sorted((self._seats[name] for name in self._active), key=_price)
-        seats = [*kept, *self._cheapest_off(now_s)][: max(self._least, self._most)]
+        seats = [*kept, *self._cheapest_off(now_s)][: max(self._min_services, self._max_services)]
         costs = [0.0, *itertools.accumulate(seat.price * seat.speed for seat in seats)]
         speeds = [0.0, *itertools.accumulate(seat.speed for seat in seats)]
 
@@ -208,7 +208,7 @@ class PoolSizer:
             return (self._rules.trainer_cost + costs[number]) / pace(services, needed, advice.overlap)
 
         present = len(kept)
-        best = min(range(min(self._least, len(seats)), len(seats) + 1), key=cost)
+        best = min(range(min(self._min_services, len(seats)), len(seats) + 1), key=cost)
         return speeds[best if cost(best) * (1 + _GAIN) < cost(present) else present]
 
     @property
@@ -237,17 +237,19 @@ class PoolSizer:
         }
         done = [cheap for cheap in self._replaces if self._states[cheap] == "working"]
         replaced = [self._replaces.pop(cheap) for cheap in done]
-        num_spare = max(0, len(self._active) - self._least)
+        num_spare = max(0, len(self._active) - self._min_services)
         stop = tuple(name for name in replaced if self._states[name] in _ACTIVE)[:num_spare]
         return Change("a cheaper kind has taken the place", stop=stop) if stop else None
 
     def _fill_minimum(self, now_s: float, _advice: ScalingAdvice) -> Change | None:
-        num_missing = self._least - len(self._active)
+        num_missing = self._min_services - len(self._active)
         if num_missing <= 0:
             return None
         chosen = self._cheapest_off(now_s)[:num_missing]
         names = tuple(seat.name for seat in chosen)
-        return Change(f"fewer than cluster.min_services = {self._least}", start=names) if names else None
+        return (
+            Change(f"fewer than cluster.min_services = {self._min_services}", start=names) if names else None
+        )
 
     def _grow(self, now_s: float, advice: ScalingAdvice) -> Change | None:
         if not self._too_few.has_lasted(now_s, _GROW_AFTER_FRAC * self._rules.window_s):
@@ -267,7 +269,7 @@ class PoolSizer:
         if not self._too_many.has_lasted(now_s, self._rules.shrink_after_s):
             return None
         surplus = self._too_many.smallest * self._mean_speed
-        num_spare = len(self._active) - self._least
+        num_spare = len(self._active) - self._min_services
         chosen: list[str] = []
         for seat in self._most_expensive(self._names("working")):
             if len(chosen) < num_spare and seat.speed <= surplus + _ROUNDING:
@@ -299,7 +301,7 @@ class PoolSizer:
     @property
     def _room(self) -> int:
         """Number of services that may still be started."""
-        return max(0, self._most - len(self._active))
+        return max(0, self._max_services - len(self._active))
 
     @property
     def _mean_speed(self) -> float:

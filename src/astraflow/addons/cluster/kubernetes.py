@@ -209,8 +209,6 @@ class _ManifestBuilder:
         """An autoscaler that follows the dataflow's advice; nothing if the pool has a fixed size."""
         if not self._cluster.max_services:
             return []
-        least = self._cluster.min_services
-        most = self._cluster.max_services
         if self._cluster.pool.kinds:
             raise ConfigError(
                 "cluster.pool.kinds are for launchers; in Kubernetes, all rollout services belong to one "
@@ -227,8 +225,8 @@ class _ManifestBuilder:
                 "kind": "Deployment",
                 "name": f"{self._prefix}-rollout",
             },
-            "minReplicas": least,
-            "maxReplicas": most,
+            "minReplicas": self._cluster.min_services,
+            "maxReplicas": self._cluster.max_services,
             "metrics": [{"type": "External", "external": metric}],
             # The advice covers the last five minutes, so a smaller pool must have been enough for as long.
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
