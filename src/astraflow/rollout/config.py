@@ -21,20 +21,20 @@ class RolloutConfig(Config):
     services: int = Field(default=2, ge=0, le=10_000)
     """Number of services; 0 leaves all generation to services that join."""
     gpus: tuple[Word, ...] = ()
-    """`CUDA_VISIBLE_DEVICES` of each of these services, e.g. `["0", "1"]`, which go round if there are more
-    services; empty: each sees all GPUs."""
+    """`CUDA_VISIBLE_DEVICES` of each of these services, e.g. `["0", "1"]`. If there are more services, the
+    list repeats; empty: each service sees all GPUs."""
     engine: EngineConfig = TorchEngineConfig()
     """Generates the completions."""
     max_episodes: int = Field(default=128, ge=1, le=65_536)
     """Number of episodes that one service runs at the same time."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
-    """Largest duration of an episode, in seconds; a longer one fails."""
+    """Largest duration of an episode, in seconds. A longer one fails."""
     max_proposals: int = Field(default=8, ge=0, le=65_536)
-    """Number of new tasks that the workflow of one episode may propose; further ones are refused."""
+    """Number of new tasks that the workflow of one episode may propose. Further ones are refused."""
     resume: Literal["auto", "always", "never"] = "auto"
-    """What becomes of an episode whose service is lost or told to stop. `auto`: if the workflow is built in
-    and replayable, the next attempt goes on from the completions of the lost one; `always`: the same for any
-    workflow, which you thereby declare to be replayable; `never`: it samples everything again."""
+    """What happens to an episode whose service is lost or has to stop. `auto`: if the workflow is built in
+    and replayable, the next attempt continues with the completions of the lost one; `always`: the same for
+    any workflow, which you thereby declare to be replayable; `never`: it samples everything again."""
     scorers: int = Field(default=1, ge=1, le=1024)
     """Number of scoring processes per service."""
     outage_s: float = Field(default=900.0, gt=0)

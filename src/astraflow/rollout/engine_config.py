@@ -12,11 +12,11 @@ from astraflow.types.host_tensors import WeightSnapshot
 __all__ = ["EngineVariant", "ModelEngineConfig", "TorchEngineConfig"]
 
 _AUTO_CONTEXT = 256
-"""Context of an engine that is made without looking at tasks. A run always looks at them."""
+"""Context of an engine for which no tasks are known. A run always knows its tasks."""
 
 
 class ModelEngineConfig(Config):
-    """What all engines that generate with the policy's own model have in common."""
+    """Settings of all engines that generate with the policy's own model."""
 
     name: Any
     """A `Literal` in each subclass."""
@@ -26,7 +26,7 @@ class ModelEngineConfig(Config):
     """Largest number of tokens of a prompt and its completion together. `auto`: what the tasks and
     `sampling.max_tokens` need, or 4,096 if a workflow has several turns; at most what the models take."""
     num_threads: int = Field(default=1, ge=1, le=1024)
-    """Number of CPU threads of the engine; keep the sum over all processes within the machine's cores."""
+    """Number of CPU threads of the engine. Keep the sum over all processes within the machine's cores."""
 
     @property
     def context(self) -> int:
@@ -44,18 +44,18 @@ class TorchEngineConfig(ModelEngineConfig):
     device: str = "cpu"
     """Device, e.g. `cpu` or `cuda:0`."""
     record_experts: bool = False
-    """Record which experts a mixture of experts chose where it sampled a token. The trainer then sends the
-    token to the same ones (router replay)."""
+    """Record which experts a mixture-of-experts model chose when it sampled a token. The trainer then routes
+    the token to the same experts (router replay)."""
 
 
 class EngineVariant(Variant):
     """Base of the config of an engine that an installed package adds.
 
-    Only `make` must be written; the rest is what a run asks about an engine that needs more than its model.
+    Only `make` is required. The other members are for engines that need more than the policy's model.
     """
 
     def make(self) -> Callable[[WeightSnapshot], Engine]:
-        """The function that makes the engines of one service, one per policy."""
+        """Returns the function that makes the engines of one service, one per policy."""
         raise NotImplementedError
 
     @property
@@ -65,7 +65,7 @@ class EngineVariant(Variant):
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Commands that the engine runs. A service that joins over the network must be told to allow them."""
+        """Commands that the engine runs. A service that joins over the network must allow them explicitly."""
         return ()
 
     @property
@@ -74,8 +74,8 @@ class EngineVariant(Variant):
         return {}
 
     def check_machine(self) -> None:
-        """Raises: ConfigError if this machine, where rollout services are about to start, can't run the
+        """Checks the machine before rollout services start. Raises: ConfigError if it can't run the
         engine."""
 
     def check_services(self, *, num_policies: int, num_services: int, has_evals: bool) -> None:
-        """Raises: ConfigError if the engine can't serve so many policies for so many services."""
+        """Raises: ConfigError if the engine can't serve this number of policies for these services."""

@@ -185,7 +185,7 @@ class PolicyHost:
         self._released = asyncio.Event()
 
     @property
-    def served(self) -> ServedVersions:
+    def served_versions(self) -> ServedVersions:
         """The versions for which leases may be requested now."""
         return ServedVersions(policy=self.info.name, versions=self._slots.offered_versions())
 

@@ -158,7 +158,7 @@ class ChatRenderer:
         return (*prefix, *self._encode_suffix(prefix[-1], after, messages))
 
     def _encode_suffix(self, last: int, text: str, messages: Sequence[Message]) -> list[int]:
-        """Encodes what the template puts after a completion, without the end token that was sampled already.
+        """Encodes what the template puts after a completion, without the end token that it already has.
 
         A template may put white space before its end token. An end token other than the sampled one stays,
         because in some templates it opens the next message.

@@ -326,7 +326,7 @@ class EpisodeRunner:
     def _count_failures(self, score: ScoreFunction) -> ScoreFunction:
         """Wraps a score function so that late scores and scorer errors are counted."""
 
-        async def counted(task: Task, text: str) -> float:
+        async def count(task: Task, text: str) -> float:
             try:
                 return await score(task, text)
             except LateScoreError:
@@ -336,7 +336,7 @@ class EpisodeRunner:
                 self.num_scorer_errors += 1
                 raise
 
-        return counted
+        return count
 
     def _take_late_scores(self) -> int:
         """Takes the number of late scores since the last call. A late score fails its episode, whose metrics

@@ -9,7 +9,7 @@ can't hang. A reward with a `format` can hang: a pattern may take exponential ti
 
 A process gets many calls of an `async` reward at a time, because such a reward mostly waits. A call that
 exceeds its deadline is cancelled there, and the others continue. If the call ignores the cancellation, the
-process is ended with all its calls, and each of them is made again alone.
+process is ended with all its calls, and each of them is repeated separately.
 """
 
 import asyncio
@@ -252,7 +252,7 @@ class ScoringPool:
                 _settle(future, outcome)
 
     async def _score_together(self, calls: Sequence[_Call]) -> Sequence[Outcome]:
-        """Makes calls in one process, and each alone if the process dies or has to be ended."""
+        """Makes calls in one process, and repeats each separately if the process dies or has to be ended."""
         if len(calls) > 1:
             try:
                 return await self._score_calls(calls)

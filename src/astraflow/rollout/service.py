@@ -272,8 +272,8 @@ class RolloutService:
         self._served_changed.set()
         self._beat_due.set()
 
-    def _served(self) -> tuple[ServedVersions, ...]:
-        return tuple(host.served for host in self._hosts.values())
+    def _served_versions(self) -> tuple[ServedVersions, ...]:
+        return tuple(host.served_versions for host in self._hosts.values())
 
     # --- leases and episodes ---
 
@@ -286,7 +286,7 @@ class RolloutService:
         while True:
             num_free = await self._wait_for_slots()
             try:
-                reply = await self._request_leases(num_free, self._served(), _WAIT_S)
+                reply = await self._request_leases(num_free, self._served_versions(), _WAIT_S)
             except UnavailableError as err:
                 _log.warning("no leases, the dataflow does not answer: %s", err)
                 self._waits_for = (WaitReason(kind="no_dataflow"),)
@@ -336,9 +336,9 @@ class RolloutService:
             return
         task = group.create_task(self._run_episode(lease), name=f"episode {lease.id}")
         self._running[lease.id] = task
-        task.add_done_callback(lambda _: self._episode_ended(lease.id))
+        task.add_done_callback(lambda _: self._note_episode_end(lease.id))
 
-    def _episode_ended(self, lease_id: str) -> None:
+    def _note_episode_end(self, lease_id: str) -> None:
         del self._running[lease_id]
         self._freed.set()
 
@@ -440,7 +440,7 @@ class RolloutService:
             num_waiting=sum(capacity.num_waiting for capacity in capacities),
             generated_tokens=generated,
             tokens_per_s=speed,
-            versions=self._served(),
+            versions=self._served_versions(),
             waits_for=tuple(self._wait_reasons()[:_MAX_WAIT_REASONS]),
             spans=tuple(
                 span for source in (*self._engines(), *self._hosts.values()) for span in source.take_spans()

@@ -20,19 +20,20 @@ class ProgramSandboxConfig(Config):
     """What the sandbox of an agent program shows and allows."""
 
     backend: Literal["auto", "bubblewrap", "namespaces"] = "auto"
-    """What makes the boxes: `bubblewrap` (the program `bwrap`), `namespaces` (calls of the kernel alone), or
-    `auto`: the first of these that works here."""
+    """How the boxes are made: `bubblewrap` (the program `bwrap`), `namespaces` (only system calls), or
+    `auto`: the first of these that works on the machine."""
     visible: tuple[str, ...] = ()
-    """Files and folders that the program can read besides, e.g. `[./data]`. It sees those of the system, its
-    interpreter with the virtual environment, and the folder of the script that `command` names."""
+    """Further files and folders that the program can read, e.g. `[./data]`. It can always read those of the
+    system, its interpreter with the virtual environment, and the folder of the script that `command`
+    names."""
     memory_mb: int = Field(default=4096, ge=64, le=1 << 20)
-    """Memory that each of its processes may ask for, in MiB of addresses."""
+    """Largest address space of each of its processes, in MiB."""
     disk_mb: int = Field(default=256, ge=1, le=1 << 16)
-    """What it may write to /tmp, the only folder for that, in MiB. It is held in memory."""
+    """Largest size of /tmp, the only folder that it can write to, in MiB. The folder is in memory."""
     output_mb: int = Field(default=16, ge=1, le=256)
-    """What it may print to each of its outputs, in MiB; a program that prints more is ended and fails."""
+    """Largest size of each of its outputs, in MiB. A program that prints more is ended and fails."""
     num_processes: int = Field(default=128, ge=1, le=4096)
-    """Processes and threads that it may have at a time."""
+    """Largest number of its processes and threads at a time."""
 
 
 class ProgramConfig(Config):
@@ -40,7 +41,7 @@ class ProgramConfig(Config):
 
     name: Literal["program"] = "program"
     command: tuple[str, ...] = Field(min_length=1)
-    """Program and arguments, e.g. `[python, my_agent.py]`; it is started in the folder in which the rollout
+    """Program and arguments, e.g. `[python, my_agent.py]`. It starts in the folder in which the rollout
     service was started."""
     model: str = ""
     """Policy that `ASTRAFLOW_MODEL` names; empty: the recipe's first policy."""
@@ -48,13 +49,13 @@ class ProgramConfig(Config):
     """Seconds after which the program is killed, with all processes that it started, and its episode
     fails."""
     box: Literal["sandbox", "required", "preferred", "none"] = "preferred"
-    """What the program can reach. `sandbox`: its own files, its interpreter and the policies, and nothing
-    else of the machine; `required`: the machine, without the run's secrets and the keys of other episodes;
-    `preferred`: the same, but on a machine that cannot make such a box, it runs without one, with a warning
-    and the metric `unboxed`; `none`: all that the service can. On a machine that cannot do it, `sandbox` and
-    `required` refuse to run."""
+    """What the program can access. `sandbox`: only its own files, its interpreter, and the policies;
+    `required`: the machine without the run's secrets and the keys of other episodes; `preferred`: the same,
+    but if the machine cannot make such a box, the program runs without one, with a warning and the metric
+    `unboxed`; `none`: everything that the service can access. If the machine cannot make the box, `sandbox`
+    and `required` refuse to run."""
     sandbox: ProgramSandboxConfig = ProgramSandboxConfig()
-    """What the sandbox shows and allows; for `box: sandbox`."""
+    """What the sandbox shows and allows, for `box: sandbox`."""
     keeps_env: tuple[Variable, ...] = ()
     """Further environment variables of the service that the program gets, e.g. the key of a search tool."""
 
@@ -84,7 +85,7 @@ class AgentConfig(WorkflowVariant):
     function of your own from a text to calls."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
-        """Maps each model to a policy: the program may ask any policy of the recipe."""
+        """Maps each model to a policy. The program may use any policy of the recipe."""
         acting: dict[str, str] = {}
         if isinstance(self.run, ProgramConfig) and self.run.model:
             acting["run.model"] = self.run.model
@@ -118,26 +119,26 @@ class AgentConfig(WorkflowVariant):
 
 
 class HostedConfig(HostConfig, WorkflowVariant):
-    """An environment in a Python of its own, such as a task set of `verifiers`, plays the episodes."""
+    """An environment with a separate Python, such as a task set of `verifiers`, plays the episodes."""
 
     rewards_itself: ClassVar[bool] = True
     name: Literal["hosted"] = "hosted"
     roles: dict[str, str] = Field(default_factory=dict)
-    """Policy of each role of the environment, e.g. `{solver: actor}`; empty: the recipe's policies in their
-    order, and its last one for all roles that are left."""
+    """Policy of each role of the environment, e.g. `{solver: actor}`; empty: the recipe's policies in order,
+    and the last one for all remaining roles."""
     parser: ParserChoice = "tagged"
     """How the model writes tool calls: JSON in `<tool_call>` tags (Hermes, Qwen), bare JSON (Llama 3), or a
     function of your own from a text to calls."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
-        """Maps each role to a policy. Which roles there are without `roles`, only the host knows."""
+        """Maps each role to a policy. Without `roles`, the roles aren't known here, only in the host."""
         return {
             f"roles.{role}": name for role, name in (self.roles or {name: name for name in names}).items()
         }
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """What the host serves, with the Python that imports it."""
+        """The host's Python, and what it serves."""
         return (f"{self.python} {self.serve}",)
 
     def make(self) -> Workflow:

@@ -116,15 +116,15 @@ class OpenEnv(TaskServer):
             try:
                 action = json.loads(reply)
             except (ValueError, RecursionError) as err:
-                return Observation(f"This is no action: {err}")
+                return Observation(f"This is not an action: {err}")
             if not isinstance(action, dict):
-                return Observation("This is no action: expected a JSON object")
+                return Observation("This is not an action: expected a JSON object")
         try:
             shown = await self._request(state, {"type": "step", "data": action})
         except _ServerError as err:
             if self._action or err.code not in _NO_ACTION:
                 raise
-            return Observation(f"This is no action: {err.message}")
+            return Observation(f"This is not an action: {err.message}")
         if shown.is_done and not state.has_reward:
             raise RolloutError(f"{self._where(state.seed)}: the episode ended without any reward")
         return shown

@@ -52,10 +52,10 @@ class Job:
     """Pairs of a position in the completion and the version that generates from there on."""
 
     def __post_init__(self) -> None:
-        self.prompt_key = hash(self.shown)
+        self.prompt_key = hash(self.full_prompt)
 
     @property
-    def shown(self) -> tuple[tuple[int, ...], Media]:
+    def full_prompt(self) -> tuple[tuple[int, ...], Media]:
         """The prompt with its images. Requests for which this is equal can share keys and values."""
         return self.prompt, self.media
 

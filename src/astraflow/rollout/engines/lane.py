@@ -259,9 +259,10 @@ class Lane:
         for _ in range(min(len(self._waiting), self._rows.num_free)):
             job = self._waiting.popleft()
             source = known.setdefault(job.prompt_key, job)
-            is_shared = source is not job and source.shown == job.shown  # keys are hashes and may collide
+            # Prompts are compared too, because keys are hashes and may collide.
+            is_shared = source is not job and source.full_prompt == job.full_prompt
             # A source admitted in this step has no logits and no entry for its last prompt token yet. Its
-            # twin takes both over after the step, and needs no computation of its own until then.
+            # twin takes both over after the step, and needs no computation until then.
             if is_shared and source.row >= num_before:
                 twins.append((job, source))
                 continue
@@ -297,7 +298,7 @@ class Lane:
         """
         by_prompt: dict[object, list[int]] = {}
         for job in self._rows.jobs:
-            by_prompt.setdefault(job.shown, []).append(job.row)
+            by_prompt.setdefault(job.full_prompt, []).append(job.row)
         alone = [rows[0] for rows in by_prompt.values() if len(rows) == 1]
         groups = [rows for rows in by_prompt.values() if len(rows) > 1]
         self._prefill(alone, self._rows.positions)
@@ -395,13 +396,13 @@ class Lanes:
         pinned = self.pinned
         return (self.live.lane,) if pinned is None else (self.live.lane, pinned.lane)
 
-    def loaded(self, name: SlotName) -> LoadedModel | None:
+    def in_slot(self, name: SlotName) -> LoadedModel | None:
         """The model and lane of a slot; None for `pinned` before the first version is pinned."""
         return self.live if name == "live" else self.pinned
 
     def is_held(self, name: SlotName) -> bool:
         """Whether requests for exactly the slot's version run or wait in it."""
-        loaded = self.loaded(name)
+        loaded = self.in_slot(name)
         return loaded is not None and loaded.lane.is_held
 
     def build(self, snapshot: WeightSnapshot) -> LoadedModel:
@@ -443,7 +444,7 @@ class Lanes:
         # The pinned lane comes first, because a holder there doesn't delay the next live version.
         names: tuple[SlotName, ...] = ("pinned", "live")
         for name in names:
-            loaded = self.loaded(name)
+            loaded = self.in_slot(name)
             if loaded is not None and loaded.lane.version == version and name not in changing:
                 return loaded.lane
         pinned = "nothing" if self.pinned is None else f"version {self.pinned.lane.version}"

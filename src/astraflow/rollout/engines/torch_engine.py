@@ -189,7 +189,7 @@ class TorchEngine:
             )
 
     async def _load(self, snapshot: WeightSnapshot, name: SlotName) -> None:
-        loaded = self._lanes.loaded(name)
+        loaded = self._lanes.in_slot(name)
         if loaded is None:
             # The new model isn't in use yet, so another thread can build it while the stepping thread works.
             with _memory_for(snapshot):

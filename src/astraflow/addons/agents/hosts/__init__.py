@@ -1,1 +1,1 @@
-"""Hosts: environments in a Python of their own, in which episodes run."""
+"""Hosts: processes with a separate Python, in which environments run episodes."""

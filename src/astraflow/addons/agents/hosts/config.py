@@ -23,23 +23,23 @@ _MODULE_AND_ATTR = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
 class HostConfig(Config):
-    """A process in a Python of its own, in which an environment lives."""
+    """A process with a separate Python that runs an environment."""
 
     python: str = Field(min_length=1)
     """The interpreter of the environment: its path, the folder of a virtual environment such as
     `.venv-verifiers`, or a name on the PATH."""
     serve: str
-    """What is served there: `verifiers`, or a class of your own as `module:attr`."""
+    """What the host serves: `verifiers`, or a class of your own as `module:attr`."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of what is served."""
+    """Keyword arguments of `verifiers` or of your class."""
     keeps_env: tuple[Variable, ...] = ()
     """Further environment variables of the service that the host gets, e.g. the key of a search tool."""
     open_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds after which a host that is not ready fails the rollout service."""
     timeout_s: float = Field(default=240.0, gt=0)
-    """Seconds after which an episode fails. A host that does not let go of it then is started again."""
+    """Seconds after which an episode fails. A host that doesn't give up the episode then is restarted."""
     max_restarts: int = Field(default=5, ge=0)
-    """Starts in a row, without an episode that ended in between, after which a lost host is given up."""
+    """Number of restarts in a row, without an episode that ended, after which a lost host is given up."""
 
     @field_validator("serve")
     @classmethod
@@ -82,11 +82,11 @@ class HostedSourceConfig(SourceVariant):
     needs_workflow: ClassVar[bool] = True
     name: Literal["hosted"] = "hosted"
     split: str = ""
-    """Which of its tasks to use; the environment says which splits it has."""
+    """Which of its tasks to use. The environment determines which splits exist."""
     skip: int = Field(default=0, ge=0)
-    """Number of tasks to pass over, e.g. those that are trained on, in an evaluation set."""
+    """Number of tasks to skip, e.g. the training tasks in an evaluation set."""
     limit: int = Field(default=0, ge=0, le=1_000_000)
-    """Number of tasks to use, behind those; 0: all. A set of tasks without an end needs one."""
+    """Number of tasks to use after the skipped ones; 0: all. An infinite set of tasks needs a limit."""
 
     def make(self, context: SourceContext) -> TaskSource:
         """Starts the workflow's host and lists its tasks.

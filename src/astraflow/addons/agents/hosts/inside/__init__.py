@@ -1,1 +1,1 @@
-"""What runs in a host: its program, in the standard library alone, and adapters to what it serves."""
+"""What runs in a host: its program, which needs only the standard library, and adapters for libraries."""
