@@ -35,7 +35,7 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Name
-from astraflow.weights.addresses import announced_host, listens_everywhere
+from astraflow.weights.addresses import choose_announced_host, listens_everywhere
 from astraflow.weights.config import WeightsConfig
 from astraflow.workflows.config import SingleTurnConfig, WorkflowConfig
 
@@ -260,7 +260,9 @@ class Recipe(Config):
         """
         weights = self.weights
         is_open = listens_everywhere(weights.host) and not listens_everywhere(self.dataflow.host)
-        return announced_host(weights.host, weights.advertise or (self.dataflow.host if is_open else ""))
+        return choose_announced_host(
+            weights.host, weights.advertise or (self.dataflow.host if is_open else "")
+        )
 
     @property
     def peer_host(self) -> str:

@@ -71,7 +71,7 @@ class BackendVariant(Variant):
     """Base of a trainer backend's config that an installed package adds."""
 
     decides_on_loss: ClassVar[bool] = False
-    """Whether the backend has losses of its own, so that `train.loss` is not read."""
+    """Whether the backend has its own losses, and ignores `train.loss`."""
 
     @property
     def computes_with(self) -> TorchBackendConfig | None:
@@ -87,8 +87,9 @@ class BackendVariant(Variant):
         states: Path | None,
         make_engine: Callable[[WeightSnapshot], Engine] | None,
     ) -> TrainerBackend | Learner:
-        """The backend of the policy whose `train` section this is part of, with the model loaded.
+        """Makes the backend of the policy whose `train` section this is part of, and loads the model.
 
-        `states`: folder for what it saves besides checkpoints. `make_engine`: an engine to sample with.
+        `states`: folder for states that it saves in addition to checkpoints. `make_engine`: makes an engine
+        to sample with.
         """
         raise NotImplementedError

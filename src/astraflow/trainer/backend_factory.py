@@ -27,15 +27,15 @@ def make_learner(
     ranks: "Ranks | None" = None,
     exact: bool = False,
 ) -> Learner:
-    """A learner with the model loaded.
+    """Makes a learner, and loads its model.
 
-    A backend of the user's own gets `config`, `model_dir`, `seed` and its args. It has the verbs of a
-    `TrainerBackend`, or it is a `Learner`, which makes whole steps itself.
+    A user's own backend gets `config`, `model_dir`, `seed` and its args. It is a `TrainerBackend`, or a
+    `Learner`, which makes whole steps itself.
 
-    `states`, `make_engine`: what the backend of an installed package saves in and samples with. `ranks`: the
-    others that have a share of the batches and of the model, if there are any. `exact`: logprobs are those of
-    an exact engine, to the last bit; only the torch backend promises this. With `auxiliary.offline` its
-    batches are mixed. Raises: ConfigError or DataError if it cannot be built.
+    `states`, `make_engine`: see `BackendVariant.make`. `ranks`: the processes that share the batches and the
+    model, if there are several. `exact`: logprobs are those of an exact engine, to the last bit; only the
+    torch backend supports this. With `auxiliary.offline`, offline groups are mixed into the batches.
+    Raises: ConfigError or DataError if the learner cannot be built.
     """
     backend = config.backend
     if isinstance(backend, TorchBackendConfig):

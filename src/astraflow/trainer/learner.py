@@ -118,21 +118,21 @@ class LossLearner:
             is_slice=self._ranks.world > 1,
         )
         run = StepRun(columns=columns, trainer_version=batch.trainer_version, ranks=self._ranks)
-        with run.timed("pack_s"):
+        with run.time_phase("pack_s"):
             minibatches = self._minibatches(columns)
         self._score_frozen(run)
         if self._critic is not None:
-            with run.timed("values_s"):
+            with run.time_phase("values_s"):
                 parts = self.backend.cut(columns, _all_by_group(columns), model="critic")
                 values = self.backend.values(columns, parts)
             run.estimate(values, self._critic, self._config.auxiliary.kl)
         if self._loss.needs_proximal:
-            with run.timed("proximal_s"):
+            with run.time_phase("proximal_s"):
                 self._fill_proximal(run, minibatches[1:])
         for idx, minibatch in enumerate(minibatches):
-            with run.timed("forward_backward_s"):
+            with run.time_phase("forward_backward_s"):
                 self._forward_backward(run, minibatch, is_first=idx == 0)
-            with run.timed("optim_s"):
+            with run.time_phase("optim_s"):
                 self._optim_step(run, minibatch, batch.step * self._config.minibatches + idx)
         self.num_steps_done += 1
         further: Mapping[str, float] = {}
@@ -196,7 +196,7 @@ class LossLearner:
         columns = run.columns
         run.teacher = columns.streams.get(TEACHER_STREAM)
         for role in self._frozen:
-            with run.timed(f"{role}_s"):
+            with run.time_phase(f"{role}_s"):
                 parts = self.backend.cut(columns, _all_by_group(columns), model=role)
                 logprobs = self.backend.logprobs(columns, parts, model=role)
             if role == "reference":
@@ -248,7 +248,7 @@ class LossLearner:
             return {}
         if minibatch.num_parts == 1 and self._ranks.world == 1:
             return None
-        with run.timed("statistics_s"), torch.no_grad():
+        with run.time_phase("statistics_s"), torch.no_grad():
             logprobs = self.backend.logprobs(run.columns, minibatch.parts)
             if is_first:
                 self._note_proximal(run, logprobs)
@@ -269,7 +269,7 @@ class LossLearner:
         run.grad_norms.append(norm)
         run.lr = lr
         if self._critic is not None:
-            with run.timed("critic_s"):
+            with run.time_phase("critic_s"):
                 frac = lr / self._config.lr if self._config.lr else 1.0
                 self._fit_critic(run, minibatch, self._critic, lr_frac=frac)
 

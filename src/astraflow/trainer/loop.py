@@ -330,13 +330,15 @@ class Trainer:
             await publication
 
     async def _report(self, session: Session, batch: Batch, err: Exception) -> None:
-        """Tells the dataflow that a batch could not be trained, so that it is not served again forever."""
+        """Reports to the dataflow that a batch could not be trained, so it is not served again forever."""
         reason = f"{type(err).__name__}: {err}"[:MAX_ERROR_CHARS]
         failure = StepFailure(step=batch.step, epoch=session.epoch, reason=reason)
         try:
             await self._link.step_failed(self.policy, failure)
-        except Error as told:
-            _log.warning("%s: the dataflow was not told of the failed step: %s", self.policy, told)
+        except Error as report_err:
+            _log.warning(
+                "%s: the failed step could not be reported to the dataflow: %s", self.policy, report_err
+            )
 
     # --- checkpoints ---
 

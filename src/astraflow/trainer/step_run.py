@@ -112,8 +112,8 @@ class StepRun:
         self.advantages = self.columns.advantages
 
     @contextmanager
-    def timed(self, name: str) -> Generator[None, None, None]:
-        """Adds the time inside to a phase."""
+    def time_phase(self, name: str) -> Generator[None, None, None]:
+        """Adds the time that the block takes to a phase."""
         began = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from astraflow.errors import ConfigError, RefusedError
 
-__all__ = ["PeerRules", "announced_host", "listens_everywhere", "url_host"]
+__all__ = ["PeerRules", "choose_announced_host", "listens_everywhere", "url_host"]
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -38,8 +38,8 @@ def listens_everywhere(host: str) -> bool:
         return False
 
 
-def announced_host(host: str, advertise: str) -> str:
-    """The host that others are told to call. Raises: ConfigError if there is none."""
+def choose_announced_host(host: str, advertise: str) -> str:
+    """Chooses the host that is announced to others. Raises: ConfigError if others cannot call it."""
     found = advertise or host
     if listens_everywhere(found):
         raise ConfigError(
@@ -73,7 +73,7 @@ class PeerRules:
             raise RefusedError(f"{who}: peer_url {url[:100]!r} {problem}", code="peer_address")
 
     def is_for(self, url: str, asker: str) -> bool:
-        """Whether a service that calls from `asker` is told the URL. A loopback URL is told only to services
+        """Whether a service that calls from `asker` gets the URL. A loopback URL is given only to services
         that call over loopback."""
         address = _address(urlsplit(url).hostname or "")
         return address is not None and (not address.is_loopback or _is_loopback(asker))

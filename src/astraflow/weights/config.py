@@ -16,7 +16,7 @@ class WeightsConfig(Config):
     host: Word = "127.0.0.1"
     """Address that the publisher binds; it also announces this address unless `advertise` names another."""
     advertise: Word = ""
-    """Address at which others are told to call the publisher; empty: `host`, or the dataflow's address if
+    """Address that others use to call the publisher; empty: `host`, or the dataflow's address if
     `host` listens everywhere (`0.0.0.0`)."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port to bind; 0 chooses a free one."""

@@ -336,7 +336,7 @@ class Downloads:
             return None
         known = max(map(self._reputation.speed, others))
         if not known and is_peer(source):
-            return None  # a peer shares its bandwidth with other receivers, and has deadlines of its own
+            return None  # a peer shares its bandwidth with other receivers, and has its own deadlines
         known = known or self._reputation.speed(source.url)
         return _SPARE_S + TOO_SLOW * num_bytes / known if known else _UNKNOWN_S
 

@@ -34,7 +34,7 @@ from astraflow.types import (
     ServedVersions,
     SourceLink,
 )
-from astraflow.weights.addresses import announced_host, url_host
+from astraflow.weights.addresses import choose_announced_host, url_host
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.intake import is_same, take_over
 from astraflow.weights.manifest import check_policy_name
@@ -231,7 +231,7 @@ async def run_publisher(
 
     Raises: ConfigError if the address cannot be bound, or cannot be called by others.
     """
-    host = announced_host(config.host, config.advertise)
+    host = choose_announced_host(config.host, config.advertise)
     publisher = Publisher(folder, config, tokens=tokens)
     memory = folder / "port"
     remembered = int(memory.read_text()) if config.port == 0 and memory.exists() else config.port

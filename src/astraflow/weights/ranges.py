@@ -88,7 +88,7 @@ class RangeJob:
     version: int
     path: str
     """An existing file. It receives all bytes of a full version, each at its offset. For a delta, it receives
-    only rank 0's blocks, after the header; each other rank writes a file of its own (`part_path`)."""
+    only rank 0's blocks, after the header; each other rank writes its own file (`part_path`)."""
 
 
 @dataclass(frozen=True, slots=True)

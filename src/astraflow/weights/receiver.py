@@ -132,8 +132,8 @@ class Receiver:
         return self._spool.url if self._spool is not None else ""
 
     def arrival(self, policy: str) -> Arrival:
-        """How far the transfer of a policy's version is. A piece of a range counts as soon as it is here, so
-        the bytes of ranges that were read twice may count twice."""
+        """The progress of the transfer of a policy's version. A piece of a range counts as soon as it
+        arrives, so the bytes of ranges that were read twice may count twice."""
         transfer = self._transfers.get(policy)
         parts = transfer.all_parts if transfer is not None else []
         return Arrival(
@@ -198,8 +198,8 @@ class Receiver:
     async def _plan(self, manifest: Manifest, held: HeldVersion | None) -> tuple[Manifest, ...]:
         """The cheapest path to a version from the one held; empty if they are the same.
 
-        A full version without a shortcut is fetched as it is. Unknown manifests of earlier versions are asked
-        for at the sources, as long as a chain of deltas may still be cheaper.
+        A full version that has no delta as a shortcut is fetched directly. The sources are asked for unknown
+        manifests of earlier versions as long as a chain of deltas may still be cheaper.
         """
         remembered = self._remembered.setdefault(manifest.policy, {})
         remembered[manifest.version] = manifest
@@ -275,7 +275,7 @@ class Receiver:
         if base is not None:
             del self._held[policy]
         copy, changes = await off_loop(span_bytes(target.tensors), build, transfer, base)
-        model_dir = await self._installed_files(transfer)
+        model_dir = await self._ensure_installed(transfer)
         return self._keep(HeldVersion(target, copy), model_dir, changes)
 
     def _begin(self, path: tuple[Manifest, ...]) -> Transfer:
@@ -319,7 +319,7 @@ class Receiver:
         transfer = Transfer((), manifest, held.copy, [], [])
         self._add_files(transfer)
         await self._download(transfer)
-        model_dir = await self._installed_files(transfer)
+        model_dir = await self._ensure_installed(transfer)
         copy = held.copy if held.copy.is_free else await asyncio.to_thread(held.copy.duplicate)
         return self._keep(HeldVersion(manifest, copy), model_dir)
 
@@ -397,7 +397,7 @@ class Receiver:
         table = "".join(f"{f.name}\0{f.chunk.hash}\0" for f in sorted(manifest.files, key=lambda f: f.name))
         return self._cache_dir / f"model-{manifest.policy}-{hash_bytes(table.encode())[:16]}"
 
-    async def _installed_files(self, transfer: Transfer) -> Path:
+    async def _ensure_installed(self, transfer: Transfer) -> Path:
         target = self._model_dir(transfer.target)
         if not target.is_dir():
             await asyncio.to_thread(self._install_files, transfer, target)

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from astraflow.errors import ConfigError, RefusedError
-from astraflow.weights.addresses import PeerRules, announced_host
+from astraflow.weights.addresses import PeerRules, choose_announced_host
 
 OWN = PeerRules(is_on=True)
 LISTED = PeerRules(is_on=True, networks=("10.1.0.0/16", "fd12::/64", "127.0.0.0/8", "169.254.0.0/16"))
@@ -82,7 +82,7 @@ def test_only_who_calls_over_loopback_hears_of_what_is_there() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "0", "", "::0", "0:0:0:0:0:0:0:0"])
 def test_a_host_that_stands_for_all_is_never_announced(host: str) -> None:
     with pytest.raises(ConfigError, match=r"weights\.advertise"):
-        announced_host(host, "")
+        choose_announced_host(host, "")
     with pytest.raises(ConfigError, match=r"weights\.advertise"):
-        announced_host("10.0.0.5", host or "::")
-    assert announced_host(host, "10.0.0.5") == "10.0.0.5"
+        choose_announced_host("10.0.0.5", host or "::")
+    assert choose_announced_host(host, "10.0.0.5") == "10.0.0.5"

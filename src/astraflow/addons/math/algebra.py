@@ -4,9 +4,9 @@ A text that the parser cannot read equals nothing, and `unread_texts` reports it
 factorials are never computed, because they would keep a process busy for hours inside a single instruction.
 They count as unread too.
 
-The libraries signal most texts and comparisons that make no sense with exceptions of common kinds, the same
-that they would raise if they were broken. So after each one a known pair is compared. If that fails too, it
-is the libraries' fault and not the text's, and a `ScorerError` says so. Every other exception passes through.
+For most texts and comparisons that make no sense, the libraries raise exceptions of common kinds, which they
+would also raise if they were broken. So after each one, a known pair is compared. If that fails too, the
+libraries are at fault, not the text, and a `ScorerError` is raised. Every other exception passes through.
 """
 
 import logging
@@ -33,12 +33,12 @@ __all__ = [
 ]
 
 _DIGITS = 150
-"""Number of digits to which a difference is computed before it counts as 0. Large and tiny numbers in it add
-to these digits, so that neither hides the other."""
+"""Number of digits to which a difference is computed before it counts as 0. The digits of large and tiny
+numbers in it are added, so neither hides the other."""
 _DECIMAL_DIGITS = 60
-"""Number of digits to which a number is computed that is compared with a decimal."""
+"""Number of digits to which a number is computed for a comparison with a decimal."""
 _MAX_DIGITS = 10_000
-"""Two numbers whose parts have more digits in total are equal only if they are written alike."""
+"""Two numbers whose parts have more digits in total are equal only if they are written identically."""
 _MAX_EXPONENT = 10_000
 """Larger exponents and factorials are not computed."""
 _MAX_POWER_BITS = 400_000
@@ -50,8 +50,8 @@ _MAX_TERMS = 1_000
 _MAX_DEGREE = 20
 """Polynomials of a higher degree have no formula for their sum, and are in no inequality that is solved."""
 _POINTS = ("0.7310", "-1.3170", "2.2930", "0.1790", "-0.6130", "1.5710", "3.8510", "-2.7190")
-"""Values for variables. Variables get different values, and the values have no simple relation to each other,
-so that expressions agree by chance hardly ever."""
+"""Values for variables. Variables get different values without a simple relation to each other, so
+expressions hardly ever agree by chance."""
 _FAMILIES = (
     _POINTS,
     tuple(point.lstrip("-") for point in _POINTS),
@@ -90,8 +90,8 @@ def load_algebra() -> None:
 
 def same_algebra(gold: str, answer: str) -> bool:
     """Whether two tidy texts are equal as expressions, equations, inequalities, sets or matrices."""
-    wanted = _parsed(gold)
-    given = _parsed(answer)
+    wanted = _parse(gold)
+    given = _parse(answer)
     if wanted is None or given is None:
         return False
     return _unless_refused(lambda: bool(_equal(wanted, given))) or False
@@ -99,8 +99,8 @@ def same_algebra(gold: str, answer: str) -> bool:
 
 def same_sets(gold: Iterable[str], answer: Iterable[str]) -> bool:
     """Whether two lists of intervals, sets or inequalities have the same union."""
-    wanted = [_parsed(text) for text in gold]
-    given = [_parsed(text) for text in answer]
+    wanted = [_parse(text) for text in gold]
+    given = [_parse(text) for text in answer]
     if any(part is None for part in wanted + given):
         return False
     return _unless_refused(lambda: _unions_equal(wanted, given)) or False
@@ -108,8 +108,8 @@ def same_sets(gold: Iterable[str], answer: Iterable[str]) -> bool:
 
 def are_complements(some: Iterable[str], others: Iterable[str]) -> bool:
     """Whether each real number belongs to exactly one of two lists of intervals, sets or inequalities."""
-    one = [_parsed(text) for text in some]
-    two = [_parsed(text) for text in others]
+    one = [_parse(text) for text in some]
+    two = [_parse(text) for text in others]
     if any(part is None for part in one + two):
         return False
     return _unless_refused(lambda: _are_complements(one, two)) or False
@@ -117,7 +117,7 @@ def are_complements(some: Iterable[str], others: Iterable[str]) -> bool:
 
 def rational_near(text: str) -> Fraction | None:
     """The value of a text that is a real number, to about 60 digits; None for any other text."""
-    parsed = _parsed(text)
+    parsed = _parse(text)
     return None if parsed is None else _unless_refused(lambda: _rational_near(parsed))
 
 
@@ -346,7 +346,7 @@ def _sets_equal(one: Any, two: Any) -> bool:
 
 
 def _is_heavy(value: Any) -> bool:
-    """Whether computing a value could take practically for ever."""
+    """Whether computing a value could take practically forever."""
     sympy = _library().sympy
     if isinstance(value, sympy.MatrixBase):
         return any(_is_heavy(part) for part in value.flat())
@@ -415,8 +415,8 @@ _TWO_NUMBERS = re.compile(r"\d\s+\.?\d|\d\.\d+\.\d|'")
 """Two numbers side by side, of which the parser would make a sum or a product; and primes, which it drops."""
 
 
-def _parsed(text: str) -> Any | None:
-    """The sympy object that a text stands for; None if it cannot be read or is too heavy to be computed."""
+def _parse(text: str) -> Any | None:
+    """Parses a text to a sympy object; None if it cannot be read or is too heavy to compute."""
     if _ENDLESS.search(text) is None and _TWO_NUMBERS.search(text) is None:
         value = _unless_refused(lambda: _read(text))
         if value is not None:
@@ -429,7 +429,7 @@ def _parsed(text: str) -> Any | None:
 
 @lru_cache(maxsize=512)
 def _read(text: str) -> Any:
-    """The sympy object that a text stands for. Raises: what `_unless_refused` knows; it is never cached."""
+    """Parses a text to a sympy object. Raises: errors that `_unless_refused` handles; they are not cached."""
     value = _uniform(_library().parse(_FACTOR.sub(r"\\cdot ", text)))
     # `x^2 + 1 = 0` with a real `x` is simply false, and would equal every other false statement.
     if isinstance(value, bool | _library().sympy.logic.boolalg.BooleanAtom):

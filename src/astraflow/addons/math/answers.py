@@ -1,10 +1,10 @@
 """Decides whether a text gives the right answer to a question of mathematics.
 
-The final answer is found and taken apart, and its parts are compared with those of the gold, which is the
-reference answer. Exact numbers must be equal exactly. A decimal of at least six significant digits also
-stands for the values that round to it. Expressions with variables are equal if they agree at several points,
-or if `math-verify` can show that they are equal. Names, words and dates are compared as texts, because as
-formulas `east` and `seat` would be the same product.
+The final answer is found and split into parts, which are compared with the parts of the gold, the reference
+answer. Exact numbers must be exactly equal. A decimal with at least six significant digits also equals the
+values that round to it. Expressions with variables are equal if they agree at several points, or if
+`math-verify` can show that they are equal. Names, words and dates are compared as text, because as formulas,
+`east` and `seat` would be the same product.
 
 Functions named after a kind of answer, such as `_choices`, return None if the gold is not of that kind.
 """
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _TAIL = 20_000
-"""Number of characters, from the end of a text, in which the final answer is looked for."""
+"""Number of characters, from the end of a text, that are searched for the final answer."""
 _LONGEST = 500
 """Answers with more characters are compared as texts only; parsing them as formulas takes too long."""
 
@@ -45,7 +45,7 @@ def is_right(gold: str, text: str) -> bool:
 
 
 def readable_gold(gold: str) -> str:
-    """The gold answer in one spelling; empty if it holds nothing that can be compared."""
+    """The gold answer in one spelling; empty if nothing in it can be compared."""
     return tidy(gold_answer(gold))
 
 
@@ -91,10 +91,10 @@ _ABOUT = re.compile(
 def _roundings(gold: str, answer: str) -> bool | None:
     r"""Whether answers of the form `\frac{22}{7} \approx 3.14` are equal: the exact values must be.
 
-    The rounded value counts only where the gold is a decimal, and it must be a rounding of the exact one.
+    The rounded value counts only if the gold is a decimal, and it must be a rounding of the exact one.
     """
-    wanted = _rounded(gold)
-    given = _rounded(answer)
+    wanted = _split_rounding(gold)
+    given = _split_rounding(answer)
     if wanted is None and given is None:
         return None
     if given == ("", "") or (given is not None and answers_equal(gold, given[0])):
@@ -107,8 +107,8 @@ def _roundings(gold: str, answer: str) -> bool | None:
     return is_decimal and given is not None and answers_equal(gold, given[1])
 
 
-def _rounded(text: str) -> tuple[str, str] | None:
-    """The exact value and its decimal; both empty if they contradict each other, None without both."""
+def _split_rounding(text: str) -> tuple[str, str] | None:
+    """The exact value and its decimal; both empty if they contradict each other; None if one is missing."""
     about = _ABOUT.search(text)
     if about is None or about.start() == 0:
         return None
@@ -297,11 +297,11 @@ def _same_region(gold: str, wanted: Shape, answer: str, given: Shape) -> bool:
                 return False  # parts joined by `and` would be an intersection, and not the union below
             regions.append(shape.items)
         else:
-            regions.append((_bracketed(shape) or text,))
+            regions.append((_bracket(shape) or text,))
     return same_sets(*regions)
 
 
-def _bracketed(shape: Shape) -> str:
+def _bracket(shape: Shape) -> str:
     """A tuple or an interval as one text without the name that it may have had; empty for other shapes."""
     if shape.kind != "tuple":
         return ""
@@ -333,7 +333,7 @@ def _values_equal(gold: str, answer: str) -> bool:
 def _choices(gold: str, answer: str) -> bool | None:
     """Whether two choices are the same: `C`, `(C)`, `\\text{C}`, `C) 12`.
 
-    A choice also equals its letter in lower case, and the text that stands beside its letter.
+    A choice also equals its letter in lower case, and the text next to its letter.
     """
     wanted = choice_of(gold)
     given = choice_of(answer)

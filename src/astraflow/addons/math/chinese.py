@@ -83,7 +83,9 @@ def without_chinese(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = re.sub(r"(?<=\d)\s*(?:\\text\{\s*)?(百万|千万|[百万亿]|千(?![米克瓦卡]))(\s*\})?", _scale, text)
-    text = re.sub(r"(\w)\s*\(?\s*([二三四五六七八九]|十[二六]?|\d+)\s*进制(?:数)?\s*\)?", _based, text)
+    text = re.sub(
+        r"(\w)\s*\(?\s*([二三四五六七八九]|十[二六]?|\d+)\s*进制(?:数)?\s*\)?", _convert_bases, text
+    )
     if _DENIAL.search(text) is None:
         text = _LEADING.sub("", text)
         said = _STATEMENT.match(text)
@@ -99,6 +101,6 @@ def _scale(match: re.Match[str]) -> str:
     return rf"\cdot 10^{{{_SCALES[match[1]]}}}{rest}"
 
 
-def _based(match: re.Match[str]) -> str:
+def _convert_bases(match: re.Match[str]) -> str:
     base = match[2]
     return f"{match[1]}_{{{_DIGITS.get(base, base)}}}"

@@ -25,7 +25,7 @@ class MathVerifyReward(RewardVariant):
         return MathScorer()
 
     def checker(self, source: Config) -> Callable[[Task], object] | None:
-        """What checks that the answers of rows can be compared as mathematics."""
+        """Makes the check that the answers of rows can be compared as mathematics."""
         from astraflow.addons.math.scorer import can_be_gold
         from astraflow.tasks.answers import answer_checker
 

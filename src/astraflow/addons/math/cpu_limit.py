@@ -1,10 +1,10 @@
 """Ends a function that has used too much CPU time, in whatever thread it runs.
 
-The limit counts the CPU time of the function's own thread. On a busy machine, or while the thread waits for a
-disk, the clock therefore stands still. A limit of wall time, which should be far larger, ends a function that
+The limit counts the CPU time of the function's own thread, so time on a busy machine, or time spent waiting
+for a disk, does not count. A second limit on elapsed time, which should be far larger, ends a function that
 waits forever.
 
-A function that was ended may leave libraries in a state that they don't expect.
+A function that was ended may leave libraries in an unexpected state.
 """
 
 import ctypes
@@ -25,12 +25,12 @@ _T = TypeVar("_T")
 class OutOfTimeError(BaseException):
     """Raised in a function that has used up its time.
 
-    It is not an Exception, so that libraries in between do not catch it.
+    It is not an `Exception`, so libraries in between do not catch it.
     """
 
 
 def within_cpu_time(work: Callable[[], _T], *, cpu_s: float, wall_s: float) -> _T:
-    """What `work` returns. Raises: OutOfTimeError in it if it takes longer.
+    """Calls `work` and returns its result. Raises: OutOfTimeError, inside of `work`, if it takes longer.
 
     Example: `within_cpu_time(lambda: is_right(gold, text), cpu_s=4.0, wall_s=60.0)`. A single instruction,
     such as one power of two large numbers, cannot be interrupted.
@@ -53,7 +53,7 @@ class _Watch:
     def __init__(self, cpu_s: float, wall_s: float) -> None:
         self._wall_s = wall_s
         self._thread_id = threading.get_ident()
-        # Only Linux has a CPU clock for each thread. Elsewhere the process's own clock has to do.
+        # Only Linux has a CPU clock for each thread. Elsewhere, the process's clock is used.
         is_linux = sys.platform == "linux"
         self._clock = (
             time.pthread_getcpuclockid(self._thread_id) if is_linux else time.CLOCK_PROCESS_CPUTIME_ID
@@ -68,7 +68,7 @@ class _Watch:
         threading.Thread(target=self._watch, name="cpu limit", daemon=True).start()
 
     def end(self) -> None:
-        """Ends the thread. An exception that is still on its way arrives, and is caught, in here."""
+        """Ends the thread. An exception that is still pending arrives in this method, which catches it."""
         with self._changed:
             self._is_over = True
             self._changed.notify()

@@ -14,10 +14,10 @@ __all__ = [
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"(?:[\s,;.$]|\\[,;() ]|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or|x|y|z|=))*")
-"""Text that may stand between boxes that together are one answer, as in `\\boxed{1} or \\boxed{2}`."""
+"""Text that may separate boxes that together are one answer, as in `\\boxed{1} or \\boxed{2}`."""
 _JOINS = re.compile(r"[,;]|and|or")
 _MAX_BOXES = 16
-"""Number of boxes that are looked at, from the end of the text. Each box that is never closed costs time."""
+"""Largest number of boxes to read, from the end of the text. Each box that is never closed costs time."""
 _SAID = re.compile(
     r"(?:\b(?:final|correct)?\s*(?:answer|choice|option)(?:\s+(?:to|of|for)\b[^.\n]{0,80}?)?"
     r"\s*(?:\*\*)?\s*(?:\bis\b\s*:?|:|=)|####|答案\s*(?:应?[是为]|等于|[:：])|[应故]选|选择?(?=\s*[(（]?[A-J]))"
@@ -42,7 +42,7 @@ _SAME_AS_NOTHING = {"and", "or"}
 
 
 def boxes(text: str) -> str | None:
-    """The content of the last `\\boxed{}`; None without one.
+    """The content of the last `\\boxed{}`; None if there is none.
 
     If a comma, `and` or `or` joins several boxes, all of them are the answer.
     """
@@ -89,15 +89,15 @@ def gold_answer(text: str) -> str:
 
 
 def final_answer(text: str) -> str:
-    """The answer that a text ends with; empty if there is none.
+    """Finds the answer that a text ends with; empty if there is none.
 
-    It is the content of the last box, or else what the text calls its answer, or else the last value in the
-    text. A text that has no words around an answer is the answer itself.
+    This is the content of the last box, or else what the text calls its answer, or else the last value in the
+    text. A text without words around an answer is the answer itself.
     """
     boxed = boxes(text)
     if boxed is not None:
         return stated_value(boxed)
-    said = _said(text)
+    said = _find_said_answer(text)
     if said is not None:
         return stated_value(said)
     if not _is_prose(text):
@@ -145,9 +145,9 @@ _OTHER_STATEMENT = re.compile(
 
 
 def stated_value(text: str) -> str:
-    r"""The value that a sentence states, as 34 in `The largest $n$ is 34.`; any other text as it is.
+    r"""The value that a sentence states, such as 34 in `The largest $n$ is 34.`; other texts are unchanged.
 
-    A sentence that also states another value, or denies this one, is left as it is, and so equals no value.
+    A sentence that also states another value, or denies this one, is unchanged too, so it equals no value.
     """
     if len(text) > _LONGEST_SENTENCE or _WORD.search(text) is None:
         return text
@@ -171,10 +171,10 @@ def stated_value(text: str) -> str:
     return plain if opening else text
 
 
-def _said(text: str) -> str | None:
-    """The text after the last `answer is`, `Answer:` or `####`, up to the end of the sentence; None if none.
+def _find_said_answer(text: str) -> str | None:
+    """The text after the last `answer is`, `Answer:` or `####`, up to the end of the sentence; else None.
 
-    If a formula follows, it is the answer. From a long sentence, the first value is taken.
+    If a formula follows, it is the answer. The answer of a long sentence is its first value.
     """
     for said in reversed(list(_SAID.finditer(text))):
         rest = text[said.end() :].lstrip(" *:\n")

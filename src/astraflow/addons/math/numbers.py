@@ -46,8 +46,8 @@ def based_equal(gold: str, answer: str) -> bool | None:
 
     If only one side names a base, it holds for the other side too.
     """
-    wanted = _based(gold)
-    given = _based(answer)
+    wanted = _parse_based(gold)
+    given = _parse_based(answer)
     if wanted is None and given is None:
         return None
     if wanted is not None and given is not None:
@@ -57,7 +57,7 @@ def based_equal(gold: str, answer: str) -> bool | None:
     return with_base is not None and with_base[0] == (without_base.lstrip("0") or "0").upper()
 
 
-def _based(text: str) -> tuple[str, int] | None:
+def _parse_based(text: str) -> tuple[str, int] | None:
     """The digits and the base of a number that names its base; None for other texts."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip()
     prefixed = re.fullmatch(r"0([bBxX])([0-9A-Fa-f]+)", text)

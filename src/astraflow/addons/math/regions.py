@@ -32,7 +32,7 @@ def plain_regions(text: str) -> str:
 
 
 def _intervals(text: str) -> str:
-    """The text with `]` before an interval as `(`, and `[` after it as `)`. Other texts stay as they are."""
+    """Rewrites `]` before an interval as `(`, and `[` after it as `)`. Other texts are unchanged."""
     name = _NAME.match(text)
     start = name.end() if name else 0
     parts = _JOINT.split(text[start:])
@@ -50,7 +50,7 @@ def _intervals(text: str) -> str:
 
 
 def _condition(text: str) -> str:
-    r"""The condition `x > 2` of a set of real numbers `\{x \mid x > 2\}`; other texts as they are."""
+    r"""The condition `x > 2` of a set of real numbers `\{x \mid x > 2\}`; other texts are unchanged."""
     match = _SET.match(text)
     if match is None or _ORDER.search(match["condition"]) is None:
         return text

@@ -17,18 +17,18 @@ from astraflow.user_input.own_code import described
 __all__ = ["MathScorer", "can_be_gold"]
 
 _CPU_S = 4.0
-"""CPU time to read and compare one answer. Almost all take a few milliseconds."""
+"""Limit on the CPU time to read and compare one answer. Almost all answers take a few milliseconds."""
 _WALL_S = 60.0
-"""The same in wall time: on a machine where everything takes fifteen times as long."""
+"""Limit on the elapsed time, for a machine on which everything takes fifteen times as long."""
 
 
 def can_be_gold(answer: str) -> bool:
-    """Whether a task's answer holds something that can be compared."""
+    """Whether a task's answer has something that can be compared."""
     return bool(fold(readable_gold(answer)))
 
 
 class MathScorer(Scorer):
-    """1 if the answer is right, else 0. The metric `unread` says that something could not be read.
+    """1 if the answer is right, else 0. The metric `unread` is 1 if a text could not be read.
 
     Example: `MathScorer()(ScoringCall(task, "0.5", "0.5"))` is 1 if the task's answer is 1/2.
     """
@@ -38,10 +38,10 @@ class MathScorer(Scorer):
         load_algebra()
 
     def __call__(self, call: ScoringCall) -> Score:
-        """The score. Raises: DataError if the task has no answer; LateScoreError; ScorerError."""
+        """Returns the score. Raises: DataError if the task has no answer; LateScoreError; ScorerError."""
         answers = right_answers(call.task, can_be_gold)
         load_algebra()
-        text = _compared_text(call)
+        text = _text_to_compare(call)
         what = f"task {call.task.id}: `math_verify`"
         compared = f"\nIt compared {text[-200:]!r} with {answers!r:.200}."
         try:
@@ -60,11 +60,11 @@ class MathScorer(Scorer):
         return Score(float(is_equal), {"unread": float(bool(unread) and not is_equal)})
 
 
-def _compared_text(call: ScoringCall) -> str:
-    """The text that holds the answer.
+def _text_to_compare(call: ScoringCall) -> str:
+    """The text that contains the answer.
 
-    A box is given with its braces, so that all of its content is the answer. Several boxes may together be
-    one answer, so they are looked for in the whole completion.
+    A box is given with its braces, so all of its content is the answer. Several boxes may together be one
+    answer, so the whole completion is searched for them.
     """
     if call.extract != "boxed":
         return call.text

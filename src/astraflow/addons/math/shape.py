@@ -23,7 +23,7 @@ _CONJUNCTION = re.compile(
 _MEMBER = re.compile(r"^\s*\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*\\in(?![A-Za-z])\s*")
 _TEXT_SPAN = re.compile(r"\\text\{[^{}]*\}")
 _TEXT_CONJUNCTION = re.compile(r"(?<=\w)\s*(?:,?\s+(?:and|or)\s+|,\s*)(?=\w[^{}]*\})")
-"""A comma, `and` or `or` inside `\\text{}`; each part then gets a `\\text{}` of its own."""
+"""A comma, `and` or `or` inside `\\text{}`; each part then gets its own `\\text{}`."""
 _SIGN = re.compile(r"\\pm(?![A-Za-z])|\\mp(?![A-Za-z])")
 
 
@@ -41,7 +41,7 @@ class Shape:
 def shape_of(text: str) -> Shape:
     """The shape of a tidy answer. Outside brackets, a comma before three digits separates thousands."""
     text = _TEXT_SPAN.sub(lambda group: _TEXT_CONJUNCTION.sub(r"}; \\text{", group.group()), text)
-    text = _named(_MEMBER.sub("", text).strip())
+    text = _strip_name(_MEMBER.sub("", text).strip())
     while (inner := _inside(text)) is not None:
         brackets, content = inner
         if brackets == r"\{\}":
@@ -52,7 +52,7 @@ def shape_of(text: str) -> Shape:
         if brackets != "()" or not content.strip():
             return Shape("value", (text,))
         text = content.strip()
-    several = _parts(_CONJUNCTION.sub(";", _THOUSANDS.sub(_joined, text)))
+    several = _parts(_CONJUNCTION.sub(";", _THOUSANDS.sub(_join, text)))
     if len(several) == 1:
         several = _both_signs(several[0])
     elif any(_SIGN.search(part) for part in several):
@@ -60,8 +60,8 @@ def shape_of(text: str) -> Shape:
     return Shape("several" if len(several) > 1 else "value", several)
 
 
-def _named(text: str) -> str:
-    """The right side of an equation that names brackets, as `(x, y) = (1, 2)`; any other text as it is."""
+def _strip_name(text: str) -> str:
+    """The right side of an equation that names brackets, as `(x, y) = (1, 2)`; other texts are unchanged."""
     name, _, content = text.rpartition("=")
     content = content.strip()
     if name and len(_parts(name)) == 1 and _inside(content) is not None:
@@ -69,8 +69,8 @@ def _named(text: str) -> str:
     return text
 
 
-def _joined(number: re.Match[str]) -> str:
-    """A number without the commas between its thousands."""
+def _join(number: re.Match[str]) -> str:
+    """Removes the commas between the thousands of a number."""
     return number.group().replace(",", "")
 
 

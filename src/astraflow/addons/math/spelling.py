@@ -118,7 +118,7 @@ _ALPHABETS = re.compile("[\U0001d400-\U0001d7ff]")
 
 
 def _ascii(text: str) -> str:
-    """The text with LaTeX and ASCII in place of other characters, as far as they are known."""
+    """Replaces known characters by LaTeX and ASCII."""
     text = _RAISED.sub(lambda match: f"^{{{match.group().translate(_SCRIPTS['^'])}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match.group().translate(_SCRIPTS['_'])}}}", text)
     text = _VULGAR.sub(_as_fraction, text)

@@ -1,4 +1,4 @@
-"""Splits an answer into its value and its unit, and tells whether two units are the same."""
+"""Splits an answer into its value and its unit, and compares units."""
 
 import re
 
@@ -35,7 +35,7 @@ _UNITS = {name: names.split("|")[0] for names in _UNIT_NAMES.split() for name in
 _BARE_UNITS = "cm|mm|km|kg|ft|mph|kph|kmh|USD|EUR|RMB|CNY|" + "|".join(
     sorted((f"{name}s?" for name in _UNITS if len(name) > 2), key=len, reverse=True)
 )
-"""Units that are recognised without `\\text`. Shorter ones could be products of variables, as in `2mg`."""
+"""Units that are recognized without `\\text`. Shorter ones could be products of variables, as in `2mg`."""
 _POWER = r"(?:\s*\^\s*\{?\s*-?\d\s*\}?)?"
 _LENGTH = "[kcmn]?m|mi|ft|in|yd|miles?"
 _RATE = rf"(?:{_LENGTH})\s*/\s*(?:s|sec|h|hr|hour|min)|k?g\s*/\s*(?:cm|dm|m){_POWER}|mol\s*/\s*L"
@@ -67,7 +67,7 @@ _NO_UNIT = re.compile(
     r"tenths?|hundredths?|thousandths?|millionths?|sixths?|sevenths?|eighths?|ninths?|twelfths?)(?![A-Za-z])"
     r"|[半多余几不非没或和与分之十百千万亿至大小超约左右以]"
 )
-"""Words that change a number, so that they aren't part of a unit."""
+"""Words that change a number, so they aren't part of a unit."""
 _LEADING = re.compile(
     r"^(?:\\approx|\\text\{\s*(?P<words>[^{}]*)\}|about|approximately|roughly|Rs\.?|USD)\s*(?=[\d\\(.-])"
 )
@@ -79,7 +79,7 @@ _INTRODUCTION = re.compile(
 
 
 def _is_introduction(words: str) -> bool:
-    """Whether words before a number leave it as it is: `about`, `the value is`, but not `twice`."""
+    """Whether words before a number don't change it: `about`, `the value is`, but not `twice`."""
     return _INTRODUCTION.fullmatch(words) is not None and re.search(r"\b(?:not|never|no)\b", words) is None
 
 

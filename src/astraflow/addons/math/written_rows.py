@@ -79,7 +79,7 @@ def cases_of(text: str) -> tuple[tuple[str, str], ...] | None:
 
 
 def plain_system(text: str) -> str:
-    r"""A system of equations as `x=1, y=2`; other texts as they are."""
+    r"""Rewrites a system of equations as `x=1, y=2`; other texts are unchanged."""
     if "\\\\" not in text or ("=" not in text and "<" not in text and ">" not in text):
         return text
     match = _ENVIRONMENT.match(text)

@@ -38,18 +38,18 @@ def compile_layers(model: nn.Module, *, device: str) -> int:
 
 
 def exclude_from_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, excluded from compilation."""
+    """Excludes a function from compilation."""
     return cast("Callable[..., Any]", torch.compiler.disable(function))
 
 
 def _check_compiler(device: str) -> None:
-    """Compiles something small, so that a missing compiler is found before the first step."""
+    """Compiles a small function, so a missing compiler is found before the first step."""
 
-    def doubled(values: torch.Tensor) -> torch.Tensor:
+    def double(values: torch.Tensor) -> torch.Tensor:
         return values + values
 
     try:
-        torch.compile(doubled)(torch.ones(2, device=device))
+        torch.compile(double)(torch.ones(2, device=device))
     except (RuntimeError, OSError, ImportError) as err:  # the errors of compilers derive from these
         raise ConfigError(
             f"train.backend.compile_layers = true: this machine cannot compile for {device}: "

@@ -19,16 +19,16 @@ from astraflow.errors import ConfigError, UnavailableError, WeightsError, WireEr
 from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.stores.chunk_store import ChunkStore, Fsync, sync_folder, write_durably
 
-__all__ = ["FolderStore", "KeepsFiles", "Mirror", "ObjectReader", "ObjectStore", "make_store"]
+__all__ = ["FileStore", "FolderStore", "Mirror", "ObjectReader", "ObjectStore", "make_store"]
 
 _NUM_PARALLEL = 4
 
 
-class KeepsFiles(Protocol):
+class FileStore(Protocol):
     """A place for named files. Methods raise OSError if they fail."""
 
     async def put(self, name: str, content: Path | bytes) -> None:
-        """Makes a file appear whole."""
+        """Stores a file, which appears only when it is complete."""
         ...
 
     async def delete(self, name: str) -> None:
@@ -109,7 +109,7 @@ class ObjectStore:
             raise OSError(str(err)) from err
 
 
-def make_store(url: str) -> KeepsFiles:
+def make_store(url: str) -> FileStore:
     """The store at `file:///path` or `s3://bucket/prefix`. Raises: ConfigError."""
     scheme = urlsplit(url).scheme
     if scheme == "file":
@@ -125,7 +125,7 @@ class Mirror:
     Example: `await Mirror("s3://bucket/run").upload(manifest, chunks)`, then list `mirror.link` as a source.
     """
 
-    def __init__(self, url: str, store: KeepsFiles | None = None) -> None:
+    def __init__(self, url: str, store: FileStore | None = None) -> None:
         self._store = store or make_store(url)
         self._there: set[str] = set()
         """Chunks known to be in the store. After a restart none is known, and all are uploaded again."""

@@ -52,7 +52,7 @@ def cut_layers(model: nn.Module, grid: RankGrid) -> LayerCuts:
     parents: set[str] = set()
     modules: dict[str, nn.Module] = dict(cast("Any", model).named_modules())
     num_experts_cut = 0
-    for name, style in _planned(model):
+    for name, style in _read_plan(model):
         module = modules[name]
         foreign = cast("Any", module)
         if isinstance(module, nn.Linear) and style == "colwise":
@@ -85,8 +85,8 @@ def cut_layers(model: nn.Module, grid: RankGrid) -> LayerCuts:
     return LayerCuts(dims, frozenset(partials))
 
 
-def _planned(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """The name of each module in the model's plan, and the style in which it is cut."""
+def _read_plan(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Reads the model's plan: the name of each module in it, and the style in which the module is cut."""
     plan = cast("dict[str, str] | None", getattr(model.config, "base_model_tp_plan", None))
     if not plan:
         raise ConfigError(
