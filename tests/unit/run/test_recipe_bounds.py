@@ -90,13 +90,6 @@ def test_ordinary_names_are_accepted(tmp_path: Path, part: str, name: str) -> No
         ("weights: {advertise: \"a\\nb\"}", "without spaces"),
         ("workflow: {name: agent, run: {name: program, command: [x], keeps_env: ['A B']}}", "letters"),
         ("workflow: {name: agent, run: {use: \"a:b\\n\"}}", "module:attr"),
-        ("launcher: {name: ssh, hosts: ['-oProxyCommand=x']}", "a host as `ssh` takes it"),
-        ("launcher: {name: ssh, hosts: ['']}", "a host as `ssh` takes it"),
-        ("launcher: {name: ssh, hosts: [a], options: [\"x\\ny\"]}", "one line"),
-        ("launcher: {name: ssh, hosts: [a], python: \"x\\ny\"}", "one line"),
-        ("launcher: {name: slurm, partition: \"a\\nb\"}", "names of partitions"),
-        ("launcher: {name: slurm, partition: \"-a\"}", "names of partitions"),
-        ("launcher: {name: ray, address: 'a b'}", "without spaces"),
     ],
 )  # fmt: skip
 def test_a_value_beyond_its_bound_is_refused_where_it_is_written(
@@ -108,14 +101,6 @@ def test_a_value_beyond_its_bound_is_refused_where_it_is_written(
 
 
 CLUSTER: list[tuple[str, Any, str]] = [
-    ("k8s.namespace", "a\nb: c", "1 to 63 lower-case letters"),
-    ("k8s.namespace", "A", "1 to 63 lower-case letters"),
-    ("k8s.monitoring_namespace", "", "1 to 63 lower-case letters"),
-    ("k8s.image", "im g", "without spaces"),
-    ("k8s.image", "img\n", "without spaces"),
-    ("k8s.storage_class", "a b", "name of an object"),
-    ("k8s.models_claim", "../x", "name of an object"),
-    ("k8s.storage_gb", 1e300, "less than or equal to 1000000"),
     ("rollout.cpus", 1e300, "less than or equal to 4096"),
     ("rollout.cpus", 10**300, "beyond 2^53"),
     ("trainer.gpus", 1e9, "less than or equal to 1024"),
