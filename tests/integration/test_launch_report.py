@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from astraflow.addons.plot.curve import draw_curve
 from astraflow.dataflow.audit import audit
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder, RunRecord
-from astraflow.report.report import draw_curve, load_summary, summary_table, write_report
+from astraflow.report.report import load_summary, summary_table, write_report
 from astraflow.report.summary import FailureShare, Summary
 from astraflow.types import EpisodeResult, EvalRecord, Failure, MetricItem
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play_run, running

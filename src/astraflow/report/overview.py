@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from astraflow.processes.supervisor import ServiceState
-from astraflow.report.eta import eta_text
 from astraflow.report.silence import waits_text
 from astraflow.types import EvalRecord, StatusReply, StepRecord
 from astraflow.types.alarm import Alarm
@@ -20,6 +19,8 @@ __all__ = [
     "RATE_STEPS",
     "RunOverview",
     "duration_text",
+    "eta_s",
+    "eta_text",
     "eval_line",
     "idle_line",
     "step_line",
@@ -114,6 +115,27 @@ class RunOverview:
 
 
 # --- parts of lines -------------------------------------------------------------------------------
+
+
+def eta_s(records: Sequence[StepRecord], num_steps: int) -> float | None:
+    """Seconds until the last step, at the pace of the newest steps; None before the second one.
+
+    It counts from the newest step, so it does not shrink while a step takes longer than the others.
+    """
+    if len(records) < 2:
+        return None
+    pace_s = (records[-1].at_s - records[0].at_s) / (len(records) - 1)
+    return max(0.0, pace_s * (num_steps - records[-1].step - 1))
+
+
+def eta_text(records: Sequence[StepRecord], num_steps: int) -> str:
+    """`ETA 1:05:00`; empty while it is unknown, and after the last step."""
+    left_s = eta_s(records, num_steps)
+    if not left_s:
+        return ""
+    minutes, seconds = divmod(round(left_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"ETA {hours}:{minutes:02d}:{seconds:02d}" if hours else f"ETA {minutes}:{seconds:02d}"
 
 
 def duration_text(seconds: float) -> str:

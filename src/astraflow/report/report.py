@@ -1,34 +1,29 @@
-"""The report on a run that has ended, in whatever way: a table, a learning curve, and episodes from before
-and after training.
+"""The report on a run that has ended, in whatever way: a table, and episodes from before and after training.
 
-Reads the journal and the summary; draws with matplotlib if it is installed.
+It is made from the journal and the summary.
 """
 
 import logging
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.table import Table
 from rich.text import Text
 
 from astraflow.dataflow.journal.journal_db import TranscriptRow
-from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.errors import DataError, JournalError
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder, write_atomic
 from astraflow.report.summary import PolicySummary, Summary, summarize
 from astraflow.report.terminal_text import printable, speaker_of
-from astraflow.types import EvalRecord, FateCounts, Message, StepRecord
+from astraflow.report.view import ShownRun, make_pages
+from astraflow.types import FateCounts, Message
 
 __all__ = [
-    "draw_curve",
     "episodes_text",
-    "load_drawing",
     "load_summary",
     "summary_table",
     "write_report",
@@ -42,7 +37,7 @@ _MOST_FAILURES = 3
 
 
 def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
-    """Writes `summary.json`, `samples/episodes.md` and, with matplotlib, `learning_curve.png`.
+    """Writes `summary.json`, `samples/episodes.md`, and what the pages of installed packages add.
 
     A file that cannot be written (for example on a full disk), or whose data cannot be read, is left out and
     logged. It can be made from the journal later. Raises: DataError if the folder has no `run.json`.
@@ -50,13 +45,11 @@ def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
     summary = summarize(folder, recipe)
     with _log_failure(folder.summary) as path:
         write_atomic(path, msgspec.json.format(msgspec.json.encode(summary), indent=2))
-    with _log_failure(folder.curve) as path:
-        with JournalReader(folder.journal) as journal:
-            steps = journal.steps()
-            evals = journal.evals()
-        draw_curve(path, steps, evals)
     with _log_failure(folder.samples / "episodes.md") as path:
         write_atomic(path, episodes_text(folder).encode())
+    for page in make_pages(ShownRun(recipe=recipe, where=str(folder.path), folder=folder)):
+        with _log_failure(folder.path):
+            page.report()
     return summary
 
 
@@ -200,65 +193,3 @@ def _episode_lines(kept: Sequence[_Transcript], task_ids: Sequence[str], version
             for message in messages
         ]
     return lines
-
-
-# --- the learning curve ---------------------------------------------------------------------------
-
-
-def load_drawing() -> None:
-    """Imports matplotlib, if it is installed, ahead of `draw_curve`, because the import takes a second."""
-    with suppress(ImportError):
-        import_module("matplotlib.figure")
-
-
-def draw_curve(path: Path, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> bool:
-    """Draws held-out score and training reward over steps and over seconds.
-
-    Returns False if matplotlib or the data is missing.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    if not steps and not evals:
-        return False
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes: Any = figure.subplots(1, 2, sharey=True)
-    start_s = min([record.at_s for record in steps] + [record.at_s for record in evals])
-    for axis, label in zip(axes, ("step", "seconds"), strict=True):
-        _draw_axis(axis, steps, evals, start_s=start_s, over=label)
-        axis.set_xlabel(label)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("score")
-    axes[0].legend(loc="lower right", fontsize=8)
-    part = path.with_name(f".{path.name}.part.png")
-    figure.savefig(part, dpi=120)
-    part.replace(path)
-    return True
-
-
-def _draw_axis(
-    axis: Any, steps: Sequence[StepRecord], evals: Sequence[EvalRecord], *, start_s: float, over: str
-) -> None:
-    def x_of(record: StepRecord | EvalRecord) -> float:
-        if over == "seconds":
-            return record.at_s - start_s
-        return record.number if isinstance(record, StepRecord) else record.step
-
-    for policy in dict.fromkeys(record.policy for record in steps):
-        own = [record for record in steps if record.policy == policy]
-        rewards = [record.reward_mean for record in own]
-        axis.plot([x_of(r) for r in own], rewards, alpha=0.4, linewidth=1, label=f"{policy}: training reward")
-    for policy, eval_set in dict.fromkeys((record.policy, record.eval_set) for record in evals):
-        own = [r for r in evals if (r.policy, r.eval_set) == (policy, eval_set)]
-        rounds = [(r, r.score_mean) for r in own if r.score_mean is not None]
-        axis.errorbar(
-            [x_of(r) for r, _ in rounds],
-            [score for _, score in rounds],
-            yerr=[2 * r.score_stderr for r, _ in rounds],
-            marker="o",
-            capsize=2,
-            label=f"{policy}: held-out {eval_set}",
-        )

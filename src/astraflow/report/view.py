@@ -77,7 +77,7 @@ class ShownRun:
 
 
 class RunPage:
-    """Shows a run while it lasts: in the terminal, in a browser, or elsewhere.
+    """Shows a run while it lasts: in the terminal, in a browser, or elsewhere; and reports on it afterwards.
 
     An entry point of the group `astraflow.pages` names a function that gets a `ShownRun` and returns a page,
     or None if it has none for that run.
@@ -100,6 +100,12 @@ class RunPage:
 
     async def close(self, deadline_s: float) -> None:
         """No more rows will come. Takes at most about `deadline_s` to show the last ones, then ends."""
+
+    def report(self) -> None:
+        """Writes files about the run, which has ended. Called on a page that may never have been open.
+
+        Raises: JournalError or OSError, which are logged.
+        """
 
 
 def make_pages(run: ShownRun) -> list[RunPage]:

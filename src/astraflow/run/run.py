@@ -48,7 +48,7 @@ from astraflow.recipe.resume import (
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.report.ending import ABANDONED, reason_of
 from astraflow.report.metrics_log import MetricsLog
-from astraflow.report.report import load_drawing, write_report
+from astraflow.report.report import write_report
 from astraflow.report.view import FINISHED_S, INTERRUPTED_S, RunPage, ShownRun, View, make_pages
 from astraflow.report.watch.disk import DiskGauge
 from astraflow.report.watch.run_snapshot import RunSnapshot, StepMemory
@@ -281,7 +281,6 @@ class Run:
             task.cancel()
         deadline_s = FINISHED_S if self._state == "finished" else INTERRUPTED_S
         closing = [asyncio.create_task(page.close(deadline_s)) for page in self._pages]
-        drawing = asyncio.create_task(asyncio.to_thread(load_drawing))  # meanwhile, for the report
         if self._supervisor is not None:
             workers = [state.name for state in self._supervisor.states if state.name not in self._ports]
             await self._supervisor.stop(workers, grace_s=_WORKERS_GRACE_S)
@@ -294,7 +293,6 @@ class Run:
             await closed
         self._metrics.close()
         self._note_failure()
-        await asyncio.wait({drawing})
         await self._http.close()
         await self._quick_http.close()
 

@@ -24,9 +24,9 @@ from astraflow.addons.view.status_lines import (
     services_text,
     worker_wait_text,
 )
+from astraflow.addons.view.step_numbers import numbers_text
 from astraflow.processes.supervisor import ServiceState
-from astraflow.report.eta import eta_text, numbers_text
-from astraflow.report.overview import MAX_ALARMS, RunOverview, duration_text
+from astraflow.report.overview import MAX_ALARMS, RunOverview, duration_text, eta_text
 from astraflow.report.silence import advice_text, silent_parts, waits_text
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import RunPage, ShownRun, View

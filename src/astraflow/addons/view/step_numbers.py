@@ -1,11 +1,11 @@
-"""How far a policy is, in words: the numbers of its newest step, and when it will be done."""
+"""The numbers of a policy's newest step, in one line."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from astraflow.report.terminal_text import printable
 from astraflow.types import StepRecord
 
-__all__ = ["eta_s", "eta_text", "numbers_text"]
+__all__ = ["numbers_text"]
 
 _SHOWN = (
     ("loss", "loss", "{:.4g}"),
@@ -24,28 +24,7 @@ _BUILT_IN = (
 )
 """Metrics that every episode has."""
 _MOST_OWN = 4
-"""Metrics of the user's own that are shown; `metrics.jsonl` has all of them."""
-
-
-def eta_s(records: Sequence[StepRecord], num_steps: int) -> float | None:
-    """Seconds until the last step, at the pace of the newest steps; None before the second one.
-
-    It counts from the newest step, so it does not shrink while a step takes longer than the others.
-    """
-    if len(records) < 2:
-        return None
-    pace_s = (records[-1].at_s - records[0].at_s) / (len(records) - 1)
-    return max(0.0, pace_s * (num_steps - records[-1].step - 1))
-
-
-def eta_text(records: Sequence[StepRecord], num_steps: int) -> str:
-    """`ETA 1:05:00`; empty while it is unknown, and after the last step."""
-    left_s = eta_s(records, num_steps)
-    if not left_s:
-        return ""
-    minutes, seconds = divmod(round(left_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"ETA {hours}:{minutes:02d}:{seconds:02d}" if hours else f"ETA {minutes}:{seconds:02d}"
+"""Number of the user's own metrics that are shown; `metrics.jsonl` has all of them."""
 
 
 def numbers_text(record: StepRecord) -> str:

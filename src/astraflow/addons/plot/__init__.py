@@ -1,0 +1,1 @@
+"""The learning curve of a run, drawn with matplotlib."""
