@@ -114,7 +114,7 @@ async def test_with_the_databases_log_lost_a_flipped_byte_is_named(crashed: Cras
     for at in range(0, len(data), 5):
         data[at] ^= 0x40
         if at < crashed.ends[-2]:
-            with pytest.raises(JournalError, match=r"damaged|has schema|is no segment|does not follow"):
+            with pytest.raises(JournalError, match=r"damaged|has schema|is not segment|does not follow"):
                 await reopened(crashed, (segment, bytes(data)))
         else:
             assert await reopened(crashed, (segment, bytes(data))) == list(NAMES[:-1])

@@ -49,9 +49,9 @@ from astraflow.types import (
 __all__ = ["STATUS_S", "DataflowClient"]
 
 STATUS_S = 2.0
-"""Time that a status may take; a dataflow that needs longer is stopped, hangs, or cannot be reached."""
+"""Longest time for a status. A dataflow that needs longer is stopped, hangs, or cannot be reached."""
 _ANSWER_S = 10.0
-"""Time that an answer may take after the long-poll itself."""
+"""Longest time for an answer, in addition to the long-poll."""
 _BATCH_ANSWER_S = 120.0
 """A batch may be hundreds of megabytes."""
 
@@ -66,14 +66,15 @@ class DataflowClient:
     def __init__(self, client: ServiceClient) -> None:
         self._client = client
         self._pinned: dict[str, tuple[int, ...]] = {}
-        """Policy -> pinned versions in the last answer, so that a change ends the next long-poll at once."""
+        """Policy -> pinned versions in the last answer. A change ends the next long-poll at once."""
         self._tables: dict[str, tuple[tuple[TensorInfo, ...], str]] = {}
-        """Policy -> the tensor table of its versions, and the name under which the dataflow knows it."""
+        """Policy -> tensor table of its versions, and the dataflow's name for it."""
 
     # --- rollout services ---
 
     async def register(self, request: RegisterWorker) -> Registration:
-        """Joins. Raises: RefusedError naming what differs if model, tokenizer or recipe are not the run's."""
+        """Joins the run. Raises: RefusedError, naming it, if model, tokenizer or recipe differ from the
+        run's."""
         return await self._client.call("POST", "/v1/workers", Registration, body=request)
 
     async def heartbeat(self, worker_id: str, beat: Heartbeat) -> HeartbeatReply:
@@ -87,7 +88,7 @@ class DataflowClient:
         await self._client.call("POST", f"/v1/workers/{worker_id}/drain", None)
 
     async def ask_to_leave(self, handle: str) -> None:
-        """Lets a rollout service leave once its leases have results; `handle` is its id in the status."""
+        """Asks a service to leave once its leases have results. `handle`: its id in the status."""
         await self._client.call("POST", f"/v1/workers/{handle}/leave", None, timeout_s=STATUS_S)
 
     async def leases(self, request: LeaseRequest) -> LeaseReply:
@@ -134,7 +135,7 @@ class DataflowClient:
             if not tensors:
                 raise WireError(f"the versions of {policy!r} came without their tensors, {reply.table!r}")
             self._tables[policy] = (tensors, reply.table)
-        # One table in memory for all of them, whether it came with them or not.
+        # All manifests share one table in memory, whether they came with it or not.
         whole = tuple(msgspec.structs.replace(manifest, tensors=tensors) for manifest in reply.manifests)
         return msgspec.structs.replace(reply, manifests=whole, table="")
 
@@ -147,7 +148,7 @@ class DataflowClient:
     async def batch(
         self, policy: str, step: int, *, epoch: int, rank: int = 0, world: int = 1
     ) -> Batch | None:
-        """The slice of a step, waiting for it; None if the run ended first. Raises: FencedError."""
+        """Waits for the slice of a step. None if the run ends first. Raises: FencedError."""
         slice_params = {"epoch": str(epoch), "rank": str(rank), "world": str(world)}
         samples: list[Sample] = []
         page = 0
@@ -164,7 +165,7 @@ class DataflowClient:
         return None if batch is None else msgspec.structs.replace(batch, samples=tuple(samples))
 
     async def _page(self, policy: str, step: int, params: Mapping[str, str]) -> BatchReply:
-        """A page of a slice, waiting for it; no batch if the run ended first."""
+        """Waits for a page of a slice. No batch if the run ends first."""
         params = {**params, "wait_s": str(MAX_WAIT_S)}
         while True:
             reply = await self._client.call(
@@ -178,9 +179,9 @@ class DataflowClient:
                 return reply
 
     async def publish(self, policy: str, publication: Publication) -> PublicationReply:
-        """Announces a version; the answer lists the versions that someone still needs.
+        """Announces a version. The answer lists the versions that someone still needs.
 
-        The tensor table is left out where the dataflow has named it in an earlier answer.
+        The tensor table is left out if an earlier answer named it.
         """
         path = f"/v1/policies/{policy}/versions"
         tensors, known = self._tables.get(policy, ((), ""))
@@ -200,15 +201,15 @@ class DataflowClient:
         return reply
 
     async def commit(self, policy: str, commit: Commit) -> None:
-        """The step is trained and published."""
+        """Reports that a step is trained and published."""
         await self._client.call("POST", f"/v1/policies/{policy}/commit", None, body=commit)
 
     async def release(self, policy: str, release: Release) -> None:
-        """A checkpoint of the first steps is durable."""
+        """Reports that a checkpoint of the first steps is durable."""
         await self._client.call("POST", f"/v1/policies/{policy}/release", None, body=release)
 
     async def step_failed(self, policy: str, failure: StepFailure) -> None:
-        """The batch of a step could not be trained."""
+        """Reports that the batch of a step could not be trained on."""
         await self._client.call("POST", f"/v1/policies/{policy}/failure", None, body=failure)
 
     # --- viewers ---
@@ -218,7 +219,7 @@ class DataflowClient:
         return await self._client.call("GET", "/v1/run", RunInfo)
 
     async def health(self) -> Health:
-        """Answers if the service can take commands. Raises: UnavailableError after the patience."""
+        """Returns if the service can take commands. Raises: UnavailableError after the client's patience."""
         return await self._client.call("GET", "/v1/health", Health)
 
     async def steps(self, policy: str, after: int = -1, wait_s: float = MAX_WAIT_S) -> tuple[StepRecord, ...]:
@@ -237,11 +238,11 @@ class DataflowClient:
         return reply.evals
 
     async def status(self) -> StatusReply:
-        """What waits for what, and since when. A try takes at most `STATUS_S`."""
+        """Who waits for whom, and since when. A try takes at most `STATUS_S`."""
         return await self._client.call("GET", "/v1/status", StatusReply, timeout_s=STATUS_S)
 
     async def progress(self) -> ProgressTotals:
-        """What is kept of unfinished episodes, and what came of it. A try takes at most `STATUS_S`."""
+        """Totals of completions kept for unfinished episodes. A try takes at most `STATUS_S`."""
         return await self._client.call("GET", "/v1/progress", ProgressTotals, timeout_s=STATUS_S)
 
     async def drop_batch(self, policy: str, request: DropRequest) -> DropReply:

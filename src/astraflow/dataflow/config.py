@@ -64,7 +64,7 @@ class TableConfig(Config):
 
     @property
     def sizes(self) -> TableSizes:
-        """What limiter and sampler derive their bounds from."""
+        """The sizes from which limiter and sampler derive their bounds."""
         return TableSizes(
             groups_per_batch=self.batch_groups,
             max_staleness=self.max_staleness,
@@ -74,7 +74,7 @@ class TableConfig(Config):
 
     @property
     def normalization(self) -> Literal["none", "scale", "whiten"]:
-        """`normalize`, but `whiten` for `reinforce_plus_plus` and `gdpo`, of which it is a part."""
+        """`normalize`, but always `whiten` for `reinforce_plus_plus` and `gdpo`, which include it."""
         return "whiten" if isinstance(self.credit, ReinforcePlusPlusCredit | GdpoCredit) else self.normalize
 
     @property
@@ -84,7 +84,7 @@ class TableConfig(Config):
 
     @property
     def max_replayed(self) -> int:
-        """Replayed groups of a batch: `ratio * groups_per_batch`, rounded down."""
+        """Largest number of replayed groups in a batch: `ratio * groups_per_batch`, rounded down."""
         return int(self.replay.ratio * self.batch_groups)
 
     @property
@@ -93,7 +93,7 @@ class TableConfig(Config):
         return self.group_size - self.max_failed
 
     @model_validator(mode="after")
-    def _bounds_agree(self) -> "TableConfig":
+    def _check_bounds(self) -> "TableConfig":
         if self.engine_lag > self.max_staleness:
             raise ValueError(
                 f"engine_lag ({self.engine_lag}) must not exceed max_staleness ({self.max_staleness})"
@@ -106,7 +106,8 @@ class TableConfig(Config):
                 f"({self.max_staleness - self.engine_lag})"
             )
         if not isinstance(self.sampler, Use) and not isinstance(self.limiter, Use):
-            # Raises a ValueError if they do not work with the sizes. One's own is asked when the run starts.
+            # Raises ValueError if they do not work with the sizes. Custom ones are called only when the run
+            # starts.
             self.sampler.worst_staleness(self.sizes, max_tickets=self.limiter.max_tickets(self.sizes))
         if isinstance(self.remover, CapacityRemover) and self.remover.num_groups < self.batch_groups:
             raise ValueError(
@@ -132,13 +133,13 @@ class TlsConfig(Config):
 
     @property
     def ca_file(self) -> str:
-        """What clients check the certificate by; empty without TLS."""
+        """The file with which clients check the certificate; empty without TLS."""
         return self.ca or self.cert
 
     @model_validator(mode="after")
-    def _both_or_none(self) -> "TlsConfig":
+    def _check_files(self) -> "TlsConfig":
         if bool(self.cert) != bool(self.key) or (self.ca and not self.cert):
-            raise ValueError("tls needs both cert and key; ca goes with them")
+            raise ValueError("tls needs both cert and key, and ca only works with them")
         return self
 
 

@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """What the summary of a run reports besides its scores."""
+    """What the summary of a run reports in addition to its scores."""
 
     rl_wall_s: float
     """Time from the first training lease to the last committed step."""

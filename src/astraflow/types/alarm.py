@@ -21,7 +21,7 @@ class Alarm(Item, frozen=True, kw_only=True):
     evidence: str
     """What is wrong and why, with numbers: a sentence that names the subject."""
     advice: str = ""
-    """What to do; empty where the evidence says it already."""
+    """What to do. Empty if the evidence already says it."""
 
     @property
     def text(self) -> str:

@@ -175,7 +175,7 @@ class Release(Item, frozen=True, kw_only=True):
 
 
 class PolicyInfo(Item, frozen=True, kw_only=True):
-    """What a joining service must know of a policy."""
+    """What a joining service must know about a policy."""
 
     name: Label
     is_trained: bool
@@ -236,7 +236,7 @@ class ScalingAdvice(Item, frozen=True, kw_only=True):
     waited, but the services that have joined since are enough; `unheard`: no advice while a part of the run
     is silent."""
     unheard: Annotated[tuple[Party, ...], Meta(max_length=65_536)] = ()
-    """Trainers and services that nothing has been heard of for too long."""
+    """Trainers and services that have been silent for too long."""
     trainer_wait_frac: BatchFloats = {}
     """Policy -> share of its trainer's time without a batch; empty until enough time has passed."""
     rollout_wait_frac: BatchFloat = 0.0

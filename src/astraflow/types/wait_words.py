@@ -73,7 +73,7 @@ def _lost_groups(r: WaitReason) -> str:
 def _batch_failed(r: WaitReason) -> str:
     return (
         f"the batch of step {r.step + 1} could not be trained {r.num} times in a row: {r.detail}. "
-        f"`astraflow drop-batch RUN {r.policy}` drops it, and training continues with other groups; or mend "
+        f"`astraflow drop-batch RUN {r.policy}` drops it, and training continues with other groups; or fix "
         "the cause and restart the run"
     )
 
@@ -95,7 +95,7 @@ def _last_request(r: WaitReason) -> str:
 
 def _overdue(r: WaitReason) -> str:
     return (
-        f"it is overdue: nothing was heard of it for {r.seconds:.0f} s, and the steps before took "
+        f"it is overdue: it has been silent for {r.seconds:.0f} s, and the steps before took "
         f"{r.usual_s:.1f} s each; is it, or its publisher, stopped?"
     )
 
@@ -153,10 +153,10 @@ def scaling_text(advice: ScalingAdvice) -> str:
     texts: Mapping[ScalingVerdict, str] = {
         "none": "",
         "too_early": "no advice yet: too little was seen",
-        "unheard": f"no advice while nothing is heard of {', '.join(map(party_text, advice.unheard[:3]))}",
+        "unheard": f"no advice while these are silent: {', '.join(map(party_text, advice.unheard[:3]))}",
         "take_turns": f"{trainer}, {pool}: they take turns; a larger max_staleness lets them overlap",
         "too_few": f"{trainer}: about {num} more service{plural}",
-        "has_grown": f"{trainer}, but the pool has grown meanwhile",
+        "has_grown": f"{trainer}, but the pool has grown since",
         "too_many": f"{pool}: {num} service{plural} too many",
         "balanced": f"balanced: {trainer}, {pool}",
     }

@@ -43,7 +43,7 @@ WaitKind: TypeAlias = Literal[
     "repeats_steps",
     "admission_all",
     "limiter_failed",
-    # What a trainer owes to the others.
+    # What others wait for a trainer to do.
     "not_attached",
     "unpublished",
     "overdue",
@@ -64,7 +64,7 @@ WaitKind: TypeAlias = Literal[
 ]
 
 NO_ROOM: frozenset[WaitKind] = frozenset({"tickets", "complete", "repeats_steps", "limiter_failed"})
-"""The policy named by the reason takes no more groups until its trainer goes on."""
+"""The reason's policy has no room for groups until its trainer continues."""
 
 OVERDUE: frozenset[WaitKind] = frozenset({"overdue", "not_asking"})
 """A trainer has taken so long that it has probably stopped."""

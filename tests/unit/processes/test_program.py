@@ -163,7 +163,7 @@ def test_with_a_certificate_all_speak_https_and_trust_it(tmp_path: Path) -> None
     [
         ({"dataflow": {"tls": {"cert": "cert.pem"}}}, "tls needs both cert and key"),
         ({"dataflow": {"tls": {"key": "key.pem"}}}, "tls needs both cert and key"),
-        ({"dataflow": {"tls": {"ca": "ca.pem"}}}, "ca goes with them"),
+        ({"dataflow": {"tls": {"ca": "ca.pem"}}}, "ca only works with them"),
         (
             {"dataflow": {"tls": {"cert": "c", "key": "k"}}, "weights": {"peers": True}},
             "peers serve plain HTTP",

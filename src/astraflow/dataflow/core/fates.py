@@ -169,10 +169,10 @@ def main_unusable_outcome(policy: PolicyState) -> tuple[GroupOutcome, int] | Non
     """
     found = outcomes(policy)
     total = sum(outcome.num for outcome in found)
-    lost = [outcome for outcome in found if outcome.fate != "ready"]
-    if 2 * sum(outcome.num for outcome in lost) <= total:
+    unusable = [outcome for outcome in found if outcome.fate != "ready"]
+    if 2 * sum(outcome.num for outcome in unusable) <= total:
         return None
-    return max(lost, key=lambda outcome: outcome.num), total
+    return max(unusable, key=lambda outcome: outcome.num), total
 
 
 def _unusable_text(policy: PolicyState) -> str:

@@ -172,7 +172,7 @@ def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
     ref = _parse_lease_id(ctx, command.lease_id)
     episode = _find_episode(ctx, ref)
     if episode is None:
-        return _drop_result(ctx, command, "its group is complete or was given up")
+        return _drop_result(ctx, command, "its group is complete or has failed")
     if ref.attempt > episode.attempt or (ref.attempt == episode.attempt and episode.status == "pending"):
         _refuse_unknown(command.lease_id)  # this attempt has not been issued yet
     if (holder := _holder(episode, ref.attempt)) and holder != command.worker_id:
@@ -182,7 +182,7 @@ def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
     if episode.status == "good":
         return _drop_result(ctx, command, f"attempt {episode.winner} of the episode won")
     if episode.status == "failed":
-        return _drop_result(ctx, command, "the episode was given up")
+        return _drop_result(ctx, command, "the episode has failed")
     if isinstance(command.outcome, Failure):
         lease = ctx.state.leases.get(command.lease_id)
         # The expiry has already counted as this attempt's failure. A late success, below, is still welcome.

@@ -391,8 +391,8 @@ def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
         refuse("finished", f"the run is over: {ctx.state.reason}; no step holds a batch that is not trained")
     if command.epoch != policy.epoch:
         raise FencedError(
-            f"policy {name!r}: session {policy.epoch} is the newest, not {command.epoch}; look whether its "
-            "trainer still fails, then ask again"
+            f"policy {name!r}: session {policy.epoch} is the newest, not {command.epoch}; check "
+            "whether its trainer still fails, then try again"
         )
     if step != policy.committed or step not in policy.batches:
         having = f"step {policy.committed + 1}" if policy.committed in policy.batches else "none now"

@@ -29,7 +29,7 @@ __all__ = ["check_database", "check_header", "check_segments", "check_segments_e
 
 _REMEDY = (
     f"restore the journal folder from a copy, or move {DATABASE}* away and resume the run: if the "
-    "segments still hold all records, the tables are made again from them"
+    "segments still hold all records, the tables are rebuilt from them"
 )
 _HEADER_BYTES = 100
 _MODES_AT = 18

@@ -8,8 +8,7 @@ state. Then the records are deleted, together with segments of which nothing may
 A step is closed when it is committed; a group when it has a fate for all policies, is in no open batch, and
 is not kept for replay; an evaluation round when it is over.
 
-Records that violate a rule are not deleted: compaction stops at the first problem, which the audit then
-shows.
+Records that violate a rule are not deleted: compaction stops at the first problem, and the audit shows it.
 
 Each piece takes a few milliseconds in the tables' thread, with at most one transaction, so that other rows
 can be written in between. A crash between any two pieces is harmless. Pieces before the switch (one row of
@@ -281,8 +280,7 @@ class Compaction:
 
 
 def _close_step(name: str, step: int, ledger: Ledger) -> None:
-    """Removes a step's batch from the audit state. Keeps what later checks of its record need besides
-    fates."""
+    """Removes a step's batch from the audit state, except for what later checks of its record need."""
     policy = ledger.policies[name]
     taken = policy.batches.pop(step)
     del policy.committed[step]

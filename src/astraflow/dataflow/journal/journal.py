@@ -463,8 +463,7 @@ class Journal:
         self._flusher = None
 
     def _on_flush_end(self, task: asyncio.Task[None]) -> None:
-        """If the flush raised, its group is lost: the journal accepts nothing more, and all waiters get the
-        error."""
+        """If the flush raised, its group is lost. Nothing more is accepted, and all waiters get the error."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         _log.critical("the journal's flush failed", exc_info=error)
@@ -478,8 +477,7 @@ class Journal:
         self.on_broken()
 
     def _fail(self, group: _Pending, err: BaseException) -> None:
-        """Passes the error to all waiters, and puts the group in front of what is pending, for another
-        try."""
+        """Passes the error to all waiters, and puts the group back in front of what is pending."""
         self._failure = self._make_error(err)
         self._failed_at = time.monotonic()
         _log.error("%s", self._failure)
@@ -497,8 +495,8 @@ class Journal:
     def _make_error(self, err: BaseException) -> JournalError:
         if self.is_broken:
             return JournalError(
-                f"the journal {self.folder} failed by a fault of the program ({type(err).__name__}: {err}). "
-                "What was acknowledged is safe; the dataflow ends, and restarts from its journal"
+                f"the journal {self.folder} failed because of a bug ({type(err).__name__}: {err}). "
+                "What was acknowledged is safe. The dataflow ends and restarts from its journal"
             )
         return JournalError(
             f"the journal {self.folder} cannot be written: {err}. What was acknowledged is safe. Free space "
@@ -511,8 +509,7 @@ def _ignore() -> None:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Creates and locks a folder. Returns its open lock file. Raises: JournalError if another process has
-    it."""
+    """Creates and locks a folder; returns its lock file. Raises: JournalError if it is in use."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -543,13 +540,13 @@ def _replay(core: Replayable, record: Record) -> int:
         raise
     except Error as err:
         raise JournalError(
-            f"journal record {record.seq} was accepted once and is refused in the replay: {err}. Was the "
-            "recipe changed after a crash? Resume once with the former recipe"
+            f"journal record {record.seq} was accepted but is refused in the replay: {err}. Was the "
+            "recipe changed after a crash? Resume once with the previous recipe"
         ) from err
     events = encode_events([decision.events for decision in decisions])
     if events != record.events:
         raise JournalError(
             f"journal record {record.seq}: replaying its command gives other events than were stored. Was "
-            "the recipe or AstraFlow changed after a crash? Resume once with the former one"
+            "the recipe or AstraFlow changed after a crash? Resume once with the previous one"
         )
     return len(decisions)

@@ -413,8 +413,7 @@ class Ledger:
         policy.num_dropped += len(open_steps)
 
     def _use(self, event: BatchTaken, record: Record) -> None:
-        """Counts the uses of a batch's groups: the first use of fresh groups, a further one of replayed
-        groups."""
+        """Counts the uses of a batch's groups: the first of fresh ones, a further one of replayed ones."""
         name = event.policy
         at = f"{name}: batch of step {event.step + 1}"
         for idx in event.group_ids:

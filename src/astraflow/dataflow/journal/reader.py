@@ -109,13 +109,15 @@ class JournalReader:
         """Segment and offset up to which the tables contain the segments."""
         segment, _, offset = self.meta("written").partition(" ")
         if not (segment.isdecimal() and offset.isdecimal()):
-            raise JournalError(f"{self.path}: meta says that {self.meta('written')!r} is written")
+            raise JournalError(
+                f"{self.path}: meta value written is {self.meta('written')!r}; expected two numbers"
+            )
         return int(segment), int(offset)
 
     def _number(self, key: str) -> int:
         value = self.meta(key) or "0"
         if not value.isdecimal():
-            raise JournalError(f"{self.path}: meta says that {key} is {value!r}")
+            raise JournalError(f"{self.path}: meta value {key} is {value!r}; expected a number")
         return int(value)
 
     # --- records and audit state ---
@@ -171,7 +173,7 @@ class JournalReader:
 
     def telemetry(self) -> list[TelemetryRow]:
         """All busy spans."""
-        # SQLite stores what is not a number as NULL; such a span says nothing.
+        # SQLite stores NaN as NULL. Such a span is meaningless.
         query = (
             "SELECT source, kind, start_s, end_s FROM telemetry "
             "WHERE start_s IS NOT NULL AND end_s IS NOT NULL"

@@ -8,7 +8,8 @@ bytes.
 `append` assigns positions in memory; `write` writes what was appended to disk, in order, and syncs it. Synced
 bytes never change. A torn end (a crash interrupted a write) is cut off when the store is opened. Damage
 before the newest flush is an error, for which `verify_segments` checks all kept segments. Every read compares
-the checksum.
+checksums.
+
 
 Threads: `append` and `take` belong to the event loop, `write` to the one thread that flushes, `read` to
 anyone once the bytes are written.
@@ -116,8 +117,7 @@ class SegmentReader:
         return [payloads[idx] for idx in range(len(refs))]
 
     def _read_run(self, refs: Sequence[PayloadRef], run: list[int], into: dict[int, memoryview]) -> None:
-        """Reads the neighbors `run` (indices in `refs`) at once, and stores each in `into` under its
-        index."""
+        """Reads the neighbors `run` (indices in `refs`) at once, into `into` by index."""
         first = refs[run[0]]
         last = refs[run[-1]]
         start = first.offset - ENTRY_HEAD.size
@@ -417,7 +417,9 @@ def _find_whole_end(path: Path, segment: int) -> int:
             or number != segment
             or header != SEGMENT_HEADER.pack(magic, schema, number)
         ):
-            raise JournalError(f"{path} is no segment {segment} of a journal; do not edit the journal folder")
+            raise JournalError(
+                f"{path} is not segment {segment} of a journal; do not edit the journal folder"
+            )
         if schema != SEGMENT_SCHEMA:
             raise JournalError(f"{path} has schema {schema}; this version reads schema {SEGMENT_SCHEMA}")
         end = SEGMENT_HEADER.size

@@ -40,8 +40,7 @@ class ManifestTables:
         return known[1]
 
     def restore_table(self, body: Publication, policy: str, tensors: Tensors) -> Manifest:
-        """Returns the manifest of a publication with its table. `tensors`: the table of the policy's
-        versions.
+        """Returns the manifest of a publication with its table. `tensors`: the table of the policy.
 
         Raises: RefusedError with code `unknown_table`; WireError if both a table and a name are given.
         """

@@ -36,7 +36,7 @@ def test_a_lease_id_that_the_core_never_wrote_is_unknown(lease_id: str) -> None:
 
 
 @pytest.mark.parametrize("reward", [1e308, -1.7e308, 1e200, 1e39])
-def test_a_finite_reward_ends_no_run(reward: float) -> None:
+def test_a_finite_reward_never_ends_a_run(reward: float) -> None:
     """Four of eight rewards whose sum, or square, is no float."""
     driver = Driver(make_core_plan(table=make_table(group_size=8)))
     driver.start()

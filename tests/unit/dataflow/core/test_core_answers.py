@@ -221,11 +221,11 @@ def test_a_dropped_result_says_which_lease_and_why():
     assert late == EpisodeReceipt(lease_id="0.0.0", status="dropped", reason=reason)
     assert driver.last.events == (ResultDropped(lease_id="0.0.0", reason=reason),)
     driver.finish(second)
-    reason = "its group is complete or was given up"
+    reason = "its group is complete or has failed"
     assert driver.finish(first) == EpisodeReceipt(lease_id="0.0.0", status="dropped", reason=reason)
     first, second = driver.lease(2)
     driver.fail(first, is_retryable=False)
-    assert driver.finish(first).reason == "the episode was given up"
+    assert driver.finish(first).reason == "the episode has failed"
     driver.expire(second)
     assert driver.fail(second).reason == "the lease had expired before it failed"
 
@@ -367,7 +367,7 @@ def test_advantages_for_turns_that_are_not_there_end_the_run_with_their_number()
     assert driver.core.reason == "policy 'actor', group 0: credit gave 2 advantages for 1 turns"
 
 
-def test_a_filter_sees_every_fact_of_the_trajectories_it_may_go_by():
+def test_a_filter_gets_every_fact_about_the_trajectories():
     facts_seen.clear()
     driver = started(table=make_table(group_size=2, filters=[Use(use=f"{__name__}:look").model_dump()]))
     meta = make_meta(
@@ -410,7 +410,7 @@ def test_the_last_episode_of_a_group_may_be_the_one_that_fails():
     driver.finish(leases[1])
     driver.fail(leases[2], is_retryable=False)
     assert driver.status().num_ready_groups == 1
-    assert driver.finish(leases[2]).reason == "its group is complete or was given up"
+    assert driver.finish(leases[2]).reason == "its group is complete or has failed"
 
 
 def test_a_group_that_loses_too_many_says_how_many_tokens_are_lost_with_it():

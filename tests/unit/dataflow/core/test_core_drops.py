@@ -86,7 +86,7 @@ def test_a_step_without_a_batch_has_none_to_drop() -> None:
         d.drop_batch()
 
 
-def test_what_no_step_was_trained_on_is_not_replayed() -> None:
+def test_groups_of_a_dropped_batch_are_not_replayed() -> None:
     table = make_table(max_staleness=4, replay=ReplayConfig(ratio=0.5, size=6).model_dump())
     d = Driver(make_core_plan(table=table))
     d.start()
@@ -106,7 +106,7 @@ def test_what_no_step_was_trained_on_is_not_replayed() -> None:
     assert not replayed & {2, 3}
 
 
-def test_a_core_that_is_restored_goes_on_the_same() -> None:
+def test_a_dropped_batch_survives_a_replay_and_a_snapshot() -> None:
     d = driver_at_step_1()
     d.drop_batch()
     core = Core(d.plan)

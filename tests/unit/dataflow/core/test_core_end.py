@@ -145,7 +145,7 @@ class Lost:
         pass
 
 
-def test_a_curator_that_points_nowhere_ends_the_run():
+def test_a_curator_that_returns_an_unknown_task_ends_the_run():
     driver = started(curators=(Use(use=f"{__name__}:next_is_outside"),))
     assert driver.lease(1) == ()
     assert (driver.core.state, driver.core.reason) == (

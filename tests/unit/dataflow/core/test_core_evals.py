@@ -241,7 +241,7 @@ def test_a_round_whose_episodes_all_failed_has_no_score():
 
 
 @pytest.mark.parametrize("values", [(1e200, -1e200, 3e200, 0.0), (1.7e308, 1.7e308, 1.7e308, -1.7e308)])
-def test_a_score_whose_square_overflows_ends_no_run(values: tuple[float, ...]):
+def test_a_score_whose_square_overflows_does_not_end_the_run(values: tuple[float, ...]):
     driver = started()
     for lease, value in zip(driver.lease(4), values, strict=True):
         driver.result(lease.id, make_facts(score=value))

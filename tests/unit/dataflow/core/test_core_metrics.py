@@ -124,7 +124,7 @@ def test_each_step_counts_only_the_episodes_since_the_step_before():
     assert values(trained(driver, [facts(MetricItem("turns", 1.0))] * 4, step=1))["episode/turns"] == 1.0
 
 
-def test_names_without_end_are_bounded_and_counted():
+def test_the_number_of_metric_names_is_bounded_and_further_values_are_counted():
     driver = started()
     episodes = [facts(*(MetricItem(f"task-{idx}-{n}", 1.0) for n in range(100))) for idx in range(4)]
     found = values(trained(driver, episodes))

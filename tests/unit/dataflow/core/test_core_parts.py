@@ -148,7 +148,7 @@ def taken(driver: Driver) -> list[tuple[int, ...]]:
 # --- they decide ----------------------------------------------------------------------------------
 
 
-def test_a_limiter_of_ones_own_bounds_the_groups_in_flight():
+def test_a_custom_limiter_bounds_the_groups_in_flight():
     driver = started(make_table(max_staleness=3, **own("limiter", "Limits", num=3)))
     assert len(driver.lease(99)) == 3 * 2
     assert driver.status().max_tickets == 4
@@ -156,21 +156,21 @@ def test_a_limiter_of_ones_own_bounds_the_groups_in_flight():
     assert driver.core.why_no_lease(driver.served()) == (WaitReason(kind="tickets", policy="actor", num=3),)
 
 
-def test_a_sampler_of_ones_own_picks_the_groups():
+def test_a_custom_sampler_picks_the_groups():
     driver = started(make_table(**own("sampler", "Picks")))
     driver.finish_groups(4)
     driver.take(0)
     assert taken(driver) == [(3, 2)]
 
 
-def test_a_remover_of_ones_own_evicts_groups_and_is_not_asked_before_a_batch_is_ready():
+def test_a_custom_remover_evicts_groups_and_is_not_called_before_a_batch_is_ready():
     driver = started(make_table(max_staleness=3, **own("remover", "Removes")))
     driver.finish_groups(4)
     assert driver.fate_of(0) == ["evicted"]
     assert driver.fates().evicted == 1
 
 
-def test_a_memory_survives_a_restart_and_changes_with_taken_batches_only():
+def test_component_state_survives_a_restart_and_changes_only_with_taken_batches():
     driver = started(make_table(max_staleness=3, **own("sampler", "Alternates")), num_steps=3)
     driver.finish_groups(4)
     before = driver.core.snapshot()
@@ -271,7 +271,7 @@ def test_a_sampler_cannot_change_what_it_is_shown(name: str):
     assert driver.fates().drawn == driver.fates().cancelled == 2
 
 
-def test_a_memory_that_fails_as_it_learns_ends_the_run():
+def test_a_component_that_fails_to_observe_a_batch_ends_the_run():
     driver = started(make_table(**own("sampler", "Alternates", case="observe")))
     driver.finish_groups(2)
     assert driver.take(0) is None
@@ -281,7 +281,7 @@ def test_a_memory_that_fails_as_it_learns_ends_the_run():
     replayed_alike(driver)
 
 
-def test_a_memory_that_cannot_be_kept_is_named_and_a_failed_run_is_kept_without_it():
+def test_a_component_that_cannot_return_its_state_is_named_and_a_failed_run_is_kept_without_it():
 
     driver = started(make_table(**own("sampler", "Alternates", case="state")))
     with pytest.raises(ComponentError, match=r"Alternates.state\(\) raised SystemExit: bye"):
@@ -290,7 +290,7 @@ def test_a_memory_that_cannot_be_kept_is_named_and_a_failed_run_is_kept_without_
     assert resumed(driver, driver.core.snapshot()).core.reason == "it cannot be kept"
 
 
-def test_a_memory_that_cannot_be_taken_back_is_named():
+def test_a_component_that_cannot_restore_its_state_is_named():
 
     driver = started(make_table(**own("sampler", "Alternates", case="restore")))
     with pytest.raises(ComponentError, match=r"Alternates.restore\(\) raised KeyError: 'lost'"):

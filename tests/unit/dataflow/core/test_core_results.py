@@ -235,7 +235,7 @@ def test_advantages_by_turn_become_spans_weighted_by_their_trained_tokens():
     assert batch.totals.advantage_square_sum == 2 * (2 * 1.0 + 3 * 4.0)
 
 
-def test_one_advantage_a_trajectory_covers_all_its_tokens():
+def test_one_advantage_per_trajectory_covers_all_its_tokens():
     driver = started(
         num_steps=1, table=make_table(groups_per_batch=1, credit={"name": "group_relative", "scale": "none"})
     )
@@ -252,7 +252,7 @@ def keep_nothing(facts: GroupFacts) -> str:
     return "too easy"
 
 
-def test_a_filter_of_a_users_own_drops_by_giving_a_reason():
+def test_a_custom_filter_drops_a_group_by_returning_a_reason():
     table = make_table(filters=[Use(use=f"{__name__}:keep_nothing").model_dump()])
     driver = started(table=table)
     driver.finish_groups(1)

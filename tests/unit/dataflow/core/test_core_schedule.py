@@ -249,7 +249,7 @@ def test_the_smallest_value_may_be_the_best():
     assert driver.core.evals()[-1].best_by == "min held"
 
 
-def test_a_metric_of_the_round_may_judge():
+def test_the_best_version_may_be_chosen_by_a_metric_of_the_round():
     driver = Driver(best_plan(metric="pass@1"))
     driver.start()
     evaluate(driver, 0.0)
@@ -279,7 +279,7 @@ def test_the_best_version_survives_a_snapshot_and_the_end():
     assert 0 in {manifest.version for manifest in driver.core.versions("actor").manifests}
 
 
-def test_another_rule_starts_the_choice_anew():
+def test_a_changed_rule_starts_the_choice_over():
     driver = Driver(best_plan())
     driver.start()
     evaluate(driver, 0.9)

@@ -53,7 +53,7 @@ def test_a_manifest_of_another_policy_is_refused():
     assert refused_code(driver.apply, command) == "wrong_policy"
 
 
-def test_posting_the_newest_manifest_again_changes_nothing():
+def test_publishing_the_newest_manifest_again_changes_nothing():
     driver = started()
     command = PublishVersion(
         policy="actor", epoch=1, step=0, manifest=make_chunk_manifest("actor", 0, has_files=True)
@@ -63,7 +63,7 @@ def test_posting_the_newest_manifest_again_changes_nothing():
     assert decision.answer.needed == (0,)
 
 
-def test_posting_other_contents_under_the_newest_number_is_refused():
+def test_publishing_other_contents_under_the_newest_number_is_refused():
     driver = started()
     assert refused_code(driver.publish, 0, version=0) == "wrong_version"
 

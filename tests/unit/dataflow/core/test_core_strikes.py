@@ -113,7 +113,7 @@ def test_an_episode_comes_back_to_the_service_that_failed_it_when_no_other_is_at
     assert driver.lease(1)[0].id == "0.0.1"
 
 
-def test_an_episode_does_not_wait_for_ever_for_another_service():
+def test_an_episode_does_not_wait_forever_for_another_service():
     driver = started()
     driver.join("other")
     driver.lease(1, "other")
@@ -134,7 +134,7 @@ def test_a_service_that_was_lost_with_its_leases_keeps_its_strikes_when_it_comes
     assert driver.core.is_set_aside("w0.again")
 
 
-def test_the_word_of_a_service_that_is_set_aside_ends_no_episode():
+def test_a_final_failure_on_a_service_that_is_set_aside_is_retried():
     driver = started(num_tasks=1000)
     for _ in range(3):
         driver.fail(driver.lease(1)[0])
@@ -234,7 +234,7 @@ def test_an_evaluation_that_was_open_when_the_run_failed_is_due_again():
     assert [record.score_mean for record in driver.core.evals()] == [0.5]
 
 
-def test_a_run_that_goes_on_is_left_alone_by_a_resume_and_one_that_finished_refuses():
+def test_resuming_leaves_a_running_run_alone_and_is_refused_for_a_finished_one():
     driver = started(num_steps=1)
     before = driver.core.snapshot()
     assert driver.apply(ResumeRun()).events == ()
@@ -256,7 +256,7 @@ def test_strikes_survive_a_snapshot():
     assert restored.is_restricted("w0")
 
 
-def test_a_lease_that_its_service_never_got_is_no_failure_of_the_service():
+def test_a_lease_that_never_arrived_does_not_count_against_its_service():
     driver = started(num_tasks=1000)
     driver.join("other")
     driver.lease(1, "other")

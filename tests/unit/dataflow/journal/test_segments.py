@@ -143,7 +143,7 @@ def test_a_missing_segment_is_named(tmp_path: Path) -> None:
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "00000000.seg").write_bytes(b"something else entirely")
-    with pytest.raises(JournalError, match="no segment"):
+    with pytest.raises(JournalError, match="is not segment"):
         SegmentStore(tmp_path)
 
 

@@ -283,7 +283,7 @@ def test_a_trainer_much_slower_than_the_pool_is_named_with_its_times() -> None:
 def test_a_trainer_that_is_overdue_is_named() -> None:
     reason = WaitReason(kind="overdue", policy="actor", seconds=200.0, usual_s=2.0)
     wait = make_wait(20.0, reason, who=POOL, whom=TRAINER)
-    assert "it is overdue: nothing was heard" in only(make_snapshot(waits=(wait,)), "overdue_trainer")
+    assert "it is overdue: it has been silent" in only(make_snapshot(waits=(wait,)), "overdue_trainer")
 
 
 @pytest.mark.parametrize("process", ["trainer-actor", "publisher-actor"])
