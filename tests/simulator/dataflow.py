@@ -301,7 +301,7 @@ class Dataflow:
             self._settle(answer, HeartbeatReply(revoked=lease_ids, state=state, is_draining=True))
             return
         worker = self._known(worker_id)
-        revoked = self.core.revoked(worker_id, lease_ids)
+        revoked = self.core.revoked_leases(worker_id, lease_ids)
         has_loaded = served != worker.served
         live = set(lease_ids) - set(revoked)
         self.liveness.beat(worker_id, live, Load(versions=served), self._world.now_s)

@@ -322,7 +322,7 @@ class StatusReply(Item, frozen=True, kw_only=True):
     name: Label
     state: RunState
     reason: LongText
-    """Why the run ended, with the last failure if that ended it. It may therefore contain an `ErrorText`."""
+    """Why the run ended, with the last failure if that ended it. It may contain a whole `ErrorText`."""
     now_s: UnixSeconds
     policies: Annotated[tuple[PolicyStatus, ...], Meta(max_length=1024)]
     workers: Annotated[tuple[WorkerStatus, ...], Meta(max_length=65_536)]

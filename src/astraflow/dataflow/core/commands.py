@@ -66,7 +66,7 @@ __all__ = [
     "StepCommitted",
     "StepRedone",
     "StopRun",
-    "Stored",
+    "StoredItem",
     "TakeBatch",
     "TasksPushed",
     "TrajectoryMeta",
@@ -74,7 +74,7 @@ __all__ = [
 ]
 
 
-class Stored(Item, frozen=True, array_like=True, gc=False):
+class StoredItem(Item, frozen=True, array_like=True, gc=False):
     """Base of what the journal and snapshots hold: fields by position, without their names.
 
     Frozen objects are never part of a cycle, so the garbage collector need not visit them (`gc=False`).
@@ -82,7 +82,7 @@ class Stored(Item, frozen=True, array_like=True, gc=False):
     """
 
 
-class PayloadRef(Stored, frozen=True):
+class PayloadRef(StoredItem, frozen=True):
     """Where an encoded `Trajectory` is stored in the journal's segments."""
 
     segment: int
@@ -90,7 +90,7 @@ class PayloadRef(Stored, frozen=True):
     length: int
 
 
-class TrajectoryMeta(Stored, frozen=True, kw_only=True):
+class TrajectoryMeta(StoredItem, frozen=True, kw_only=True):
     """What the core knows of a trajectory: about 1 KB, without tokens."""
 
     policy: str
@@ -122,7 +122,7 @@ class EpisodeFacts(Item, frozen=True, kw_only=True, tag="episode", gc=False):
 # --- commands -------------------------------------------------------------------------------------
 
 
-class AddWorker(Stored, frozen=True, kw_only=True, tag=True):
+class AddWorker(StoredItem, frozen=True, kw_only=True, tag=True):
     """A rollout service joins under an id that the service layer chose.
 
     Throughout the core, `worker_id` is the handle of that id, not the id itself; see `worker_ids`.
@@ -135,14 +135,14 @@ class AddWorker(Stored, frozen=True, kw_only=True, tag=True):
     """Digest of the id's secret. If it is empty, any service may send results."""
 
 
-class DropWorker(Stored, frozen=True, kw_only=True, tag=True):
+class DropWorker(StoredItem, frozen=True, kw_only=True, tag=True):
     """A rollout service left or vanished. Its leases are issued again."""
 
     worker_id: str
     reason: str
 
 
-class IssueLeases(Stored, frozen=True, kw_only=True, tag=True):
+class IssueLeases(StoredItem, frozen=True, kw_only=True, tag=True):
     """A service asks for leases. Journaled only if the service got some."""
 
     worker_id: str
@@ -150,7 +150,7 @@ class IssueLeases(Stored, frozen=True, kw_only=True, tag=True):
     served: tuple[ServedVersions, ...]
 
 
-class ExpireLeases(Stored, frozen=True, kw_only=True, tag=True):
+class ExpireLeases(StoredItem, frozen=True, kw_only=True, tag=True):
     """The heartbeats of these leases stopped."""
 
     lease_ids: tuple[str, ...]
@@ -158,7 +158,7 @@ class ExpireLeases(Stored, frozen=True, kw_only=True, tag=True):
     """Whether the service never got the answer that granted the leases. It is then not to blame."""
 
 
-class RecordResult(Stored, frozen=True, kw_only=True, tag=True):
+class RecordResult(StoredItem, frozen=True, kw_only=True, tag=True):
     """The result of a lease, already checked, with its payloads written."""
 
     lease_id: str
@@ -166,13 +166,13 @@ class RecordResult(Stored, frozen=True, kw_only=True, tag=True):
     outcome: EpisodeFacts | Failure
 
 
-class AddTasks(Stored, frozen=True, kw_only=True, tag=True):
+class AddTasks(StoredItem, frozen=True, kw_only=True, tag=True):
     """Tasks arrive from outside or from a workflow. The core keeps them, because no source has them."""
 
     tasks: tuple[Task, ...]
 
 
-class AttachTrainer(Stored, frozen=True, kw_only=True, tag=True):
+class AttachTrainer(StoredItem, frozen=True, kw_only=True, tag=True):
     """A trainer opens a session with a new epoch. Older sessions are fenced."""
 
     policy: str
@@ -181,7 +181,7 @@ class AttachTrainer(Stored, frozen=True, kw_only=True, tag=True):
     rules: SampleRules = SampleRules()
 
 
-class TakeBatch(Stored, frozen=True, kw_only=True, tag=True):
+class TakeBatch(StoredItem, frozen=True, kw_only=True, tag=True):
     """The trainer asks for the batch of step `step`. Journaled only if this decides something new."""
 
     policy: str
@@ -189,7 +189,7 @@ class TakeBatch(Stored, frozen=True, kw_only=True, tag=True):
     step: int
 
 
-class PublishVersion(Stored, frozen=True, kw_only=True, tag=True):
+class PublishVersion(StoredItem, frozen=True, kw_only=True, tag=True):
     """A version can be downloaded from now on."""
 
     policy: str
@@ -198,14 +198,14 @@ class PublishVersion(Stored, frozen=True, kw_only=True, tag=True):
     manifest: Manifest
 
 
-class PublishFrozen(Stored, frozen=True, kw_only=True, tag=True):
+class PublishFrozen(StoredItem, frozen=True, kw_only=True, tag=True):
     """The only version of a frozen policy can be downloaded from now on."""
 
     policy: str
     manifest: Manifest
 
 
-class CommitStep(Stored, frozen=True, kw_only=True, tag=True):
+class CommitStep(StoredItem, frozen=True, kw_only=True, tag=True):
     """A step is trained and published. Its groups get the final fate `trained`, which frees their tickets."""
 
     policy: str
@@ -216,7 +216,7 @@ class CommitStep(Stored, frozen=True, kw_only=True, tag=True):
     spans: tuple[BusySpan, ...] = ()
 
 
-class ReleaseSteps(Stored, frozen=True, kw_only=True, tag=True):
+class ReleaseSteps(StoredItem, frozen=True, kw_only=True, tag=True):
     """The first `step` steps are in a durable checkpoint."""
 
     policy: str
@@ -224,7 +224,7 @@ class ReleaseSteps(Stored, frozen=True, kw_only=True, tag=True):
     step: int
 
 
-class DropBatch(Stored, frozen=True, kw_only=True, tag=True):
+class DropBatch(StoredItem, frozen=True, kw_only=True, tag=True):
     """A person drops the batch of step `step`, which no trainer can train on."""
 
     policy: str
@@ -233,24 +233,24 @@ class DropBatch(Stored, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
-class ExpireEval(Stored, frozen=True, kw_only=True, tag=True):
+class ExpireEval(StoredItem, frozen=True, kw_only=True, tag=True):
     """An evaluation round passed its deadline and is reported with the results that it has."""
 
     round_id: int
 
 
-class StopRun(Stored, frozen=True, kw_only=True, tag=True):
+class StopRun(StoredItem, frozen=True, kw_only=True, tag=True):
     """The run ends early. Live groups are cancelled."""
 
     reason: str
     is_failure: bool
 
 
-class ResumeRun(Stored, frozen=True, kw_only=True, tag=True):
+class ResumeRun(StoredItem, frozen=True, kw_only=True, tag=True):
     """A person resumes a run that ended with a failure."""
 
 
-class ChangeSchedule(Stored, frozen=True, kw_only=True, tag=True):
+class ChangeSchedule(StoredItem, frozen=True, kw_only=True, tag=True):
     """A person resumes the run with another schedule. A finished run continues if a policy has steps to
     do."""
 
@@ -281,7 +281,7 @@ Command = (
 # --- events: the input of the audit ----------------------------------------------------------------
 
 
-class GroupDrawn(Stored, frozen=True, kw_only=True, tag=True):
+class GroupDrawn(StoredItem, frozen=True, kw_only=True, tag=True):
     """A task was drawn. Its group took a ticket of each policy in `admitted`; the others had none free."""
 
     group_id: int
@@ -292,7 +292,7 @@ class GroupDrawn(Stored, frozen=True, kw_only=True, tag=True):
     unadmitted: tuple[str, ...]
 
 
-class TasksPushed(Stored, frozen=True, kw_only=True, tag=True):
+class TasksPushed(StoredItem, frozen=True, kw_only=True, tag=True):
     """Tasks came from outside, or from a workflow."""
 
     accepted: tuple[str, ...]
@@ -301,7 +301,7 @@ class TasksPushed(Stored, frozen=True, kw_only=True, tag=True):
     num_refused: int
 
 
-class LeaseIssued(Stored, frozen=True, kw_only=True, tag=True):
+class LeaseIssued(StoredItem, frozen=True, kw_only=True, tag=True):
     """An attempt at an episode began."""
 
     lease_id: str
@@ -310,7 +310,7 @@ class LeaseIssued(Stored, frozen=True, kw_only=True, tag=True):
     worker_id: str
 
 
-class AttemptFailed(Stored, frozen=True, kw_only=True, tag=True):
+class AttemptFailed(StoredItem, frozen=True, kw_only=True, tag=True):
     """An attempt ended without a result. If `is_final`, no other attempt follows."""
 
     lease_id: str
@@ -318,7 +318,7 @@ class AttemptFailed(Stored, frozen=True, kw_only=True, tag=True):
     is_final: bool
 
 
-class ServiceSetAside(Stored, frozen=True, kw_only=True, tag=True):
+class ServiceSetAside(StoredItem, frozen=True, kw_only=True, tag=True):
     """A service failed too often in a row. It gets single leases from time to time, until one succeeds."""
 
     worker_id: str
@@ -327,21 +327,21 @@ class ServiceSetAside(Stored, frozen=True, kw_only=True, tag=True):
     last_failure: str
 
 
-class ServiceRestored(Stored, frozen=True, kw_only=True, tag=True):
+class ServiceRestored(StoredItem, frozen=True, kw_only=True, tag=True):
     """A service that was set aside sent a good episode."""
 
     worker_id: str
     name: str
 
 
-class ResultDropped(Stored, frozen=True, kw_only=True, tag=True):
+class ResultDropped(StoredItem, frozen=True, kw_only=True, tag=True):
     """A result arrived too late, or a second time."""
 
     lease_id: str
     reason: str
 
 
-class FateDecided(Stored, frozen=True, kw_only=True, tag=True):
+class FateDecided(StoredItem, frozen=True, kw_only=True, tag=True):
     """A group got its fate for a policy, which is final. `step` is set only for the fate `trained`."""
 
     policy: str
@@ -352,7 +352,7 @@ class FateDecided(Stored, frozen=True, kw_only=True, tag=True):
     staleness: int = 0
 
 
-class BatchTaken(Stored, frozen=True, kw_only=True, tag=True):
+class BatchTaken(StoredItem, frozen=True, kw_only=True, tag=True):
     """A step got its batch, and keeps it unless a person drops it."""
 
     policy: str
@@ -365,7 +365,7 @@ class BatchTaken(Stored, frozen=True, kw_only=True, tag=True):
     replayed_staleness: tuple[int, ...] = ()
 
 
-class BatchDropped(Stored, frozen=True, kw_only=True, tag=True):
+class BatchDropped(StoredItem, frozen=True, kw_only=True, tag=True):
     """Uncommitted steps lost their batches and will get others. The groups of these batches are `evicted`."""
 
     policy: str
@@ -373,7 +373,7 @@ class BatchDropped(Stored, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
-class VersionPublished(Stored, frozen=True, kw_only=True, tag=True):
+class VersionPublished(StoredItem, frozen=True, kw_only=True, tag=True):
     """A version became the newest one of its policy."""
 
     policy: str
@@ -382,13 +382,13 @@ class VersionPublished(Stored, frozen=True, kw_only=True, tag=True):
     epoch: int
 
 
-class StepCommitted(Stored, frozen=True, kw_only=True, tag=True):
+class StepCommitted(StoredItem, frozen=True, kw_only=True, tag=True):
     """A step was committed for the first time."""
 
     record: StepRecord
 
 
-class StepRedone(Stored, frozen=True, kw_only=True, tag=True):
+class StepRedone(StoredItem, frozen=True, kw_only=True, tag=True):
     """A step was committed again, after a restart of its trainer. This changes no fate."""
 
     policy: str
@@ -396,24 +396,24 @@ class StepRedone(Stored, frozen=True, kw_only=True, tag=True):
     version: int
 
 
-class EvalFinished(Stored, frozen=True, kw_only=True, tag=True):
+class EvalFinished(StoredItem, frozen=True, kw_only=True, tag=True):
     """An evaluation round ended."""
 
     record: EvalRecord
 
 
-class RunEnded(Stored, frozen=True, kw_only=True, tag=True):
+class RunEnded(StoredItem, frozen=True, kw_only=True, tag=True):
     """The run ended."""
 
     reason: str
     is_failure: bool
 
 
-class RunResumed(Stored, frozen=True, kw_only=True, tag=True):
+class RunResumed(StoredItem, frozen=True, kw_only=True, tag=True):
     """A failed run continues, or a finished one that got more steps. Uncommitted steps get other batches."""
 
 
-class ScheduleChanged(Stored, frozen=True, kw_only=True, tag=True):
+class ScheduleChanged(StoredItem, frozen=True, kw_only=True, tag=True):
     """Another schedule is in force from now on."""
 
     schedule: Schedule
@@ -443,7 +443,7 @@ Event = (
 # --- answers --------------------------------------------------------------------------------------
 
 
-class LeaseView(Stored, frozen=True, kw_only=True):
+class LeaseView(StoredItem, frozen=True, kw_only=True):
     """A lease before the service layer adds the task itself."""
 
     id: str
@@ -460,7 +460,7 @@ class LeaseView(Stored, frozen=True, kw_only=True):
     eval_set: str = ""
 
 
-class SampleView(Stored, frozen=True, kw_only=True):
+class SampleView(StoredItem, frozen=True, kw_only=True):
     """A sample before the service layer adds the tokens."""
 
     group_id: int
@@ -471,7 +471,7 @@ class SampleView(Stored, frozen=True, kw_only=True):
     num_tokens: int
 
 
-class BatchView(Stored, frozen=True, kw_only=True):
+class BatchView(StoredItem, frozen=True, kw_only=True):
     """A batch before the service layer adds the tokens and slices it by rank."""
 
     policy: str

@@ -251,7 +251,7 @@ class Core:
         worker = self._ctx.state.workers.get(worker_id)
         return tuple(worker.leases) if worker else ()
 
-    def revoked(self, worker_id: str, lease_ids: Sequence[str]) -> tuple[str, ...]:
+    def revoked_leases(self, worker_id: str, lease_ids: Sequence[str]) -> tuple[str, ...]:
         """Those of a service's leases that are not worth finishing."""
         held = self._ctx.state.workers.get(worker_id)
         return tuple(i for i in lease_ids if held is None or i not in held.leases)

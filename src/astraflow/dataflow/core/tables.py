@@ -284,7 +284,7 @@ def _full_text(full: WaitReason) -> str:
 
 
 def _pick_replayed(ctx: Context, name: str, version: int) -> list[ReadyGroup]:
-    """Picks groups of earlier steps for the next batch, if not too stale or used in `max_uses` steps."""
+    """Picks groups of earlier steps for the next batch that are neither too stale nor used up."""
     policy = ctx.state.policies[name]
     table = ctx.plan.policies[name].table
     for group_id, entry in tuple(policy.replay.items()):

@@ -126,7 +126,7 @@ class WorkerRoutes:
         _check_served(beat.load.versions, worker_id)
         if beat.peer_url and beat.peer_url != worker.peer_url:
             self._note_peer_url(worker, beat.peer_url, request)
-        revoked = self._core.revoked(worker_id, beat.lease_ids)
+        revoked = self._core.revoked_leases(worker_id, beat.lease_ids)
         live = set(beat.lease_ids) - set(revoked)
         has_loaded = bool(beat.load.versions) and beat.load.versions != worker.served
         # Spans are for the journal alone; if they stayed in the load, every status would contain them.

@@ -49,7 +49,7 @@ def test_stopping_cancels_what_is_live_in_every_stage():
     counts = driver.fates()
     assert (counts.drawn, counts.trained, counts.cancelled, counts.live) == (6, 2, 4, 0)
     assert driver.core.state == "finished"
-    assert driver.core.revoked("w0", [lease.id]) == (lease.id,)
+    assert driver.core.revoked_leases("w0", [lease.id]) == (lease.id,)
     assert driver.finish(lease).status == "dropped"
 
 

@@ -119,7 +119,7 @@ def test_a_round_past_its_deadline_is_reported_with_what_it_has():
     driver.apply(ExpireEval(round_id=round_id))
     record = driver.core.evals()[0]
     assert (record.num_samples, record.num_failed, record.score_mean) == (1, 3, 1.0)
-    assert driver.core.revoked("w0", [leases[1].id]) == (leases[1].id,)
+    assert driver.core.revoked_leases("w0", [leases[1].id]) == (leases[1].id,)
     assert driver.result(leases[1].id, make_facts(score=0.0)).status == "dropped"
     driver.apply(ExpireEval(round_id=round_id))
     assert driver.last.events == ()

@@ -184,9 +184,9 @@ def test_losing_a_service_leaves_the_groups_of_others_alone():
 def test_an_expired_lease_is_revoked_and_goes_out_again():
     driver = started()
     lease = driver.lease(1)[0]
-    assert driver.core.revoked("w0", [lease.id]) == ()
+    assert driver.core.revoked_leases("w0", [lease.id]) == ()
     driver.expire(lease)
-    assert driver.core.revoked("w0", [lease.id]) == (lease.id,)
+    assert driver.core.revoked_leases("w0", [lease.id]) == (lease.id,)
     assert driver.core.lease(lease.id) is None
     assert "leases" in driver.last.wakes
     assert ids(driver.lease(1)) == ["0.0.1"]

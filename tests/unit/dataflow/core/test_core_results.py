@@ -64,7 +64,7 @@ def test_the_first_of_two_attempts_wins_and_the_other_lease_is_revoked():
     driver.expire(first)
     second = driver.lease(1)[0]
     assert driver.finish(first).status == "accepted"
-    assert driver.core.revoked("w0", [second.id]) == (second.id,)
+    assert driver.core.revoked_leases("w0", [second.id]) == (second.id,)
     assert driver.finish(second).status == "dropped"
     assert "attempt 0" in driver.last.events[0].reason  # type: ignore[union-attr]
 
@@ -122,7 +122,7 @@ def test_the_other_leases_of_a_failed_group_are_revoked():
     driver = started()
     first, second = driver.lease(2)
     driver.fail(first, is_retryable=False)
-    assert driver.core.revoked("w0", [second.id]) == (second.id,)
+    assert driver.core.revoked_leases("w0", [second.id]) == (second.id,)
     assert driver.finish(second).status == "dropped"
 
 
