@@ -322,7 +322,7 @@ def answer_b(records: Records) -> dict[str, float]:
 
 
 def answer_c(records: Records) -> dict[str, float]:
-    """Rollouts to `ENOUGH`, beside no replay."""
+    """Rollouts to `ENOUGH`, compared with no replay."""
     needed = {name: _median([rollouts_to(r, ENOUGH) for r in rs]) for name, rs in records.items()}
     base = needed["replay-0.0"]
     rows = [

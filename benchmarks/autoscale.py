@@ -21,7 +21,7 @@ has a target.
 
 Part `spot`: the same load with constant lengths, on spot machines (cost 0.3) and on-demand ones (1.0). How
 many spot machines there are follows a trace that changes every two to six minutes; if there are too few,
-services lose theirs. Beside it stands the same pool with on-demand machines only. The trace is made up, from
+services lose theirs. The baseline is the same pool with on-demand machines only. The trace is made up, from
 a seed: `--trace FILE` replays another one, with lines `SECONDS MACHINES`.
 
     python benchmarks/autoscale.py [--quick] [--only lengths|spot] [--small] [--load NAME] [--trace FILE]
@@ -204,7 +204,7 @@ def run_all(jobs: Mapping[str, Mapping[str, Any]], num_processes: int) -> dict[s
 
 
 def lengths(given: argparse.Namespace) -> dict[str, object]:
-    """The pool that sizes itself beside fixed ones, for each load."""
+    """Compares the pool that sizes itself with fixed ones, for each load."""
     names = given.load or ([*LOADS][:1] if given.quick else [*LOADS, PAPER])
     jobs: dict[str, Mapping[str, Any]] = {}
     for name in names:
@@ -263,7 +263,7 @@ def _compared(name: str, runs: Mapping[str, PoolMeasured]) -> tuple[PoolMeasured
 
 
 def _as_in_the_paper(runs: Mapping[str, PoolMeasured]) -> dict[str, object]:
-    """What the paper's own comparison gives: beside the larger fixed pool, with and without the trainer."""
+    """Compares as the paper does: with the larger fixed pool, with and without the trainer."""
     sized, larger = runs[f"{PAPER}: sized"], runs[f"{PAPER}: fixed {PAPER_FIXED}"]
     total_h = [run.used_h + PAPER_TRAINERS * run.wall_s / 3600 for run in (sized, larger)]
     return {
@@ -304,7 +304,7 @@ def draw(runs: Mapping[str, PoolMeasured], names: Sequence[str], image: Path) ->
 
 
 def spot(given: argparse.Namespace) -> dict[str, object]:
-    """Spot and on-demand machines beside on-demand ones only."""
+    """Compares spot and on-demand machines with on-demand ones only."""
     trace = read_trace(given.trace) if given.trace else made_up(1)
     load = make_load(given.steps, 0.5, constant_length, is_small=given.small)
     on_demand = {"most": MOST, "cost": 1.0}

@@ -8,7 +8,7 @@ Qwen3-14B, is the size in the table: COMPUTED, not measured. Drawing at random t
 changes have, which could only make a delta smaller. A larger model at the same learning rate may change more
 or fewer of its weights.
 
-Beside it: the full version, and the index (4 bytes) and value (2 bytes) of each changed weight.
+For comparison: the full version, and the index (4 bytes) and value (2 bytes) of each changed weight.
 
     python benchmarks/delta_14b.py [--rates 1e-6 5e-6] [--out runs/deltas] [--picture FILE]
 """

@@ -6,8 +6,8 @@ killed with SIGKILL; nothing and nobody is told. The phases, each measured for `
 
     pool    1 -> 2 -> 4 -> 8 -> 3 services of equal speed
     mixed   three services of 1x, 2x and 4x the slowest one's speed
-    links   two services beside the dataflow; two behind a link of 150 ms and 50 Mbit/s each way; two behind
-            300 ms and 4 Gbit/s; dataflow and weights alike (a proxy in this process)
+    links   two services on the dataflow's machine; two behind a link of 150 ms and 50 Mbit/s each way; two
+            behind 300 ms and 4 Gbit/s; dataflow and weights alike (a proxy in this process)
 
 Throughput is what was delivered: the sampled tokens of accepted episodes, from the journal, each spread over
 the time that its episode took. Before services are killed, `--tail-s` pass, so that what ran in the window

@@ -6,8 +6,8 @@ engine does. Prompts are distinct, so nothing is gained here by sharing them wit
 
 `generate` takes the requests as they come. `sorted` puts prompts of similar length together; `static` does so
 too, and allocates the cache of a batch once. `oracle` sorts by what is known only afterwards: how long the
-completions are. `speedup` is beside `generate`, `speedup_best` beside the fastest that a server can have,
-which the oracle is not.
+completions are. `speedup` compares with `generate`, and `speedup_best` with the fastest baseline that a
+server could use, which the oracle is not.
 
     python benchmarks/engine.py [--repeats 3] [--requests 192]
 """

@@ -9,7 +9,7 @@ tokens are spread evenly over the duration. Compared are the times between the f
     eval slots   slots that evaluation's episodes hold over all that are held, inside rounds
     fall         1 - throughput inside / throughput outside
 
-The trainer's own speed is given beside it: tokens of committed steps, spread over the time since the commit
+It also reports the trainer's own speed: tokens of committed steps, spread over the time since the commit
 before. A round is paid for if that falls by no more than the share; no attempt or group may be lost by it.
 
     python benchmarks/evaluation.py [--every 5] [--run RUN_DIR]

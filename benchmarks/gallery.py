@@ -317,7 +317,7 @@ def longest_run(text: str, character: str) -> int:
 
 
 def write_page(shown: Sequence[Shown]) -> None:
-    """Writes the page and copies the curves beside it."""
+    """Writes the page and copies the curves to its images."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     for one in shown:
         if one.curve is not None:

@@ -9,7 +9,7 @@ request, 100 to 300, times 20 ms. `gateway_p99_ms` is the 99th percentile of wha
 that: network, decoding, the chat template, the recorder, and the event loop that is busy with other
 episodes.
 
-Beside it, in the same run and by the same clients: `bare_p99_ms` of a server that knows no episodes. It
+The baseline, in the same run and with the same clients, is `bare_p99_ms` of a server without episodes. It
 decodes the request, waits as long as the engine would, and sends a reply of the same length. What it adds
 is the clients', the network's and the machine's. `gateway_cpu_ms` and `bare_cpu_ms` are the processor time
 of each per request.

@@ -59,7 +59,7 @@ SPEC = ROOT / "recipes" / "models" / "quickstart.yaml"
 POLICY = "actor"
 GROUP_SIZE = 4
 PARTS = ("trainer-actor", "publisher-actor", "dataflow")
-"""What may be killed besides the rollout services."""
+"""What may be killed in addition to the rollout services."""
 SIGMA = 0.5
 """Of the logarithm of the lengths of turns."""
 JOIN_S = 300.0

@@ -153,7 +153,7 @@ def report(
 ) -> None:
     """The last line of a benchmark's output: one JSON object.
 
-    A figure of several runs is its median; `NAME_min`, `NAME_max` and `NAME_runs` stand beside it. `at_least`
+    A figure of several runs is its median; `NAME_min`, `NAME_max` and `NAME_runs` come with it. `at_least`
     and `at_most` are targets; those of figures that were not measured do not count. `verdict` is `met`,
     `missed`, or `measured` without a target; it is null if others used more than `MOST_LOAD` cores.
     """

@@ -1,7 +1,7 @@
-"""A run that learns from pools of different sizes, two of them far away, beside the same run with one local
-pool.
+"""A run that learns from pools of different sizes, two of them far away, compared with the same run
+with one local pool.
 
-    one pool       a rollout service of 448 slots beside the dataflow
+    one pool       a rollout service of 448 slots on the dataflow's machine
     three pools    services of 64, 128 and 256 slots (1x, 2x, 4x); the first is local, the other two reach
                    dataflow and publisher through 4 Gbit/s and 300 ms each way (a proxy in this process)
 

@@ -1,7 +1,7 @@
 """Two policies on ten emulated devices: what waiting costs over a range of loads, and where it is cheap.
 
 An episode lets both policies generate in turn, and an environment answers after each. AstraFlow generates on
-8 devices and trains each policy on one, without any waiting. Beside it stand the synchronous schedules that
+8 devices and trains each policy on one, without any waiting. The baselines are the synchronous schedules that
 others use, on the same ten devices and with the same parts (`schedules.py`):
 
     split          8 generate a batch, then 2 train it, each one policy, at the same time
@@ -247,7 +247,7 @@ def draw_timeline(runs: Runs, image: Path) -> None:
     plt.close(figure)
 
 
-# --- beside real services -------------------------------------------------------------------------
+# --- with real services -------------------------------------------------------------------------
 
 
 def beside_services(steps: int, scale: float, out: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`astraflow plan` beside what it forecasts: pools of real processes with emulated GPUs.
+"""Compares the forecasts of `astraflow plan` with what happens: pools of real processes with emulated GPUs.
 
 One run with two services is measured, and from its journal alone come the forecasts of six pools: half as
 many services, as many, and up to four times as many, so that the bottleneck moves from the services to the

@@ -1,4 +1,4 @@
-"""Time to a held-out accuracy: AstraFlow beside TRL's GRPOTrainer, same model, tasks, reward and step.
+"""Time to a held-out accuracy: AstraFlow compared with TRL's GRPOTrainer, same model, tasks, reward and step.
 
 Both sides start from one model folder and train with one optimizer, group size and number of completions a
 step, each with the same learning rates; the best of each row is compared. Filters of the recipe are off and
@@ -10,14 +10,14 @@ A ratio of two systems mixes what they do with what their algorithms do. So ther
     equal loss            TRL's loss, the clipped surrogate
     nothing skipped       the recipe's loss, every sample computed, as TRL does
     equal                 TRL's loss, every sample computed: what the *system* is worth
-    equal, synchronous    the same with `max_staleness` 0: no generation beside training
+    equal, synchronous    the same with `max_staleness` 0: no generation during training
     TRL                   with the settings that are best on a CPU; it makes a forward pass of its own for the
                           logprobs of the policy that sampled, which AstraFlow records while it samples
     TRL, tuned            prompts of one length together in a step, and a static cache
 
 The clock. TRL's starts when the first step begins; AstraFlow's at the first training lease. Process starts,
 imports, loading of models and tasks, and publication of version 0 lie before both; the seconds of the whole
-command, which include them, stand beside it. A version's time is when its optimizer steps are done (TRL), or
+command, which include them, are reported. A version's time is when its optimizer steps are done (TRL), or
 when its commit is durable (AstraFlow), which comes after its publication. Neither side evaluates while the
 clock runs: each keeps the weights of all versions, and afterwards one evaluator samples one completion of
 each of 512 held-out tasks at temperature 1. A run reaches the target at the time of the second of two

@@ -2,7 +2,7 @@
 
     python benchmarks/sandbox.py [--backend NAME] [--boxes N] [--programs N] [--steps N]
 
-Beside it: the same programs by a bare `subprocess` of the same interpreter, as many at a time. It protects
+Baseline: the same programs in a bare `subprocess` of the same interpreter, as many at a time. It protects
 from nothing, and starts an interpreter for each program, which a box does not.
 
 Then two runs with all real services, whose steps have 512 episodes each: one scores every episode by a

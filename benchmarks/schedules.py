@@ -3,7 +3,7 @@
 The parts are the real ones as far as they decide something: the dataflow's core (draws, tickets, leases,
 samplers, staleness, batches, versions) and the emulated devices of the `paced` engine, one per rollout
 service. Only the time is virtual: nobody sleeps, so a loaded machine gives the same figures as an idle one.
-Processes, HTTP, the journal and the transfer of weights take no time here; `multi_policy.py` measures beside
+Processes, HTTP, the journal and the transfer of weights take no time here; `multi_policy.py` measures with
 it what they add.
 
 An episode lets each policy generate one completion in turn; an environment answers after each. A schedule is
@@ -128,7 +128,7 @@ class Work:
 
 
 class InFlight:
-    """A limiter: so many groups may run or wait for a batch, besides those that are trained right now.
+    """A limiter: how many groups may run or wait for a batch, not counting those in training.
 
     `over`: share beyond a batch. `while_training`: whether groups are drawn while a batch is trained.
     """

@@ -1,4 +1,4 @@
-"""What a training step costs beside the mathematics that it must do, in memory and time.
+"""What a training step costs in memory and time beyond the computation itself.
 
     head_bytes_per_logit    peak memory of the output head's two passes over 4,096 tokens x 32k entries, per
                             logit: in chunks, and as plain PyTorch computes it
@@ -54,7 +54,7 @@ from harness import Runs, report, show_table
 _HEAD_TOKENS = 4_096
 _HEAD_VOCAB = 32_000
 _HEAD_WIDTH = 64
-"""Small, so that the head's weight and hidden states count little beside the logits."""
+"""Small, so that the head's weight and hidden states take little memory compared with the logits."""
 _VOCAB = 4_096
 _NUM_RANKS = 4
 _BYTES_PER_WEIGHT = 12

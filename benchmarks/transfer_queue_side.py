@@ -74,7 +74,7 @@ def run_job(python: Path, job: QueueJob, work: Path) -> QueueResult:
         "TQ_LOGGING_LEVEL": "ERROR",
     }
     with log.open("wb") as errors:
-        # -P: the benchmark beside this file has the name of the package.
+        # -P: the benchmark next to this file has the package's name.
         command = [str(python), "-P", __file__, str(file)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, env=env)
     if done.returncode != 0:

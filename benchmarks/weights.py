@@ -1,4 +1,4 @@
-"""How small and how fast a new version of the weights travels, beside memcpy, plain zstd and a naive coder.
+"""How small and how fast a new version of the weights is, compared with memcpy, plain zstd and a naive coder.
 
 About 500 MB of bfloat16, of which a share changed by one step at random places; lossless and verified in all
 cases. The publisher is a process of its own; sender and receiver share this one. "Installed" means: verified,

@@ -29,8 +29,8 @@ gc.set_threshold(50_000, 20, 100)
 _LONGEST_FIRST = ("system", "timed", "long", "integration", "property")
 """Folders of tests that take seconds each, the slowest first; what takes milliseconds comes last.
 
-`timed` is no folder: the group of those system tests that say how fast a run must stop, or be told of. They
-follow one another on one worker, after the other long ones, so that no other run is beside them.
+`timed` is not a folder: it is the group of the system tests that say how fast a run must stop or be reported.
+They follow one another on one worker, after the other long ones, so that no other run is active.
 """
 
 

@@ -1,4 +1,4 @@
-"""Writes the recipe reference from the config classes: docs/recipes.md, and a page per section beside it.
+"""Writes the recipe reference from the config classes: docs/recipes.md, and a page per section next to it.
 
 Every config class that a recipe can reach has one place: the page of the section that it is found in first.
 The spec of a tiny model, which is a file of its own, has one more page.
@@ -74,7 +74,7 @@ character tokenizer and a chat template, teaches it a partial skill by supervise
 something to find and something to improve. The specs of the example recipes are in `recipes/models/`. A
 spec of your own:
 
-<!-- not run: it is no recipe; tests/unit/models/test_spec_page.py builds it -->
+<!-- not run: it is not a recipe; tests/unit/models/test_spec_page.py builds it -->
 ```yaml
 name: copier
 seed: 0
@@ -169,7 +169,7 @@ class Place:
 
     @property
     def variant(self) -> str:
-        """The `name` that chooses it; empty if it is no variant."""
+        """The `name` that chooses it; empty if it isn't a variant."""
         field = self.config.model_fields.get("name")
         return field.default if field and get_origin(field.annotation) is typing.Literal else ""
 

@@ -26,7 +26,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def bad_gateway() -> Response:
-    """The answer of a proxy whose upstream is gone. It is no item of the protocol."""
+    """The answer of a proxy whose upstream is gone. It is not an item of the protocol."""
     return Response("<html><h1>502 Bad Gateway</h1></html>", status_code=502, media_type="text/html")
 
 
@@ -74,7 +74,7 @@ class FakeDataflow:
         await self.notify()
         self.check_token(request)
         if not route:
-            raise RefusedError(f"{request.url.path} is no route", code="not_found", status=404)
+            raise RefusedError(f"{request.url.path} is not a route", code="not_found", status=404)
         if self.put_off[route] > 0:
             self.put_off[route] -= 1
             raise RefusedError("nothing is accepted for the moment", code="unavailable", status=503)

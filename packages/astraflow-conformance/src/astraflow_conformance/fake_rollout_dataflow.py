@@ -75,7 +75,7 @@ class Granted:
     results: list[EpisodeResult] = field(default_factory=list[EpisodeResult])
     has_receipt: bool = False
     is_void: bool = False
-    """Its scenario is over; it is no longer checked whether a result comes."""
+    """Its scenario is over, so nothing checks whether a result comes."""
 
 
 class FakeRolloutDataflow(FakeDataflow):

@@ -43,7 +43,7 @@ _JsonMap = dict[str, Any]
 _PATH_KEYS = frozenset({"path", "folder"})
 """Keys of sources and of components that name a file or a folder to read."""
 _READ_SECTIONS = ("tasks", "eval", "workflow")
-"""Sections of a recipe that read files, besides the models of its policies."""
+"""Sections of a recipe, other than the policies' models, that read files."""
 
 _INSTALL = """#!/bin/sh
 # Installs this bundle without a network: sh install [FOLDER OF THE NEW ENVIRONMENT]
@@ -74,7 +74,7 @@ echo "installed; next: cd $here && $environment/bin/astraflow run recipe.yaml"
 def write_bundle(
     recipe: Recipe, out: Path, *, extras: Sequence[str] = (), tell: Callable[[str], None] = print
 ) -> None:
-    """Writes the bundle of a recipe into a new or empty folder. `extras`: of astraflow, besides `quickstart`.
+    """Writes the bundle of a recipe into a new or empty folder. `extras`: further ones of astraflow.
 
     The folder appears when all is in it. Whatever fails before leaves nothing behind.
 

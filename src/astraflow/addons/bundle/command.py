@@ -20,7 +20,8 @@ def bundle(
     extra: Annotated[
         list[str] | None,
         typer.Option(
-            "--extra", help="An extra of astraflow that the recipe needs besides quickstart, e.g. search."
+            "--extra",
+            help="An extra of astraflow that the recipe needs in addition to quickstart, e.g. search.",
         ),
     ] = None,
 ) -> None:

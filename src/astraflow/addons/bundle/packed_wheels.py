@@ -61,7 +61,7 @@ def needed_distributions(requirements: Iterable[str]) -> list[Distribution]:
 
 
 def _requirements(dist: Distribution, extra: str) -> list[Requirement]:
-    """What a distribution needs here, besides what it always needs if `extra` is not empty."""
+    """What a distribution needs here. If `extra` is not empty: only what the extra adds."""
     every = [Requirement(text) for text in dist.requires or ()]
     always = [each for each in every if each.marker is None or each.marker.evaluate({"extra": ""})]
     if not extra:

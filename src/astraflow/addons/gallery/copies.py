@@ -57,7 +57,7 @@ def copy_project(to: Path) -> list[Path]:
 
 
 def _is_content(path: Path) -> bool:
-    """Whether a path is a file that somebody wrote; Python leaves compiled ones beside its modules."""
+    """Whether a path is a file that somebody wrote, and not one that Python compiled."""
     return path.is_file() and "__pycache__" not in path.parts
 
 

@@ -113,7 +113,7 @@ class SglangApi:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Input logprobs. One token is generated besides and thrown away."""
+        """Input logprobs. The server also generates one token, which is thrown away."""
         body = {
             "input_ids": list(token_ids),
             "sampling_params": {"temperature": 1.0, "max_new_tokens": 1},

@@ -20,4 +20,4 @@ class SandboxConfig(Config):
     python: str = ""
     """Interpreter that programs see; empty: the one that AstraFlow runs in."""
     packages: bool = False
-    """Whether programs can import what is installed beside AstraFlow; else, the standard library alone."""
+    """Whether programs can import what is installed with AstraFlow; if not, only the standard library."""

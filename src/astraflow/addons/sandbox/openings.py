@@ -3,7 +3,7 @@
     the system's programs and libraries    /usr, /bin, /lib, ...
     the program's interpreter              its virtual environment, and the Python that this one is made from
     the program's own folder               of the script that the command names
-    what the caller names besides
+    what else the caller names
 
 Everything else does not exist in the box: home folders, /run, /var, /opt, the run folder, other users' files.
 """
@@ -118,7 +118,7 @@ def openings_for(
     """What the box of a program shows.
 
     `folder`: the one in which the program is started. `path`: the folders in which programs are looked for,
-    as in the variable PATH. `visible`: what is shown besides. `private`: files and folders that are not
+    as in the variable PATH. `visible`: what is also shown. `private`: files and folders that are not
     shown, even if they are in a folder that is.
 
     Raises: ConfigError if the program or something of `visible` does not exist, or cannot be shown.

@@ -386,7 +386,7 @@ class TrainingClient:
         if self._states is None:
             raise ConfigError("this client has no folder to save in; give TrainingClient one as `states`")
         if not name or name != Path(name).name or name.startswith("."):
-            raise ConfigError(f"{name!r} is no name for a state: it becomes a folder's name")
+            raise ConfigError(f"{name!r} can't name a state, because it becomes a folder's name")
         return self._states / name
 
 

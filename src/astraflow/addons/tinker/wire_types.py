@@ -146,7 +146,7 @@ class SamplingParams:
     seed: int | None = None
     """Seed of the first completion; the others count up from it. None takes another seed each time."""
     stop: str | Sequence[str | int] | None = None
-    """Texts that end a completion, besides the model's own end tokens; token ids are refused."""
+    """Texts that end a completion, in addition to the model's end tokens; token ids are refused."""
     temperature: float = 1.0
     top_k: int = -1
     """-1 keeps the whole vocabulary."""
@@ -260,7 +260,7 @@ def columns_from_data(
 def _tokens(datum: Datum, idx: int, vocab_size: int) -> NDArray[np.int32]:
     """The N + 1 tokens of a datum.
 
-    Raises: DataError if the targets are not the input moved by one, or are no tokens of the model.
+    Raises: DataError if the targets are not the input shifted by one, or are not tokens of the model.
     """
     inputs = np.asarray(datum.model_input.to_ints(), dtype=np.int64)
     targets = _array(datum, idx, "target_tokens").astype(np.int64)

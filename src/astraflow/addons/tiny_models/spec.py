@@ -186,6 +186,6 @@ class ModelSpec(Config):
 def load_spec(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> ModelSpec:
     """The spec in a YAML file, with dotted overrides such as `seed=3`.
 
-    Raises: ConfigError if the file cannot be read or is no spec.
+    Raises: ConfigError if the file cannot be read or is not a spec.
     """
     return parse_config(load_mapping(Path(path), overrides), ModelSpec, where=str(path))

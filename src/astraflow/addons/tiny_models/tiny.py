@@ -106,7 +106,7 @@ def _fill(folder: Path, fill: Callable[[Path], object]) -> None:
     """Fills a new folder and renames it into place.
 
     An old folder is deleted only when the new one is complete. Both renames stay in one file system, since
-    the scratch folder lies beside the target.
+    the scratch folder is next to the target.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:

@@ -330,7 +330,7 @@ def _number(request: Request, name: str, default: int) -> int:
     """A whole number of the query, at least 0. Raises: ConfigError."""
     text = request.query_params.get(name, str(default))
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
-        raise ConfigError(f"{name} = {text[:100]!r} is no whole number")
+        raise ConfigError(f"{name} = {text[:100]!r} is not a whole number")
     return int(text)
 
 
@@ -340,7 +340,7 @@ def _decimal(request: Request, name: str) -> float | None:
     try:
         return float(text) if text else None
     except ValueError as err:
-        raise ConfigError(f"{name} = {text[:100]!r} is no number") from err
+        raise ConfigError(f"{name} = {text[:100]!r} is not a number") from err
 
 
 def _lines(run: ShownRun, wanted: EpisodeFilter, limit: int) -> Iterator[bytes]:

@@ -128,7 +128,7 @@ def _write(database: sqlite3.Connection, index: RunIndex, wanted: EpisodeFilter,
 def _write_table(rows: Iterable[EpisodeDict], out: Path | None) -> int:
     with contextlib.ExitStack() as files:
         file = files.enter_context(out.open("w", encoding="utf-8")) if out else sys.stdout
-        # What is no terminal has no width of its own.
+        # Without a terminal, there is no width to ask for.
         return print_table(rows, Console(file=file, width=None if file.isatty() else _PLAIN_WIDTH))
 
 
@@ -148,7 +148,7 @@ def show_page(
     """Serves the page until it is interrupted. Raises: ConfigError, DataError."""
     for root in roots:
         if not root.is_dir():
-            raise DataError(f"{root} is no folder; pass run folders, or a folder of them, e.g. runs")
+            raise DataError(f"{root} is not a folder; pass run folders, or a folder of them, e.g. runs")
     if not is_loopback(viewing.host) and not viewing.token:
         viewing = replace(viewing, token=new_token())
     asyncio.run(_serve_page(roots, viewing, remotes, is_port_named=is_port_named))

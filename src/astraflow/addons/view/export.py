@@ -88,7 +88,7 @@ def exported(
 
 
 def json_line(row: EpisodeDict) -> bytes:
-    """One line of JSONL; what is no Unicode is escaped."""
+    """One line of JSONL; text that isn't valid Unicode is escaped."""
     return json.dumps(row).encode("ascii") + b"\n"
 
 

@@ -32,7 +32,7 @@ class Range:
         except ValueError:
             low = high = math.nan
         if not low <= high or not (first or last):
-            raise ConfigError(f"{name} = {text!r} is no range; write for example 0.5..1, 0.5.., ..1 or 1")
+            raise ConfigError(f"{name} = {text!r} is not a range; write for example 0.5..1, 0.5.., ..1 or 1")
         return Range(low, high)
 
 
@@ -90,7 +90,7 @@ def filter_of(values: Mapping[str, str]) -> EpisodeFilter:
     found: dict[str, str | Range] = {}
     for name, text in values.items():
         if name not in FILTER_NAMES:
-            raise ConfigError(f"{name!r} is no filter of episodes{hint(name, FILTER_NAMES)}")
+            raise ConfigError(f"{name!r} is not a filter of episodes{hint(name, FILTER_NAMES)}")
         if not text:
             continue
         if len(text) > _MAX_VALUE:
@@ -99,6 +99,6 @@ def filter_of(values: Mapping[str, str]) -> EpisodeFilter:
         if choices is not None and text not in choices:
             raise ConfigError(f"{name} = {text!r} is none of {', '.join(choices)}{hint(text, choices)}")
         if name == "group" and not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-            raise ConfigError(f"group = {text!r} is no number of a group")
+            raise ConfigError(f"group = {text!r} is not the number of a group")
         found[name] = Range.parse(name, text) if name in _RANGES else text
     return EpisodeFilter(**found)  # pyright: ignore[reportArgumentType] # ranges where ranges belong

@@ -41,7 +41,7 @@ __all__ = ["RunIndex", "run_id_of"]
 _FLUSH_ROWS = 20_000
 """Rows of one transaction."""
 _MAX_LINE_BYTES = 1024 * 1024
-"""A longer line of `metrics.jsonl` is no row."""
+"""A longer line of `metrics.jsonl` is not a row."""
 
 
 class RunIndex:
@@ -301,7 +301,7 @@ class _Filling:
             text = msgspec.json.encode(columns).decode()
             return str(columns["kind"]), str(columns["policy"]), step, at_s, text
         except (ValueError, KeyError, msgspec.MsgspecError) as err:
-            self.note(f"a line of metrics.jsonl is no row: {err}")
+            self.note(f"a line of metrics.jsonl is not a row: {err}")
             return None
 
     # --- meta ---

@@ -1,4 +1,4 @@
-"""What a viewer that comes later asks the dataflow for, beside its status: steps and evaluations so far."""
+"""What a viewer that joins late also asks the dataflow for: steps and evaluations so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -93,7 +93,7 @@ class TraceExport:
             try:
                 rows.append(msgspec.json.decode(line, type=dict[str, Any]))
             except msgspec.MsgspecError as err:
-                self.problems.append(f"a line of metrics.jsonl is no row: {err}")
+                self.problems.append(f"a line of metrics.jsonl is not a row: {err}")
         if rows:
             self._takes.send_rows(rows)
         self._metrics_at += sum(map(len, whole))

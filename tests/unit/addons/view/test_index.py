@@ -188,7 +188,7 @@ def test_metrics_are_taken_line_by_line(tmp_path: Path) -> None:
         index.refresh()
         with contextlib.closing(index.reader()) as database:
             assert [row[0] for row in database.execute("SELECT step FROM metrics")] == [1, 2]
-    assert any("metrics.jsonl is no row" in note for note in notes_of(tmp_path))
+    assert any("metrics.jsonl is not a row" in note for note in notes_of(tmp_path))
 
 
 def test_metrics_do_not_wait_for_the_episodes(tmp_path: Path) -> None:

@@ -73,12 +73,12 @@ def test_a_group_is_shown_in_its_order(database: sqlite3.Connection) -> None:
 @pytest.mark.parametrize(
     ("filters", "problem"),
     [
-        ({"reward": "high"}, "reward = 'high' is no range"),
-        ({"reward": "1..0"}, "is no range"),
-        ({"reward": ".."}, "is no range"),
+        ({"reward": "high"}, "reward = 'high' is not a range"),
+        ({"reward": "1..0"}, "is not a range"),
+        ({"reward": ".."}, "is not a range"),
         ({"fate": "trainde"}, 'did you mean "trained"'),
-        ({"tasks": "a"}, "'tasks' is no filter"),
-        ({"group": "1; DROP TABLE episodes"}, "is no number"),
+        ({"tasks": "a"}, "'tasks' is not a filter"),
+        ({"group": "1; DROP TABLE episodes"}, "is not the number"),
         ({"task": "x" * 5000}, "too many"),
     ],
 )

@@ -49,7 +49,7 @@ class Plan:
     preloaded: list[str]
     """Modules that the zygote imports before the first program."""
     paths: list[str]
-    """Folders of the box from which programs import besides."""
+    """Additional folders of the box from which programs import."""
     control: int
     """The socket to the service."""
     gateway: int

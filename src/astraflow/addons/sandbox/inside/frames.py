@@ -35,7 +35,7 @@ def decoded_length(start: bytes) -> int:
 def decoded_head(text: bytes, max_bytes: int) -> tuple[dict[str, Any], list[int]]:
     """The head and the sizes of the byte strings, `max_bytes` together at most.
 
-    Raises: ValueError if it is no such head, or the byte strings are larger.
+    Raises: ValueError if it isn't such a head, or if the byte strings are larger.
     """
     head: dict[str, Any] = json.loads(text)
     sizes: list[int] = head["sizes"]

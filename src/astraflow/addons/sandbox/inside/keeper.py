@@ -30,13 +30,13 @@ from astraflow.addons.sandbox.inside import kernel
 __all__ = ["LIMIT_S", "main"]
 
 LIMIT_S = 10.0
-"""A process that still runs this long after SIGKILL hangs in the kernel, and is no longer waited for."""
+"""A process that still runs this long after SIGKILL hangs in the kernel, so the wait for it ends."""
 
 _PAUSE_S = 0.005
 """Pause between two searches for processes that are left."""
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "dri", "kfd")
-"""Devices that root's programs see in /dev, besides NVIDIA's GPUs. Disks and memory are not among them."""
+"""Devices other than NVIDIA's GPUs that root's programs see in /dev. Disks and memory are not among them."""
 
 
 class _Specification:

@@ -233,7 +233,7 @@ AGENTS: dict[str, Numbers] = {
     "syncfs": (306, 267),
     "tee": (276, 77),
 }
-"""Allowed to agent programs besides: the network, of which their box has one port, and what shells, tools and
+"""Also allowed for agent programs: the network, of which their box has one port, and what shells, tools and
 other languages' runtimes need."""
 JUDGED: dict[str, Numbers] = {
     "clone": (56, 220),
