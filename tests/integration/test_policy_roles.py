@@ -82,7 +82,7 @@ async def test_a_follower_serves_the_version_that_many_behind() -> None:
                 changed.clear()
         seen.append(host.live_version)
     assert seen == [0, 0, 1, 6]
-    assert host.served.versions == (6,)
+    assert host.served_versions.versions == (6,)
     await asyncio.sleep(0.3)
     assert shelf.num_polls < 20  # it waits, it does not ask again and again
     following.cancel()

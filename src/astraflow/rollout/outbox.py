@@ -117,6 +117,7 @@ class Outbox:
 
     def _note_if_empty(self) -> None:
         """Wakes those who wait for an empty outbox if no result is left."""
+        # Otherwise `_arrived` stays set, so that `run` sends the rest at once.
         if not self._unsent:
             self._arrived.clear()
             self._is_empty.set()

@@ -269,6 +269,8 @@ class PolicyHost:
         self._released.clear()
         if (reply := await run_unless(poll, self._released)) is not None:
             return reply
+        # A slot may be free now, so ask which version is needed in it. The answer must not wait for a new
+        # one.
         return await self._link.versions(source, after=self._slots.live, wait_s=0.0)
 
     async def _poll_with_lag(self, source: str) -> VersionsReply:

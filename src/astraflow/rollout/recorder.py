@@ -119,6 +119,7 @@ class EpisodeRecorder:
         sequence.media = media
         sequence.conversations.add(conversation)
         self._last[conversation] = sequence
+        # Added last, because `add_stream` compares the column with the tokens of the recorded turn.
         for stream in generation.streams:
             self.add_stream(idx, stream)
         return idx
