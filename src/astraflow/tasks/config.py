@@ -1,14 +1,12 @@
 """The `tasks` section of a recipe: task sources, environments and rewards."""
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, Union, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from astraflow.config import Config, Use, with_installed
 from astraflow.tasks.variants import JudgeVariant, RewardVariant, RowsConfig, SourceVariant
-from astraflow.user_input.hub_names import is_hub_name
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Name
 
@@ -18,7 +16,6 @@ __all__ = [
     "ExactReward",
     "ExtractMode",
     "FormatReward",
-    "HubSourceConfig",
     "JsonlSourceConfig",
     "Pattern",
     "RewardConfig",
@@ -32,8 +29,6 @@ __all__ = [
 ]
 
 
-_UNOWNED = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
-"""An old name on the hub, without an owner, e.g. `gsm8k`."""
 MAX_REWARDS = 64
 """Parts of a weighted reward; each is a metric of every episode."""
 ExtractMode = Literal["whole", "last_line", "after_equals", "answer_tag", "boxed"]
@@ -60,24 +55,9 @@ class JsonlSourceConfig(RowsConfig):
     path: str
     """Path of the file, relative to the folder that the command runs in."""
 
-
-class HubSourceConfig(RowsConfig):
-    """A Hugging Face data set: a local folder or file (parquet, JSON, JSONL, CSV, Arrow), or a name on the
-    hub. A name that ends like a file is never looked for on the hub."""
-
-    name: Literal["datasets"] = "datasets"
-    path: str
-    """Local path, or name on the hub: `OWNER/NAME` or `OWNER/NAME@REVISION`."""
-    subset: str = ""
-    """Name of the data set's configuration; empty: the default one."""
-    split: str = "train"
-    """Name of the data set's split; ignored for a single file, which has only one."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the path names a file or folder of this machine, whether it exists or not."""
-        is_alone = _UNOWNED.fullmatch(self.path) and not Path(self.path).exists()
-        return not (is_alone or is_hub_name(self.path))
+    def row_place(self, idx: int) -> str:
+        """Describes where row number `idx`, from 0, is: `tasks.jsonl, line 3`."""
+        return f"{self.path}, line {idx + 1}"
 
 
 class EnvironmentSourceConfig(Config):
@@ -90,7 +70,7 @@ class EnvironmentSourceConfig(Config):
     """Which of its tasks to use; the environment says which splits it has."""
 
 
-TaskSourceConfig = JsonlSourceConfig | HubSourceConfig | EnvironmentSourceConfig | SourceVariant | Use
+TaskSourceConfig = JsonlSourceConfig | EnvironmentSourceConfig | SourceVariant | Use
 if not TYPE_CHECKING:  # which sources are installed is known only at run time
     TaskSourceConfig = with_installed(TaskSourceConfig, "astraflow.sources")
 

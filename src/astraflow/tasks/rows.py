@@ -17,13 +17,12 @@ import msgspec
 
 from astraflow import wire
 from astraflow.errors import DataError, WireError
-from astraflow.tasks.config import HubSourceConfig, JsonlSourceConfig
 from astraflow.tasks.variants import PROMPT_MARK, RowsConfig
 from astraflow.types import Message, Task
 from astraflow.types.row_columns import Row, number_text, with_row
 from astraflow.user_input.mistakes import nearest_hint
 
-__all__ = ["name_row_in_errors", "row_place", "shorten", "system_context", "task_from_row"]
+__all__ = ["name_row_in_errors", "shorten", "system_context", "task_from_row"]
 
 _ROLES: tuple[str, ...] = get_args(msgspec.structs.fields(Message)[0].type)
 _USUAL = {
@@ -79,17 +78,6 @@ def system_context(system: str) -> tuple[Message, ...]:
     return (Message(role="system", content=system),) if system else ()
 
 
-def row_place(config: RowsConfig, idx: int) -> str:
-    """Describes where row number `idx`, from 0, is: `tasks.jsonl, line 3`."""
-    match config:
-        case JsonlSourceConfig():
-            return f"{config.path}, line {idx + 1}"
-        case HubSourceConfig():
-            return f"{config.path}, split {config.split!r}, row {idx + 1}"
-        case _:
-            return f"row {idx + 1}"
-
-
 @contextmanager
 def name_row_in_errors(task: Task, config: object) -> Generator[None]:
     """Adds file and line to an error about a task of a file. `config`: the config of the task's source."""
@@ -98,7 +86,7 @@ def name_row_in_errors(task: Task, config: object) -> Generator[None]:
     except DataError as err:
         if not isinstance(config, RowsConfig):
             raise
-        raise DataError(f"{row_place(config, int(task.id.rpartition('/')[2]))}: {err}") from err
+        raise DataError(f"{config.row_place(int(task.id.rpartition('/')[2]))}: {err}") from err
 
 
 def shorten(text: str) -> str:

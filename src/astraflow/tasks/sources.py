@@ -16,26 +16,22 @@ import msgspec
 from astraflow.config import Config, Use, check_args, load_attr
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.protocols import TaskSource
-from astraflow.service.progress_bars import progress_bars_off
 from astraflow.tasks.config import (
     EnvironmentConfig,
     EnvironmentSourceConfig,
-    HubSourceConfig,
     JsonlSourceConfig,
     TaskSourceConfig,
 )
 from astraflow.tasks.environment import choose_environment, make_environment, with_environment
-from astraflow.tasks.rows import row_place, shorten, task_from_row
+from astraflow.tasks.rows import shorten, task_from_row
 from astraflow.tasks.selection import select_fitting
-from astraflow.tasks.variants import SourceContext, SourceVariant
+from astraflow.tasks.variants import PromptsConfig, SourceContext, SourceVariant
 from astraflow.types import Task
-from astraflow.user_input.extras import install_command
-from astraflow.user_input.hub_names import split_revision
-from astraflow.user_input.mistakes import hint, near_path
+from astraflow.user_input.mistakes import near_path
 from astraflow.user_input.own_code import described
 from astraflow.user_input.user_files import check_regular, is_there, shown_path
 
-__all__ = ["ListSource", "make_source"]
+__all__ = ["ListSource", "make_source", "missing_file_error", "select_tasks"]
 
 _BYTE_ORDER_MARK = "\ufeff"
 _OTHER_FILES = "; {name: datasets} reads files of other kinds (one JSON array, CSV, parquet)"
@@ -59,9 +55,9 @@ def make_source(
     """
     match config:
         case JsonlSourceConfig():
-            return _select(_jsonl_tasks(config, name), config, tokenizer_dir)
-        case HubSourceConfig():
-            return _select(_hub_tasks(config, name), config, tokenizer_dir)
+            return select_tasks(
+                _jsonl_tasks(config, name), config, where=config.path, tokenizer_dir=tokenizer_dir
+            )
         case EnvironmentSourceConfig():
             return _EnvironmentSource(config, environments or {}, name=name)
         case SourceVariant():
@@ -85,17 +81,15 @@ class ListSource:
         return self._tasks[idx]
 
 
-def _select(
-    tasks: list[Task], config: JsonlSourceConfig | HubSourceConfig, tokenizer_dir: Path | None
+def select_tasks(
+    tasks: list[Task], config: PromptsConfig, *, where: str, tokenizer_dir: Path | None
 ) -> ListSource:
-    """Selects the tasks that the config keeps."""
+    """Selects the tasks that the config keeps. `where` names the source in messages."""
 
     def itself(task: Task) -> Task:
         return task
 
-    return ListSource(
-        select_fitting(tasks, config, task_of=itself, where=config.path, tokenizer_dir=tokenizer_dir)
-    )
+    return ListSource(select_fitting(tasks, config, task_of=itself, where=where, tokenizer_dir=tokenizer_dir))
 
 
 class _EnvironmentSource:
@@ -152,7 +146,7 @@ def _jsonl_tasks(config: JsonlSourceConfig, name: str) -> list[Task]:
         # Concatenated files may have a byte order mark in the middle.
         line = line.removeprefix(_BYTE_ORDER_MARK)
         if line.strip():
-            where = row_place(config, idx)
+            where = config.row_place(idx)
             task = Task(id=f"{name or path.stem}/{idx}", source=name, prompt="")
             tasks.append(task_from_row(_jsonl_row(line, where), config, task=task, where=where))
     if not tasks:
@@ -163,7 +157,7 @@ def _jsonl_tasks(config: JsonlSourceConfig, name: str) -> list[Task]:
 def _read_text(path: Path) -> str:
     """The text of a file. Raises: DataError that names the line at which it is not UTF-8."""
     if not is_there(path):
-        raise _missing_file_error(path)
+        raise missing_file_error(path)
     check_regular(path, "the task file")
     try:
         data = path.read_bytes()
@@ -180,7 +174,8 @@ def _read_text(path: Path) -> str:
         ) from err
 
 
-def _missing_file_error(path: Path) -> DataError:
+def missing_file_error(path: Path) -> DataError:
+    """The error for a file of tasks that does not exist, with the nearest path that does."""
     return DataError(f"{shown_path(path)} does not exist (looked in {Path.cwd()}){near_path(path)}")
 
 
@@ -195,76 +190,6 @@ def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
     if not isinstance(row, dict):
         raise DataError(f"{where} holds {shown}; expected a JSON object{_OTHER_FILES}")
     return cast("dict[str, Any]", row)
-
-
-def _hub_tasks(config: HubSourceConfig, name: str) -> list[Task]:
-    rows = _load_rows(config)
-    tasks: list[Task] = []
-    for idx, row in enumerate(rows):
-        task = Task(id=f"{name or Path(config.path).stem}/{idx}", source=name, prompt="")
-        tasks.append(task_from_row(row, config, task=task, where=row_place(config, idx)))
-    if not tasks:
-        raise DataError(f"data set {config.path}, split {config.split!r}, has no rows")
-    return tasks
-
-
-def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
-    """Loads the rows of a split: of a folder of `save_to_disk`, a file, a folder of files, or a name on the
-    hub.
-
-    Raises: ConfigError if the library is missing; DataError if the data set cannot be loaded.
-    """
-    try:
-        import datasets
-        from datasets.exceptions import DatasetsError
-    except ImportError as err:
-        raise ConfigError(f"the source `datasets` needs the package: {install_command('tasks')}") from err
-    path = Path(config.path).expanduser()
-    where = f"data set {config.path}, split {config.split!r}"
-    if config.is_local and not is_there(path):
-        raise _missing_file_error(path)
-    try:
-        with progress_bars_off():
-            if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-                loaded: Any = datasets.load_from_disk(str(path))
-                return cast("Iterable[Mapping[str, Any]]", _split_of(loaded, config))
-            if path.is_file():
-                kind = _file_kind(path)
-                return cast("Any", datasets.load_dataset(kind, data_files=str(path), split="train"))
-            name, revision = (str(path), "") if config.is_local else split_revision(config.path)
-            revision = revision or None
-            subset = config.subset or None
-            return cast("Any", datasets.load_dataset(name, subset, split=config.split, revision=revision))
-    except DataError:
-        raise
-    except (OSError, ValueError, KeyError, DatasetsError) as err:
-        # Only the cause of the library's error names the line and file that it could not read.
-        cause = f": {err.__cause__}" if err.__cause__ else ""
-        if isinstance(err.__cause__, UnicodeDecodeError):
-            cause += "; save the file as UTF-8"
-        raise DataError(f"{where} cannot be loaded: {err}{cause}") from err
-
-
-def _split_of(loaded: Any, config: HubSourceConfig) -> Any:
-    """The split that the config names; a folder of `save_to_disk` has one split, or several by name."""
-    if not isinstance(loaded, dict):
-        return loaded
-    splits = cast("dict[str, Any]", loaded)
-    if config.split not in splits:
-        raise DataError(
-            f"data set {config.path} has no split {config.split!r}{hint(config.split, list(splits))}"
-        )
-    return splits[config.split]
-
-
-def _file_kind(path: Path) -> str:
-    """The name under which `datasets` loads files of this kind."""
-    kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
-    if path.suffix not in kinds:
-        raise DataError(
-            f"{path}: files ending in {path.suffix!r} are not supported (choices: {', '.join(kinds)})"
-        )
-    return kinds[path.suffix]
 
 
 def _user_source(config: Use) -> TaskSource:

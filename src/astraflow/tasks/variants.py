@@ -113,6 +113,10 @@ class RowsConfig(PromptsConfig):
     columns: tuple[str, ...] = Field(default=(), max_length=MAX_COLUMNS)
     """Further columns that travel with each task; the reward gets them by name."""
 
+    def row_place(self, idx: int) -> str:
+        """Describes where row number `idx`, from 0, is."""
+        return f"row {idx + 1}"
+
 
 class RewardVariant(Variant):
     """Base of a reward's config that an installed package adds."""

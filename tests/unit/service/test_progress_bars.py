@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from transformers.utils import logging as transformers_logging
 
+from astraflow.addons.data_sets.config import HubSourceConfig
 from astraflow.models.loading import load_causal_lm
 from astraflow.service.progress_bars import progress_bars_off
-from astraflow.tasks.config import HubSourceConfig
 from astraflow.tasks.sources import make_source
 from drivers.engine_models import make_random_model
 

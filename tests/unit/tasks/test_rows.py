@@ -10,7 +10,7 @@ from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.addons.tiny_models.tokenizer import make_tokenizer
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import TaskSource
-from astraflow.tasks.config import HubSourceConfig, JsonlSourceConfig
+from astraflow.tasks.config import JsonlSourceConfig
 from astraflow.tasks.sources import make_source
 from astraflow.types import Message, Task
 from astraflow.types.row_columns import Row, answers_of, row_of, with_row
@@ -334,69 +334,6 @@ def test_a_task_of_another_source_has_no_columns() -> None:
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(120)
-def test_rows_of_verl_are_read_from_parquet_json_and_csv(tmp_path: Path) -> None:
-    import datasets
-
-    further = {**VERL, "prompt": [{"role": "system", "content": "Add."}, *VERL["prompt"]]}
-    rows = datasets.Dataset.from_list([VERL, further])
-    rows.to_parquet(str(tmp_path / "rows.parquet"))
-    (tmp_path / "rows.json").write_text(json.dumps([VERL, further]), encoding="utf-8")
-    settings: dict[str, Any] = {
-        "answer_key": "reward_model.ground_truth",
-        "columns": ("extra_info", "ability"),
-    }
-    for name in ("rows.parquet", "rows.json"):
-        source = make_source(HubSourceConfig(path=str(tmp_path / name), **settings), name="own")
-        assert [source.task(idx).prompt for idx in range(2)] == ["2 + 3?", "2 + 3?"]
-        assert source.task(1).context == (Message(role="system", content="Add."),)
-        assert source.task(0).answer == "5"
-        expected = {"extra_info": {"split": "train", "index": 7}, "ability": "math"}
-        assert row_of(source.task(0)).columns == expected
-    (tmp_path / "rows.csv").write_text("question,answer,level\n2 + 3?,5,1\n", encoding="utf-8")
-    config = HubSourceConfig(path=str(tmp_path / "rows.csv"), prompt_key="question", columns=("level",))
-    task = make_source(config, name="own").task(0)
-    assert (task.prompt, task.answer, row_of(task).columns) == ("2 + 3?", "5", {"level": 1})
-
-
-@pytest.mark.timeout(120)
-def test_tables_refuse_missing_values_and_other_encodings(tmp_path: Path) -> None:
-    for name, content, message in [
-        ("nan.csv", b"prompt,answer\nq,7\nr,nan\n", "row 2: 'answer' is None, .*a missing value"),
-        ("blank.csv", b"prompt,answer\nq,x\n ,y\n", "row 2: 'prompt' is empty"),
-        ("inf.csv", b"prompt,answer\nq,7\nr,inf\n", "row 2: 'answer' is inf"),
-        (
-            "nan.jsonl",
-            b'{"prompt": "q", "answer": 7}\n{"prompt": "r", "answer": NaN}\n',
-            "row 2: 'answer' is",
-        ),
-        ("nan.json", b'[{"prompt": "q", "answer": 7}, {"prompt": "r", "answer": NaN}]', "row 2: 'answer' is"),
-        (
-            "chat.csv",
-            b"prompt,answer\n\"[{'role': 'user', 'content': 'x'}]\",y\n",
-            "row 1: .* a chat that was",
-        ),
-        (
-            "latin.csv",
-            b"prompt,answer\nq\xe9,7\n",
-            "cannot be loaded: .*'utf-8' codec.*; save the file as UTF-8",
-        ),
-        ("half.jsonl", b'{"prompt": "a\\ud83d", "answer": "7"}\n', "cannot be loaded: .*surrogate pair"),
-    ]:
-        path = tmp_path / name
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=message) as caught:
-            make_source(HubSourceConfig(path=str(path)))
-        assert name in str(caught.value)
-    path = tmp_path / "bom.csv"
-    path.write_bytes(b"\xef\xbb\xbfprompt,answer\nq,7\nr,2.5\n")
-    source = make_source(HubSourceConfig(path=str(path)))
-    assert [(source.task(idx).prompt, source.task(idx).answer) for idx in range(2)] == [
-        ("q", "7"),
-        ("r", "2.5"),
-    ]
 
 
 def test_a_file_of_another_kind_names_the_source_that_reads_it(tmp_path: Path) -> None:

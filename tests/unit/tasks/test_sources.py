@@ -1,6 +1,5 @@
 """Task sources: what they read and generate, and how they refuse."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from astraflow.addons.reasoning_gym.gym import load_gym
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import TaskSource
-from astraflow.tasks.config import HubSourceConfig, JsonlSourceConfig
+from astraflow.tasks.config import JsonlSourceConfig
 from astraflow.tasks.sources import ListSource, make_source
 from astraflow.types import Message, Task
 
@@ -179,38 +178,6 @@ def test_a_missing_or_binary_task_file_is_a_data_error(tmp_path: Path) -> None:
         make_source(JsonlSourceConfig(path=str(tmp_path / "binary.jsonl")))
 
 
-# --- Hugging Face datasets ------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(120)
-def test_local_hugging_face_data_is_read_in_each_layout(tmp_path: Path) -> None:
-    import datasets
-
-    rows = datasets.Dataset.from_dict({"question": ["1 + 1", "2 + 2"], "answer": [2, 4]})
-    rows.save_to_disk(str(tmp_path / "saved"))
-    datasets.DatasetDict({"test": rows}).save_to_disk(str(tmp_path / "splits"))
-    rows.to_parquet(str(tmp_path / "rows.parquet"))
-    (tmp_path / "rows.bin").touch()
-    (tmp_path / "rows.json").write_text(json.dumps([{"question": "1 + 1", "answer": "2"}]))
-    expected = Task(id="own/0", source="own", prompt="1 + 1", answer="2")
-    for path, split in [
-        ("saved", "train"),
-        ("splits", "test"),
-        ("rows.parquet", "train"),
-        ("rows.json", "train"),
-    ]:
-        config = HubSourceConfig(path=str(tmp_path / path), split=split, prompt_key="question")
-        assert make_source(config, name="own").task(0) == expected
-    with pytest.raises(DataError, match=r"has no split 'train' \(choices: test\)"):
-        make_source(HubSourceConfig(path=str(tmp_path / "splits"), prompt_key="question"))
-    with pytest.raises(
-        DataError, match=r"row 1 has no key 'prompt'; did you mean \"question\"\? \(keys: answer, question\)"
-    ):
-        make_source(HubSourceConfig(path=str(tmp_path / "saved")))
-    with pytest.raises(DataError, match=r"files ending in '\.bin' are not supported"):
-        make_source(HubSourceConfig(path=str(tmp_path / "rows.bin")))
-
-
 # --- the user's own -------------------------------------------------------------------------------
 
 
@@ -236,17 +203,15 @@ def test_a_library_whose_import_failed_half_way_is_refused_again_and_not_used_as
             load_gym()
 
 
-@pytest.mark.parametrize("source", [JsonlSourceConfig, HubSourceConfig])
 @pytest.mark.parametrize("written", ["data/trian.csv", "data/Train.CSV.gz", "data/train.csv"])
-def test_a_missing_file_is_proposed_its_neighbor_and_the_hub_is_not_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: type[HubSourceConfig], written: str
+def test_a_missing_file_is_proposed_its_neighbor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
 ) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train-1.csv").write_text("question,answer\n1 + 1,2\n")
     with pytest.raises(DataError, match=r'does not exist \(looked in .*did you mean "data/train-1.csv"\?'):
-        make_source(source(path=written))
+        make_source(JsonlSourceConfig(path=written))
 
 
 def test_a_missing_folder_is_named_with_its_neighbor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,28 +221,3 @@ def test_a_missing_folder_is_named_with_its_neighbor(tmp_path: Path, monkeypatch
         DataError, match=r"train.jsonl does not exist .*; there is no folder 'dta'; did you mean \"data\""
     ):
         make_source(JsonlSourceConfig(path="dta/sums/train.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("path", "is_local"),
-    [
-        ("gsm8k", False),
-        ("openai/gsm8k", False),
-        ("openai/gsm8k@e53f048", False),
-        ("train", False),
-        ("trian.csv", True),
-        ("rows.v2", True),
-        ("openai/rows.parquet", True),
-        ("./rows", True),
-        ("~/rows", True),
-        ("a/b/c", True),
-        ("data/rows", True),
-        ("here/rows", True),
-    ],
-)
-def test_what_ends_like_a_file_or_begins_with_a_folder_is_never_a_name_on_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, *, is_local: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "here").mkdir()
-    assert HubSourceConfig(path=path).is_local == is_local

@@ -7,12 +7,12 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
+from astraflow.addons.data_sets.config import HubSourceConfig
 from astraflow.errors import ConfigError
 from astraflow.recipe.model_checks import models_of
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import named_uses
 from astraflow.run.preflight import listed
-from astraflow.tasks.config import HubSourceConfig
 from astraflow.user_input.hub_names import is_hub_name
 from astraflow.user_input.own_sources import module_file
 from astraflow.user_input.user_files import is_there

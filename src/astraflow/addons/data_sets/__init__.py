@@ -1,1 +1,1 @@
-"""Known data sets: prepared once, then read from a folder."""
+"""Data sets: those of Hugging Face, and known ones, prepared once and then read from a folder."""
