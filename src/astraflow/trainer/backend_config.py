@@ -1,4 +1,4 @@
-"""What computes the training steps in a recipe: PyTorch, or the backend of an installed package."""
+"""The backend of a recipe, which computes the training steps: PyTorch, or that of an installed package."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Builds the learner of a recipe: its loss over the backend that it names, or a learner of somebody's own."""
+"""Builds the learner of a recipe: its loss with the backend that it names, or a user's own learner."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -58,7 +58,7 @@ class ManifestReader(Protocol):
 
 
 class HttpReader:
-    """Reads from publishers and peers over HTTP, with one client per URL; `close` it.
+    """Reads from publishers and peers over HTTP, with one client per URL. Call `close` at the end.
 
     `connect` makes the client of a URL. The client's patience is how long a source is tried before the next
     one. `read_into` first reads straight into the caller's memory, over separate connections that show the
@@ -105,7 +105,7 @@ class HttpReader:
             view[:] = await self.read(url, chunk_hash, start=start, end=start + view.nbytes)
 
     async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:
-        """The manifest of a version; None if the publisher does not, or no longer, have it."""
+        """The manifest of a version; None if the publisher does not have it, or no longer has it."""
         try:
             return await self._client(url).call("GET", f"/v1/manifests/{policy}/{version}", Manifest)
         except RefusedError as err:

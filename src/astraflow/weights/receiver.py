@@ -68,7 +68,7 @@ def _loop_time() -> float:
 
 
 class Receiver:
-    """Fetches versions of any number of policies; `close` it.
+    """Fetches versions of any number of policies. Call `close` at the end.
 
     `cache_dir` gets one folder per set of model files (config, tokenizer), shared by all versions that have
     them and by all receivers of a machine. One version of a policy is transferred at a time. A peer that does

@@ -1,7 +1,7 @@
 """AdamW with moving averages that take less device memory: in bfloat16, in host memory, or both.
 
 Torch's AdamW keeps them in the dtype and on the device of the weights, 8 bytes per parameter in float32.
-Here, each tensor's averages are converted to float32 on the device, updated, and make_average back, one
+Here, each tensor's averages are converted to float32 on the device, updated, and converted back, one
 tensor after the other. The arithmetic of a step is always in float32.
 
 In bfloat16, the average of squares is rounded to 3 digits. That is harmless as long as a step changes it by

@@ -189,9 +189,9 @@ class TrainedModel(ScoringModel):
         return norm
 
     def _share(self, part: TrainedPart) -> None:
-        """Makes the gradient of a part that several ranks have the same on all of them, to the last bit.
+        """Makes the gradient of a part that several ranks have identical on all of them, to the last bit.
 
-        Where each found all of it, their kernels may have rounded it in different ways.
+        If each rank computed the whole gradient, their kernels may have rounded it differently.
         """
         grad = part.own.grad
         assert grad is not None
