@@ -410,9 +410,9 @@ computes them."""
 
 
 _FACTOR = re.compile(r"(?<=[\d)])\s*(?=\()|(?<=\d)\s*(?=\{)")
-"""Where a product sign is left out, as in `2(3)`. The parser would read a mixed number, and add."""
+"""Place of an omitted product sign, as in `2(3)`. The parser would read a mixed number, and add."""
 _TWO_NUMBERS = re.compile(r"\d\s+\.?\d|\d\.\d+\.\d|'")
-"""Two numbers side by side, of which the parser would make a sum or a product; and primes, which it drops."""
+"""Two adjacent numbers, which the parser would add or multiply; and primes, which it drops."""
 
 
 def _parse(text: str) -> Any | None:
@@ -483,11 +483,11 @@ _KNOWN_PAIRS = (
 
 
 class _UnreadError(Exception):
-    """A text is read, but nothing is compared with it."""
+    """Raised for a text that can be parsed, but must not be compared."""
 
 
 def _unless_refused(work: Callable[[], _T]) -> _T | None:
-    """What `work` returns; None if the libraries refuse the text or the comparison.
+    """Calls `work` and returns its result; None if the libraries refuse the text or the comparison.
 
     Raises: ScorerError if the libraries do not work; whatever else `work` raises.
     """
@@ -504,7 +504,7 @@ def _unless_refused(work: Callable[[], _T]) -> _T | None:
 
 
 def _check_libraries(error: Exception) -> None:
-    """Checks that an error is due to a text, because the libraries still work for another one."""
+    """Checks that an error is due to the text: the libraries must still work for another one."""
     gold, answer = _KNOWN_PAIRS[0]
     parse = _library().parse
     try:

@@ -1,7 +1,7 @@
 """Ends a function that has used too much CPU time, in whatever thread it runs.
 
-The limit counts the CPU time of the function's own thread, so time on a busy machine, or time spent waiting
-for a disk, does not count. A second limit on elapsed time, which should be far larger, ends a function that
+The limit counts the CPU time of the function's own thread, so time that the thread spends waiting, for a CPU
+or a disk, does not count. A second limit on elapsed time, which should be far larger, ends a function that
 waits forever.
 
 A function that was ended may leave libraries in an unexpected state.

@@ -200,7 +200,7 @@ def _is_long(sentence: str) -> bool:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether words stand around the answer."""
+    """Whether words surround the answer."""
     if "\n" in text.strip():
         return True
     words = _words(text)
