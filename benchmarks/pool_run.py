@@ -227,7 +227,7 @@ class PoolRun:
         self._core = Core(plan)
         attach = AttachTrainer(policy=POLICY, trainer_id=POLICY, durable_step=0)
         self._epoch: int = self._apply(attach).epoch
-        self._shares.attached(POLICY, 0.0)
+        self._shares.note_session(POLICY, 0.0)
         self._publish()
         for name in self._sizer.choose_first(num_services):
             self._ask_for(name)
@@ -271,7 +271,7 @@ class PoolRun:
         is_held_back = self._core.is_held_back(self._served())
         for service in joined:
             free = 1 - len(service.jobs) / service.num_places
-            self._shares.beat(
+            self._shares.note_beat(
                 service.worker_id,
                 free_frac=free,
                 is_held_back=is_held_back,
@@ -453,7 +453,7 @@ class PoolRun:
         self._publish()
         self._apply(command)
         batches = self._core.num_batches(POLICY)
-        self._shares.committed(POLICY, waited_s=self._waited_s, now_s=self._now_s, batches=batches)
+        self._shares.note_step(POLICY, waited_s=self._waited_s, now_s=self._now_s, batches=batches)
         self._waits_since_s = self._now_s
         self._woken |= {"leases", f"batch/{POLICY}"}
 

@@ -84,7 +84,7 @@ def advice_of(snapshot: RunSnapshot) -> ScalingAdvice:
 def contacted(wait: Wait) -> Wait:
     """The wait with what is known of a trainer that was heard of long ago."""
     contacts = TrainerContacts(["actor"], heartbeat_s=2.0, started_s=0.0)
-    return contacts.explained(wait, 10_000.0)
+    return contacts.explain(wait, 10_000.0)
 
 
 def cores() -> Iterator[Driver]:
@@ -176,12 +176,12 @@ def all_advice() -> Iterator[ScalingAdvice]:
     for wait_frac, free_frac in ((0.0, 0.0), (0.3, 0.0), (0.0, 0.4), (0.5, 0.4)):
         shares = WaitShares()
         yield shares.advice(0.0, {}, services)
-        shares.attached("actor", 0.0)
+        shares.note_session("actor", 0.0)
         for step in range(1, 21):
-            shares.committed("actor", waited_s=wait_frac * 10.0, now_s=step * 10.0)
+            shares.note_step("actor", waited_s=wait_frac * 10.0, now_s=step * 10.0)
         for beat in range(100):
             for service in services:
-                shares.beat(service, free_frac=free_frac, is_held_back=True, now_s=2.0 * beat)
+                shares.note_beat(service, free_frac=free_frac, is_held_back=True, now_s=2.0 * beat)
         yield shares.advice(200.0, {}, services)
 
 

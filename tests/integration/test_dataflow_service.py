@@ -437,12 +437,12 @@ async def test_a_service_with_the_wrong_model_is_told_what_differs(tmp_path: Pat
         )
         error = await refused(run.client.register(request))
         assert error.code == "fingerprint"
-        assert "its model of policy 'actor' is model-other, the run's is model-actor" in str(error)
+        assert "its model of policy 'actor' is model-other, but the run's is model-actor" in str(error)
         session = SessionRequest(
             trainer_id="t", durable_step=0, fingerprints=Fingerprints(recipe="another recipe")
         )
         error = await refused(run.client.attach("actor", session))
-        assert "its recipe is another recipe, the run's is r1" in str(error)
+        assert "its recipe is another recipe, but the run's is r1" in str(error)
         with pytest.raises(VersionMismatchError, match="speaks protocol 99"):
             await run.client.register(msgspec.structs.replace(request, protocol=99))
         hosting = msgspec.structs.replace(request, hosts=("critic",), fingerprints=Fingerprints())
@@ -535,8 +535,8 @@ async def test_malformed_requests_get_a_clear_400(tmp_path: Path) -> None:
             ("POST", "/v1/episodes", b"not json", "EpisodeResults"),
             ("POST", "/v1/stop", b'{"reason": "x", "why": 1}', "unknown field `why`"),
             ("GET", "/v1/policies/actor/batches/0", b"", "query parameter epoch is missing"),
-            ("GET", "/v1/policies/actor/versions?after=x", b"", "after='x' is no number"),
-            ("GET", "/v1/policies/actor/versions?wait_s=nan", b"", "wait_s=nan is not finite"),
+            ("GET", "/v1/policies/actor/versions?after=x", b"", "after='x' must be a number"),
+            ("GET", "/v1/policies/actor/versions?wait_s=nan", b"", "wait_s=nan must be finite"),
         ):
             headers = {"content-type": "application/json"}
             async with session.request(method, run.url + path, data=body or None, headers=headers) as answer:

@@ -50,7 +50,7 @@ async def test_a_value_that_cannot_be_recorded_is_refused_and_changes_nothing(
     assert (core.snapshot(), journal.seq) == (before, seq)
     assert not dispatcher.fatal.is_set()
     dispatcher.apply(AddWorker(worker_id="v", name="v", hosts=("actor",)))
-    await dispatcher.settled()
+    await dispatcher.wait_durable()
     await journal.close()
     again = Journal(tmp_path)
     assert again.seq == seq + 1
@@ -93,7 +93,7 @@ async def test_a_fault_in_the_writer_of_the_tables_is_fatal_at_once(tmp_path: Pa
     journal = Journal(tmp_path, insert=faulty)
     dispatcher = Dispatcher(Core(make_plan()), journal, Liveness(30.0))
     dispatcher.apply(AddWorker(worker_id="w", name="w", hosts=("actor",)))
-    await dispatcher.settled()
+    await dispatcher.wait_durable()
     with pytest.raises(JournalError):
         await journal.wait_flushed()
     assert dispatcher.fatal.is_set()

@@ -178,5 +178,5 @@ async def test_no_service_makes_room_while_all_are_alive(tmp_path: Path) -> None
         run.service._liveness.max_workers = 1
         await ScriptedWorker(run.client).register()
         hasty = ServiceClient("memory", transport=MemoryTransport(run.service.app), patience_s=0.0)
-        with pytest.raises(UnavailableError, match="1 rollout services have joined"):
+        with pytest.raises(UnavailableError, match="the maximum of 1 rollout services has joined"):
             await ScriptedWorker(DataflowClient(hasty)).register()

@@ -35,7 +35,7 @@ class Loop:
         fields = {"min_services": least, "max_services": MOST, "pool": pool}
         self.sizer = PoolSizer(parse_config(fields, ClusterConfig, where="cluster"))
         self.shares = WaitShares(WINDOW_S)
-        self.shares.attached("actor", 0.0)
+        self.shares.note_session("actor", 0.0)
         self.now_s = 0.0
         self.since_s = dict.fromkeys(self.sizer.choose_first(first), -JOIN_S)
         self.sizes = [len(self.since_s)]
@@ -54,7 +54,7 @@ class Loop:
             is_full = round(self.now_s / EVERY_S) % 10 < 10 * (1 - free)
             for name in working:
                 self.tokens[name] = self.tokens.get(name, 1) + 200 * is_full
-                self.shares.beat(
+                self.shares.note_beat(
                     name,
                     free_frac=float(not is_full) if self.tells_tokens else free,
                     is_held_back=True,
@@ -70,7 +70,7 @@ class Loop:
         self.batches += 1 - waited
         if not self.tells_tokens or int(self.batches) > before:
             done = self.batches if self.tells_tokens else 0.0
-            self.shares.committed("actor", waited_s=self.waited_s, now_s=self.now_s, batches=done)
+            self.shares.note_step("actor", waited_s=self.waited_s, now_s=self.now_s, batches=done)
             self.waited_s = 0.0
 
     def _follow(self, advice: ScalingAdvice, working: list[str]) -> None:

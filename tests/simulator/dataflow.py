@@ -304,7 +304,7 @@ class Dataflow:
         revoked = self.core.revoked_leases(worker_id, lease_ids)
         has_loaded = served != worker.served
         live = set(lease_ids) - set(revoked)
-        self.liveness.beat(worker_id, live, Load(versions=served), self._world.now_s)
+        self.liveness.note_beat(worker_id, live, Load(versions=served), self._world.now_s)
         if has_loaded:
             self._wake(("leases",))
         reply = HeartbeatReply(revoked=revoked, state=state, is_draining=worker.is_draining)
@@ -348,7 +348,7 @@ class Dataflow:
         )
 
     def _on_episodes(self, answer: Answer, worker_id: str, results: tuple[tuple[str, Any], ...]) -> None:
-        self.liveness.seen(worker_id, self._world.now_s)
+        self.liveness.note_seen(worker_id, self._world.now_s)
         receipts: list[EpisodeReceipt] = []
         for lease_id, outcome in results:
             try:
@@ -376,7 +376,7 @@ class Dataflow:
         worker = self.liveness.worker(worker_id)
         if worker is None:
             raise RefusedError(f"{worker_id} is not known", code="unknown_worker", status=404)
-        self.liveness.seen(worker_id, self._world.now_s)
+        self.liveness.note_seen(worker_id, self._world.now_s)
         return worker
 
     def _drop_if_drained(self, worker_id: str) -> None:

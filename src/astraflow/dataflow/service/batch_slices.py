@@ -1,7 +1,7 @@
 """Cuts a batch into slices, one per rank, and a slice into pages, and encodes one of them.
 
-Slices are balanced by what they cost to compute, and hold whole groups. A page holds as many samples of a
-slice as fit into the body of one answer. Token columns are copied as they were stored.
+Slices are balanced by their cost of computation, and hold whole groups. A page holds as many samples of a
+slice as fit into the body of one reply. Stored token columns are copied without decoding them.
 """
 
 import heapq
@@ -27,19 +27,19 @@ __all__ = [
 ]
 
 PAGE_BYTES = 64 * 1024 * 1024
-"""Bytes of a page's samples as they are stored. In JSON they are a third more, and a body may be 256 MiB; a
-sample that is longer has a page of its own."""
+"""Most bytes of a page's samples, as they are stored. JSON takes a third more, and a body may have 256 MiB. A
+longer sample gets its own page."""
 _SAMPLE_BYTES = 1024
-"""More than the fields of a sample beside its trajectory and its advantages."""
+"""Upper bound for the fields of a sample other than its trajectory and advantages."""
 _ADVANTAGE_BYTES = 32
 
 _EVEN_TOKENS = 24_576
-"""Length at which attention costs as much as all else in a layer: 12 times the width of a model of 1.7
-billion parameters. A wrong number costs balance, nothing else."""
+"""Length at which attention costs as much as the rest of a layer: 12 times the width of a model of 1.7
+billion parameters. A wrong value only makes the slices less balanced."""
 
 
 def sample_cost(num_tokens: int) -> float:
-    """What a sample costs to compute, in tokens of a short one: attention grows with the square of the
+    """Cost of computing a sample, in tokens of a short sample. Attention grows with the square of the
     length."""
     return num_tokens + num_tokens**2 / _EVEN_TOKENS
 
@@ -47,12 +47,12 @@ def sample_cost(num_tokens: int) -> float:
 def slice_indices(
     costs: Sequence[float], world: int, groups: Sequence[Hashable] | None = None
 ) -> list[list[int]]:
-    """Positions of the samples of each rank; they ascend. The same input gives the same slices.
+    """Positions of each rank's samples, in ascending order. The same input gives the same slices.
 
-    Groups are given out by cost, the dearest first, each to the rank with the least so far: the dearest rank
-    exceeds the mean by at most one group.
-    `groups`: for each sample, the group that it belongs to. The samples of a group stay together: they may
-    share a prefix, and episodes are weighed whole. By default each sample is a group.
+    Groups are assigned in descending order of cost, each to the rank with the lowest cost so far. So the most
+    expensive rank exceeds the mean by at most one group.
+    `groups`: the group of each sample. The samples of a group stay together, because they may share a prefix
+    and because episodes are weighed as a whole. By default, each sample is its own group.
     """
     members: dict[Hashable, list[int]] = {}
     for idx in range(len(costs)):
@@ -68,8 +68,8 @@ def slice_indices(
 
 
 def page_ranges(sizes: Sequence[int], limit: int) -> list[range]:
-    """The samples of each page, by position: as many as have at most `limit` bytes together, or one that has
-    more. There is one page at least. The same input gives the same pages."""
+    """The positions of each page's samples: as many as have at most `limit` bytes together, or one that has
+    more. There is at least one page. The same input gives the same pages."""
     pages: list[range] = []
     start = 0
     num_bytes = 0
@@ -84,7 +84,7 @@ def page_ranges(sizes: Sequence[int], limit: int) -> list[range]:
 
 @dataclass(frozen=True, slots=True)
 class SliceRequest:
-    """What of a batch is asked for, and how it is to be encoded."""
+    """Which part of a batch is requested, and in which encoding."""
 
     rank: int
     world: int
@@ -101,30 +101,28 @@ def encode_slice(
     *,
     state: RunState,
 ) -> bytes:
-    """A `BatchReply` with one rank's slice, or a page of it, encoded: the same bytes for the same view.
+    """Encodes a `BatchReply` with one rank's slice, or a page of it. The same view gives the same bytes.
 
-    In msgpack the stored trajectories are copied without decoding them. Reads files: run it in a thread.
+    For msgpack, stored trajectories are copied without decoding. Run it in a thread, because it reads files.
     Raises: WireError if the slice has no such page.
     """
-    world = request.world
-    media_type = request.media_type
     groups = [sample.group_id for sample in view.samples]
-    slices = slice_indices([sample_cost(sample.num_tokens) for sample in view.samples], world, groups)
+    slices = slice_indices([sample_cost(sample.num_tokens) for sample in view.samples], request.world, groups)
     chosen = [view.samples[idx] for idx in slices[request.rank]]
     num_pages = 1
     if request.page != WHOLE_SLICE:
         pages = page_ranges([_stored_bytes(sample) for sample in chosen], request.page_bytes)
         num_pages = len(pages)
         if not 0 <= request.page < num_pages:
-            raise WireError(f"page {request.page} of a slice of {num_pages} pages; they count from 0")
+            raise WireError(f"page {request.page} does not exist: the slice has {num_pages}, counted from 0")
         chosen = [chosen[idx] for idx in pages[request.page]]
     payloads = read([sample.payload for sample in chosen])
-    trajectory = _spliced if media_type == wire.MSGPACK else _decoded
+    trajectory = _splice if request.media_type == wire.MSGPACK else _decode
     batch = Batch(
         policy=view.policy,
         step=view.step,
         rank=request.rank,
-        world=world,
+        world=request.world,
         trainer_version=view.trainer_version,
         samples=tuple(
             [
@@ -143,18 +141,18 @@ def encode_slice(
         staleness_max=view.staleness_max,
         is_redo=view.is_redo,
     )
-    return wire.encode(BatchReply(batch=batch, state=state, num_pages=num_pages), media_type)
+    return wire.encode(BatchReply(batch=batch, state=state, num_pages=num_pages), request.media_type)
 
 
 def _stored_bytes(sample: SampleView) -> int:
-    """What a sample takes in an answer, or a little more."""
+    """Upper bound for the size of a sample in a reply."""
     return sample.payload.length + _SAMPLE_BYTES + _ADVANTAGE_BYTES * len(sample.advantages)
 
 
-def _spliced(payload: bytes | memoryview) -> Trajectory:
-    """Bytes that the encoder copies where it expects a trajectory; they have no other use."""
+def _splice(payload: bytes | memoryview) -> Trajectory:
+    """Encoded bytes in place of a trajectory. The encoder copies them; nothing else may use them."""
     return cast("Trajectory", msgspec.Raw(payload))
 
 
-def _decoded(payload: bytes | memoryview) -> Trajectory:
+def _decode(payload: bytes | memoryview) -> Trajectory:
     return wire.decode(payload, Trajectory)

@@ -1,8 +1,8 @@
 """The dataflow's clock: Unix time that never jumps.
 
-Somebody may set the wall clock during a run, and no deadline may pass because of that. So the time
-of a process is that of the wall clock when it began, plus what the monotonic clock has counted since. After
-a restart it is never before the newest record of the journal: every record carries it.
+Someone may set the wall clock during a run, and that must not make a deadline pass. So the time of a process
+is the wall clock's at its start, plus what the monotonic clock has counted since. After a restart, it is
+never earlier than the newest record of the journal, since every record carries the time.
 """
 
 import time
@@ -21,10 +21,10 @@ class SteadyClock:
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`at_least_s`: the time of the newest record."""
+        """`at_least_s`: the time of the journal's newest record."""
         self._monotonic = monotonic
         self._offset_s = max(wall(), at_least_s) - monotonic()
 
     def __call__(self) -> float:
-        """Unix seconds, never less than before."""
+        """Unix seconds; never less than an earlier result."""
         return self._offset_s + self._monotonic()

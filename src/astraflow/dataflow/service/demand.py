@@ -1,16 +1,16 @@
-"""How many rollout services the training needs, from what it takes and what they give: known before anybody
-waits, so a pool can follow a load that grows or shrinks.
+"""Estimates how many rollout services the training needs, from the tokens that both sides process.
 
-Passive, as `scaling.py`, which it belongs to. Three figures make it up:
+The estimate is known before anyone waits, so a pool can follow a load that grows or shrinks.
+Passive, like `scaling.py`, which uses it. It is made of three figures:
 
-- the tokens of a batch: what all services generated between two commits, divided by the batches that were
-  completed meanwhile, so groups that are filtered count as what they cost;
-- the seconds that the trainer trains for a batch, without its waits;
+- the tokens per batch: what all services generated between two commits, divided by the number of batches
+  completed in that time, so that the cost of filtered groups is included;
+- the seconds for which the trainer trains a batch, without its waits;
 - the tokens per second of a service whose slots are full.
 
-The first divided by the other two is the number of services that generate a batch in the time in which one is
-trained. It is formed over the older and the newer half of the last commits; the difference is the trend. Both
-are unknown while services report no tokens, or none had its slots full.
+The first divided by the other two is the number of services that generate a batch in the time that training
+one takes. It is computed over the older and the newer half of the last commits; the difference is the trend.
+Both are unknown while services report no tokens, or none of them has had its slots full.
 """
 
 import math
@@ -18,55 +18,55 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Demand", "Needed", "pace"]
+__all__ = ["Demand", "ServiceNeed", "pace"]
 
 _WINDOWS = 4.0
-"""Commits of so many windows are looked at, half of them for each of the two values."""
-_LEAST_INTERVALS = 24
-"""At least so many, if steps take long: the lengths of one batch move the need by about a tenth."""
+"""Number of windows whose commits are used, half of them for each of the two values."""
+_MIN_INTERVALS = 24
+"""Fewest commits to use, even for long steps: the lengths in one batch change the need by about a tenth."""
 _INTERVALS_PER_WINDOW = 8.0
-"""Steps that are shorter than this share of a window are taken together."""
+"""Steps shorter than the window divided by this are combined."""
 _KNOWN_S = 8.0
-"""A service's speed is known after so much time with full slots."""
+"""Time with full slots after which a service's speed is known."""
 _TREND = 0.7
-"""Share of the trend that is believed: the end of one is seen late."""
+"""Share of the trend that is extrapolated, because the end of a trend shows late."""
 _OVERLAPS = (6.0, 40.0)
-"""The least and the largest that is believed: what lies beyond is noise."""
-_MOST_RATIO = 1e6
-"""Bounds what is computed for a pool that is hopelessly small."""
+"""Smallest and largest plausible overlap; values beyond are noise."""
+_MAX_RATIO = 1e6
+"""Bounds the result for a pool that is far too small."""
 _NEAR = 1.3
-"""How far supply and demand may be apart for telling how well they overlap."""
+"""Largest ratio of supply and demand at which their overlap can be measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
-    """Services that the training needs at a time, and how many more each second later."""
+class ServiceNeed:
+    """The number of services that the training needs, and its change per second."""
 
     number: float
     per_s: float
     overlap: float
-    """How well trainer and services work at the same time; see `pace`."""
+    """How well trainer and services work in parallel; see `pace`."""
 
     def after(self, seconds: float) -> float:
-        """How many there should be then; never negative."""
+        """The number needed that much later; never negative."""
         return max(0.0, self.number + self.per_s * seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """Sums since the start, at a commit."""
+    """Sums from the start to one commit."""
 
     at_s: float
     steps: int
     trained_s: float
     batches: float
-    """Committed ones, and the complete groups that wait for a trainer."""
+    """Committed batches, plus the complete groups that wait for a trainer as fractions of a batch."""
     tokens: float
     full_tokens: float
-    """Those that services generated while their slots were full."""
+    """Tokens that services generated while their slots were full."""
     full_s: float
     service_s: float
-    """Time of all services together."""
+    """Sum of the times of all services."""
 
 
 @dataclass(slots=True)
@@ -79,8 +79,8 @@ class _Service:
 
 
 class Demand:
-    """Example: `demand.beat("rollout-0", tokens=4000, is_full=True, now_s=8.0)`, then
-    `demand.committed("actor", trained_s=50.0, batches=7.5, now_s=9.0)` and `demand.needed(10.0)`."""
+    """Example: `demand.note_beat("rollout-0", tokens=4000, is_full=True, now_s=8.0)`, then
+    `demand.note_step("actor", trained_s=50.0, batches=7.5, now_s=9.0)` and `demand.estimate(10.0)`."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -93,11 +93,11 @@ class Demand:
         self._trained_s: dict[str, float] = {}
         self._points: dict[str, deque[_Point]] = {}
 
-    def beat(self, service: str, *, tokens: int, is_full: bool, now_s: float) -> None:
-        """Records a heartbeat: what the service has generated so far, and whether its slots are full."""
+    def note_beat(self, service: str, *, tokens: int, is_full: bool, now_s: float) -> None:
+        """Records a heartbeat: the tokens generated so far, and whether the service's slots are full."""
         before = self._services.get(service)
         if not tokens:
-            return  # it loads its first version
+            return  # it is loading its first version
         self._services[service] = _Service(now_s, tokens, is_full)
         if before is None:
             return
@@ -112,13 +112,16 @@ class Demand:
         """Forgets a rollout service that is gone."""
         self._services.pop(service, None)
 
-    def attached(self, policy: str) -> None:
-        """Records that a trainer begins a session: what it did before is no measure of what it does."""
+    def note_session(self, policy: str) -> None:
+        """Records that a trainer begins a session. Its earlier steps don't count: its speed may differ."""
         self._points.pop(policy, None)
 
-    def committed(self, policy: str, *, trained_s: float, batches: float, now_s: float) -> None:
-        """Records a step: the time that it trained, and how many batches there have been so far, with the
-        complete groups that wait as parts of one."""
+    def note_step(self, policy: str, *, trained_s: float, batches: float, now_s: float) -> None:
+        """Records a step.
+
+        `trained_s`: time spent on training. `batches`: number of batches so far, including the complete
+        groups that wait, as fractions of a batch.
+        """
         steps = self._steps[policy] = self._steps.get(policy, 0) + 1
         total_s = self._trained_s[policy] = self._trained_s.get(policy, 0.0) + trained_s
         points = self._points.setdefault(policy, deque())
@@ -126,16 +129,16 @@ class Demand:
             points.pop()
         full = (self._full_tokens, self._full_s)
         points.append(_Point(now_s, steps, total_s, batches, self._tokens, *full, self._service_s))
-        while len(points) > _LEAST_INTERVALS + 1 and points[1].at_s < now_s - _WINDOWS * self._window_s:
+        while len(points) > _MIN_INTERVALS + 1 and points[1].at_s < now_s - _WINDOWS * self._window_s:
             points.popleft()
 
-    def needed(self, now_s: float) -> Needed | None:
-        """What the trainer needs that needs most; None if that is not known."""
-        found = [needed for points in self._points.values() if (needed := _needed(points, now_s))]
+    def estimate(self, now_s: float) -> ServiceNeed | None:
+        """The need of the trainer that needs the most services; None if unknown."""
+        found = [needed for points in self._points.values() if (needed := _estimate(points, now_s))]
         return max(found, key=lambda needed: needed.number, default=None)
 
 
-def _needed(points: Sequence[_Point], now_s: float) -> Needed | None:
+def _estimate(points: Sequence[_Point], now_s: float) -> ServiceNeed | None:
     if len(points) < 3:
         return None
     first = points[0]
@@ -151,23 +154,23 @@ def _needed(points: Sequence[_Point], now_s: float) -> Needed | None:
         return None
     centre_s = (middle.at_s + last.at_s) / 2
     per_s = _TREND * 2 * (newer - older) / (last.at_s - first.at_s)
-    return Needed(newer + per_s * (now_s - centre_s), per_s, _overlap(middle, last, newer))
+    return ServiceNeed(newer + per_s * (now_s - centre_s), per_s, _overlap(middle, last, newer))
 
 
 def pace(num_services: float, needed: float, overlap: float) -> float:
-    """Share of its full pace that the trainer reaches with so many services.
+    """Share of its full speed that the trainer reaches with this many services.
 
-    With a perfect overlap it is the smaller of `num_services / needed` and 1. Where batches wait for their
-    longest episodes, both sides wait in turns, and it is less than either, most where they are equal.
+    With perfect overlap, it is the smaller of `num_services / needed` and 1. If batches wait for their
+    longest episodes, the two sides wait in turns, and the share is lower, most of all where both are equal.
     """
     if needed <= 0:
         return 1.0
-    ratio = min(_MOST_RATIO, needed / max(num_services, 1e-6))
+    ratio = min(_MAX_RATIO, needed / max(num_services, 1e-6))
     return (ratio**overlap + 1) ** (-1 / overlap)
 
 
 def _overlap(begin: _Point, end: _Point, needed: float) -> float:
-    """The exponent with which `pace` gives the measured one."""
+    """The exponent with which `pace` yields the measured pace."""
     low, high = _OVERLAPS
     passed_s = end.at_s - begin.at_s
     measured = (end.trained_s - begin.trained_s) / passed_s
@@ -184,7 +187,7 @@ def _overlap(begin: _Point, end: _Point, needed: float) -> float:
 
 
 def _ratio(begin: _Point, end: _Point, speed: float) -> float:
-    """Services that would have generated the batches in the time in which they were trained."""
+    """Number of services that would have generated the batches in the time that training them took."""
     batches = end.batches - begin.batches
     trained_s = end.trained_s - begin.trained_s
     steps = end.steps - begin.steps

@@ -1,8 +1,8 @@
-"""The one way into the core: applies a command, journals it, and wakes whoever waits for what it changed.
+"""The only way into the core: applies a command, journals it, and wakes whoever waits for the change.
 
-Everything here runs in one event loop. Between a command and its record there is no `await`, so the order of
-records is the order of commands. An answer that rests on the core's state is given after `settled`, when
-every record behind that state is durable.
+Everything here runs in one event loop. There is no `await` between a command and its record, so the order of
+records is the order of commands. A reply that depends on the core's state is sent after `wait_durable`,
+when every record that led to that state is durable.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ _log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """The core and the journal of one run, and those who wait for their changes.
+    """The core and the journal of one run, and the callers that wait for changes.
 
-    `fatal` is set if the core itself failed: restart the process.
+    `fatal` is set if the core itself failed. Then the process must be restarted.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Dispatcher:
         clock: Callable[[], float] | None = None,
         shares: WaitShares | None = None,
     ) -> None:
-        """`clock`: Unix time of records and deadlines; by default a `SteadyClock`. `shares`: who waits for
-        whom, for the advice on the number of services."""
+        """`clock`: Unix time of records and deadlines; by default a `SteadyClock`. `shares`: the wait shares,
+        from which the advice on the number of services follows."""
         self.core = core
         self.journal = journal
         self.liveness = liveness
@@ -72,16 +72,16 @@ class Dispatcher:
         self.fatal = asyncio.Event()
         journal.on_broken = self.fatal.set
         self.deadline_moved = asyncio.Event()
-        """Set when something may be overdue earlier than `watched_until_s`."""
+        """Set when something may become overdue before `watched_until_s`."""
         self.watched_until_s = math.inf
 
     @functools.cached_property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop in which all of this runs. Kept, because Python 3.11 makes a system call to find it."""
+        """The loop in which all of this runs. Cached, because Python 3.11 makes a system call to find it."""
         return asyncio.get_running_loop()
 
     def apply(self, command: Command) -> Decision:
-        """What the command leads to; its record is on the way to the disk when this returns.
+        """Applies a command. Its record is on the way to the disk, but not yet durable, when this returns.
 
         Raises: RefusedError, FencedError (nothing changed); JournalError while nothing can be written.
         """
@@ -91,9 +91,9 @@ class Dispatcher:
         return decision
 
     def apply_all(self, commands: Iterable[Command]) -> list[Decision | RefusedError]:
-        """What several commands lead to, in order. They share one record, without those that were refused.
+        """Applies several commands in order. The accepted ones share one record.
 
-        Raises: JournalError while nothing can be written; nothing is applied then.
+        Raises: JournalError while nothing can be written. Then no command is applied.
         """
         self.check()
         now_s = self.clock()
@@ -102,16 +102,16 @@ class Dispatcher:
         events: list[tuple[Event, ...]] = []
         wakes: dict[str, None] = {}
         for command in commands:
-            encoded = _encoded(command)
+            encoded = _encode(command)
             if isinstance(encoded, RefusedError):
                 decisions.append(encoded)
                 continue
-            decision = self._decided(command, now_s)
+            decision = self._decide(command, now_s)
             decisions.append(decision)
             if isinstance(decision, RefusedError):
                 continue
             if decision.events or not isinstance(command, IssueLeases | TakeBatch):
-                # A request for leases or a batch that changed nothing needs no record; polls make many.
+                # Polls make many requests for leases or a batch that change nothing. They need no record.
                 applied.append(encoded)
                 events.append(decision.events)
             wakes.update(dict.fromkeys(decision.wakes))
@@ -122,8 +122,8 @@ class Dispatcher:
                 self._fail("a record could not be appended to the journal")
                 raise
             if _has_failed(events):
-                # A component of the user's own may have ended the run. Once fixed, it would decide
-                # otherwise, and the records could not be replayed.
+                # A user's component may have ended the run. After a fix it would decide differently, so the
+                # records before this point could not be replayed. The snapshot makes that unnecessary.
                 self.journal.snapshot(self.core)
             self._snapshot_if_due()
             self._follow(events)
@@ -133,11 +133,11 @@ class Dispatcher:
     def _snapshot_if_due(self) -> None:
         try:
             self.journal.snapshot_if_due(self.core)
-        except ComponentError as err:  # e.g. the `state()` of a curator of the user's own
+        except ComponentError as err:  # e.g. from the `state()` of a user's curator
             self.apply(StopRun(reason=str(err), is_failure=True))
 
     def drop_worker(self, worker_id: str, reason: str) -> None:
-        """A rollout service is gone; what is known of it goes too. Raises: JournalError."""
+        """Removes a rollout service that is gone, with all state about it. Raises: JournalError."""
         leases = self.core.worker_leases(worker_id)
         self.apply(DropWorker(worker_id=worker_id, reason=reason))
         self.liveness.end(leases)
@@ -152,8 +152,8 @@ class Dispatcher:
             raise JournalError("the dataflow's core or journal failed; the service restarts from its journal")
         self.journal.check()
 
-    def _decided(self, command: Command, now_s: float) -> Decision | RefusedError:
-        """An exception that is no refusal leaves the core in an unknown state: nothing more is accepted."""
+    def _decide(self, command: Command, now_s: float) -> Decision | RefusedError:
+        """Any exception except a refusal leaves the core in an unknown state, so nothing more is accepted."""
         try:
             return self.core.apply(command, now_s)
         except RefusedError as refusal:
@@ -163,19 +163,19 @@ class Dispatcher:
             raise
 
     def _fail(self, what: str) -> None:
-        """Memory and journal no longer agree."""
-        _log.critical("%s; the process ends, and restarts from the journal", what)
+        """Ends the process, because the state in memory and the journal no longer agree."""
+        _log.critical("%s; the process ends and is restarted from the journal", what)
         self.fatal.set()
 
     def _follow(self, events: Iterable[tuple[Event, ...]]) -> None:
-        """Soft state that follows from events."""
+        """Updates soft state after events."""
         issued: list[str] = []
         has_ended = False
         for event in itertools.chain.from_iterable(events):
             if isinstance(event, LeaseIssued):
                 issued.append(event.lease_id)
             has_ended |= isinstance(event, RunEnded)
-            _tell(event)
+            _log_event(event)
         if issued:
             self.liveness.grant(issued, self.loop.time())
         self.watch()
@@ -183,20 +183,20 @@ class Dispatcher:
             self.wake_all()
 
     def watch(self) -> None:
-        """Wakes the timer if a new lease, service or evaluation round is due before it would look again."""
+        """Wakes the deadline watch if a lease, service or evaluation round is due before its next check."""
         earliest_s = self.loop.time() + self.liveness.timeout_s
         if min(earliest_s, self.round_deadline_s()) < self.watched_until_s:
             self.deadline_moved.set()
 
     def round_deadline_s(self) -> float:
-        """When the next evaluation round is overdue, by the loop's clock."""
+        """When the next evaluation round becomes overdue, on the loop's clock."""
         if not (deadlines := self.core.eval_deadlines()):
             return math.inf
         to_loop_s = self.loop.time() - self.clock()
         return min(deadline_s for _, deadline_s in deadlines) + to_loop_s
 
-    async def settled(self) -> None:
-        """Returns when all that was applied so far is durable. Raises: JournalError."""
+    async def wait_durable(self) -> None:
+        """Returns once all commands applied so far are durable. Raises: JournalError."""
         await self.journal.wait_durable(self.journal.seq)
 
     def _wake(self, topics: Collection[str]) -> None:
@@ -204,41 +204,41 @@ class Dispatcher:
         for topic in topics:
             kind, _, worker_id = topic.partition("/")
             if kind == "worker":
-                # The service was set aside or restored, so it is of another kind than before.
+                # The service was set aside or restored, so its waiters are of a different kind now.
                 self.lease_queue.recheck(worker_id)
         if "leases" in topics:
             self.lease_queue.wake()
 
     def wake_all(self) -> None:
-        """Lets everybody who waits look again."""
+        """Lets all waiters check again."""
         self.topics.wake_all()
         self.lease_queue.recheck()
 
 
 def _has_failed(events: Iterable[tuple[Event, ...]]) -> bool:
-    """Whether the run ended with a failure just now."""
+    """Whether one of the events ends the run with a failure."""
     return any(isinstance(e, RunEnded) and e.is_failure for e in itertools.chain.from_iterable(events))
 
 
-def _encoded(command: Command) -> msgspec.Raw | RefusedError:
-    """The command as the journal stores it. What cannot be stored must not be applied: it is refused."""
+def _encode(command: Command) -> msgspec.Raw | RefusedError:
+    """Encodes a command for the journal. One that cannot be stored must not be applied; it is refused."""
     try:
         return encode_command(command)
     except UNWRITABLE as err:
         return RefusedError(
-            f"{type(command).__name__} holds a value that cannot be written to the journal: {err}; integers "
-            "have at most 64 bits, texts are valid Unicode",
+            f"{type(command).__name__} has a value that cannot be written to the journal: {err}; integers "
+            "may have at most 64 bits, and texts must be valid Unicode",
             code="invalid",
             status=422,
         )
 
 
-def _tell(event: Event) -> None:
-    """Logs what a person should know of."""
+def _log_event(event: Event) -> None:
+    """Logs an event that a person should know about."""
     if isinstance(event, ServiceSetAside):
         _log.warning(
-            "rollout service %s (%s) failed %d times in a row, the last with %s; it is set aside, and tried "
-            "with one lease now and then until one succeeds",
+            "rollout service %s (%s) failed %d times in a row, last with %s; it is set aside, and gets "
+            "single leases from time to time until one succeeds",
             event.name, event.worker_id, event.strikes, event.last_failure,
         )  # fmt: skip
     elif isinstance(event, ServiceRestored):
@@ -248,7 +248,7 @@ def _tell(event: Event) -> None:
             "policy %s: the batches of steps %s were dropped: %s", event.policy, event.steps, event.reason
         )
     elif isinstance(event, RunResumed):
-        _log.info("the run, which was over, continues")
+        _log.info("the run was over, and is resumed")
     elif isinstance(event, ScheduleChanged):
         _log.info("the schedule is now %s", event.schedule)
     elif isinstance(event, RunEnded):

@@ -1,9 +1,9 @@
-"""Which batches trainers could not train, and which of them are held back. Soft state, not journaled.
+"""Remembers batches that failed to train, and holds back those that failed twice. Soft state, not journaled.
 
 A trainer that fails is restarted and gets the same batch again. If it fails twice in a row at the same step,
-another try would end the same way, and the run would end with the last one. So the batch is held back: the
+further tries would end the same way, and the last one would end the run. So the batch is held back: the
 trainer waits, other policies continue, and the status names the command that drops the batch. After a restart
-of the dataflow it is tried again, since a person may have changed something. Passive: time is an argument.
+of the dataflow it is tried again, because a person may have fixed the cause. Passive: time is an argument.
 """
 
 from dataclasses import dataclass
@@ -15,43 +15,43 @@ from astraflow.types.waits import PERSON, Party
 __all__ = ["FailedSteps"]
 
 _TRIES = 2
-"""Failures in a row, after which a batch is held back."""
+"""Failures in a row after which a batch is held back."""
 
 
 @dataclass(slots=True)
-class _Failed:
+class _FailedStep:
     step: int
     num: int
     reason: str
     since_s: float
-    """When it failed first."""
+    """Time of the first failure, Unix seconds."""
 
 
 class FailedSteps:
-    """The step of each policy that failed last.
+    """The last failed step of each policy.
 
     Example: `failed.note("actor", failure, now_s)`; then `failed.wait("actor", step)` says what to wait for.
     """
 
     def __init__(self) -> None:
-        self._failed: dict[str, _Failed] = {}
+        self._failed: dict[str, _FailedStep] = {}
 
     def note(self, policy: str, failure: StepFailure, now_s: float) -> None:
-        """The batch of a step could not be trained."""
+        """Notes that the batch of a step could not be trained."""
         failed = self._failed.get(policy)
         if failed is None or failed.step != failure.step:
-            failed = self._failed[policy] = _Failed(failure.step, 0, "", now_s)
+            failed = self._failed[policy] = _FailedStep(failure.step, 0, "", now_s)
         failed.num += 1
         failed.reason = as_label(failure.reason)
 
     def forget(self, policy: str, step: int | None = None) -> None:
-        """The policy's batch was dropped, or `step` was committed after all."""
+        """Forgets the failure, because the batch was dropped, or because `step` was committed after all."""
         failed = self._failed.get(policy)
         if failed is not None and (step is None or failed.step <= step):
             del self._failed[policy]
 
     def wait(self, policy: str, step: int) -> Wait | None:
-        """The wait for a person if the batch of this step is held back."""
+        """The wait for a person, if the batch of this step is held back."""
         failed = self._failed.get(policy)
         if failed is None or failed.step != step or failed.num < _TRIES:
             return None

@@ -1,10 +1,10 @@
-"""Checks what a rollout service sends before anything of it is kept.
+"""Checks the results of rollout services before anything is stored.
 
-The rules of a trajectory that can be trained are in `trajectory_rules`, which trainers use too: what is
-accepted here trains. This file adds what only the dataflow knows: policies, published versions, sampling
-settings, turns and rewards. A broken rule is a `WireError` that names the trajectory, the value and what was
-expected. What passes becomes the core's `EpisodeFacts`, and its token columns go to the journal's segments
-unchanged.
+The rules for trainable trajectories are in `trajectory_rules`, which trainers use too. So a trajectory that
+is accepted here can be trained. This module adds the rules that only the dataflow can check: policies,
+published versions, sampling settings, turns and rewards. A violation raises a `WireError` that names the
+trajectory, the value and what was expected. A valid episode becomes the core's `EpisodeFacts`, and its token
+columns go to the journal's segments unchanged.
 """
 
 import math
@@ -47,23 +47,23 @@ __all__ = [
 
 _TEMPERATURE_TOLERANCE = 1e-6
 _UNLIMITED = 2**31
-"""Tokens of a turn, where it may have any number."""
+"""Token limit of a turn that may have any length."""
 _MAX_PARTS = 65_536
-"""Largest number of turns, version spans and media of one episode together; each is checked by itself."""
+"""Most turns, version spans and media of one episode together. Checking each of them takes time."""
 _MAX_SHOWN = 80
-"""Characters of a name that a message repeats."""
+"""Most characters of a name that a message repeats."""
 _NGRAM = 8
-"""Tokens of a run that counts as repeated."""
+"""Length of a token sequence that counts as repeated."""
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 
 
 ResultKind = LeaseKind | Literal["part"]
-"""`part`: completions of an episode that still runs, without their context."""
+"""`part`: completions of an episode that is still running, without their context."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLimits:
-    """What the trajectories of one policy must keep to."""
+    """Limits for the trajectories of one policy."""
 
     info: PolicyInfo
     newest_version: int
@@ -71,12 +71,12 @@ class PolicyLimits:
     vocab_size: int = 0
     """0: unknown, not checked."""
     max_tokens: int = 0
-    """Largest number of tokens of a trajectory; 0: unknown, not checked."""
+    """Most tokens of a trajectory; 0: unknown, not checked."""
     rules: SampleRules = ANY_TRAINER
-    """What the policy's trainer needs of trajectories, as far as it has said so."""
+    """What the policy's trainer requires of trajectories, as far as it has reported it."""
 
     def rules_for(self, kind: ResultKind) -> SampleRules | None:
-        """The rules of a trajectory that will be trained; None if it will not be, or is not whole yet."""
+        """The rules for a trajectory that will be trained; None for one that won't, or that is incomplete."""
         return self.rules if self.info.is_trained and kind == "train" else None
 
     @property
@@ -86,7 +86,7 @@ class PolicyLimits:
 
 
 def vocab_size(manifest: Manifest) -> int:
-    """Rows of the embedding table of a version, or 0 if it has none by a known name."""
+    """Rows of a version's embedding table; 0 if it has none with a known name."""
     sizes = [tensor.shape[0] for tensor in manifest.tensors if tensor.name.endswith(_EMBEDDINGS)]
     return sizes[0] if sizes else 0
 
@@ -98,12 +98,12 @@ def check_results(
     hosts: Collection[str],
     are_parts: bool = False,
 ) -> dict[int, WireError]:
-    """Position -> the first rule that the result breaks, of those that break one.
+    """Maps the position of each invalid result to the first rule that it violates.
 
-    `hosts` are the sender's policies, empty if the sender is not known. `are_parts`: the episodes still run,
-    and their trajectories are completions without their context.
+    `hosts`: the sender's policies; empty if the sender is unknown. `are_parts`: the episodes are still
+    running, and their trajectories are completions without their context.
     """
-    broken: dict[int, WireError] = {}
+    problems: dict[int, WireError] = {}
     whole: list[tuple[int, ResultKind, Episode]] = []
     for idx, result in enumerate(results):
         if not isinstance(result.outcome, Episode):
@@ -112,7 +112,7 @@ def check_results(
         try:
             _check_structure(result.outcome, kind, policies, hosts)
         except WireError as err:
-            broken[idx] = err
+            problems[idx] = err
         else:
             whole.append((idx, kind, result.outcome))
     if not _all_values_hold([item for _, _, episode in whole for item in episode.trajectories], policies):
@@ -120,19 +120,19 @@ def check_results(
             try:
                 _check_values(episode, kind, policies)
             except WireError as err:
-                broken[idx] = err
-    return {idx: WireError(f"{_where(results[idx].lease_id)}{err}") for idx, err in broken.items()}
+                problems[idx] = err
+    return {i: WireError(f"{_format_place(results[i].lease_id)}{err}") for i, err in problems.items()}
 
 
 def check_metrics(metrics: Sequence[MetricItem]) -> None:
-    """Raises: WireError naming the metric that cannot be kept or shown."""
+    """Raises: WireError that names the metric that cannot be stored or shown."""
     for metric in metrics:
         if not -MAX_METRIC <= metric.value <= MAX_METRIC:
             raise WireError(
-                f"metric {metric.name[:_MAX_SHOWN]!r} is {metric.value}, not within +-{MAX_METRIC:g}"
+                f"metric {metric.name[:_MAX_SHOWN]!r} is {metric.value}; it must be within +-{MAX_METRIC:g}"
             )
         if not metric.name.isprintable():
-            raise WireError(f"metric {metric.name[:_MAX_SHOWN]!r} has characters that cannot be shown")
+            raise WireError(f"metric {metric.name[:_MAX_SHOWN]!r} has unprintable characters")
 
 
 def check_publication(manifest: Manifest, newest: Manifest | None) -> None:
@@ -160,15 +160,15 @@ def facts_of(
     *,
     repetition_of: Collection[str] = (),
 ) -> EpisodeFacts:
-    """What the core keeps of a checked episode; payloads of trained policies go through `store`.
+    """What the core stores of a valid episode; payloads of trained policies go through `store`.
 
-    `repetition_of`: policies whose trajectories' repetition is measured.
+    `repetition_of`: policies for whose trajectories repetition is measured.
     """
     metas: list[TrajectoryMeta] = []
     for item in episode.trajectories:
         if item.policy in trained:
             repeated = _repeated_frac(item) if item.policy in repetition_of else 0.0
-            metas.append(_meta(item, store(wire.encode(item)), repeated))
+            metas.append(_make_meta(item, store(wire.encode(item)), repeated))
     return EpisodeFacts(
         trajectories=tuple(metas),
         score=episode.score,
@@ -180,7 +180,7 @@ def facts_of(
 # --- one episode ----------------------------------------------------------------------------------
 
 
-def _where(lease_id: str) -> str:
+def _format_place(lease_id: str) -> str:
     group = lease_id.partition(".")[0]
     return f"evaluation round {group[1:]}" if lease_kind(lease_id) == "eval" else f"group {group}"
 
@@ -188,7 +188,7 @@ def _where(lease_id: str) -> str:
 def _check_structure(
     episode: Episode, kind: ResultKind, policies: Mapping[str, PolicyLimits], hosts: Collection[str]
 ) -> None:
-    """Everything but the values of ids and logprobs. Raises: WireError."""
+    """Checks everything except the values of ids and logprobs. Raises: WireError."""
     _check_reward(episode.score, f": score {episode.score}")
     if not (math.isfinite(episode.duration_s) and episode.duration_s >= 0):
         raise WireError(f": duration_s {episode.duration_s} must be finite and at least 0")
@@ -207,7 +207,7 @@ def _check_structure(
 
 
 def _check_values(episode: Episode, kind: ResultKind, policies: Mapping[str, PolicyLimits]) -> None:
-    """Ids and logprobs of an episode of sound structure. Raises: WireError."""
+    """Checks ids and logprobs of an episode whose structure is valid. Raises: WireError."""
     for idx, trajectory in enumerate(episode.trajectories):
         limits = policies[trajectory.policy]
         try:
@@ -217,7 +217,7 @@ def _check_values(episode: Episode, kind: ResultKind, policies: Mapping[str, Pol
 
 
 def _all_values_hold(trajectories: Sequence[Trajectory], policies: Mapping[str, PolicyLimits]) -> bool:
-    """Whether `_check_values` passes all of these; False if they must be looked at one by one."""
+    """Whether all values are valid. If not, `_check_values` must find the invalid ones one by one."""
     by_policy: dict[str, list[Trajectory]] = {}
     for item in trajectories:
         by_policy.setdefault(item.policy, []).append(item)
@@ -244,7 +244,7 @@ def _check_trajectory(
     num_tokens = len(trajectory.mask)
     if limits.max_tokens and num_tokens > limits.max_tokens:
         raise WireError(
-            f"{num_tokens} tokens; the context of policy {limits.info.name!r} holds {limits.max_tokens}"
+            f"{num_tokens} tokens, but the context of policy {limits.info.name!r} holds {limits.max_tokens}"
         )
     num_sampled = check_shape(trajectory, limits.rules_for(kind))
     _check_versions(trajectory.versions, limits)
@@ -252,7 +252,7 @@ def _check_trajectory(
     _check_turns(trajectory.turns, trajectory.mask, num_sampled, max_sampled)
     _check_reward(trajectory.reward, f"reward {trajectory.reward}")
     if not trajectory.role.isprintable():
-        raise WireError(f"role {trajectory.role!r} has characters that cannot be shown")
+        raise WireError(f"role {trajectory.role!r} has unprintable characters")
 
 
 def _check_reward(value: float, what: str) -> None:
@@ -266,8 +266,8 @@ def _check_temperature(trajectory: Trajectory, limits: PolicyLimits) -> None:
     wanted = limits.info.sampling.temperature
     if limits.info.is_trained and not abs(trajectory.temperature - wanted) <= _TEMPERATURE_TOLERANCE:
         raise WireError(
-            f"sampled at temperature {trajectory.temperature}, the recipe says {wanted} for policy "
-            f"{trajectory.policy!r}; logprobs would not match the trainer's"
+            f"sampled at temperature {trajectory.temperature}, but the recipe sets {wanted} for policy "
+            f"{trajectory.policy!r}; the logprobs would not match the trainer's"
         )
 
 
@@ -276,7 +276,7 @@ def _check_versions(spans: tuple[VersionSpan, ...], limits: PolicyLimits) -> Non
     for span in spans:
         if not 0 <= span.version <= newest:
             raise WireError(
-                f"version {span.version} of policy {limits.info.name!r}; the newest is "
+                f"version {span.version} of policy {limits.info.name!r} does not exist; the newest is "
                 f"{limits.newest_version}"
             )
 
@@ -293,16 +293,16 @@ def _check_turns(turns: tuple[Turn, ...], mask: bytes, num_sampled: int, max_sam
         num_in_turn = num_sampled_in(mask, turn.start, turn.end)
         if num_in_turn > max_sampled:
             raise WireError(
-                f"turn {idx} holds {num_in_turn} sampled tokens; the policy's sampling.max_tokens is "
+                f"turn {idx} has {num_in_turn} sampled tokens; the policy's sampling.max_tokens is "
                 f"{max_sampled}"
             )
         covered += num_in_turn
         end = turn.end
     if covered != num_sampled:
-        raise WireError(f"turns hold {covered} of {num_sampled} sampled tokens")
+        raise WireError(f"the turns cover {covered} of {num_sampled} sampled tokens; they must cover all")
 
 
-def _meta(trajectory: Trajectory, payload: PayloadRef, repeated_frac: float) -> TrajectoryMeta:
+def _make_meta(trajectory: Trajectory, payload: PayloadRef, repeated_frac: float) -> TrajectoryMeta:
     mask = trajectory.mask
     turns = trajectory.turns
     versions = [span.version for span in trajectory.versions]
@@ -326,8 +326,7 @@ def _meta(trajectory: Trajectory, payload: PayloadRef, repeated_frac: float) -> 
 
 
 def _state_keys(trajectory: Trajectory) -> tuple[int, ...]:
-    """One key per turn: a hash of the workflow's own key, or else of the tokens shown since the previous
-    turn."""
+    """One key per turn: a hash of the workflow's own key, or of the prompt tokens since the previous turn."""
     keys: list[int] = []
     end = 0
     for turn in trajectory.turns:
@@ -338,7 +337,7 @@ def _state_keys(trajectory: Trajectory) -> tuple[int, ...]:
 
 
 def _repeated_frac(trajectory: Trajectory) -> float:
-    """Share of the 8-grams of its sampled tokens that came before in it; 0 if it has none."""
+    """Share of the sampled tokens' 8-grams that occurred earlier in the trajectory; 0 without 8-grams."""
     ids = wire.array(trajectory.token_ids, "int32")[wire.array(trajectory.mask, "uint8") == 1]
     num = len(ids) - _NGRAM + 1
     if num < 1:

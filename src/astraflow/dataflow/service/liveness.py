@@ -1,8 +1,7 @@
 """Soft state of rollout services: heartbeats, lease deadlines, load. It is not journaled.
 
-It is passive, and time is an argument: it says which leases and services are overdue and when to look again,
-and `DataflowService` turns that into commands. After a restart every live lease and service gets a new
-deadline.
+Passive: time is an argument. It says which leases and services are overdue, and when to check again;
+`DataflowService` turns that into commands. After a restart, every live lease and service gets a new deadline.
 """
 
 import asyncio
@@ -14,15 +13,15 @@ from astraflow.types import Load, ServedVersions
 __all__ = ["Liveness", "WorkerLife"]
 
 _MISSED_BEATS = 2
-"""A service that has missed more heartbeats than this is silent."""
+"""A service is silent after it has missed more heartbeats than this."""
 _WORKER_GRACE = 1.5
-"""A service is dropped after this many lease timeouts of silence, so its leases are overdue before."""
+"""A service is dropped after this many lease timeouts of silence. By then its leases have expired."""
 _LATE_BEAT_S = 1.0
-"""How late the last heartbeat may be."""
+"""Delay that a heartbeat may have."""
 MAX_WORKERS = 10_000
-"""Services that may be known at a time, so that nobody with a token can fill the memory by registering."""
+"""Most services that can be registered at a time, so that nobody with a token can fill the memory."""
 _MAX_LEFT = 10_000
-"""Services that drained and are still remembered."""
+"""Most drained services that are still remembered."""
 
 
 @dataclass(slots=True)
@@ -38,51 +37,51 @@ class WorkerLife:
     served: tuple[ServedVersions, ...] = ()
     """From its last request for leases or heartbeat, whichever is newer."""
     peer_url: str = ""
-    """Where it serves the weights that it has; empty if it does not."""
+    """Where it serves its weights to other services; empty if it doesn't."""
     address: str = ""
-    """The network address that it joined from; empty if it is not known."""
+    """The network address from which it joined; empty if unknown."""
     is_draining: bool = False
     is_noted_silent: bool = False
-    """Its silence was reported by `newly_silent`, and it has not been heard since."""
+    """Whether `newly_silent` has reported its current silence."""
     was_told_the_end: bool = False
-    """An answer to it said that the run is over."""
-    newest_ask: object | None = None
+    """Whether a reply told it that the run is over."""
+    newest_request: object | None = None
     """Its newest request for leases."""
 
 
 class Liveness:
-    """Deadlines of leases and services, by the loop's clock."""
+    """Deadlines of leases and services, on the event loop's clock."""
 
     def __init__(
         self, lease_timeout_s: float, *, heartbeat_s: float = 2.0, max_workers: int = MAX_WORKERS
     ) -> None:
         self.max_workers = max_workers
         self.silent_after_s = _MISSED_BEATS * heartbeat_s + _LATE_BEAT_S
-        """A service is silent after this time without a sign of life."""
+        """Time without a sign of life after which a service is silent."""
         self.timeout_s = lease_timeout_s
         self._heartbeat_s = heartbeat_s
         self._workers: dict[str, WorkerLife] = {}
         self._newest: dict[tuple[str, str], str] = {}
-        """(name, address) -> the service that joined last under this name from there. Address "": from
-        anywhere; that replaces services from before a restart, whose addresses are not known."""
+        """(name, address) -> the newest service with this name and address. The address "" stands for all
+        addresses. It serves to replace services from before a restart, whose addresses are unknown."""
         self._leases: dict[str, float] = {}
         """Lease -> deadline."""
         self._left: dict[str, None] = {}
-        """Services that drained, in the order in which they left."""
-        self.farewells_moved = asyncio.Event()
+        """Drained services, in the order in which they left."""
+        self.farewells_changed = asyncio.Event()
         """Set when `all_know_the_end` may have changed."""
 
     # --- services ---
 
     def add(self, worker: WorkerLife) -> None:
-        """Adds a service that joined, or that was there before a restart."""
+        """Adds a service that joined, or that the journal knows from before a restart."""
         self._workers[worker.id] = worker
         if worker.address:
             self._newest[worker.name, worker.address] = worker.id
             self._newest[worker.name, ""] = worker.id
 
     def drop(self, worker_id: str) -> None:
-        """Removes a service that vanished or left. One that drained is remembered for its last heartbeats."""
+        """Removes a service that vanished or left. A drained one is remembered for its last heartbeats."""
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             for key in ((worker.name, worker.address), (worker.name, "")):
@@ -92,38 +91,38 @@ class Liveness:
             self._left[worker_id] = None
         if len(self._left) > _MAX_LEFT:
             del self._left[next(iter(self._left))]
-        self.farewells_moved.set()
+        self.farewells_changed.set()
 
     def worker(self, worker_id: str) -> WorkerLife | None:
         """The service, if it is known and has not left."""
         return self._workers.get(worker_id)
 
     def has_left(self, worker_id: str) -> bool:
-        """Whether a service of this id drained and left since the last restart."""
+        """Whether a service with this id has drained and left since the last restart."""
         return worker_id in self._left
 
     @property
     def is_full(self) -> bool:
-        """Whether one more service can join only in the place of another."""
+        """Whether another service can join only in place of an existing one."""
         return len(self._workers) >= self.max_workers
 
     def most_silent(self) -> WorkerLife:
-        """The service that was heard of longest ago."""
+        """The service whose last sign of life is oldest."""
         return min(self._workers.values(), key=lambda worker: worker.last_seen_s)
 
     def workers(self) -> tuple[WorkerLife, ...]:
         """All services, in the order in which they joined."""
         return tuple(self._workers.values())
 
-    def tell_the_end(self, worker_id: str) -> None:
-        """Notes that the service is being told that the run is over."""
+    def note_end_told(self, worker_id: str) -> None:
+        """Notes that the service gets a reply that says that the run is over."""
         if (worker := self._workers.get(worker_id)) is not None:
             worker.was_told_the_end = True
-            self.farewells_moved.set()
+            self.farewells_changed.set()
 
     @property
     def all_know_the_end(self) -> bool:
-        """Whether no service is left that must still hear that the run is over."""
+        """Whether every service has been told that the run is over."""
         return all(worker.was_told_the_end for worker in self._workers.values())
 
     def silent(self, now_s: float) -> tuple[WorkerLife, ...]:
@@ -131,17 +130,17 @@ class Liveness:
         return tuple(w for w in self._workers.values() if w.last_seen_s + self.silent_after_s <= now_s)
 
     def newly_silent(self, now_s: float) -> tuple[WorkerLife, ...]:
-        """Services whose silence has not been reported since they were heard last."""
+        """Silent services that this method has not returned since their last sign of life."""
         found = tuple(worker for worker in self.silent(now_s) if not worker.is_noted_silent)
         for worker in found:
             worker.is_noted_silent = True
         return found
 
     def next_silence_s(self) -> float:
-        """When to look for silent services next; infinity if nothing is watched.
+        """When to check for silent services next; infinity if there are none to check.
 
-        It is one heartbeat after the first one's silence: services that stop together fall silent one by one
-        during that time, and are found together.
+        That is one heartbeat after the first service falls silent: services that stop at the same time fall
+        silent one by one within a heartbeat, and one message should name them all.
         """
         heard = [worker.last_seen_s for worker in self._workers.values() if not worker.is_noted_silent]
         return min(heard, default=float("inf")) + self.silent_after_s + self._heartbeat_s
@@ -149,8 +148,9 @@ class Liveness:
     def _grace_s(self, worker: WorkerLife) -> float:
         """How long a service may be silent before it is dropped.
 
-        A service that was killed joins again under the same name, from the same address. The earlier one is
-        then dropped as soon as it is silent, so that its leases go out again, and nobody sees it twice.
+        A service that was killed joins again with the same name and address. Its earlier entry is then
+        dropped as soon as it is silent. So its leases are reissued, and the status lists the service only
+        once.
         """
         newest = self._newest.get((worker.name, worker.address), worker.id)
         is_replaced = newest != worker.id
@@ -160,42 +160,42 @@ class Liveness:
     # --- deadlines ---
 
     def grant(self, lease_ids: Iterable[str], now_s: float) -> None:
-        """Starts the deadlines of leases that are new, or were alive before a restart."""
+        """Starts the deadlines of leases that are new, or that were live before a restart."""
         for lease_id in lease_ids:
             self._leases[lease_id] = now_s + self.timeout_s
 
     def end(self, lease_ids: Iterable[str]) -> None:
-        """Ends the deadlines of leases that have a result, or were issued again."""
+        """Ends the deadlines of leases that have a result, or that were reissued."""
         for lease_id in lease_ids:
             self._leases.pop(lease_id, None)
 
-    def seen(self, worker_id: str, now_s: float) -> None:
+    def note_seen(self, worker_id: str, now_s: float) -> None:
         """Notes a request of the service."""
         if (worker := self._workers.get(worker_id)) is not None:
             worker.last_seen_s = now_s
             worker.is_noted_silent = False
 
-    def beat(self, worker_id: str, lease_ids: Iterable[str], load: Load, now_s: float) -> None:
+    def note_beat(self, worker_id: str, lease_ids: Iterable[str], load: Load, now_s: float) -> None:
         """Notes a heartbeat: the service is working on these leases."""
-        self.seen(worker_id, now_s)
+        self.note_seen(worker_id, now_s)
         worker = self._workers[worker_id]
         worker.load = load
         worker.served = load.versions or worker.served
         self.grant((lease_id for lease_id in lease_ids if lease_id in self._leases), now_s)
 
     def overdue_leases(self, now_s: float) -> tuple[str, ...]:
-        """Leases that have had no heartbeat for the timeout."""
+        """Leases without a heartbeat for the lease timeout."""
         return tuple(lease_id for lease_id, deadline in self._leases.items() if deadline <= now_s)
 
     def overdue_workers(self, now_s: float) -> tuple[str, ...]:
-        """Services silent for longer than their grace."""
+        """Services that have been silent for longer than their grace."""
         workers = self._workers.values()
         return tuple(w.id for w in workers if w.last_seen_s + self._grace_s(w) <= now_s)
 
     def next_deadline_s(self) -> float:
-        """When to look for what is overdue next; infinity if nothing is watched.
+        """When to check for overdue leases and services next; infinity if there are none to check.
 
-        As in `next_silence_s`, services are looked for one heartbeat late, and so are found together.
+        As in `next_silence_s`, the check of services is one heartbeat late, so that it finds them together.
         """
         late_s = self._heartbeat_s
         workers = [worker.last_seen_s + self._grace_s(worker) + late_s for worker in self._workers.values()]

@@ -1,7 +1,7 @@
-"""Long-polls: a request looks at the run, waits for what may change its answer, and looks again.
+"""Long polls: a request checks the run's state, waits for a change, and checks again.
 
 A poll ends when it finds something, at its deadline, when the run is over, when the service stops, or when
-the caller hangs up. Only a command changes what a poll finds, and the dispatcher wakes the polls after each.
+the caller hangs up. Only a command changes what a poll finds, and the dispatcher wakes polls after each one.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ from starlette.requests import Request
 
 from astraflow.dataflow.api import MAX_WAIT_S
 from astraflow.dataflow.service.dispatcher import Dispatcher
-from astraflow.dataflow.service.waiting import WaitList, waited
+from astraflow.dataflow.service.waiting import WaitList, wait_until
 from astraflow.types import Wait
 
 __all__ = ["LongPolls"]
 
 _FoundT = TypeVar("_FoundT")
 _CHANCE_SLACK_S = 0.01
-"""A service looks this long after its chance has come, so that clocks that differ a little do no harm."""
+"""A service checks this long after its chance, so that it isn't early by the difference of two clocks."""
 
 
 class LongPolls:
-    """The long-polls of one run's requests. `stop` ends them all.
+    """The long polls of one run's requests. `stop` ends them all.
 
     Example: `await polls.poll("evals", look, wait_s=25.0, request=request)`.
     """
@@ -36,7 +36,7 @@ class LongPolls:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Lets every long-poll answer now, because the service ends."""
+        """Lets every long poll answer now, because the service ends."""
         self._is_stopping = True
         self._dispatcher.wake_all()
 
@@ -49,9 +49,9 @@ class LongPolls:
         request: Request,
         wait: Callable[[], Wait] | None = None,
     ) -> _FoundT | None:
-        """What `look` finds; None if it has found nothing when the poll ends.
+        """Returns what `look` finds; None if it has found nothing by the end of the poll.
 
-        It looks again after each wake-up of the topic. While it waits, `wait` is in the list of waits.
+        `look` is called again after each wake-up of the topic. Meanwhile, `wait` is in the list of waits.
         """
         deadline_s = self._deadline_s(wait_s)
         with _HangUp(request) as hang_up:
@@ -63,7 +63,7 @@ class LongPolls:
                     return found
                 hang_up.watch()
                 with self.waits.entry(wait) if wait is not None else contextlib.nullcontext():
-                    if not await waited(event, deadline_s) or hang_up.is_heard:
+                    if not await wait_until(event, deadline_s) or hang_up.is_gone:
                         return None
 
     async def poll_leases(
@@ -76,10 +76,10 @@ class LongPolls:
         request: Request,
         wait: Callable[[], Wait],
     ) -> _FoundT | None:
-        """As `poll`, for leases, which go to the requests that have waited longest.
+        """Like `poll`, for leases, which go to the requests that have waited longest.
 
-        Services of one `kind` can run the same leases. A service also looks again when time alone may bring
-        it a lease: one that was set aside is tried again from time to time.
+        Services of the same `kind` can run the same leases. A service also checks again when time alone may
+        bring it a lease, because a service that was set aside gets one from time to time.
         """
         queue = self._dispatcher.lease_queue
         deadline_s = self._deadline_s(wait_s)
@@ -92,31 +92,31 @@ class LongPolls:
                     return found
                 with self.waits.entry(wait), queue.waiter(worker_id, kind(), look, number=number) as waiter:
                     hang_up.watch(partial(queue.remove, waiter))
-                    await waited(waiter.event, min(deadline_s, self._next_chance_s(worker_id)))
+                    await wait_until(waiter.event, min(deadline_s, self._next_chance_s(worker_id)))
                 if waiter.is_served:
-                    return waiter.taken()
-                if self._dispatcher.loop.time() >= deadline_s or hang_up.is_heard:
+                    return waiter.result()
+                if self._dispatcher.loop.time() >= deadline_s or hang_up.is_gone:
                     return None
 
     def _next_chance_s(self, worker_id: str) -> float:
-        """When the service should look for leases again though nothing happened, by the loop's clock."""
+        """When the service should check for leases again even if nothing changed, on the loop's clock."""
         now_s = self._dispatcher.clock()
         chance_s = self._dispatcher.core.next_chance_s(worker_id, now_s)
         return self._dispatcher.loop.time() + chance_s - now_s + _CHANCE_SLACK_S
 
     def _deadline_s(self, wait_s: float) -> float:
-        """When a poll ends, by the loop's clock. A length that is no sensible one means the maximum."""
+        """When a poll ends, on the loop's clock. An invalid length counts as the maximum."""
         length_s = wait_s if 0 <= wait_s <= MAX_WAIT_S else MAX_WAIT_S
         return self._dispatcher.loop.time() + length_s
 
     @property
     def _is_over(self) -> bool:
-        """Whether nobody should wait any longer."""
+        """Whether all polls should end."""
         return self._is_stopping or self._dispatcher.core.state in {"finished", "failed"}
 
 
 class _HangUp:
-    """Notices that the caller of a request is gone, from `watch` to the end of the block."""
+    """Detects that the caller of a request has hung up, from `watch` to the end of the block."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -130,18 +130,19 @@ class _HangUp:
             self._task.cancel()
 
     @property
-    def is_heard(self) -> bool:
-        """Whether the caller is known to be gone."""
+    def is_gone(self) -> bool:
+        """Whether the caller is known to have hung up."""
         return self._task is not None and self._task.done()
 
     def watch(self, then: Callable[[], None] = lambda: None) -> None:
-        """Begins to listen; calls `then` when the caller is gone."""
+        """Starts to listen; calls `then` when the caller hangs up."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(_hung_up(self._request), name="hang-up")
+            task = _wait_for_disconnect(self._request)
+            self._task = asyncio.get_running_loop().create_task(task, name="hang-up")
         self._task.add_done_callback(lambda _: then())
 
 
-async def _hung_up(request: Request) -> None:
-    """Returns once the caller is gone; nothing else comes after a request's body."""
+async def _wait_for_disconnect(request: Request) -> None:
+    """Returns once the caller hangs up. After a request's body, no other message can arrive."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -43,7 +43,7 @@ def openapi_document() -> _JsonMap:
 
 
 def openapi_json() -> bytes:
-    """The document as indented JSON text, the same bytes for the same code."""
+    """The document as indented JSON text. The same code gives the same bytes."""
     return msgspec.json.format(msgspec.json.encode(openapi_document()), indent=2) + b"\n"
 
 

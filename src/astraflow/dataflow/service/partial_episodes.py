@@ -1,10 +1,9 @@
-"""What unfinished episodes have sampled so far, so that their next attempts need not sample it again.
+"""Keeps what unfinished episodes have sampled so far, so that their next attempts can reuse it.
 
 Soft state, like heartbeats: it is not journaled, and after a restart services report again what they still
-run. To lose it costs tokens that are sampled again, and nothing else: what becomes of an episode follows from
-its result alone.
+run. Losing it only means that tokens are sampled again: an episode's outcome depends on its result alone.
 
-Passive. An episode is named by its group and its position in the group, which all its attempts share.
+Passive. An episode is identified by its group and its position in the group, which all its attempts share.
 """
 
 from collections.abc import Callable
@@ -31,23 +30,23 @@ __all__ = [
 ]
 
 EpisodeKey = tuple[int, int]
-"""Group and position in the group."""
+"""(group, position in the group)."""
 
 MAX_COMPLETIONS = 4096
-"""Of one episode."""
+"""Most completions of one episode."""
 MAX_EPISODE_BYTES = 16 * 1024 * 1024
-"""Of one episode: two million tokens."""
+"""Most bytes of one episode: two million tokens."""
 MAX_BYTES = 512 * 1024 * 1024
-"""Of all episodes: 64 million tokens, or 8,000 unfinished episodes of 8,000 tokens."""
+"""Most bytes of all episodes: 64 million tokens, or 8,000 unfinished episodes of 8,000 tokens."""
 _COMPLETION_BYTES = 1024
 _SPAN_BYTES = 128
 _STREAM_BYTES = 512
-"""What a completion takes beside its columns, and each of its version spans and streams. It is more than they
-take, so that many small ones are bounded too."""
+"""Bytes counted for a completion in addition to its columns, and for each of its version spans and streams.
+They exceed the real sizes, so that the limits also bound many small completions."""
 _MOST_TOKENS = 2**53
-"""What an answer can say."""
+"""Largest count that a reply can carry in JSON."""
 _SWEEP_EVERY = 256
-"""Parts between two looks for episodes that ended without a result."""
+"""Number of reported parts between two searches for episodes that ended without a result."""
 
 Verdict = Literal["kept", "missing", "refused"]
 
@@ -59,15 +58,16 @@ def episode_of(lease_id: str) -> EpisodeKey:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _PartialEpisode:
     completions: list[PastCompletion] = field(default_factory=list[PastCompletion])
     num_bytes: int = 0
 
 
 class ProgressKeeper:
-    """Example: `keeper.add(part)` for each part of a report; for the next attempt, `keeper.of((17, 3))`.
+    """Keeps reported parts of episodes.
 
-    `is_open` says whether an episode still needs a result.
+    Example: `keeper.add(part)` for each part of a report; for the next attempt, `keeper.completions((17,
+    3))`. `is_open` says whether an episode still needs a result.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ProgressKeeper:
         self._is_open = is_open
         self._max_bytes = max_bytes
         self._max_episode_bytes = max_episode_bytes
-        self._episodes: dict[EpisodeKey, _Kept] = {}
+        self._episodes: dict[EpisodeKey, _PartialEpisode] = {}
         self._num_bytes = 0
         self._num_parts = 0
         self._num_resumed = 0
@@ -88,7 +88,7 @@ class ProgressKeeper:
 
     @property
     def totals(self) -> ProgressTotals:
-        """What is kept now, and what came of it so far."""
+        """What is stored now, and how much of it was reused so far."""
         return ProgressTotals(
             num_episodes=len(self._episodes),
             num_bytes=self._num_bytes,
@@ -96,23 +96,23 @@ class ProgressKeeper:
             num_resampled_tokens=self._num_resampled,
         )
 
-    def of(self, episode: EpisodeKey) -> tuple[PastCompletion, ...]:
-        """What was reported of an episode, in the order of the reports."""
+    def completions(self, episode: EpisodeKey) -> tuple[PastCompletion, ...]:
+        """The reported completions of an episode, in the order of the reports."""
         kept = self._episodes.get(episode)
         return tuple(kept.completions) if kept else ()
 
     def add(self, part: Progress) -> Verdict:
-        """Keeps a part of a report, whose sender holds the lease and whose completions were checked.
+        """Stores a part of a report. The caller checks that the sender holds the lease, and the completions.
 
-        What cannot be kept changes nothing: an attempt that goes on from less samples more, and is as good.
+        A part that cannot be stored changes nothing: the next attempt then samples more tokens itself.
         """
         self._num_parts += 1
         if self._num_parts % _SWEEP_EVERY == 0:
             self._sweep()
         episode = episode_of(part.lease_id)
-        before = self._episodes.get(episode, _Kept())
+        before = self._episodes.get(episode, _PartialEpisode())
         if part.num_before == 0:
-            known = _Kept()
+            known = _PartialEpisode()
         elif part.num_before == len(before.completions):
             known = before
         else:
@@ -122,19 +122,19 @@ class ProgressKeeper:
         is_long = len(known.completions) + len(part.completions) > MAX_COMPLETIONS
         if is_long or num_bytes > self._max_episode_bytes or total > self._max_bytes:
             return "refused"
-        self._episodes[episode] = _Kept([*known.completions, *part.completions], num_bytes)
+        self._episodes[episode] = _PartialEpisode([*known.completions, *part.completions], num_bytes)
         self._num_bytes = total
         return "kept"
 
     def forget(self, episode: EpisodeKey) -> None:
-        """The episode has its result, or its workflow failed: the next attempt starts afresh then, because a
-        failure that follows from what was sampled would come again."""
+        """Drops an episode that has its result, or whose workflow failed. After a failure, the next attempt
+        starts from the beginning, because the sampled tokens may have caused it."""
         kept = self._episodes.pop(episode, None)
         if kept is not None:
             self._num_bytes -= kept.num_bytes
 
-    def note_accepted(self, episode: Episode) -> None:
-        """Counts what an accepted episode says of the tokens of earlier attempts."""
+    def count_tokens(self, episode: Episode) -> None:
+        """Counts the tokens of earlier attempts that an accepted episode reused or sampled again."""
         for metric in episode.metrics:
             num_tokens = max(0, int(metric.value))
             if metric.name == RESUMED_TOKENS:
@@ -143,7 +143,7 @@ class ProgressKeeper:
                 self._num_resampled = min(self._num_resampled + num_tokens, _MOST_TOKENS)
 
     def _sweep(self) -> None:
-        """Forgets the episodes of groups that were given up."""
+        """Drops the episodes of groups that were given up."""
         for episode in [episode for episode in self._episodes if not self._is_open(episode)]:
             self.forget(episode)
 

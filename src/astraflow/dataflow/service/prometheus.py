@@ -1,7 +1,7 @@
 """`/metrics`: the status and the newest metrics in the Prometheus text format, version 0.0.4.
 
-The text is written from one status, like the answer of `/v1/status`, and from the newest records of each
-policy. Prometheus's own client would keep its own counters in the process, which would have to be fed with
+The text is made from one status, like the reply of `/v1/status`, and from the newest records of each policy.
+Prometheus's client library isn't used, because it keeps its own counters, which would have to be updated with
 the same numbers a second time.
 """
 
@@ -58,8 +58,8 @@ def prometheus_text(
 ) -> str:
     """One sample per figure of the run, of each policy and of each rollout service.
 
-    `newest` holds the row of the newest step of each policy, and of its newest evaluation of each set;
-    `progress`: what came of unfinished episodes.
+    `newest`: the row of each policy's newest step, and of its newest evaluation on each set. `progress`: what
+    became of unfinished episodes.
     """
     lines = [*_lines(status, num_records), *_progress_lines(progress or ProgressTotals())]
     lines += _newest_lines(newest)
@@ -120,8 +120,7 @@ def _progress_lines(progress: ProgressTotals) -> Iterator[str]:
 
 
 def _newest_lines(newest: Sequence[MetricRow]) -> Iterator[str]:
-    """The numbers of rows: those that everybody watches under names of their own, all others under one
-    name."""
+    """The numbers of rows. The most watched ones have their own metric names; all others share one."""
     steps = [({"policy": row.policy}, row) for row in newest if row.kind == "step"]
     evals = [({"policy": row.policy, "eval_set": row.eval_set}, row) for row in newest if row.kind == "eval"]
     families = (
@@ -155,14 +154,14 @@ def _family(name: str, kind: str, text: str, rows: Sequence[_Row]) -> Iterator[s
     yield f"# HELP astraflow_{name} {text}"
     yield f"# TYPE astraflow_{name} {kind}"
     for labels, value in rows:
-        yield f"astraflow_{name}{_braced(labels)} {float(value)!r}"
+        yield f"astraflow_{name}{_format_labels(labels)} {float(value)!r}"
 
 
-def _braced(labels: dict[str, str]) -> str:
+def _format_labels(labels: dict[str, str]) -> str:
     if not labels:
         return ""
-    return "{" + ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items()) + "}"
+    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items()) + "}"
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,7 +1,7 @@
-"""Records the results of episodes: checks them, stores their payloads, and tells the core.
+"""Records the results of episodes: checks them, stores their payloads, and passes them to the core.
 
-A result that is wrong is recorded as a failed attempt with its reason, so that its lease goes out again and
-the episode is not lost silently.
+An invalid result is recorded as a failed attempt with its reason. So its lease is reissued, and the episode
+is not lost silently.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class ResultRecorder:
         self._vocab_sizes: dict[str, int] = {}
 
     async def check(self, worker_id: str, decoded: DecodedResults) -> dict[int, WireError]:
-        """Position -> what is wrong with a result, for `record`. Images are decoded in a thread."""
+        """Maps positions to what is wrong with the results, for `record`. Images are decoded in a thread."""
         results = decoded.results
         look = partial(check_results, results, policies=self.limits(), hosts=self._hosts(worker_id))
         found = await asyncio.to_thread(look) if any(map(_has_media, results)) else look()
@@ -47,9 +47,9 @@ class ResultRecorder:
     def record(
         self, worker_id: str, decoded: DecodedResults, wrong: Mapping[int, WireError]
     ) -> tuple[EpisodeReceipt, ...]:
-        """Records results of one service; a receipt per result, in order. Raises: JournalError."""
+        """Records one service's results; returns a receipt for each, in order. Raises: JournalError."""
         results = decoded.results
-        # Payloads are stored only if the commands that name them can be journaled.
+        # Payloads are stored only if the commands that refer to them can be journaled.
         self._dispatcher.check()
         commands = [
             RecordResult(
@@ -59,7 +59,8 @@ class ResultRecorder:
             )
             for idx, result in enumerate(results)
         ]
-        # Asked before the commands are applied: a group that they complete takes its pushed task with it.
+        # Looked up before the commands are applied, because a group that they complete is removed together
+        # with its pushed task.
         rows = [self._keeper.row_of(result) for result in results]
         decisions = self._dispatcher.apply_all(commands)
         return tuple(
@@ -75,21 +76,21 @@ class ResultRecorder:
         problem: WireError | None,
         row: TranscriptRow | None,
     ) -> EpisodeReceipt:
-        """The answer to one result; what follows from an accepted one is done."""
+        """Handles the core's decision on one result, and returns the receipt."""
         if isinstance(decision, RefusedError):
-            return _invalid(result, decision)
+            return _make_refusal(result, decision)
         receipt: EpisodeReceipt = decision.answer
         if receipt.status == "accepted":
             self._dispatcher.liveness.end((result.lease_id,))
             self._end_progress(result, is_new=not receipt.reason)
         if problem is not None:
-            return _invalid(result, problem)
+            return _make_refusal(result, problem)
         if receipt.status == "accepted" and row is not None and isinstance(result.outcome, Episode):
             self._keeper.keep(row, result.outcome.messages)
         return receipt
 
     def _end_progress(self, result: EpisodeResult, *, is_new: bool) -> None:
-        """Whether the episode succeeded or its workflow failed, nothing goes on from what was sampled.
+        """Drops the partial episode: the episode succeeded, or its workflow failed, so nothing may reuse it.
 
         `is_new`: the result was not recorded before.
         """
@@ -98,26 +99,26 @@ class ResultRecorder:
         self._run.progress.forget(episode_of(result.lease_id))
         is_first_attempt = result.lease_id.endswith(".0")
         if is_new and isinstance(result.outcome, Episode) and not is_first_attempt:
-            self._run.progress.note_accepted(result.outcome)
+            self._run.progress.count_tokens(result.outcome)
 
     def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
-        """What is recorded of a result, after its payloads are stored."""
+        """Stores the payloads of a result, and returns what is recorded of it."""
         if problem is not None:
             return Failure(error_class="invalid", message=str(problem)[:MAX_ERROR_CHARS])
         if isinstance(result.outcome, Failure):
             return result.outcome
-        stored = self._run.trained if lease_kind(result.lease_id) == "train" else ()
+        stored = self._run.trained_names if lease_kind(result.lease_id) == "train" else ()
         return facts_of(
             result.outcome, stored, self._dispatcher.journal.store, repetition_of=self._core.repetition_of
         )
 
     def _hosts(self, worker_id: str) -> tuple[str, ...]:
-        """The policies that the service hosts; none if it is not known any more."""
+        """The policies that the service hosts; empty if it is no longer registered."""
         worker = self._dispatcher.liveness.worker(worker_id)
         return worker.hosts if worker is not None else ()
 
     def limits(self) -> dict[str, PolicyLimits]:
-        """The limits of trajectories at present, by policy."""
+        """The current limits of trajectories, by policy."""
         limits: dict[str, PolicyLimits] = {}
         for name, info in self._run.policies.items():
             newest = self._core.newest_version(name) if info.is_trained else -1
@@ -131,7 +132,7 @@ class ResultRecorder:
         return limits
 
     def _vocab_size(self, policy: str) -> int:
-        """The vocabulary in the policy's newest manifest. Read once: an architecture never changes."""
+        """The vocabulary size in the policy's newest manifest. Cached, because it never changes."""
         if policy not in self._vocab_sizes:
             manifests = self._core.versions(policy, after=-1).manifests
             if not manifests:
@@ -145,5 +146,5 @@ def _has_media(result: EpisodeResult) -> bool:
     return isinstance(outcome, Episode) and any(trajectory.media for trajectory in outcome.trajectories)
 
 
-def _invalid(result: EpisodeResult, problem: Error) -> EpisodeReceipt:
+def _make_refusal(result: EpisodeResult, problem: Error) -> EpisodeReceipt:
     return EpisodeReceipt(lease_id=result.lease_id, status="invalid", reason=str(problem)[:MAX_ERROR_CHARS])

@@ -1,8 +1,8 @@
-"""Takes a request of results apart, so that one bad result spoils neither the others nor the event loop.
+"""Splits a request of results, so that an invalid result affects neither the others nor the event loop.
 
-A result whose values are beyond their bounds (a reward of 1e39) is one failed attempt, and the results
-beside it count. A malformed one (a wrong type, an unknown field) refuses the request whole. Results are
-decoded in slices, between which the caller lets others run: a request may be 256 MiB long.
+A result with a value out of bounds (such as a reward of 1e39) becomes a failed attempt, and the others count.
+A malformed result (a wrong type or an unknown field) makes the whole request fail. Results are decoded in
+slices, between which the caller lets other requests run, because a request may have 256 MiB.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,38 +17,38 @@ from astraflow.errors import BoundError, WireError
 from astraflow.types import EpisodeResult, Failure, Item
 from astraflow.types.bounds import MAX_ERROR_CHARS, LeaseId, OpaqueId
 
-__all__ = ["DecodedResults", "EpisodeResults", "decode_results", "sliced"]
+__all__ = ["DecodedResults", "EpisodeResults", "decode_results", "split_results"]
 
 _MAX_RESULTS = 4096
 """As in `types.EpisodeResults`."""
 
 
 class EpisodeResults(Item, frozen=True, kw_only=True):
-    """As in `types`, by name too, but with results that are not decoded yet."""
+    """Same name and fields as in `types`, except that the results are not decoded yet."""
 
     worker_id: OpaqueId
     results: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=_MAX_RESULTS)]
 
 
-class _Named(msgspec.Struct, frozen=True):
-    """What is needed of a result to say that it is bad."""
+class _LeaseIdOnly(msgspec.Struct, frozen=True):
+    """The part of a result that is needed to report that it is invalid."""
 
     lease_id: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedResults:
-    """Results in the order in which they came. Those beyond their bounds are failures, and listed."""
+    """Results in their original order. Failures replace those with a value out of bounds."""
 
     results: tuple[EpisodeResult, ...]
     beyond_bounds: dict[int, WireError]
-    """Position -> the value and its bound."""
+    """Position -> an error that names the value and its bound."""
 
 
-def sliced(
+def split_results(
     results: Sequence[msgspec.Raw], *, max_bytes: int, max_num: int
 ) -> Iterator[Sequence[msgspec.Raw]]:
-    """The results in order, in runs of at most `max_num` and, but for single ones, of `max_bytes`."""
+    """Splits results into runs of at most `max_num` results and `max_bytes` bytes, or one longer result."""
     start = num_bytes = 0
     for idx, result in enumerate(results):
         size = len(memoryview(result))
@@ -70,8 +70,8 @@ def decode_results(raws: Sequence[msgspec.Raw], media_type: str) -> DecodedResul
         try:
             results.append(wire.decode(body, EpisodeResult, media_type))
         except BoundError as err:
-            # Its lease id is in bounds, or this raises, and there is nobody to send a receipt to.
-            lease_id = wire.decode(body, _Named, media_type).lease_id
+            # If the lease id itself is out of bounds, this raises: no receipt could name the lease.
+            lease_id = wire.decode(body, _LeaseIdOnly, media_type).lease_id
             failure = Failure(error_class="invalid", message=str(err)[:MAX_ERROR_CHARS])
             results.append(EpisodeResult(lease_id=lease_id, outcome=failure))
             beyond_bounds[idx] = err

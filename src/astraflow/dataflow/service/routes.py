@@ -1,4 +1,4 @@
-"""Builds the dataflow's ASGI app from the route table: finds the handler, checks roles, answers errors."""
+"""Builds the dataflow's ASGI app from the route table: finds handlers, checks roles, and answers errors."""
 
 from dataclasses import dataclass
 
@@ -22,11 +22,11 @@ from astraflow.service.messages import error_response
 __all__ = ["make_app"]
 
 _MAX_SHOWN = 256
-"""Characters of a path that a message repeats."""
+"""Most characters of a path that a message repeats."""
 
 
 def make_app(run: ServedRun) -> ASGIApp:
-    """The dataflow's ASGI app. Authentication is the caller's (`TokenAuth` around it)."""
+    """Builds the dataflow's ASGI app. The caller adds authentication by wrapping it in `TokenAuth`."""
     recorder = ResultRecorder(run)
     workers = WorkerRoutes(run, recorder)
     progress = ProgressRoutes(run, recorder)
@@ -44,13 +44,13 @@ def make_app(run: ServedRun) -> ASGIApp:
         "tell_progress": progress.tell,
         "earlier_progress": progress.earlier,
         "push_tasks": workers.push_tasks,
-        "attach": trainers.noted("attach", trainers.attach),
-        "batch": trainers.noted("batch", trainers.batch),
-        "publish": trainers.noted("publish", trainers.publish),
+        "attach": trainers.track_contact("attach", trainers.attach),
+        "batch": trainers.track_contact("batch", trainers.batch),
+        "publish": trainers.track_contact("publish", trainers.publish),
         "versions": views.versions,
-        "commit": trainers.noted("commit", trainers.commit),
-        "release": trainers.noted("release", trainers.release),
-        "step_failed": trainers.noted("step_failed", trainers.step_failed),
+        "commit": trainers.track_contact("commit", trainers.commit),
+        "release": trainers.track_contact("release", trainers.release),
+        "step_failed": trainers.track_contact("step_failed", trainers.step_failed),
         "drop_batch": trainers.drop_batch,
         "steps": views.steps,
         "evals": views.evals,
@@ -60,14 +60,14 @@ def make_app(run: ServedRun) -> ASGIApp:
         "metrics": views.metrics,
         "openapi": views.openapi,
     }
-    # Starlette compares a path with the routes in their order, and nearly all requests are for these two.
+    # Starlette compares a path with the routes in order, and nearly all requests go to these two.
     routes = sorted(ROUTES, key=lambda route: route.name not in {"leases", "episodes"})
     exception_handlers: dict[type[Exception], ExceptionHandler] = {HTTPException: _answer_unknown_route}
     app = Starlette(
         routes=[_app_route(route, handlers[route.name]) for route in routes],
         exception_handlers=exception_handlers,
     )
-    # A path with a slash too many is unknown, not moved elsewhere.
+    # A path with an extra slash is unknown; it is not redirected.
     app.router.redirect_slashes = False
     return app
 
@@ -80,9 +80,9 @@ def _app_route(route: Route, handler: Handler) -> AppRoute:
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """The ASGI app of one route: checks the caller's role, asks the handler, and answers errors.
+    """The ASGI app of one route: checks the caller's role, calls the handler, and answers errors.
 
-    Starlette wraps a function twice to find its exceptions' handlers; an app it calls as it is.
+    It is an app and not a function, because Starlette wraps each function twice to handle its exceptions.
     """
 
     route: Route
@@ -96,25 +96,25 @@ class _Endpoint:
         except Error as err:
             response = error_response(err, request)
         except ClientDisconnect:
-            return  # the caller hung up while its body was read: nobody reads an answer
+            return  # the caller hung up while its body was read, so nobody reads a reply
         await response(scope, receive, send)
 
     def _check_role(self, role: str) -> None:
-        """Raises: RefusedError."""
+        """Raises: RefusedError if the route is not for this role."""
         if role not in self.route.roles:
             raise RefusedError(
-                f"{self.route.method} {self.route.path} is for {' and '.join(self.route.roles)}; this "
-                f"token's role is {role}",
+                f"{self.route.method} {self.route.path} needs a token of role "
+                f"{' or '.join(self.route.roles)}; this token's role is {role}",
                 code="forbidden",
                 status=403,
             )
 
 
 async def _answer_unknown_route(request: Request, error: Exception) -> Response:
-    """Starlette raises 404 for a path that no route has, 405 for a method that its routes do not have."""
+    """Answers an unknown path (Starlette raises 404) or an unknown method of a known path (405)."""
     assert isinstance(error, HTTPException)
     is_path_known = error.status_code == 405
-    problem = "the path has other methods" if is_path_known else "there is no such path"
+    problem = "the path does not support this method" if is_path_known else "this path does not exist"
     refusal = RefusedError(
         f"{request.method} {request.url.path[:_MAX_SHOWN]}: {problem}; see GET /openapi.json",
         code="method_not_allowed" if is_path_known else "not_found",

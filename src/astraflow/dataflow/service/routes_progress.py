@@ -1,8 +1,7 @@
-"""Handlers of the routes for unfinished episodes: services report what they sampled, and get it for the next
-attempt.
+"""Handlers of the routes for unfinished episodes: services report what they sampled, for later attempts.
 
-What a service reports is given to other services. So it is checked like a result, by the same rules: a token
-outside the vocabulary would break the engine of whoever goes on from it.
+A report is passed on to other services. So it is checked like a result, by the same rules: a token outside
+the vocabulary would break the engine that continues from it.
 """
 
 import logging
@@ -44,19 +43,19 @@ class ProgressRoutes:
         self._recorder = recorder
 
     async def tell(self, request: Request) -> Response:
-        """`POST /v1/workers/{worker_id}/progress`: changes soft state alone."""
+        """`POST /v1/workers/{worker_id}/progress`: changes only soft state."""
         report = await read_body(request, ProgressReport)
         worker = self._run.known_worker(str(request.path_params["worker_id"]))
         held = set(self._core.worker_leases(worker.id))
         mine = [p for p in report.parts if p.lease_id in held and lease_kind(p.lease_id) == "train"]
-        wrong = self._wrong(worker.id, worker.hosts, mine)
+        wrong = self._find_wrong(worker.id, worker.hosts, mine)
         verdicts: dict[str, Verdict] = {part.lease_id: "refused" for part in report.parts}
         for part in mine:
             if part.lease_id in wrong:
                 continue
             verdicts[part.lease_id] = self._run.progress.add(part)
             if verdicts[part.lease_id] != "kept":
-                wrong.add(part.lease_id)  # nor are further parts of the episode kept
+                wrong.add(part.lease_id)  # later parts would leave a gap, so they are refused too
         reply = ProgressReply(
             missing=tuple(lease_id for lease_id, verdict in verdicts.items() if verdict == "missing"),
             refused=tuple(lease_id for lease_id, verdict in verdicts.items() if verdict == "refused"),
@@ -68,25 +67,25 @@ class ProgressRoutes:
         worker = self._run.known_worker(str(request.path_params["worker_id"]))
         lease_id = str(request.path_params["lease_id"])
         is_held = lease_id in self._core.worker_leases(worker.id) and lease_kind(lease_id) == "train"
-        completions = self._run.progress.of(episode_of(lease_id)) if is_held else ()
+        completions = self._run.progress.completions(episode_of(lease_id)) if is_held else ()
         return item_response(EarlierProgress(completions=completions), request)
 
     async def totals(self, request: Request) -> Response:
         """`GET /v1/progress`."""
         return item_response(self._run.progress.totals, request)
 
-    def _wrong(self, worker_id: str, hosts: Sequence[str], parts: Sequence[Progress]) -> set[str]:
-        """The leases of which a completion breaks a rule; the log says which."""
+    def _find_wrong(self, worker_id: str, hosts: Sequence[str], parts: Sequence[Progress]) -> set[str]:
+        """The leases with a completion that violates a rule; the log says which rule."""
         limits = self._recorder.limits()
         results = [EpisodeResult(lease_id=part.lease_id, outcome=_as_episode(part, limits)) for part in parts]
         wrong = check_results(results, policies=limits, hosts=hosts, are_parts=True)
         for idx, problem in wrong.items():
-            _log.warning("%s: progress of %s is not kept: %s", worker_id, parts[idx].lease_id, problem)
+            _log.warning("%s: the progress of %s is not stored: %s", worker_id, parts[idx].lease_id, problem)
         return {parts[idx].lease_id for idx in wrong}
 
 
 def _as_episode(part: Progress, limits: Mapping[str, PolicyLimits]) -> Episode:
-    """The completions as trajectories of sampled tokens alone, for which the rules are written."""
+    """The completions as trajectories without context, because the rules are written for trajectories."""
     return Episode(trajectories=tuple(_as_trajectory(c, limits) for c in part.completions), score=0.0)
 
 

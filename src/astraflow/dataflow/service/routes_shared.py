@@ -1,4 +1,4 @@
-"""What all request handlers share: the run that they serve, and how they read and check a request."""
+"""Shared by all request handlers: the run that they serve, and how they read and check requests."""
 
 import math
 import re
@@ -46,10 +46,10 @@ _MAX_BYTES: dict[type[Item], int] = {
     route.body: route.max_bytes for route in ROUTES if route.body is not None
 }
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
-"""ASCII digits alone: `int` would accept digits of every script, underscores, and thousands of digits."""
+"""ASCII digits only: `int` would accept digits of every script, underscores, and thousands of digits."""
 _NATURAL = re.compile(r"[0-9]{1,15}")
 MAX_SHOWN = 80
-"""Characters of a parameter that a message repeats."""
+"""Most characters of a parameter that a message repeats."""
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ MAX_SHOWN = 80
 
 @dataclass
 class ServedRun:
-    """The parts of one run, as its request handlers see them."""
+    """The parts of one run that its request handlers use."""
 
     dispatcher: Dispatcher
     polls: LongPolls
@@ -66,17 +66,17 @@ class ServedRun:
     run_info: RunInfo
     config: DataflowConfig
     max_tokens: Mapping[str, int]
-    """Trained policy -> length of its longest trajectory, 0 if that is not known."""
+    """Trained policy -> most tokens of a trajectory; 0 if unknown."""
     peer_rules: PeerRules = field(default_factory=PeerRules)
     max_batch_bytes: int = wire.MAX_BODY_BYTES
-    """A slice of a batch that is asked for whole is one body."""
+    """Most bytes of a slice that is requested whole, since it must fit into one body."""
     page_bytes: int = PAGE_BYTES
-    """Of a slice that is asked for in pages."""
+    """Most bytes per page of a slice that is requested in pages."""
     tables: ManifestTables = field(default_factory=ManifestTables)
     oversized: dict[str, Wait] = field(default_factory=dict[str, Wait])
-    """Policy -> its batch that is too large to be sent, as the status shows it: a person has to act."""
+    """Policy -> the wait for a person, because its batch is too large to send."""
     failed_steps: FailedSteps = field(default_factory=FailedSteps)
-    """Batches that could not be trained."""
+    """Batches that trainers could not train."""
 
     @cached_property
     def progress(self) -> ProgressKeeper:
@@ -89,7 +89,7 @@ class ServedRun:
         return {policy.name: policy for policy in self.run_info.policies}
 
     @cached_property
-    def trained(self) -> tuple[str, ...]:
+    def trained_names(self) -> tuple[str, ...]:
         """Names of the trained policies."""
         return tuple(policy.name for policy in self.run_info.policies if policy.is_trained)
 
@@ -98,29 +98,29 @@ class ServedRun:
         return msgspec.structs.replace(self.run_info, state=self.dispatcher.core.state)
 
     def sender(self, secret_id: str) -> str:
-        """The handle of the service that was given this id; empty if it is not known (any more)."""
+        """The handle of the service that got this id; empty if it is not registered, or no longer."""
         handle = handle_of(secret_id)
         return handle if is_key_of(secret_id, self.dispatcher.core.worker_key(handle)) else ""
 
     def known_worker(self, secret_id: str) -> WorkerLife:
-        """The service, noted as seen now. Raises: RefusedError if it must register (again)."""
+        """The service; notes a sign of life. Raises: RefusedError if the service must register (again)."""
         liveness = self.dispatcher.liveness
         worker = liveness.worker(self.sender(secret_id))
         if worker is None:
             raise RefusedError(
-                f"rollout service {handle_of(secret_id)[:MAX_SHOWN]!r} is not known here under this id: it "
-                "never joined, left, or was silent for too long; register again",
+                f"rollout service {handle_of(secret_id)[:MAX_SHOWN]!r} is not registered under this id: it "
+                "never joined, it left, or it was silent for too long; register again",
                 code="unknown_worker",
                 status=404,
             )
-        liveness.seen(worker.id, self.dispatcher.loop.time())
+        liveness.note_seen(worker.id, self.dispatcher.loop.time())
         return worker
 
     def trained_policy(self, request: Request) -> str:
         """The policy in the path. Raises: RefusedError if it is not trained in this run."""
         name = str(request.path_params["policy"])
-        if name not in self.trained:
-            trained = ", ".join(self.trained)
+        if name not in self.trained_names:
+            trained = ", ".join(self.trained_names)
             raise RefusedError(
                 f"policy {name[:MAX_SHOWN]!r} is not trained in this run (trained: {trained})",
                 code="unknown_policy",
@@ -141,26 +141,26 @@ class ServedRun:
 
 
 def caller(request: Request) -> str:
-    """The address that a request came from; empty if it is not known."""
+    """The address that a request came from; empty if unknown."""
     return request.client.host if request.client is not None else ""
 
 
 async def read_body(request: Request, item_type: type[_ItemT]) -> _ItemT:
-    """The item in the body, which may be as long as its route allows. Raises: WireError, RefusedError."""
+    """Decodes the body, up to the size that its route allows. Raises: WireError, RefusedError."""
     return await read_item(request, item_type, limit=_MAX_BYTES[item_type])
 
 
 def check_protocol(protocol: int, who: str) -> None:
-    """Raises: VersionMismatchError unless the peer speaks this version."""
+    """Raises: VersionMismatchError if the peer speaks another version of the protocol."""
     if protocol != PROTOCOL_VERSION:
         raise VersionMismatchError(
-            f"{who} speaks protocol {protocol}, this dataflow speaks {PROTOCOL_VERSION}; install the same "
-            "version of AstraFlow on both sides"
+            f"{who} speaks protocol {protocol}, but this dataflow speaks {PROTOCOL_VERSION}; install the "
+            "same version of AstraFlow on both sides"
         )
 
 
 def check_fingerprints(theirs: Fingerprints, ours: Fingerprints, who: str) -> None:
-    """Compares what both sides filled in. Raises: RefusedError naming every difference."""
+    """Compares the fields that both sides set. Raises: RefusedError that names every difference."""
     differences: list[str] = []
     for name in ("recipe", "code"):
         _compare(name, getattr(theirs, name), getattr(ours, name), differences)
@@ -172,7 +172,7 @@ def check_fingerprints(theirs: Fingerprints, ours: Fingerprints, who: str) -> No
             _compare(f"{kind} of policy {policy!r}", theirs_by[policy], ours_by[policy], differences)
     if differences:
         raise RefusedError(
-            f"{who} does not fit this run: {'; '.join(differences)}. Start it from the run's own recipe "
+            f"{who} does not match this run: {'; '.join(differences)}. Start it from the run's own recipe "
             "and model",
             code="fingerprint",
         )
@@ -180,11 +180,11 @@ def check_fingerprints(theirs: Fingerprints, ours: Fingerprints, who: str) -> No
 
 def _compare(name: str, theirs: str, ours: str, differences: list[str]) -> None:
     if theirs and ours and theirs != ours:
-        differences.append(f"its {name} is {theirs[:16]}, the run's is {ours[:16]}")
+        differences.append(f"its {name} is {theirs[:16]}, but the run's is {ours[:16]}")
 
 
 def path_int(request: Request, name: str) -> int:
-    """A whole number in the path. Raises: HTTPException if it is none, because there is no such path then."""
+    """An integer from the path. Raises: HTTPException (404: no such path) if the text isn't one."""
     text = str(request.path_params[name])
     if _NATURAL.fullmatch(text) is None:
         raise HTTPException(404)
@@ -192,33 +192,33 @@ def path_int(request: Request, name: str) -> int:
 
 
 def int_param(request: Request, name: str, default: int | None) -> int:
-    """A whole number of the query. Raises: WireError if it is missing or no number."""
-    return int(_param(request.query_params, name, default, _whole_number))
+    """An integer from the query. Raises: WireError if it is missing or not an integer."""
+    return int(_param(request.query_params, name, default, _parse_integer))
 
 
 def float_param(request: Request, name: str, default: float) -> float:
-    """A finite number of the query. Raises: WireError."""
+    """A finite number from the query. Raises: WireError."""
     value = float(_param(request.query_params, name, default, float))
     if not math.isfinite(value):
-        raise WireError(f"query parameter {name}={value} is not finite")
+        raise WireError(f"query parameter {name}={value} must be finite")
     return value
 
 
-def _whole_number(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if _INTEGER.fullmatch(text) is None:
         raise ValueError
     return int(text)
 
 
-def _param(query: Mapping[str, str], name: str, default: float | None, kind: Callable[[str], float]) -> float:
+def _param(query: Mapping[str, str], name: str, default: float | None, read: Callable[[str], float]) -> float:
     text = query.get(name)
     if text is None:
         if default is None:
             raise WireError(f"query parameter {name} is missing")
         return default
     try:
-        return kind(text)
+        return read(text)
     except ValueError as err:
         raise WireError(
-            f"query parameter {name}={text[:MAX_SHOWN]!r} is no number of up to 15 digits"
+            f"query parameter {name}={text[:MAX_SHOWN]!r} must be a number with up to 15 digits"
         ) from err

@@ -65,8 +65,8 @@ class TrainerRoutes:
         self._dispatcher = run.dispatcher
         self._core = run.dispatcher.core
 
-    def noted(self, name: str, handler: Handler) -> Handler:
-        """The handler of a route that only trainers call; their requests are their only signs of life."""
+    def track_contact(self, name: str, handler: Handler) -> Handler:
+        """Wraps a handler that only trainers call, because requests are their only signs of life."""
 
         async def answer(request: Request) -> Response:
             policy = str(request.path_params["policy"])
@@ -89,8 +89,8 @@ class TrainerRoutes:
             rules=body.rules or SampleRules(),
         )
         session = self._dispatcher.apply(command).answer
-        self._dispatcher.shares.attached(policy, self._dispatcher.clock())
-        await self._dispatcher.settled()
+        self._dispatcher.shares.note_session(policy, self._dispatcher.clock())
+        await self._dispatcher.wait_durable()
         return item_response(session, request)
 
     async def batch(self, request: Request) -> Response:
@@ -105,7 +105,7 @@ class TrainerRoutes:
         since_s = self._dispatcher.clock()
         trainer = Party(kind="trainer", name=policy)
         if not 0 <= rank < world <= _MAX_WORLD:
-            raise WireError(f"rank {rank} of world {world}: 0 <= rank < world <= {_MAX_WORLD} must hold")
+            raise WireError(f"rank {rank} of world {world}: must be 0 <= rank < world <= {_MAX_WORLD}")
 
         def look() -> BatchView | None:
             if self._core.state != "running":
@@ -123,11 +123,11 @@ class TrainerRoutes:
             held = self._run.failed_steps.wait(policy, step)
             waits = (held,) if held else self._core.waits()
             reasons = tuple(reason for wait in waits if wait.who == trainer for reason in wait.reasons)
-            await self._dispatcher.settled()
+            await self._dispatcher.wait_durable()
             return item_response(BatchReply(batch=None, state=state, waits_for=reasons), request)
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         media_type = wire.MSGPACK if wire.MSGPACK in request.headers.get("accept", "") else wire.JSON
-        # Reading and encoding hundreds of megabytes would hold up all other requests.
+        # In the event loop, reading and encoding hundreds of megabytes would hold up all other requests.
         content = await asyncio.to_thread(
             encode_slice,
             view,
@@ -167,7 +167,7 @@ class TrainerRoutes:
         else:
             command = PublishFrozen(policy=policy, manifest=manifest)
         reply = self._dispatcher.apply(command).answer
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         table = self._run.tables.digest(policy, known or manifest.tensors)
         return item_response(msgspec.structs.replace(reply, table=table), request)
 
@@ -187,13 +187,13 @@ class TrainerRoutes:
         self._run.failed_steps.forget(policy, body.step)
         self._dispatcher.journal.note_spans(f"trainer {policy}", body.spans)
         waited_s = sum(span.end_s - span.start_s for span in body.spans if span.kind == "wait:dataflow")
-        self._dispatcher.shares.committed(
+        self._dispatcher.shares.note_step(
             policy,
             waited_s=max(0.0, waited_s),
             now_s=self._dispatcher.clock(),
             batches=self._core.num_batches(policy),
         )
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         return Response(status_code=204)
 
     async def release(self, request: Request) -> Response:
@@ -201,7 +201,7 @@ class TrainerRoutes:
         policy = self._run.trained_policy(request)
         body = await read_body(request, Release)
         self._dispatcher.apply(ReleaseSteps(policy=policy, epoch=body.epoch, step=body.step))
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         return Response(status_code=204)
 
     async def step_failed(self, request: Request) -> Response:
@@ -210,13 +210,13 @@ class TrainerRoutes:
         body = await read_body(request, StepFailure)
         (status,) = (known for known in self._core.policy_status() if known.name == policy)
         if body.epoch != status.epoch:
-            raise FencedError(f"policy {policy!r}: session {status.epoch} is the newest, not {body.epoch}")
-        if body.step >= status.step:  # an earlier one was trained before, so its batch is not to blame
+            raise FencedError(f"policy {policy!r}: the newest session is {status.epoch}, not {body.epoch}")
+        if body.step >= status.step:  # an earlier step was trained before, so its batch is not the cause
             self._run.failed_steps.note(policy, body, self._dispatcher.clock())
             if wait := self._run.failed_steps.wait(policy, body.step):
                 (held,) = wait.reasons
                 _log.error(
-                    "policy %s: the batch of step %d could not be trained %d times in a row and is held back "
+                    "policy %s: the batch of step %d failed to train %d times in a row, and is held back "
                     "until a person acts: %s",
                     policy, held.step + 1, held.num, held.detail,
                 )  # fmt: skip
@@ -229,5 +229,5 @@ class TrainerRoutes:
         command = DropBatch(policy=policy, epoch=body.epoch, step=body.step, reason=body.reason)
         reply = self._dispatcher.apply(command).answer
         self._run.failed_steps.forget(policy)
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         return item_response(reply, request)

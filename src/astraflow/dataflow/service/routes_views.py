@@ -45,7 +45,7 @@ class ViewRoutes:
 
     async def run(self, request: Request) -> Response:
         """`GET /v1/run`."""
-        await self._end_settled()
+        await self._wait_for_durable_end()
         return item_response(self._run.current_run_info(), request)
 
     async def health(self, request: Request) -> Response:
@@ -69,12 +69,12 @@ class ViewRoutes:
 
         found = await self._run.polls.poll(f"versions/{policy}", look, wait_s=wait_s, request=request)
         reply = found or self._core.versions(policy, after=after)
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         reply = self._run.tables.name_table(policy, reply, known=table)
         return item_response(self._with_peers(policy, reply, caller(request)), request)
 
     def _with_peers(self, policy: str, reply: VersionsReply, asker: str) -> VersionsReply:
-        """Lists the services that serve the policy's weights as further sources of its versions."""
+        """Adds the services that serve the policy's weights to the sources of its versions."""
         rules = self._run.peer_rules
         if not rules.is_on:
             return reply
@@ -105,7 +105,7 @@ class ViewRoutes:
 
         found = await self._run.polls.poll(f"steps/{policy}", look, wait_s=wait_s, request=request)
         reply = StepsReply(steps=found or (), state=self._core.state)
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         return item_response(reply, request)
 
     async def evals(self, request: Request) -> Response:
@@ -119,19 +119,19 @@ class ViewRoutes:
         found = await self._run.polls.poll("evals", look, wait_s=wait_s, request=request) or ()
         num_evals = max(0, after) + len(found)
         reply = EvalsReply(evals=found, num_evals=num_evals, state=self._core.state)
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         return item_response(reply, request)
 
     async def status(self, request: Request) -> Response:
         """`GET /v1/status`."""
-        await self._end_settled()
+        await self._wait_for_durable_end()
         return item_response(self._status(), request)
 
     async def stop(self, request: Request) -> Response:
         """`POST /v1/stop`."""
         body = await read_body(request, StopRequest)
         self._dispatcher.apply(StopRun(reason=body.reason, is_failure=body.is_failure))
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         return Response(status_code=204)
 
     async def metrics(self, request: Request) -> Response:
@@ -147,15 +147,14 @@ class ViewRoutes:
         """`GET /openapi.json`."""
         return Response(openapi_json(), media_type="application/json")
 
-    async def _end_settled(self) -> None:
-        """Returns when the run's end is durable, if it has ended.
+    async def _wait_for_durable_end(self) -> None:
+        """If the run has ended, waits until the end is durable.
 
-        Whoever hears of the end acts on it (the launcher ends all services), so a crash must not undo it.
-        While the run goes on, a viewer may see what is not on the disk yet, so that the status can be read
-        on a full disk too.
+        Callers act on the end (the launcher stops all services), so a crash must not undo it. While the run
+        continues, the status may show state that is not durable yet, so that it is there even on a full disk.
         """
         if self._core.state != "running":
-            await self._dispatcher.settled()
+            await self._dispatcher.wait_durable()
 
     def _status(self) -> StatusReply:
         now_s = self._dispatcher.clock()
@@ -164,7 +163,7 @@ class ViewRoutes:
         held = self._run.failed_steps.waits()
         waiting = {wait.who for wait in held}
         waits = silent + tuple(
-            self._completed(wait, now_s)
+            self._complete_wait(wait, now_s)
             if wait.whom not in waiting
             else msgspec.structs.replace(wait, reasons=(WaitReason(kind="held_back", policy=wait.whom.name),))
             for wait in self._core.waits(now_s)
@@ -176,7 +175,7 @@ class ViewRoutes:
             state=self._core.state,
             reason=self._core.reason,
             now_s=now_s,
-            policies=tuple(self._heard(policy, now_s) for policy in self._core.policy_status()),
+            policies=tuple(self._add_contact(policy, now_s) for policy in self._core.policy_status()),
             workers=workers,
             waits=(*self._run.oversized.values(), *held, *waits, *parked),
             curation=self._core.curation(),
@@ -198,26 +197,26 @@ class ViewRoutes:
             for worker in self._dispatcher.liveness.silent(now_s)
         )
 
-    def _heard(self, policy: PolicyStatus, now_s: float) -> PolicyStatus:
-        """Adds when its trainer was last heard of."""
+    def _add_contact(self, policy: PolicyStatus, now_s: float) -> PolicyStatus:
+        """Adds the last contact of the policy's trainer."""
         request, seen_s = self._run.contacts.last(policy.name, now_s)
         return msgspec.structs.replace(policy, trainer_request=request, trainer_seen_s=seen_s)
 
-    def _completed(self, wait: Wait, now_s: float) -> Wait:
-        """Adds to a wait of the core what only the service knows."""
+    def _complete_wait(self, wait: Wait, now_s: float) -> Wait:
+        """Adds what only the service knows to a wait of the core."""
         reasons = wait.reasons
         if wait.whom == POOL and not self._dispatcher.liveness.workers():
             reasons = (*reasons, WaitReason(kind="no_service"))
-        # The core has no time for what has never happened.
+        # The core knows no time for an event that never happened.
         since_s = wait.since_s or self._dispatcher.started_s
         completed = msgspec.structs.replace(wait, reasons=reasons, since_s=since_s)
-        return self._run.contacts.explained(completed, now_s)
+        return self._run.contacts.explain(completed, now_s)
 
     def _scaling(self, now_s: float, waits: Sequence[Wait], workers: Sequence[WorkerStatus]) -> ScalingAdvice:
         waiting_since_s = {
             policy: wait.since_s
             for wait in waits
-            for policy in self._run.trained
+            for policy in self._run.trained_names
             if wait.who == Party(kind="trainer", name=policy) and wait.whom == POOL
         }
         staying = [worker.id for worker in workers if not worker.is_draining]
@@ -228,7 +227,7 @@ class ViewRoutes:
         return msgspec.structs.replace(advice, missing_services=0, verdict="unheard", unheard=unheard)
 
     def _workers(self) -> tuple[WorkerStatus, ...]:
-        # Signs of life are noted by the loop's clock; the status shows Unix time.
+        # Signs of life are timed by the loop's clock, but the status shows Unix time.
         to_unix_s = self._dispatcher.clock() - asyncio.get_running_loop().time()
         return tuple(self._worker(life, to_unix_s) for life in self._dispatcher.liveness.workers())
 

@@ -20,7 +20,7 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.service.liveness import WorkerLife
 from astraflow.dataflow.service.result_recorder import ResultRecorder
-from astraflow.dataflow.service.results import DecodedResults, EpisodeResults, decode_results, sliced
+from astraflow.dataflow.service.results import DecodedResults, EpisodeResults, decode_results, split_results
 from astraflow.dataflow.service.routes_shared import (
     ServedRun,
     caller,
@@ -55,11 +55,11 @@ __all__ = ["WorkerRoutes"]
 _log = logging.getLogger(__name__)
 _PEER_URL = re.compile(r"http://[A-Za-z0-9.:\[\]-]{1,255}")
 _MAX_SERVED = 1024
-"""Versions that a service may name, over all its policies: each status repeats them."""
+"""Most versions that a service may list, over all its policies, because each status repeats them."""
 _MAX_MISSED_BEATS = 2
-"""A service that has missed more heartbeats may have to make room for another."""
+"""A service that has missed more heartbeats may be dropped to make room for another."""
 _SLICE_BYTES = 4 * 1024 * 1024
-"""Results are decoded and recorded in slices of this size; other requests are served between two slices."""
+"""Results are decoded and recorded in slices of this size. Other requests are served between two slices."""
 _SLICE_RESULTS = 256
 
 
@@ -85,7 +85,7 @@ class WorkerRoutes:
                 code="unknown_policy",
             )
         check_fingerprints(body.fingerprints, self._run.run_info.fingerprints, who)
-        peer_url = self._checked_peer_url(body.peer_url, who, request)
+        peer_url = self._check_peer_url(body.peer_url, who, request)
         self._make_room()
         id_ = new_worker_id(body.name)
         while self._core.worker_key(id_.handle):
@@ -102,8 +102,8 @@ class WorkerRoutes:
             address=caller(request),
         )
         self._liveness.add(life)
-        self._dispatcher.deadline_moved.set()  # a silent service that this one replaces may be overdue now
-        await self._dispatcher.settled()
+        self._dispatcher.deadline_moved.set()  # a silent service that this one replaces may now be overdue
+        await self._dispatcher.wait_durable()
         config = self._run.config
         reply = Registration(
             worker_id=id_.worker_id, heartbeat_s=config.heartbeat_s, lease_timeout_s=config.lease_timeout_s
@@ -111,13 +111,13 @@ class WorkerRoutes:
         return item_response(reply, request)
 
     async def heartbeat(self, request: Request) -> Response:
-        """`POST /v1/workers/{worker_id}/heartbeat`: changes soft state; only its spans are journaled."""
+        """`POST /v1/workers/{worker_id}/heartbeat`: changes soft state; only the spans are journaled."""
         secret_id = str(request.path_params["worker_id"])
         beat = await read_body(request, Heartbeat)
         state = self._core.state
         if state != "running":
-            # A service that hears of the end leaves, so a crash must not undo it.
-            await self._dispatcher.settled()
+            # A service that learns of the end leaves, so a crash must not undo the end.
+            await self._dispatcher.wait_durable()
         if self._liveness.has_left(self._run.sender(secret_id)):
             reply = HeartbeatReply(revoked=beat.lease_ids, state=state, is_draining=True)
             return item_response(reply, request)
@@ -129,9 +129,9 @@ class WorkerRoutes:
         revoked = self._core.revoked_leases(worker_id, beat.lease_ids)
         live = set(beat.lease_ids) - set(revoked)
         has_loaded = bool(beat.load.versions) and beat.load.versions != worker.served
-        # Spans are for the journal alone; if they stayed in the load, every status would contain them.
+        # Spans are only for the journal. In the load, they would be part of every status.
         load = msgspec.structs.replace(beat.load, spans=())
-        self._liveness.beat(worker_id, live, load, self._dispatcher.loop.time())
+        self._liveness.note_beat(worker_id, live, load, self._dispatcher.loop.time())
         self._dispatcher.journal.note_spans(worker.name, beat.load.spans)
         self._note_share(worker_id, beat.load)
         if has_loaded:
@@ -146,12 +146,14 @@ class WorkerRoutes:
         if not self._liveness.has_left(self._run.sender(secret_id)):
             self._start_drain(self._run.known_worker(secret_id))
             self._drop_if_drained(self._run.sender(secret_id))
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         return Response(status_code=204)
 
     async def ask_to_leave(self, request: Request) -> Response:
-        """`POST /v1/workers/{handle}/leave`: soft state, lost by a restart. Nothing happens to a service that
-        is gone. One without leases is told like any other, by a heartbeat, and then says goodbye itself."""
+        """`POST /v1/workers/{handle}/leave`: changes soft state, which a restart loses.
+
+        A service that is gone is ignored. All others, even those without leases, learn of the request from
+        their next heartbeat and leave by themselves."""
         worker = self._liveness.worker(str(request.path_params["handle"]))
         if worker is not None:
             self._start_drain(worker)
@@ -167,7 +169,7 @@ class WorkerRoutes:
         worker.served = body.served
 
         def served() -> tuple[ServedVersions, ...]:
-            """The service may load a version while it waits here; its heartbeats say so."""
+            """Read anew each time: heartbeats report versions that the service loads while it waits."""
             return worker.served
 
         def look() -> tuple[LeaseView, ...] | None:
@@ -184,19 +186,19 @@ class WorkerRoutes:
         def wait() -> Wait:
             who = Party(kind="service", name=worker.name)
             reasons = self._core.why_no_lease(served(), worker.id)
-            return Wait(who=who, whom=_waited_for(who, reasons), reasons=reasons, since_s=since_s)
+            return Wait(who=who, whom=_find_awaited(who, reasons), reasons=reasons, since_s=since_s)
 
         def kind() -> Hashable:
-            """Services with the same versions can run the same leases, except one that keeps failing."""
+            """Services with equal versions can run the same leases, except one that keeps failing."""
             return served(), worker.id if self._core.is_restricted(worker.id) else ""
 
         views = await self._run.polls.poll_leases(
             look, worker_id=worker.id, kind=kind, wait_s=body.wait_s, wait=wait, request=request
         )
-        leases = self._completed(views or ())
+        leases = self._add_tasks(views or ())
         waits_for = () if leases else self._core.why_no_lease(served(), worker.id)
         reply = LeaseReply(leases=leases, state=self._core.state, waits_for=waits_for)
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         self._note_end(worker.id)
         return item_response(reply, request)
 
@@ -205,10 +207,10 @@ class WorkerRoutes:
         body = await read_item(request, EpisodeResults)
         media_type = request.headers.get("content-type", wire.MSGPACK)
         sender = self._run.sender(body.worker_id)
-        self._liveness.seen(sender, self._dispatcher.loop.time())
-        # All are decoded before the first is recorded, because a malformed result refuses the whole request.
+        self._liveness.note_seen(sender, self._dispatcher.loop.time())
+        # All are decoded before the first is recorded, because one malformed result fails the whole request.
         decoded: list[DecodedResults] = []
-        for raws in sliced(body.results, max_bytes=_SLICE_BYTES, max_num=_SLICE_RESULTS):
+        for raws in split_results(body.results, max_bytes=_SLICE_BYTES, max_num=_SLICE_RESULTS):
             if decoded:
                 await asyncio.sleep(0)
             decoded.append(decode_results(raws, media_type))
@@ -218,23 +220,22 @@ class WorkerRoutes:
                 await asyncio.sleep(0)
             receipts += self._recorder.record(sender, results, await self._recorder.check(sender, results))
         self._drop_if_drained(sender)
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         return item_response(Receipts(receipts=tuple(receipts)), request)
 
     async def push_tasks(self, request: Request) -> Response:
         """`POST /v1/tasks`."""
         body = await read_body(request, PushTasks)
         reply = self._dispatcher.apply(AddTasks(tasks=body.tasks)).answer
-        await self._dispatcher.settled()
+        await self._dispatcher.wait_durable()
         return item_response(reply, request)
 
     # --- parts ---
 
-    def _completed(self, views: Sequence[LeaseView]) -> tuple[Lease, ...]:
-        """The leases with their tasks.
+    def _add_tasks(self, views: Sequence[LeaseView]) -> tuple[Lease, ...]:
+        """Adds the tasks to the leases.
 
-        A source that fails ends the run, because no service could run the episodes. The run can be resumed
-        once the source is fixed.
+        A source that fails ends the run, because no service could run the episodes. Fix it, then resume.
         """
         try:
             return tuple(self._run.lookup.lease(view) for view in views)
@@ -244,42 +245,42 @@ class WorkerRoutes:
             return ()
 
     def _make_room(self) -> None:
-        """Lets one more service join. Raises: RefusedError if there are too many and none is silent."""
+        """Makes room for another service. Raises: RefusedError if there are too many, and none is silent."""
         if not self._liveness.is_full:
             return
         silent = self._liveness.most_silent()
         grace_s = _MAX_MISSED_BEATS * self._run.config.heartbeat_s
         if silent.last_seen_s + grace_s > self._dispatcher.loop.time():
             raise RefusedError(
-                f"{self._liveness.max_workers} rollout services have joined, which is the maximum, and none "
-                "is silent; join later",
+                f"the maximum of {self._liveness.max_workers} rollout services has joined, and none is "
+                "silent; join later",
                 code="unavailable",
                 status=503,
             )
-        self._dispatcher.drop_worker(silent.id, "silent, and another service needs the room")
+        self._dispatcher.drop_worker(silent.id, "silent, and another service needs its place")
 
     def _reclaim_lost(self, worker: WorkerLife, held_ids: Sequence[str] | None) -> Callable[[], bool]:
-        """Issues leases again that never reached the service: it asks for more without holding them.
+        """Reissues leases that never reached the service: its request doesn't list them among those it holds.
 
-        Returns a function that says whether this is still the service's newest request. An older one, which
-        the service gave up, must grant nothing more, even if its hang-up has not been noticed yet.
+        Returns a function that says whether this is still the service's newest request. An older request,
+        which the service gave up, must not grant leases, even if its hang-up has not been detected yet.
         """
         if held_ids is None:
             return lambda: True
         this_request = object()
-        worker.newest_ask = this_request
+        worker.newest_request = this_request
         held = set(held_ids)
         lost = tuple(id_ for id_ in self._core.worker_leases(worker.id) if id_ not in held)
         if lost:
-            _log.info("%s never received %d leases; they are issued again", worker.id, len(lost))
+            _log.info("%s never received %d leases; they are reissued", worker.id, len(lost))
             self._dispatcher.apply(ExpireLeases(lease_ids=lost, never_arrived=True))
             self._liveness.end(lost)
-        return lambda: worker.newest_ask is this_request
+        return lambda: worker.newest_request is this_request
 
     def _note_share(self, worker_id: str, load: Load) -> None:
-        """Notes how much of the service is idle, and whether that is because a trainer holds it back. One
-        that does not report its slots counts as busy."""
-        self._dispatcher.shares.beat(
+        """Notes the service's share of idle slots, and whether they are idle because of a trainer. A service
+        that doesn't report its slots counts as busy."""
+        self._dispatcher.shares.note_beat(
             worker_id,
             free_frac=max(0.0, 1 - load.num_running / load.num_slots) if load.num_slots else 0.0,
             is_held_back=self._core.is_held_back(load.versions),
@@ -288,9 +289,9 @@ class WorkerRoutes:
         )
 
     def _note_end(self, worker_id: str) -> None:
-        """Notes that the service is about to read the run's end, if the run has ended."""
+        """If the run has ended, notes that this reply tells the service."""
         if self._core.state != "running":
-            self._liveness.tell_the_end(worker_id)
+            self._liveness.note_end_told(worker_id)
 
     def _start_drain(self, worker: WorkerLife) -> None:
         worker.is_draining = True
@@ -301,13 +302,13 @@ class WorkerRoutes:
         if worker is not None and worker.is_draining and not self._core.worker_leases(worker_id):
             self._dispatcher.drop_worker(worker_id, "drained")
 
-    def _checked_peer_url(self, url: str, who: str, request: Request) -> str:
-        """The URL at which a service serves weights; empty if it does not, or if peers are off.
+    def _check_peer_url(self, url: str, who: str, request: Request) -> str:
+        """The URL at which a service serves weights; empty if it doesn't, or if peers are turned off.
 
-        Raises: WireError if it is no URL; RefusedError if the service may not name that address.
+        Raises: WireError if it is not a URL; RefusedError if the service may not announce that address.
         """
         if url and not _PEER_URL.fullmatch(url):
-            raise WireError(f"{who}: peer_url {url[:300]!r} is not http://HOST:PORT")
+            raise WireError(f"{who}: peer_url {url[:300]!r} must have the form http://HOST:PORT")
         rules = self._run.peer_rules
         if not url or not rules.is_on:
             return ""
@@ -315,20 +316,20 @@ class WorkerRoutes:
         return url
 
     def _note_peer_url(self, worker: WorkerLife, url: str, request: Request) -> None:
-        """Notes the address that a heartbeat names.
+        """Notes the peer address in a heartbeat.
 
-        If the service may not name it, it stays in the run but is not announced: its own address may have
-        changed since it joined.
+        If the service may not announce it, the service stays in the run without a peer address: its own
+        address may have changed since it joined.
         """
         try:
-            worker.peer_url = self._checked_peer_url(url, worker.id, request)
+            worker.peer_url = self._check_peer_url(url, worker.id, request)
         except RefusedError as err:
             worker.peer_url = ""
             _log.warning("%s; it is not announced", err)
 
 
-def _waited_for(service: Party, reasons: Sequence[WaitReason]) -> Party:
-    """Whom a service that gets no lease waits for."""
+def _find_awaited(service: Party, reasons: Sequence[WaitReason]) -> Party:
+    """For whom a service without a lease waits; the service itself if it must load a version first."""
     main = next((reason for reason in reasons if reason.kind != "admission_all"), None)
     if main is None or main.kind == "run_over":
         return DATAFLOW
@@ -338,4 +339,4 @@ def _waited_for(service: Party, reasons: Sequence[WaitReason]) -> Party:
 def _check_served(served: Sequence[ServedVersions], who: str) -> None:
     num = sum(len(entry.versions) for entry in served)
     if num > _MAX_SERVED:
-        raise WireError(f"{who}: serves {num} versions; name at most {_MAX_SERVED}, the newest ones")
+        raise WireError(f"{who}: serves {num} versions; list at most {_MAX_SERVED}, the newest ones")

@@ -1,22 +1,21 @@
-"""Advice on how many rollout services a run could use, from who waited for whom lately.
+"""Advises how many rollout services a run could use, based on who waited for whom recently.
 
-It is passive, and time is an argument, in seconds of any one clock. The shares are not stored: after a
-restart they start from zero. Who starts the services may act on the advice (`processes/pool.py`).
+Passive: time is an argument, in seconds of any one clock. The shares are not stored, so they start from zero
+after a restart. `processes/pool.py` may act on the advice.
 
-- A trainer's wait share is the time that it waited for batches, divided by all of its time. It covers the
-  steps committed in the window and the wait that is going on now. Left out are the time before the first
-  service was at work, and the wait for the first batch, unless that takes longer than the window: a pool of
-  any size has to make its first episodes. If a
-  trainer waits a share `w`, a pool of `n` services makes only `1 - w` of what the trainer could train. So
-  `n / (1 - w)` services would keep it busy.
+- A trainer's wait share is the time for which it waited for batches, divided by its total time. It covers the
+  steps committed in the window and the current wait. The time before the first service was at work doesn't
+  count, and neither does the wait for the first batch unless it exceeds the window, because a pool of any
+  size must first make its episodes. If a trainer waits for a share `w`, a pool of `n` services makes only `1
+  - w` of what the trainer could train. So `n / (1 - w)` services would keep it busy.
 - The pool's wait share is the share of its slots (`rollout.max_episodes` of each service) that are empty
-  because no group may begin before a trainer takes a batch; while a service loads its first version, it has
-  none. If a share `r` is empty, `n * (1 - r)` services would do.
+  because no group may begin before a trainer takes a batch. A service that loads its first version has no
+  slots yet. If a share `r` is empty, `n * (1 - r)` services would be enough.
 
-In both, `n` is the mean number of services over the window, as the shares are means. So advice that was
-followed is not given again while the window still shows the time before.
+In both formulas, `n` is the mean number of services over the window, because the shares are means, too. So
+advice that was followed isn't repeated while the window still covers the time before.
 
-If both wait, they take turns, because the staleness bound forces them to. More services change little then.
+If both wait, they take turns, because the staleness bound forces them to. Then more services change little.
 """
 
 import math
@@ -32,35 +31,35 @@ from astraflow.types.status import ScalingVerdict
 __all__ = ["WaitShares"]
 
 _BALANCED_FRAC = 0.05
-"""Smaller shares are the ordinary variation between steps."""
+"""Smaller shares are normal variation between steps."""
 _TOO_EARLY_FRAC = 0.1
-"""There is no advice while less than this share of the window is known."""
+"""No advice is given while less than this share of the window is known."""
 _KNOWN_S = 8.0
-"""The pool's share is told once the window holds this much of a service: a warning may come earlier than
-advice."""
+"""The pool's share is known once the window covers this much time of a service. It is less than what advice
+needs, so that a warning can come earlier."""
 _COUNT_EVERY_S = 1.0
-"""Time between two counts of services; a beat comes from each of them every few seconds."""
+"""Least time between two counts of services. Each service sends a heartbeat every few seconds."""
 _FULL_FREE_FRAC = 0.1
-"""A service with fewer free slots than that generates as fast as it can."""
-_LEAST_NEED = 0.01
-"""What is needed is known, however little it is."""
-_LEAST_USE = 1e-3
-"""Bounds the advice if a trainer always waits."""
+"""A service with at most this share of free slots generates as fast as it can."""
+_MIN_NEED = 0.01
+"""Lower bound of a known need, because 0 means that the need is unknown."""
+_MIN_USE = 1e-3
+"""Lower bound of `1 - w`, so that the advice stays finite if a trainer always waits."""
 _ROUNDING = 1e-9
 
 
 class _Share:
-    """The mean of a value over the last `window_s`, weighted by time. Sums are kept, so reading is cheap."""
+    """The mean of a value over the last `window_s`, weighted by time. Running sums make reading cheap."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._parts: deque[tuple[float, float, float]] = deque()
-        """(end, length, value) of each stretch of time."""
+        """(end, length, value) of each period."""
         self._known_s = 0.0
         self._weighted_s = 0.0
 
     def add(self, now_s: float, length_s: float, value: float) -> None:
-        """Adds a stretch of time: the value was this for `length_s` until now."""
+        """Adds a period: for the last `length_s`, the value was `value`."""
         if length_s > 0:
             self._parts.append((now_s, length_s, value))
             self._known_s += length_s
@@ -82,12 +81,12 @@ class _Share:
 class WaitShares:
     """The wait shares of all trainers and of the pool.
 
-    Example: `shares.committed("actor", waited_s=2.2, now_s=10.0)`, then `shares.advice(11.0, {}, ids)`.
+    Example: `shares.note_step("actor", waited_s=2.2, now_s=10.0)`, then `shares.advice(11.0, {}, ids)`.
     """
 
     def __init__(self, window_s: float = 300.0) -> None:
-        """`window_s`: how far back the shares look. 5 minutes are long enough for several steps of most runs,
-        and short enough to follow a pool that changes."""
+        """`window_s`: the time that the shares cover. 5 minutes are long enough for several steps of most
+        runs, and short enough to follow changes of the pool."""
         self._window_s = window_s
         self._demand = Demand(window_s)
         self._trainers: dict[str, _Share] = {}
@@ -98,41 +97,42 @@ class WaitShares:
         """The number of services at work."""
         self._counted = 0
         self._counted_s: float | None = None
-        """When services were counted last; None before the first one was at work."""
+        """Time of the last count; None before the first service was at work."""
         self._first_work_s: float | None = None
 
-    def attached(self, policy: str, now_s: float) -> None:
-        """Records that a trainer begins a session. The time before does not count as its time."""
+    def note_session(self, policy: str, now_s: float) -> None:
+        """Records that a trainer begins a session. Earlier time doesn't count as its time."""
         self._last_commit_s[policy] = now_s
-        self._demand.attached(policy)
+        self._demand.note_session(policy)
 
-    def committed(self, policy: str, *, waited_s: float, now_s: float, batches: float = 0.0) -> None:
-        """Records that a trainer committed a step, after it had waited `waited_s` for the batch. `batches`:
-        all so far, with the complete groups that wait as parts of one."""
+    def note_step(self, policy: str, *, waited_s: float, now_s: float, batches: float = 0.0) -> None:
+        """Records that a trainer committed a step after it had waited `waited_s` for the batch.
+
+        `batches`: number of batches so far, including the complete groups that wait, as fractions of a batch.
+        """
         if policy in self._last_commit_s:
             trained_s = max(0.0, now_s - self._last_commit_s[policy] - waited_s)
-            self._demand.committed(policy, trained_s=trained_s, batches=batches, now_s=now_s)
+            self._demand.note_step(policy, trained_s=trained_s, batches=batches, now_s=now_s)
         since_s = self._last_commit_s.get(policy, now_s)
         if self._first_work_s is not None and since_s <= self._first_work_s:
-            waited_s = 0.0  # the first batch
+            waited_s = 0.0  # the wait for the first batch does not count
             since_s = self._first_work_s
         length_s = now_s - since_s
         self._last_commit_s[policy] = now_s
         share = self._trainers.setdefault(policy, _Share(self._window_s))
         share.add(now_s, length_s, min(1.0, waited_s / length_s) if length_s > 0 else 0.0)
 
-    def beat(
+    def note_beat(
         self, service: str, *, free_frac: float, is_held_back: bool, now_s: float, tokens: int = 0
     ) -> None:
         """Records a heartbeat of a rollout service.
 
-        `free_frac` is the share of its slots that are free; `is_held_back` says that they are free because no
-        group may begin; `tokens` is what it has generated so far. The time before its first episode does not
-        count as its time, unless it is held back.
+        `free_frac`: share of its slots that are free. `is_held_back`: they are free because no group may
+        begin. `tokens`: generated so far. The time before its first episode only counts if it is held back.
         """
-        self._demand.beat(service, tokens=tokens, is_full=free_frac <= _FULL_FREE_FRAC, now_s=now_s)
+        self._demand.note_beat(service, tokens=tokens, is_full=free_frac <= _FULL_FREE_FRAC, now_s=now_s)
         if service not in self._services and free_frac >= 1.0 and not is_held_back:
-            return  # it loads its first version
+            return  # it is loading its first version
         if self._first_work_s is None:
             self._first_work_s = now_s
         length_s = now_s - self._last_beat_s.get(service, now_s)
@@ -152,9 +152,8 @@ class WaitShares:
     ) -> ScalingAdvice:
         """The advice that follows from the shares.
 
-        `waiting_since_s` says, by policy, since when a trainer has been waiting for a batch; policies whose
-        trainer does not wait are left out. `services` are those that are still there; all others are
-        forgotten.
+        `waiting_since_s`: start of the current wait for a batch, for each policy whose trainer waits.
+        `services`: the existing services; all others are forgotten.
         """
         for gone in self._services.keys() - set(services):
             self.forget(gone)
@@ -175,18 +174,18 @@ class WaitShares:
         counted_s, size_s = self._size.totals(now_s)
         mean_size = size_s / counted_s if counted_s else float(len(services))
         advice = _advice(trainers, rollout, mean_size, len(services), len(self._services))
-        needed = self._demand.needed(now_s)
+        needed = self._demand.estimate(now_s)
         if needed is None:
             return advice
         return msgspec.structs.replace(
             advice,
-            needed_services=max(_LEAST_NEED, needed.number),
+            needed_services=max(_MIN_NEED, needed.number),
             needed_per_hour=3600 * needed.per_s,
             overlap=needed.overlap,
         )
 
     def _waits_since_s(self, policy: str, now_s: float) -> float:
-        """From when on a wait of a trainer that goes on counts."""
+        """The time from which a trainer's current wait counts."""
         last_commit_s = self._last_commit_s[policy]
         if self._first_work_s is not None and last_commit_s <= self._first_work_s:
             return self._first_work_s + self._window_s  # the first batch
@@ -196,7 +195,7 @@ class WaitShares:
         return last_commit_s if has_trained else now_s
 
     def _count(self, now_s: float) -> None:
-        """Notes how many services were at work since the last count."""
+        """Records the number of services at work since the last count."""
         if self._counted_s is None:
             if not self._services:
                 return
@@ -211,8 +210,8 @@ class WaitShares:
 def _advice(
     trainers: dict[str, float], rollout: float, mean_size: float, num_services: int, num_at_work: int
 ) -> ScalingAdvice:
-    """`mean_size`: the mean number of services at work over the window. Now it is `num_at_work`: the others
-    load their first version."""
+    """Derives the verdict. `mean_size`: mean number of services at work over the window. `num_at_work`: their
+    number now; the other services are loading their first version."""
     waited = max(trainers.values(), default=0.0)
     surplus = num_at_work - mean_size * (1 - rollout)
     missing = 0
@@ -222,7 +221,7 @@ def _advice(
     elif waited >= _BALANCED_FRAC and rollout >= _BALANCED_FRAC:
         verdict = "take_turns"
     elif waited >= _BALANCED_FRAC:
-        missing = _missing(mean_size / max(1 - waited, _LEAST_USE), num_services)
+        missing = _missing(mean_size / max(1 - waited, _MIN_USE), num_services)
         verdict = "too_few" if missing else "has_grown"
     elif rollout >= _BALANCED_FRAC and surplus + _ROUNDING >= 1 and num_services > 1:
         missing = -min(num_services - 1, math.floor(surplus + _ROUNDING))
@@ -237,8 +236,8 @@ def _advice(
 
 
 def _missing(wanted: float, num_services: int) -> int:
-    """How many more services there should be, to the nearest number and at least one; none if the pool, which
-    may have grown since the shares were measured, would be balanced as it is."""
+    """The number of missing services, rounded and at least 1; 0 if the pool is already balanced, since it may
+    have grown while the shares were measured."""
     if 1 - num_services / wanted < _BALANCED_FRAC - _ROUNDING:
         return 0
     return max(1, math.ceil(wanted - num_services - 0.5))

@@ -2,15 +2,15 @@
 
 Concurrent parts, all in one event loop:
 
-- Request handlers, one per request. Consume requests; produce commands and answers; wait for a topic (woken
-  by `Topics.wake` after a command), for leases (given out by `LeaseQueue`, in a callback of the loop after a
-  command), or for a record to be durable (woken by the flush task).
+- Request handlers, one per request. Consume requests; produce commands and replies; wait for a topic (woken
+  by `Topics.wake` after a command), for leases (assigned by `LeaseQueue`, in a callback of the loop after a
+  command), or for a record to become durable (woken by the flush task).
 - The deadline watch, one task. Consumes `Liveness` and the evaluation rounds; produces ExpireLeases,
   DropWorker, ExpireEval; waits for the earliest deadline (woken by `deadline_moved`).
 - The journal's flush task. Consumes pending records and payloads; produces durable records; waits for the
   disk, in a thread (started by `append`).
 - The journal's task for its tables, and sometimes a compaction. Consume durable records; produce rows and
-  snapshots, and delete what nobody needs any more; wait for SQLite, in a thread of their own.
+  snapshots, and delete data that is no longer needed; wait for SQLite, in their own thread.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from astraflow.dataflow.service.routes_shared import ServedRun
 from astraflow.dataflow.service.scaling import WaitShares
 from astraflow.dataflow.service.task_lookup import TaskLookup
 from astraflow.dataflow.service.trainer_contacts import TrainerContacts
-from astraflow.dataflow.service.waiting import waited
+from astraflow.dataflow.service.waiting import wait_until
 from astraflow.errors import ComponentError, JournalError
 from astraflow.protocols import TaskSource
 from astraflow.types import RunInfo, RunState
@@ -46,11 +46,11 @@ __all__ = ["DataflowService"]
 
 _log = logging.getLogger(__name__)
 _FAREWELL_S = 1.0
-"""How late a heartbeat may be when the run is over."""
+"""Delay that a heartbeat may have when the run is over."""
 _MAX_NAMED = 5
-"""Services or leases that a line of the log names."""
+"""Most services or leases that a log line names."""
 _JOURNAL_PAUSE_S = 1.0
-"""While the journal cannot be written, overdue leases wait this long for the next try."""
+"""Time until the next try to expire leases while the journal cannot be written."""
 
 
 class DataflowService:
@@ -62,8 +62,8 @@ class DataflowService:
         await service.start()
         url = await HttpServer(service.app, host=config.host, port=config.port, name="dataflow").start()
 
-    Owns the journal from then on. `run_info.run_id` and `run_info.state` are filled in by the service: the id
-    is the journal's, the same after a restart.
+    The service owns the journal from then on. It fills in `run_info.run_id` and `run_info.state`: the id is
+    the journal's, so it stays the same after a restart.
     """
 
     def __init__(  # noqa: PLR0917 - the parts of a run, in the order in which `launch` makes them
@@ -79,20 +79,20 @@ class DataflowService:
         resumes_failed: bool = False,
         shares: WaitShares | None = None,
     ) -> None:
-        """Recovers the core. Without `peer_rules`, no service learns where another serves weights.
+        """Recovers the core. Without `peer_rules`, services don't learn where others serve weights.
 
-        `resumes_failed`: a run that ended with a failure goes on, because a person asked for it. `shares`
-        take the place of those that look back over five minutes.
+        `resumes_failed`: a run that ended with a failure is resumed, because a person asked for it. `shares`
+        replace the default wait shares, which cover five minutes.
 
-        Raises: JournalError if the journal does not replay.
+        Raises: JournalError if the journal cannot be replayed.
         """
         self._plan = plan
         self._journal = journal
         self._heartbeat_s = config.heartbeat_s
         self._resumes_failed = resumes_failed
-        begun = _as_begun(plan, journal)
+        first = _with_first_schedule(plan, journal)
         core = journal.recover(
-            new=lambda: Core(begun), restore=lambda state: Core.from_snapshot(begun, state)
+            new=lambda: Core(first), restore=lambda state: Core.from_snapshot(first, state)
         )
         self._liveness = Liveness(config.lease_timeout_s, heartbeat_s=config.heartbeat_s)
         self._dispatcher = Dispatcher(core, journal, self._liveness, shares=shares)
@@ -120,11 +120,11 @@ class DataflowService:
 
     @property
     def fatal(self) -> asyncio.Event:
-        """Set if the core itself failed: end the process, its supervisor restarts it from the journal."""
+        """Set if the core itself failed. End the process then; its supervisor restarts it."""
         return self._dispatcher.fatal
 
     async def start(self) -> None:
-        """Gives leases and services from before a restart new deadlines, and starts the watch."""
+        """Gives new deadlines to leases and services from before a restart, and starts the watch."""
         loop = asyncio.get_running_loop()
         core = self._dispatcher.core
         policies = {
@@ -154,21 +154,21 @@ class DataflowService:
             self._liveness.grant(core.worker_leases(worker.worker_id), loop.time())
         await self._journal.wait_flushed()
         self._watch = asyncio.create_task(self._watch_deadlines(), name="deadline watch")
-        self._watch.add_done_callback(self._watch_ended)
+        self._watch.add_done_callback(self._on_watch_end)
         _log.info("dataflow ready: run %s, %s, record %d", self._run_info.name, core.state, self._journal.seq)
 
     async def say_farewell(self) -> None:
-        """Returns once every service has heard that the run is over, or had time for two heartbeats."""
+        """Waits until every service has learned that the run is over, or has had time for two heartbeats."""
         if self.state == "running":
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2 * self._heartbeat_s + _FAREWELL_S):
                 while not self._liveness.all_know_the_end:
-                    self._liveness.farewells_moved.clear()
-                    await self._liveness.farewells_moved.wait()
+                    self._liveness.farewells_changed.clear()
+                    await self._liveness.farewells_changed.wait()
 
     async def stop(self) -> None:
-        """Answers all who wait, writes a snapshot and closes the journal. Raises: JournalError."""
+        """Answers all waiting requests, writes a snapshot and closes the journal. Raises: JournalError."""
         self._polls.stop()
         if self._watch is not None:
             self._watch.cancel()
@@ -178,13 +178,13 @@ class DataflowService:
             try:
                 self._journal.snapshot(self._dispatcher.core)
             except ComponentError as err:
-                _log.error("no snapshot: %s; the next start replays the journal", err)
+                _log.error("no snapshot was written: %s; the next start replays the journal", err)
         await self._journal.close()
 
     # --- deadlines ---
 
-    def _watch_ended(self, task: asyncio.Task[None]) -> None:
-        """Ends the service if the watch failed: without it nothing would ever expire."""
+    def _on_watch_end(self, task: asyncio.Task[None]) -> None:
+        """Ends the service if the watch failed, because without it nothing would expire."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.critical("the deadline watch failed", exc_info=error)
             self._dispatcher.fatal.set()
@@ -202,12 +202,12 @@ class DataflowService:
             if self._journal.failure is not None:
                 deadline_s = max(deadline_s, loop.time() + _JOURNAL_PAUSE_S)
             dispatcher.watched_until_s = deadline_s
-            await waited(dispatcher.deadline_moved, deadline_s)
+            await wait_until(dispatcher.deadline_moved, deadline_s)
             if loop.time() >= deadline_s:
-                self._tell_of_silence(loop.time())
+                self._log_silence(loop.time())
                 self._expire(loop.time())
 
-    def _tell_of_silence(self, now_s: float) -> None:
+    def _log_silence(self, now_s: float) -> None:
         silent = self._liveness.newly_silent(now_s)
         if not silent:
             return
@@ -215,28 +215,28 @@ class DataflowService:
             "no sign of life for %.0f s of %s; stopped, hanging, or cut off from the dataflow; leases are "
             "issued again %.0f s after their last heartbeats",
             now_s - min(worker.last_seen_s for worker in silent),
-            _counted([f"{worker.name} {worker.id}" for worker in silent]),
+            _format_services([f"{worker.name} {worker.id}" for worker in silent]),
             self._liveness.timeout_s,
         )
 
     def _expire(self, now_s: float) -> None:
-        """Turns what is overdue into commands. It stays overdue while the journal cannot be written."""
+        """Turns what is overdue into commands. While the journal cannot be written, it stays overdue."""
         core = self._dispatcher.core
         try:
             if dropped := self._liveness.overdue_workers(now_s):
-                _log.warning("still silent, so their leases are issued again: %s", _counted(dropped))
+                _log.warning("still silent, so their leases are reissued: %s", _format_services(dropped))
             for worker_id in dropped:
                 self._dispatcher.drop_worker(worker_id, "heartbeats stopped")
             overdue = self._liveness.overdue_leases(now_s)
             live = tuple(lease_id for lease_id in overdue if core.lease(lease_id) is not None)
             if live:
-                _log.warning("%d leases without heartbeats are issued again: %s", len(live), _first_few(live))
+                _log.warning("%d leases without heartbeats are reissued: %s", len(live), _first_few(live))
                 self._dispatcher.apply(ExpireLeases(lease_ids=live))
             self._liveness.end(overdue)
             if self._dispatcher.round_deadline_s() <= now_s:
                 self._expire_rounds()
         except JournalError as err:
-            _log.warning("what is overdue waits: %s", err)
+            _log.warning("overdue leases and services cannot expire now: %s", err)
 
     def _expire_rounds(self) -> None:
         core = self._dispatcher.core
@@ -246,8 +246,8 @@ class DataflowService:
                 self._dispatcher.apply(ExpireEval(round_id=round_id))
 
 
-def _counted(services: Sequence[str]) -> str:
-    """Rollout services in a line of the log, however many they are."""
+def _format_services(services: Sequence[str]) -> str:
+    """Rollout services for a log line: their number and the first few names."""
     return f"{len(services)} rollout service{'s' if len(services) > 1 else ''} ({_first_few(services)})"
 
 
@@ -256,9 +256,9 @@ def _first_few(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_MAX_NAMED])}{rest}"
 
 
-def _as_begun(plan: RunPlan, journal: Journal) -> RunPlan:
-    """The plan with the schedule that the journal began with: what is replayed was decided by that one, and
-    by those that its records change to. Raises: JournalError."""
+def _with_first_schedule(plan: RunPlan, journal: Journal) -> RunPlan:
+    """The plan with the first schedule of the journal, under which its first records were decided; later
+    records change the schedule. Raises: JournalError."""
     with journal.reader() as reader:
         plans = reader.plans()
     return plan.with_schedule(schedule_of(plans[0][1])) if plans else plan

@@ -1,4 +1,4 @@
-"""Finds the task of a lease: the core knows indices only, sources and evaluation sets stay outside it."""
+"""Finds the task of a lease. The core only knows indices; sources and evaluation sets stay outside it."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -23,10 +23,10 @@ class TaskLookup:
         self._eval_sources = eval_sources
 
     def task(self, view: LeaseView) -> Task:
-        """The task of a lease that is out.
+        """The task of a live lease.
 
-        Raises: DataError if its source fails, whatever it raised, and also for `exit()`; UnavailableError if
-        it could not read a file this time.
+        Raises: DataError if its source fails with any exception, even with `exit()`; UnavailableError if the
+        source cannot read a file at the moment.
         """
         if view.kind == "eval":
             source = self._eval_sources[view.eval_set]
@@ -36,7 +36,7 @@ class TaskLookup:
         return _task_of(self._sources[view.source], view.task_idx, f"tasks.sources.{view.source}")
 
     def lease(self, view: LeaseView) -> Lease:
-        """The lease as it goes out."""
+        """The lease as it is sent to a service."""
         return Lease(
             id=view.id,
             kind=view.kind,
@@ -51,13 +51,13 @@ class TaskLookup:
 
 
 def _task_of(source: TaskSource, idx: int, where: str) -> Task:
-    """Task `idx` of a source, which `where` names. Raises: as `TaskLookup.task`."""
+    """Task `idx` of a source; `where` is its place in the recipe. Raises: the errors of `TaskLookup.task`."""
     try:
         task = cast("object", source.task(idx))
     except OSError as err:
         raise UnavailableError(f"{where}: task {idx} cannot be read now: {err}") from err
-    except BaseException as err:  # a source may be the user's own
+    except BaseException as err:  # a source may be a user's code
         raise DataError(f"{where}: task {idx} raised {type(err).__name__}: {err}") from err
     if not isinstance(task, Task):
-        raise DataError(f"{where}: task {idx} is a {type(task).__name__}; a Task was expected")
+        raise DataError(f"{where}: task {idx} is a {type(task).__name__}, but must be a Task")
     return task

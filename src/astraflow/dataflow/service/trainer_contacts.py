@@ -1,8 +1,7 @@
-"""When each trainer was last heard of. Soft state, not journaled.
+"""The last contact of each trainer. Soft state, not journaled.
 
-A trainer has no heartbeat: while it trains a step it tells the dataflow nothing. Its newest request is
-therefore the best sign of life that is known. One that has nothing to train, and does not ask for a batch
-either, is probably stopped. Passive: time is an argument.
+A trainer has no heartbeat: it sends nothing while it trains a step. So its newest request is the best sign of
+life. A trainer that has nothing to train and doesn't ask for a batch has probably stopped. Passive.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -19,8 +18,7 @@ from astraflow.types.waits import OVERDUE, POOL, RUN, Party
 __all__ = ["TrainerContacts"]
 
 _MISSED_BEATS = 5
-"""A rollout service's heartbeats that fit into the longest pause of a trainer that has nothing to train: it
-may write a checkpoint then."""
+"""Longest normal pause of a trainer with nothing to train, in heartbeats: it may write a checkpoint."""
 
 
 @dataclass(slots=True)
@@ -28,9 +26,9 @@ class _Contact:
     what: str = ""
     """Name of the newest request's route; empty before the first."""
     at_s: float = 0.0
-    """When it was answered."""
+    """When that request was answered, Unix seconds."""
     num_waiting: int = 0
-    """Requests that are not answered yet, such as a long poll."""
+    """Number of requests that are not answered yet, such as long polls."""
 
 
 class TrainerContacts:
@@ -40,13 +38,13 @@ class TrainerContacts:
     """
 
     def __init__(self, policies: Sequence[str], *, heartbeat_s: float, started_s: float) -> None:
-        """`started_s`: when the dataflow started, Unix seconds; nobody was heard of before."""
+        """`started_s`: when the dataflow started, Unix seconds. There are no contacts before that."""
         self._contacts = {name: _Contact(at_s=started_s) for name in policies}
         self._longest_pause_s = _MISSED_BEATS * heartbeat_s
 
     @contextmanager
     def request(self, policy: str, what: str, clock: Callable[[], float]) -> Generator[None]:
-        """Notes a request, unless it is refused: then it may be of a trainer that another has replaced."""
+        """Notes a request. A refused one doesn't count: it may come from a trainer that was replaced."""
         contact = self._contacts.get(policy, _Contact())
         contact.num_waiting += 1
         try:
@@ -57,16 +55,16 @@ class TrainerContacts:
             contact.num_waiting -= 1
 
     def last(self, policy: str, now_s: float) -> tuple[str, float]:
-        """Name and time of the newest request, which is now if one waits; empty and 0 before the first."""
+        """Name and time of the newest request; now while one is being answered; empty and 0 without any."""
         contact = self._contacts.get(policy, _Contact())
         if contact.num_waiting > 0:
             return contact.what or "batch", now_s
         return contact.what, contact.at_s if contact.what else 0.0
 
-    def explained(self, wait: Wait, now_s: float) -> Wait:
-        """A wait for a trainer, or of one, with what is known of the trainer.
+    def explain(self, wait: Wait, now_s: float) -> Wait:
+        """Adds the trainer's last contact to a wait of or for that trainer.
 
-        If a trainer that waits for rollout has not asked for its batch for long, the run waits for it.
+        If it waits for rollout but hasn't asked for its batch for long, the run waits for the trainer.
         """
         is_for_batch = wait.whom == POOL
         trainer = wait.who if is_for_batch else wait.whom

@@ -1,4 +1,4 @@
-"""Transcripts: the messages of some episodes, kept so that people can read how the policies change."""
+"""Transcripts: the messages of some episodes, stored so that people can read how the policies change."""
 
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from astraflow.types import Episode, EpisodeResult, Failure, LeaseKind, Message
 __all__ = ["TranscriptKeeper", "load_transcripts"]
 
 _EVERY_GROUP = 50
-"""The episodes of every 50th training group are kept, and those of every evaluation."""
+"""The episodes of every 50th training group are stored, and all episodes of evaluations."""
 _NOWHERE = PayloadRef(0, 0, 0)
-"""Stands in a row until its messages are stored."""
+"""Placeholder in a row until its messages are stored."""
 
 
 class TranscriptKeeper:
-    """Stores messages beside the payloads, with a row that says whose they are."""
+    """Stores messages together with the payloads, and a row that says to which episode they belong."""
 
     def __init__(self, core: Core, journal: Journal, lookup: TaskLookup) -> None:
         self._core = core
@@ -30,9 +30,9 @@ class TranscriptKeeper:
         self._lookup = lookup
 
     def row_of(self, result: EpisodeResult) -> TranscriptRow | None:
-        """The row of a result whose messages are to be kept, without their place yet; None for any other.
+        """The row of a result whose messages are to be stored, still without their place; None for others.
 
-        Its lease must still be out: ask before the result is recorded.
+        The lease must still be live, so call this before the result is recorded.
         """
         episode = result.outcome
         if isinstance(episode, Failure) or not episode.messages:
@@ -40,7 +40,7 @@ class TranscriptKeeper:
         lease = self._core.lease(result.lease_id)
         if lease is None or not _is_kept(lease):
             return None
-        policy, version = _made_by(lease, episode)
+        policy, version = _find_maker(lease, episode)
         return TranscriptRow(
             kind=lease.kind,
             group_id=lease.group_id,
@@ -52,7 +52,7 @@ class TranscriptKeeper:
         )
 
     def keep(self, row: TranscriptRow, messages: tuple[Message, ...]) -> None:
-        """Keeps the messages of an accepted result, under the row that `row_of` gave."""
+        """Stores the messages of an accepted result, with the row that `row_of` returned."""
         ref = self._journal.store(msgspec.msgpack.encode(messages))
         self._journal.note_transcript(msgspec.structs.replace(row, ref=ref))
 
@@ -61,8 +61,8 @@ def _is_kept(lease: LeaseView) -> bool:
     return lease.kind == "eval" or lease.group_id % _EVERY_GROUP == 0
 
 
-def _made_by(lease: LeaseView, episode: Episode) -> tuple[str, int]:
-    """Policy and version of an episode: the first that is pinned, or the oldest in its first trajectory."""
+def _find_maker(lease: LeaseView, episode: Episode) -> tuple[str, int]:
+    """Policy and version behind an episode: the first pinned one, or the oldest of its first trajectory."""
     if lease.pinned:
         return lease.pinned[0].policy, lease.pinned[0].versions[0]
     if not episode.trajectories:
@@ -72,7 +72,7 @@ def _made_by(lease: LeaseView, episode: Episode) -> tuple[str, int]:
 
 
 def load_transcripts(folder: Path, kind: LeaseKind) -> list[tuple[TranscriptRow, tuple[Message, ...]]]:
-    """The transcripts in a journal folder: rows with their messages, in order of arrival.
+    """Reads the transcripts in a journal folder: rows with their messages, in order of arrival.
 
     Raises: JournalError.
     """

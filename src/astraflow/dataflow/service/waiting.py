@@ -1,8 +1,8 @@
-"""How waiters are woken: topics for news that concerns everybody, a queue for leases, and the list of waits.
+"""Wakes waiters: topics for changes that concern everyone, a queue for leases, and the list of waits.
 
-A topic tells all who wait for it (for a new version, for example). A lease can go to one service only, so
-requests for leases queue up: a lease goes to the one that has waited longest, and nobody else is woken.
-Nothing polls.
+A topic wakes all its waiters, for example those that wait for a new version. A lease can go to only one
+service, so requests for leases form a queue: a lease goes to the request that has waited longest, and no
+other request is woken. Nothing polls.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from typing import Any
 from astraflow.errors import Error
 from astraflow.types import Wait
 
-__all__ = ["LeaseQueue", "Topics", "WaitList", "Waiter", "waited"]
+__all__ = ["LeaseQueue", "Topics", "WaitList", "Waiter", "wait_until"]
 
 
-async def waited(event: asyncio.Event, deadline_s: float) -> bool:
-    """Whether the event is set before the loop's clock reads `deadline_s` (infinity: no deadline)."""
+async def wait_until(event: asyncio.Event, deadline_s: float) -> bool:
+    """Waits for the event until `deadline_s` on the loop's clock, or for ever. Returns whether it was set."""
     try:
         async with asyncio.timeout_at(deadline_s if math.isfinite(deadline_s) else None):
             await event.wait()
@@ -32,8 +32,9 @@ async def waited(event: asyncio.Event, deadline_s: float) -> bool:
 class Topics:
     """One event per topic, replaced at each wake-up.
 
-    Take the event with `next` *before* you look at the state, then wait for it: a wake-up between the look
-    and the wait is not missed. Example: `event = topics.next("evals")`.
+    Call `next` *before* you read the state, then wait for the event. So a wake-up between the two isn't
+    missed.
+    Example: `event = topics.next("evals")`.
     """
 
     def __init__(self) -> None:
@@ -44,19 +45,19 @@ class Topics:
         return self._events.setdefault(topic, asyncio.Event())
 
     def wake(self, topics: Iterable[str]) -> None:
-        """Wakes all who wait for these topics."""
+        """Wakes all waiters of these topics."""
         for topic in topics:
             if (event := self._events.pop(topic, None)) is not None:
                 event.set()
 
     def wake_all(self) -> None:
-        """Wakes everybody."""
+        """Wakes all waiters."""
         self.wake(list(self._events))
 
 
 @dataclass(eq=False)
 class Waiter:
-    """A request in a `LeaseQueue`. `event` is set when it has left the queue: served, or to look again."""
+    """A request in a `LeaseQueue`. `event` is set when it leaves: it was served, or must check again."""
 
     number: int
     """Requests are served in this order."""
@@ -70,11 +71,11 @@ class Waiter:
 
     @property
     def is_served(self) -> bool:
-        """Whether it got what it waits for, or a refusal."""
+        """Whether it got leases or a refusal."""
         return self.found is not None or self.error is not None
 
-    def taken(self) -> Any:
-        """What it got, or None. Raises: the refusal."""
+    def result(self) -> Any:
+        """What it got; None if nothing. Raises: the refusal."""
         if self.error is not None:
             raise self.error
         return self.found
@@ -83,30 +84,30 @@ class Waiter:
 class LeaseQueue:
     """Requests that wait for leases, served first come, first served.
 
-    `look` takes leases for its waiter, and returns None if there are none for it. Waiters of one `kind` find
-    the same: once one of them finds nothing, no other is asked. So a wake-up costs one look for each waiter
-    that gets something, and one more per kind, however many wait.
+    `look` takes leases for its waiter, and returns None if there are none. Waiters of the same `kind` find
+    the same: once one of them finds nothing, the others are skipped. So a wake-up costs one look per waiter
+    that gets something, plus one per kind, however many wait.
 
-    Example: `with queue.waiter("w0", served, look) as waiter: await waited(waiter.event, deadline_s)`.
-    A waiter that leaves is removed and takes nothing with it: leases go only to those who still wait.
+    Example: `with queue.waiter("w0", served, look) as waiter: await wait_until(waiter.event, deadline_s)`.
+    A waiter that leaves is removed before it can take anything: leases only go to waiting requests.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[Hashable, dict[int, Waiter]] = {}
-        """Kind -> number -> waiter, longest wait first."""
+        """Kind -> number -> waiter, the longest wait first."""
         self._numbers = itertools.count()
         self._is_due = False
 
     def new_number(self) -> int:
-        """The number of a new request, for `waiter`."""
+        """A number for a new request, to pass to `waiter`."""
         return next(self._numbers)
 
     @contextmanager
     def waiter(
         self, owner: str, kind: Hashable, look: Callable[[], Any], *, number: int | None = None
     ) -> Generator[Waiter]:
-        """A waiter that is in the queue while the block runs. `number`: from an earlier wait of the same
-        request, which keeps its turn."""
+        """Puts a waiter into the queue while the block runs. A request keeps its turn by passing the `number`
+        of its earlier wait."""
         waiter = Waiter(self.new_number() if number is None else number, owner, kind, look)
         waiters = self._kinds.setdefault(kind, {})
         is_last = not waiters or next(reversed(waiters)) < waiter.number
@@ -119,13 +120,13 @@ class LeaseQueue:
             self.remove(waiter)
 
     def wake(self) -> None:
-        """There may be leases: the queue is served as soon as the event loop is free."""
+        """Schedules the queue to be served as soon as the event loop is free, because there may be leases."""
         if self._kinds and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self.serve_if_due)
 
     def serve_if_due(self) -> None:
-        """Serves the queue now if it was to be served soon, so that a new request cannot jump it."""
+        """Serves the queue now if that is scheduled, so that a new request cannot jump the queue."""
         if not self._is_due:
             return
         self._is_due = False
@@ -142,15 +143,14 @@ class LeaseQueue:
                 idle.add(waiter.kind)
 
     def recheck(self, owner: str | None = None) -> None:
-        """Lets the waiters of an owner (None: all) look again themselves, because something about them
-        changed."""
+        """Lets the waiters of an owner (None: all) check again, because something about them changed."""
         for waiters in tuple(self._kinds.values()):
             for waiter in tuple(waiters.values()):
                 if owner is None or waiter.owner == owner:
                     self.remove(waiter)
 
     def remove(self, waiter: Waiter) -> None:
-        """Takes a waiter out of the queue and sets its event."""
+        """Removes a waiter from the queue and sets its event."""
         waiter.event.set()
         waiters = self._kinds.get(waiter.kind)
         if waiters is not None and waiters.pop(waiter.number, None) is not None and not waiters:
@@ -158,7 +158,7 @@ class LeaseQueue:
 
 
 class WaitList:
-    """The waits in progress, as `astraflow status` shows them.
+    """The current waits, as `astraflow status` shows them.
 
     Example: `with waits.entry(lambda: Wait(who=..., ...)): await ...`.
     """
@@ -178,5 +178,5 @@ class WaitList:
             del self._waits[key]
 
     def current(self) -> tuple[Wait, ...]:
-        """All waits, longest first."""
+        """All waits, the longest first."""
         return tuple(sorted((wait() for wait in self._waits.values()), key=lambda wait: wait.since_s))

@@ -130,7 +130,7 @@ def test_the_pages_of_a_slice_make_the_whole_slice() -> None:
     assert [encode(s.trajectory) for batch, _ in pages for s in batch.samples] == PAYLOADS
     assert all(batch.totals.num_samples == 5 for batch, _ in pages)
     assert page_of(0, page_bytes=10**6)[1] == 1
-    with pytest.raises(WireError, match="page 3 of a slice of 3 pages"):
+    with pytest.raises(WireError, match="page 3 does not exist: the slice has 3"):
         page_of(3, page_bytes=two_samples)
 
 

@@ -49,7 +49,7 @@ async def test_a_wall_clock_that_jumps_moves_no_evaluation_past_its_deadline(tmp
     clocks.wall_s += 3600.0
     assert deadline_s - dispatcher.clock() == left_s == 60.0
     assert abs(dispatcher.round_deadline_s() - before_s) < 1.0
-    await dispatcher.settled()
+    await dispatcher.wait_durable()
     await journal.wait_flushed()
     assert journal.newest_s == 1_000_000.0
     await journal.close()

@@ -22,7 +22,7 @@ class Watched:
         self.now_s = 0.0
         self.tokens = 1.0
         self.batches = 0.0
-        self.demand.attached("actor")
+        self.demand.note_session("actor")
 
     def step(self, batch: float, *, waited_s: float = 0.0) -> None:
         """Services report every second, and are full for a part of each step; then a step is committed."""
@@ -32,13 +32,13 @@ class Watched:
             is_full = (self.now_s % 10) < 10 * self.busy_frac
             self.tokens += SPEED * is_full
             for idx in range(self.num):
-                self.demand.beat(f"s{idx}", tokens=int(self.tokens), is_full=is_full, now_s=self.now_s)
+                self.demand.note_beat(f"s{idx}", tokens=int(self.tokens), is_full=is_full, now_s=self.now_s)
         self.batches += self.num * SPEED * self.busy_frac * length_s / batch
-        self.demand.committed("actor", trained_s=self.train_s, batches=self.batches, now_s=self.now_s)
+        self.demand.note_step("actor", trained_s=self.train_s, batches=self.batches, now_s=self.now_s)
 
     @property
     def needed(self) -> float:
-        found = self.demand.needed(self.now_s)
+        found = self.demand.estimate(self.now_s)
         assert found is not None
         return found.number
 
@@ -75,7 +75,7 @@ def test_a_need_that_grows_is_followed_and_told_ahead() -> None:
     run = Watched(num=4, train_s=20.0)
     for step in range(60):
         run.step(8000.0 + 200.0 * step)
-    needed = run.demand.needed(run.now_s)
+    needed = run.demand.estimate(run.now_s)
     assert needed is not None
     assert needed.number == pytest.approx(20000.0 / 2000.0, rel=0.1)
     assert needed.after(200.0) - needed.number == pytest.approx(0.7, rel=0.2)  # 7/10 of 10 steps of 0.1
@@ -86,7 +86,7 @@ def test_a_pool_of_which_too_little_was_seen_has_no_known_need() -> None:
     run = Watched()
     run.step(6000.0)
     run.step(6000.0)
-    assert run.demand.needed(run.now_s) is None
+    assert run.demand.estimate(run.now_s) is None
 
 
 def test_services_that_report_no_tokens_or_are_never_full_tell_no_need() -> None:
@@ -94,20 +94,20 @@ def test_services_that_report_no_tokens_or_are_never_full_tell_no_need() -> None
     for step in range(1, 40):
         for beat in range(10):
             now_s = 10.0 * step + beat
-            silent.beat("s0", tokens=0, is_full=True, now_s=now_s)
-            idle.beat("s0", tokens=int(50 * now_s), is_full=False, now_s=now_s)
+            silent.note_beat("s0", tokens=0, is_full=True, now_s=now_s)
+            idle.note_beat("s0", tokens=int(50 * now_s), is_full=False, now_s=now_s)
         for demand in (silent, idle):
-            demand.committed("actor", trained_s=5.0, batches=float(step), now_s=10.0 * step + 9)
-    assert silent.needed(400.0) is None
-    assert idle.needed(400.0) is None
+            demand.note_step("actor", trained_s=5.0, batches=float(step), now_s=10.0 * step + 9)
+    assert silent.estimate(400.0) is None
+    assert idle.estimate(400.0) is None
 
 
 def test_another_session_of_the_trainer_begins_anew() -> None:
     run = Watched()
     for _ in range(20):
         run.step(6000.0)
-    run.demand.attached("actor")
-    assert run.demand.needed(run.now_s) is None
+    run.demand.note_session("actor")
+    assert run.demand.estimate(run.now_s) is None
     for _ in range(20):
         run.step(3000.0)
     assert run.needed == pytest.approx(3.0, rel=0.02)
@@ -117,7 +117,7 @@ def test_the_trainer_that_needs_most_decides() -> None:
     run = Watched()
     for step in range(1, 21):
         run.step(6000.0)
-        run.demand.committed("judge", trained_s=5.0, batches=run.batches, now_s=run.now_s + step * 0.01)
+        run.demand.note_step("judge", trained_s=5.0, batches=run.batches, now_s=run.now_s + step * 0.01)
     assert run.needed == pytest.approx(12.0, rel=0.1)
 
 
@@ -127,7 +127,7 @@ def test_steps_that_take_turns_with_generation_overlap_less() -> None:
     for _ in range(30):
         apart.step(6000.0, waited_s=2.0)
         together.step(6000.0)
-    found = [run.demand.needed(run.now_s) for run in (apart, together)]
+    found = [run.demand.estimate(run.now_s) for run in (apart, together)]
     assert found[0] is not None
     assert found[1] is not None
     assert found[0].overlap < 10 < found[1].overlap

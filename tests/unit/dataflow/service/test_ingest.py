@@ -98,10 +98,10 @@ BROKEN: dict[str, tuple[Callable[[], Trajectory], str]] = {
     ),
     "future version": (lambda: changed(versions=(VersionSpan(3, 4, 3),)), "version 3 of policy 'actor'"),
     "turn beyond": (lambda: changed(turns=(Turn(start=3, end=8),)), r"turn 0 \[3, 8\) is out of order"),
-    "turn misses": (lambda: changed(turns=(Turn(start=3, end=6),)), "turns hold 3 of 4"),
+    "turn misses": (lambda: changed(turns=(Turn(start=3, end=6),)), "the turns cover 3 of 4"),
     "nan reward": (lambda: changed(reward=float("nan")), "reward nan is not finite"),
     "nan turn": (lambda: changed(turns=(Turn(start=3, end=7, reward=float("inf")),)), "reward inf of turn 0"),
-    "temperature": (lambda: changed(temperature=0.7), "temperature 0.7, the recipe says 1.0"),
+    "temperature": (lambda: changed(temperature=0.7), "temperature 0.7, but the recipe sets 1.0"),
     "policy": (lambda: changed(policy="critic"), "policy 'critic' is not in this run"),
     "stream": (
         lambda: changed(streams=(Stream(name="teacher", dtype="float32", data=bytes(8)),)),
@@ -230,7 +230,7 @@ def found(episode: Episode, policies: dict[str, PolicyLimits], lease_id: str = "
 
 def test_a_turn_longer_than_the_policys_completions_is_refused() -> None:
     long = make_episode(make_trajectory(num_sampled=2_000_000))
-    assert "turn 0 holds 2000000 sampled tokens; the policy's sampling.max_tokens is 20" in found(
+    assert "turn 0 has 2000000 sampled tokens; the policy's sampling.max_tokens is 20" in found(
         long, bounded()
     )
     assert found(make_episode(make_trajectory(num_sampled=20)), bounded()) == ""
@@ -242,7 +242,7 @@ def test_a_trajectory_longer_than_the_models_context_is_refused() -> None:
     limits = bounded(max_tokens=64)
     assert found(make_episode(make_trajectory(num_prompt=60)), limits) == ""
     for lease_id in ("5.1.0", "e1.0.0"):
-        assert "65 tokens; the context of policy 'actor' holds 64" in found(
+        assert "65 tokens, but the context of policy 'actor' holds 64" in found(
             make_episode(make_trajectory(num_prompt=61)), limits, lease_id
         )
 
@@ -260,9 +260,9 @@ def test_a_trajectory_longer_than_the_models_context_is_refused() -> None:
         ),
         (
             msgspec.structs.replace(make_episode(), metrics=(MetricItem("a\x1b[2J", 1.0),)),
-            "characters that cannot be shown",
+            "unprintable characters",
         ),
-        (make_episode(changed(role="[2J\x1b")), "characters that cannot be shown"),
+        (make_episode(changed(role="[2J\x1b")), "unprintable characters"),
         (
             make_episode(*[changed(turns=tuple(Turn(start=0, end=0) for _ in range(4096)))] * 17),
             "69649 turns, version spans and media",

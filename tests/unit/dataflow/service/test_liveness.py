@@ -11,7 +11,7 @@ def make(timeout_s: float = 10.0) -> Liveness:
 
 def test_a_lease_is_overdue_once_its_heartbeats_stop() -> None:
     liveness = make()
-    liveness.beat("w.1", ("1.0.0",), Load(num_running=1), 6.0)
+    liveness.note_beat("w.1", ("1.0.0",), Load(num_running=1), 6.0)
     assert liveness.overdue_leases(9.9) == ()
     assert liveness.overdue_leases(10.0) == ("1.1.0",)
     assert liveness.next_deadline_s() == 10.0
@@ -22,7 +22,7 @@ def test_a_lease_is_overdue_once_its_heartbeats_stop() -> None:
 def test_a_heartbeat_does_not_revive_a_lease_that_ended() -> None:
     liveness = make()
     liveness.end(("1.0.0",))
-    liveness.beat("w.1", ("1.0.0",), Load(), 1.0)
+    liveness.note_beat("w.1", ("1.0.0",), Load(), 1.0)
     assert liveness.overdue_leases(100.0) == ("1.1.0",)
 
 
@@ -30,7 +30,7 @@ def test_a_silent_service_is_overdue_after_its_leases() -> None:
     liveness = make()
     assert liveness.overdue_workers(14.9) == ()
     assert liveness.overdue_workers(15.0) == ("w.1",)
-    liveness.seen("w.1", 12.0)
+    liveness.note_seen("w.1", 12.0)
     assert liveness.overdue_workers(15.0) == ()
 
 
@@ -87,7 +87,7 @@ def test_each_silence_is_reported_once() -> None:
     assert (liveness.next_silence_s(), liveness.newly_silent(4.9)) == (7.0, ())
     assert [worker.id for worker in liveness.newly_silent(5.0)] == ["gpu.1"]
     assert (liveness.next_silence_s(), liveness.newly_silent(6.0)) == (float("inf"), ())
-    liveness.beat("gpu.1", (), Load(), 7.0)
+    liveness.note_beat("gpu.1", (), Load(), 7.0)
     assert (liveness.next_silence_s(), liveness.newly_silent(11.9)) == (14.0, ())
     assert [worker.id for worker in liveness.newly_silent(12.0)] == ["gpu.1"]
 

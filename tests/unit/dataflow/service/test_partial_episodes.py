@@ -29,7 +29,7 @@ def keeper(**bounds: int) -> ProgressKeeper:
 
 
 def names_of(kept: ProgressKeeper, lease_id: str) -> list[str]:
-    return [completion.request for completion in kept.of(episode_of(lease_id))]
+    return [completion.request for completion in kept.completions(episode_of(lease_id))]
 
 
 def test_reports_add_up_and_the_next_attempt_gets_them_in_order() -> None:
@@ -80,22 +80,22 @@ def test_episodes_of_groups_that_were_given_up_are_swept() -> None:
     over.add((1, 0))
     for group in range(2, 260):
         kept.add(part(f"{group}.0.0", 0, "a"))
-    assert kept.of((1, 0)) == ()
-    assert kept.of((2, 0)) != ()
+    assert kept.completions((1, 0)) == ()
+    assert kept.completions((2, 0)) != ()
 
 
 @pytest.mark.parametrize(("value", "counted"), [(12.0, 12), (-3.0, 0)])
 def test_tokens_that_were_resumed_are_counted(value: float, counted: int) -> None:
     kept = keeper()
     metrics = (MetricItem("resumed_tokens", value, "sum"), MetricItem("resampled_tokens", 5.0, "sum"))
-    kept.note_accepted(Episode(trajectories=(), score=0.0, metrics=metrics))
+    kept.count_tokens(Episode(trajectories=(), score=0.0, metrics=metrics))
     assert (kept.totals.num_resumed_tokens, kept.totals.num_resampled_tokens) == (counted, 5)
 
 
 def test_no_report_of_a_service_makes_the_totals_more_than_an_answer_can_say() -> None:
     kept = keeper()
     metrics = tuple(MetricItem("resumed_tokens", 1e15, "sum") for _ in range(20))
-    kept.note_accepted(Episode(trajectories=(), score=0.0, metrics=metrics))
+    kept.count_tokens(Episode(trajectories=(), score=0.0, metrics=metrics))
     assert wire.checked(kept.totals).num_resumed_tokens == 2**53
 
 

@@ -32,21 +32,21 @@ def test_a_request_that_waits_for_its_answer_is_heard_now() -> None:
     contacts = made()
     with contacts.request("actor", "batch", lambda: 60.0):
         assert contacts.last("actor", 55.0) == ("batch", 55.0)
-        assert contacts.explained(WAITS, 100.0) == WAITS
+        assert contacts.explain(WAITS, 100.0) == WAITS
 
 
 def test_a_trainer_that_asks_for_nothing_is_what_the_run_waits_for() -> None:
     contacts = made()
     with contacts.request("actor", "commit", lambda: 60.0):
         pass
-    assert contacts.explained(WAITS, 69.9) == WAITS
-    told = contacts.explained(WAITS, 75.0)
+    assert contacts.explain(WAITS, 69.9) == WAITS
+    told = contacts.explain(WAITS, 75.0)
     reason = WaitReason(kind="not_asking", policy="actor", name="commit", seconds=15.0)
     assert told == Wait(who=RUN, whom=TRAINER, reasons=(reason,), since_s=60.0)
 
 
 def test_one_that_was_never_heard_of_counts_from_the_start_of_the_dataflow() -> None:
-    told = made().explained(WAITS, 75.0)
+    told = made().explain(WAITS, 75.0)
     assert told.reasons == (WaitReason(kind="not_asking", policy="actor", seconds=35.0),)
     assert told.since_s == 40.0
 
@@ -55,7 +55,7 @@ def test_one_that_is_overdue_is_named_with_its_last_request() -> None:
     contacts = made()
     with contacts.request("actor", "batch", lambda: 60.0):
         pass
-    told = contacts.explained(TRAINS, 100.0)
+    told = contacts.explain(TRAINS, 100.0)
     last = WaitReason(kind="last_request", policy="actor", name="batch", seconds=40.0)
     assert told == Wait(who=POOL, whom=TRAINER, reasons=(OVERDUE, last), since_s=50.0)
 
@@ -74,4 +74,4 @@ def test_policies_of_strangers_are_not_remembered() -> None:
     assert contacts.last("unknown", 99.0) == ("", 0.0)
     service = Party(kind="service", name="w0")
     other = Wait(who=RUN, whom=service, reasons=(WaitReason(kind="silent"),), since_s=1.0)
-    assert contacts.explained(other, 99.0) == other
+    assert contacts.explain(other, 99.0) == other

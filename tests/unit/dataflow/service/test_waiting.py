@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from astraflow.dataflow.service.waiting import LeaseQueue, Topics, WaitList, waited
+from astraflow.dataflow.service.waiting import LeaseQueue, Topics, WaitList, wait_until
 from astraflow.errors import RefusedError
 from astraflow.types import Party, Wait
 
@@ -18,7 +18,7 @@ async def test_a_wake_up_between_the_look_and_the_wait_is_not_missed() -> None:
     topics = Topics()
     event = topics.next("batch/actor")
     topics.wake(["batch/actor"])
-    assert await waited(event, asyncio.get_running_loop().time() + 1)
+    assert await wait_until(event, asyncio.get_running_loop().time() + 1)
     assert topics.next("batch/actor") is not event
 
 
@@ -26,9 +26,9 @@ async def test_other_topics_do_not_wake() -> None:
     topics = Topics()
     event = topics.next("versions/actor")
     topics.wake(["batch/actor", "evals"])
-    assert not await waited(event, asyncio.get_running_loop().time())
+    assert not await wait_until(event, asyncio.get_running_loop().time())
     topics.wake_all()
-    assert await waited(event, float("inf"))
+    assert await wait_until(event, float("inf"))
 
 
 def test_waits_are_listed_while_they_last_longest_first() -> None:
@@ -82,7 +82,7 @@ class Work:
                     try:
                         await waiter.event.wait()
                     finally:
-                        found = waiter.taken()
+                        found = waiter.result()
                         if found is not None:  # also by who is gone by then: its lease will expire
                             self.got.setdefault(name, []).append(found)
                 return
@@ -165,7 +165,7 @@ async def test_who_asks_again_keeps_its_turn_and_newcomers_come_after_what_is_du
     ):
         queue.wake()
         queue.serve_if_due()
-        assert (early.taken(), late.taken()) == (1, None)
+        assert (early.result(), late.result()) == (1, None)
         queue.serve_if_due()  # nothing is due: nobody is asked
         assert not late.event.is_set()
 
@@ -179,9 +179,9 @@ async def test_a_refusal_reaches_its_waiter_and_the_next_is_served() -> None:
     with queue.waiter("w0", "a", refuse) as gone, queue.waiter("w1", "a", lambda: 7) as there:
         queue.wake()
         await turns()
-        assert there.taken() == 7
+        assert there.result() == 7
         with pytest.raises(RefusedError, match="register again"):
-            gone.taken()
+            gone.result()
 
 
 @pytest.mark.parametrize("seed", range(20))
