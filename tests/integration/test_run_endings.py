@@ -124,7 +124,7 @@ async def test_a_file_that_is_missing_is_told_before_the_folder_is_made(
     cert = tmp_path / "cert.pem"
     tls = recipe.dataflow.tls.model_copy(update={"cert": str(cert), "key": str(tmp_path / "key.pem")})
     dataflow = recipe.dataflow.model_copy(update={"tls": tls})
-    with pytest.raises(ConfigError, match=rf"dataflow\.tls\.cert = '{cert}': no such file"):
+    with pytest.raises(ConfigError, match=rf"dataflow\.tls\.cert = '{cert}': this file does not exist"):
         async with started(recipe.model_copy(update={"dataflow": dataflow}), tmp_path / "run"):
             pass
     assert not (tmp_path / "run").exists()

@@ -224,7 +224,7 @@ def test_bad_recipes_are_refused_before_anything_is_written(runs: Runs) -> None:
     model = refused("run", str(recipe), "policies.actor.model=./nowhere", *tail)
     assert "astraflow model init" in model
     table = refused("run", str(recipe), "policies.actor.table.groups_per_batch=4000", *tail)
-    assert "hold only 2000 tasks" in table
+    assert "have only 2000 tasks" in table
     assert not run_dir.exists()
 
 

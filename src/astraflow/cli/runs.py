@@ -132,11 +132,11 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
     """`builds`: tiny models that are missing are built by the run."""
     from astraflow.config import dump_yaml
     from astraflow.recipe.gallery import missing_models
-    from astraflow.run.hub_models import cache_notes, pinned
+    from astraflow.run.hub_models import cache_notes, pin_models
     from astraflow.run.preflight import check_recipe
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    recipe = pinned(recipe, run_dir)
+    recipe = pin_models(recipe, run_dir)
     models = [policy.model for policy in recipe.policies.values()]
     unbuilt = [model for model, _ in missing_models(models)] if builds else []
     sys.stdout.write(dump_yaml(check_recipe(recipe, run_dir, unbuilt=unbuilt).recipe))

@@ -92,7 +92,7 @@ def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exa
     if exact:
         exact_passes()
         if reason := exact_refusal(config):
-            raise ConfigError(f"{who}: exact: true is not promised for it: {reason}; leave exact out")
+            raise ConfigError(f"{who}: exact: true is not guaranteed for it: {reason}; leave exact out")
     shard = policy.train.shard
     reason = shard_refusal(config, tensor=shard.tensor, expert=shard.expert, context=shard.context)
     if exact and shard.context > 1:

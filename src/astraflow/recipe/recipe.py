@@ -198,14 +198,14 @@ _EXACT: dict[str, object] = {
     "num_threads": 1,
     "publish_dtype": "float32",
 }
-"""Settings of engine and trainer for which `exact` is promised. Several threads share work at places that
+"""Settings of engine and trainer for which `exact` is guaranteed. Several threads share work at places that
 depend on how much there is."""
 
 
-def _not_exact(where: str, value: object, promised: object) -> str:
+def _not_exact(where: str, value: object, guaranteed: object) -> str:
     return (
-        f"exact: true is not promised with {where} = {value!r}; set it to {promised!r}, or leave exact out, "
-        "and engine and trainer differ by rounding"
+        f"exact: true is not guaranteed with {where} = {value!r}; set it to {guaranteed!r}, or leave exact "
+        "out, and engine and trainer differ by rounding"
     )
 
 

@@ -1,6 +1,4 @@
-"""A recipe's engines, workflow and reward in this process, without services: what `try`, `doctor` and `eval`
-run episodes with.
-"""
+"""Runs episodes of a recipe in this process, without services, for `try`, `doctor` and `eval`."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,7 +19,7 @@ __all__ = ["host_models", "open_runner", "starting_weights"]
 
 
 def starting_weights(recipe: Recipe) -> dict[str, WeightSnapshot]:
-    """Each policy's model as version 0. Blocks. Raises: DataError."""
+    """Reads each policy's model as version 0. Blocks. Raises: DataError."""
     return {
         name: WeightSnapshot(name, 0, read_model(policy.model_dir), policy.model_dir)
         for name, policy in recipe.policies.items()
@@ -32,7 +30,7 @@ def starting_weights(recipe: Recipe) -> dict[str, WeightSnapshot]:
 async def host_models(
     recipe: Recipe, snapshots: Mapping[str, WeightSnapshot]
 ) -> AsyncGenerator[Mapping[str, HostedPolicy]]:
-    """An engine of the recipe per snapshot; closes the engines at the end."""
+    """Makes the recipe's engine for each snapshot; closes the engines at the end."""
     from astraflow.rollout.engines.factory import engine_maker  # heavy: imports the engine's libraries
 
     make_engine = engine_maker(recipe.rollout.engine, exact=recipe.exact)
@@ -53,8 +51,10 @@ async def open_runner(
     *,
     num_scorers: int,
 ) -> AsyncGenerator[EpisodeRunner]:
-    """Runs the recipe's workflow on hosted policies, with its environments and reward. Evaluation leases run
-    as their set says."""
+    """A runner of the recipe's workflow on hosted policies, with its environments and reward.
+
+    Evaluation leases run with the settings of their evaluation set.
+    """
     scoring = make_scoring(recipe.tasks.without_curators, num_workers=num_scorers)
     environments = Environments(recipe.tasks.environments)
     evaluation = Evaluation(eval_rules(recipe), num_workers=num_scorers)

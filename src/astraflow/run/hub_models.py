@@ -1,7 +1,7 @@
 """Fetches the models of a recipe that are on the Hugging Face Hub, and pins their commits for a run.
 
-The recipe in a run folder has `OWNER/NAME@COMMIT` for `OWNER/NAME`. `models.json` there says which commit
-each name stood for, so that a resume takes the same one, whatever is on the hub by then.
+The recipe in a run folder has `OWNER/NAME@COMMIT` instead of `OWNER/NAME`. `models.json` in that folder maps
+names to commits, so that a resumed run uses the same commits, even if the models on the hub have changed.
 """
 
 import json
@@ -17,20 +17,20 @@ from astraflow.recipe.run_folder import write_atomic
 from astraflow.run.preflight import check_recipe
 from astraflow.user_input.hub_names import is_hub_name, split_revision
 
-__all__ = ["cache_notes", "pinned", "with_fetched_models"]
+__all__ = ["cache_notes", "pin_models", "with_fetched_models"]
 
 _PINS = "models.json"
 
 
 def with_fetched_models(recipe: Recipe, run_dir: Path | None, tell: Callable[[str], None]) -> Recipe:
-    """The recipe with the commits of its models on the hub, which are in the cache when this returns. Blocks.
+    """Fetches the recipe's hub models into the cache, and returns the recipe with their commits. Blocks.
 
-    `run_dir`: pins the commits for the run in this folder. `tell` gets lines about the progress. Nothing is
-    downloaded for a recipe that has mistakes.
+    `run_dir`: pins the commits for the run in this folder. `tell` receives progress messages. Nothing is
+    downloaded for a recipe with mistakes.
 
     Raises: ConfigError or DataError for a recipe with mistakes; DataError for a model that cannot be fetched.
     """
-    recipe = pinned(recipe, run_dir)
+    recipe = pin_models(recipe, run_dir)
     names = dict.fromkeys(_hub_names(recipe))
     if not all(map(is_cached, names)):
         check_recipe(recipe, run_dir)
@@ -39,16 +39,16 @@ def with_fetched_models(recipe: Recipe, run_dir: Path | None, tell: Callable[[st
     if new and run_dir is not None:
         content = json.dumps({**_pins(run_dir), **new}, indent=2) + "\n"
         write_atomic(run_dir / _PINS, content.encode())
-    return _replaced(recipe, commits)
+    return _with_model_names(recipe, commits)
 
 
-def pinned(recipe: Recipe, run_dir: Path | None) -> Recipe:
-    """The recipe with the commits that a run's folder pins, if it has begun. Nothing is fetched."""
-    return _replaced(recipe, _pins(run_dir)) if run_dir is not None else recipe
+def pin_models(recipe: Recipe, run_dir: Path | None) -> Recipe:
+    """The recipe with the commits that the run folder pins, if the run has begun. Fetches nothing."""
+    return _with_model_names(recipe, _pins(run_dir)) if run_dir is not None else recipe
 
 
 def cache_notes(recipe: Recipe) -> Iterator[str]:
-    """Says of each of the recipe's models on the hub whether it is in the cache."""
+    """Messages that say for each hub model of the recipe whether it is in the cache."""
     for name in dict.fromkeys(_hub_names(recipe)):
         if is_cached(name):
             commit = model_path(name).name
@@ -63,36 +63,38 @@ def _hub_names(recipe: Recipe) -> Iterator[str]:
 
 
 def _pins(run_dir: Path) -> Mapping[str, str]:
-    """Name as it was given -> name with the commit. Raises: DataError if the file is broken."""
+    """Original name -> name with the commit. Raises: DataError if the file is invalid."""
     path = run_dir / _PINS
     try:
         content: object = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):  # the check of the folder tells the latter
+    except (FileNotFoundError, NotADirectoryError):  # a later check of the folder reports the latter
         return {}
     except (OSError, ValueError) as err:
-        raise DataError(f"{path} cannot be read: {err}; it is a JSON object of names and commits") from err
+        raise DataError(
+            f"{path} cannot be read: {err}; it must be a JSON object of names and commits"
+        ) from err
     pins: dict[str, str] = {}
     for name, commit in content.items() if isinstance(content, dict) else ():  # pyright: ignore[reportUnknownVariableType] - any JSON
         if not (isinstance(name, str) and isinstance(commit, str) and split_revision(commit)[1]):
-            raise DataError(f"{path}: {name!r}: {commit!r} does not name a commit, as OWNER/NAME@COMMIT does")
+            raise DataError(f"{path}: {name!r}: {commit!r} must have the form OWNER/NAME@COMMIT")
         pins[name] = commit
     return pins
 
 
-def _replaced(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
+def _with_model_names(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
     policies = {name: _with_names(policy, names) for name, policy in recipe.policies.items()}
     return recipe.model_copy(update={"policies": policies}) if policies != recipe.policies else recipe
 
 
 def _with_names(policy: PolicyConfig, names: Mapping[str, str]) -> PolicyConfig:
-    def named(model: str) -> str:
+    def rename(model: str) -> str:
         return names.get(model, model)
 
     auxiliary = policy.train.auxiliary
     changes: dict[str, object] = {
-        "reference": named(auxiliary.reference), "teacher": named(auxiliary.teacher)
+        "reference": rename(auxiliary.reference), "teacher": rename(auxiliary.teacher)
     }  # fmt: skip
     if isinstance(auxiliary.critic, ValueModelConfig):
-        changes["critic"] = auxiliary.critic.model_copy(update={"model": named(auxiliary.critic.model)})
+        changes["critic"] = auxiliary.critic.model_copy(update={"model": rename(auxiliary.critic.model)})
     train = policy.train.model_copy(update={"auxiliary": auxiliary.model_copy(update=changes)})
-    return policy.model_copy(update={"model": named(policy.model), "train": train})
+    return policy.model_copy(update={"model": rename(policy.model), "train": train})

@@ -1,10 +1,10 @@
-"""Training steps in one process, from the draw of a task to the version of the weights that it leads to.
+"""Training steps in one process, from drawing a task to the new version of the weights.
 
     astraflow try quickstart --trace
 
 Read this file to understand AstraFlow, and set a breakpoint wherever you like. Every part is the real one;
-only sockets and concurrency are missing. A run has many items on their way at the same time, while this file
-moves one batch at a time. The numbers are those in the comments of `train_in_one_process`.
+only sockets and concurrency are missing. A run processes many items at the same time, while this file moves
+one batch at a time. The numbers below match the comments in `train_in_one_process`.
 
     dataflow         1. draws a task and leases its episodes    2. checks, values, and batches the results
     rollout service  3. plays each leased episode               6. loads a new version
@@ -46,10 +46,10 @@ _Tell = Callable[[str], None]
 
 
 async def train_in_one_process(recipe: Recipe, *, num_steps: int = 2, tell: _Tell = print) -> None:
-    """Trains every policy of a recipe for `num_steps` steps and tells what passes from part to part.
+    """Trains every policy of a recipe for `num_steps` steps, and reports what passes from part to part.
 
-    Nothing is kept: the journal lies in a temporary folder. Nothing is evaluated.
-    Raises: ConfigError or DataError for the recipe; whatever a part raises, where it happens.
+    Nothing is kept, since the journal is in a temporary folder. Nothing is evaluated.
+    Raises: ConfigError or DataError for the recipe; any error of a part, where it occurs.
     """
     with TemporaryDirectory() as folder:
         async with _dataflow(recipe, Path(folder), tell) as flow:
@@ -58,7 +58,7 @@ async def train_in_one_process(recipe: Recipe, *, num_steps: int = 2, tell: _Tel
             async with _rollout_service(flow) as service:
                 for _ in range(num_steps):
                     for trainer in trainers.values():
-                        batch = await _batch_of(flow, trainer, service)  # 1, 3, 2
+                        batch = await _take_batch(flow, trainer, service)  # 1, 3, 2
                         await _train(flow, trainer, batch)  # 4, 5
                     await _load_new_versions(flow, service)  # 6
             await _tell_fates(flow)
@@ -69,10 +69,10 @@ async def train_in_one_process(recipe: Recipe, *, num_steps: int = 2, tell: _Tel
 
 @dataclass(slots=True)
 class _Flow:
-    """What all parts of this file share: the way to the dataflow, and the weights on their way."""
+    """What all parts of this file share: the client of the dataflow, and the published weights."""
 
     recipe: Recipe
-    link: DataflowClient  # the client of rollout services and trainers; here, requests stay in this process
+    link: DataflowClient  # as rollout services and trainers use it, but requests stay in this process
     versions: MemoryVersions
     tell: _Tell
     manifests: dict[str, types.Manifest] = field(default_factory=dict[str, types.Manifest])
@@ -105,12 +105,12 @@ async def _dataflow(recipe: Recipe, folder: Path, tell: _Tell) -> AsyncGenerator
 
 
 async def _tell_fates(flow: _Flow) -> None:
-    """Every group that was drawn has exactly one fate; `astraflow audit` recounts them from the journal."""
+    """Every drawn group has exactly one fate; `astraflow audit` recounts the fates from the journal."""
     status = await flow.link.status()
     for policy in status.policies:
         counts = msgspec.structs.asdict(policy.fates)
-        told = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
-        flow.tell(f"fates      {policy.name}: {told}")
+        fates = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+        flow.tell(f"fates      {policy.name}: {fates}")
 
 
 # --- the rollout service --------------------------------------------------------------------------
@@ -150,7 +150,7 @@ async def _rollout_service(flow: _Flow) -> AsyncGenerator[_RolloutService]:
 
 
 async def _play_episodes(flow: _Flow, service: _RolloutService) -> str:
-    """1 and 3: leases episodes, plays them, and sends the results. Returns: why there was none to play."""
+    """1 and 3: leases episodes, plays them, and sends the results. Returns why there was none, else empty."""
     served = tuple(types.ServedVersions(policy=p, versions=(v,)) for p, v in service.served.items())
     request = types.LeaseRequest(
         worker_id=service.worker_id,
@@ -167,7 +167,7 @@ async def _play_episodes(flow: _Flow, service: _RolloutService) -> str:
         f"lease      {len(reply.leases)} episodes; the first: {first.id}, task {printable(first.task.id)}, "
         f"{printable(first.task.prompt)[:60]!r}"
     )
-    # The engine batches what runs at the same time, so episodes are played together.
+    # Episodes are played concurrently, because the engine batches concurrent requests.
     results = await asyncio.gather(*(service.runner.run(lease) for lease in reply.leases))
     _tell_episode(flow, first, results[0])
     sent = types.EpisodeResults(worker_id=service.worker_id, results=tuple(results))
@@ -182,8 +182,8 @@ def _tell_episode(flow: _Flow, lease: types.Lease, result: types.EpisodeResult) 
     if isinstance(outcome, types.Failure):
         flow.tell(f"play       {lease.id} failed: {printable(outcome.message)}")
         return
-    said = printable(outcome.messages[-1].content)[:60]
-    flow.tell(f"play       {lease.id}: {said!r}, score {outcome.score:g}")
+    answer = printable(outcome.messages[-1].content)[:60]
+    flow.tell(f"play       {lease.id}: {answer!r}, score {outcome.score:g}")
     for trajectory in outcome.trajectories:
         mask = wire.array(trajectory.mask, "uint8") == 1  # the sampled tokens; the others are the prompt
         logprob = wire.array(trajectory.behavior_logprobs, "float32")[mask].mean()
@@ -192,7 +192,7 @@ def _tell_episode(flow: _Flow, lease: types.Lease, result: types.EpisodeResult) 
 
 
 async def _load_new_versions(flow: _Flow, service: _RolloutService) -> None:
-    """6: installs what trainers published. Requests that were running would go on with the new weights."""
+    """6: loads what trainers published. In a run, running requests continue with the new weights."""
     for name, policy in flow.recipe.policies.items():
         manifest = flow.manifests[policy.follows or name]
         if manifest.version > service.served[name]:
@@ -215,7 +215,7 @@ class _Trainer:
 
 
 async def _start_trainer(flow: _Flow, policy: str) -> _Trainer:
-    """Opens a session, which fences earlier ones, and publishes the starting weights."""
+    """Opens a session, which fences earlier sessions, and publishes the starting weights."""
     recipe = flow.recipe
     config = recipe.policies[policy]
     learner = await asyncio.to_thread(
@@ -238,7 +238,7 @@ async def _start_trainer(flow: _Flow, policy: str) -> _Trainer:
 
 
 async def _publish_frozen(flow: _Flow) -> None:
-    """Models that nobody trains, such as judges and references, are version 0 for good."""
+    """Publishes models that are not trained, such as judges and references, as version 0."""
     for name in flow.recipe.published:
         if name not in flow.recipe.trained:
             tensors = await asyncio.to_thread(read_model, flow.recipe.policies[name].model_dir)
@@ -246,7 +246,7 @@ async def _publish_frozen(flow: _Flow) -> None:
             await flow.link.publish(name, types.Publication(epoch=0, step=0, manifest=flow.manifests[name]))
 
 
-async def _batch_of(flow: _Flow, trainer: _Trainer, service: _RolloutService) -> types.Batch:
+async def _take_batch(flow: _Flow, trainer: _Trainer, service: _RolloutService) -> types.Batch:
     """2: plays episodes until the dataflow has enough groups for the next step of a policy.
 
     It filters a complete group, gives its trajectories advantages, and puts it into the policy's table.
@@ -255,7 +255,7 @@ async def _batch_of(flow: _Flow, trainer: _Trainer, service: _RolloutService) ->
     try:
         while not waiting.done():
             why_none = await _play_episodes(flow, service)
-            await asyncio.wait({waiting}, timeout=10.0 if why_none else 0.01)  # the answer may be on its way
+            await asyncio.wait({waiting}, timeout=10.0 if why_none else 0.01)  # a reply may be under way
             if why_none and not waiting.done():
                 raise DataError(f"the dataflow leases nothing and has no batch: {why_none}")
         batch = waiting.result()
@@ -267,7 +267,7 @@ async def _batch_of(flow: _Flow, trainer: _Trainer, service: _RolloutService) ->
     for sample in batch.samples:
         groups.setdefault(sample.group_id, []).append(sample)
     flow.tell(f"batch      step {batch.step}: {len(groups)} groups, {batch.totals.num_trained_tokens} tokens")
-    # A group whose rewards differ, if there is one: the others have advantages of 0.
+    # Show a group whose rewards differ, if there is one, because in all others the advantages are 0.
     group, samples = max(groups.items(), key=lambda item: len({s.trajectory.reward for s in item[1]}))
     rewards = ", ".join(f"{sample.trajectory.reward:g}" for sample in samples)
     advantages = ", ".join(f"{sample.advantages[0].value:.2f}" for sample in samples)
@@ -276,7 +276,7 @@ async def _batch_of(flow: _Flow, trainer: _Trainer, service: _RolloutService) ->
 
 
 async def _train(flow: _Flow, trainer: _Trainer, batch: types.Batch) -> None:
-    """4 and 5: forward, loss, backward and optimizer step; then the new weights and the commit go out."""
+    """4 and 5: forward, loss, backward and optimizer step; then publishes the new weights and commits."""
     result = await asyncio.to_thread(trainer.learner.train_step, batch)
     trainer.step += 1
     shown = [item for item in result.metrics if item.name in {"loss", "grad_norm", "entropy"}]

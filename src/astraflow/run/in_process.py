@@ -4,8 +4,8 @@
     rollout service   leases, versions  -> episodes                  ends with the run, or `stop`
     trainer (policy)  batches           -> versions, commits         ends after its last step, or `stop`
 
-The parts are those of `astraflow run`, except that weights stay in memory. The caller provides the learners,
-which do with each batch what the run is for. The run ends by itself once every policy has done its steps.
+The parts are the same as in `astraflow run`, except that weights stay in memory. The caller provides the
+learners, which train on each batch. The run ends by itself once every policy has completed its steps.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ from astraflow.workflows.factory import make_workflow
 
 __all__ = ["MemoryVersions", "run_in_process"]
 
-_KEPT = 3
-"""Newest versions that are kept, since an engine may be fetching the one before the newest."""
+_NUM_KEPT = 3
+"""Number of newest versions to keep, because an engine may still be fetching an earlier one."""
 _CHUNK_BYTES = 64 * 1024 * 1024
 
 
@@ -56,20 +56,20 @@ class MemoryVersions:
     async def publish(
         self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
     ) -> Manifest:
-        """Keeps the tensors themselves, so the caller must not change them. Files stay where they are."""
+        """Stores the tensors without copying them, so the caller must not change them. `files` is ignored."""
         del files
         self._versions[policy][version] = tuple(tensors)
         return await asyncio.to_thread(build_manifest, policy, version, tensors, chunk_bytes=_CHUNK_BYTES)
 
     async def forget(self, policy: str, needed: Sequence[int]) -> None:
-        """Drops all but the needed and the newest versions."""
+        """Drops all versions except the needed and the newest ones."""
         known = self._versions[policy]
-        for version in sorted(known)[:-_KEPT]:
+        for version in sorted(known)[:-_NUM_KEPT]:
             if version not in needed:
                 del known[version]
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
-        """A version. Raises: WeightsError if it has been dropped."""
+        """Returns a version. Raises: WeightsError if it was dropped."""
         tensors = self._versions[manifest.policy].get(manifest.version)
         if tensors is None:
             raise WeightsError(
@@ -78,7 +78,7 @@ class MemoryVersions:
         return WeightSnapshot(manifest.policy, manifest.version, tensors, self._model_dirs[manifest.policy])
 
     def arrival(self, policy: str) -> Arrival:
-        """Nothing is ever on its way."""
+        """Empty, because versions in memory have no transfer."""
         del policy
         return Arrival()
 
@@ -93,7 +93,7 @@ async def run_in_process(
 ) -> None:
     """Runs the recipe with these learners, one per trained policy, until its end or `stop`.
 
-    `folder` gets `journal` and `checkpoints`; if it has them already, the run continues from there.
+    `journal` and `checkpoints` are written to `folder`. If they exist already, the run continues from there.
     Raises: the error of a part that fails.
     """
     info = run_info(recipe)
@@ -117,12 +117,12 @@ async def run_in_process(
     versions = MemoryVersions({name: policy.model_dir for name, policy in recipe.policies.items()})
     await service.start()
     try:
-        await _announce_frozen(recipe, link, versions)
+        await _publish_frozen(recipe, link, versions)
         async with asyncio.TaskGroup() as group:
-            rollout = _rollout(recipe, info, link, versions)
+            rollout = _make_rollout(recipe, info, link, versions)
             group.create_task(rollout.run(stop), name="rollout")
             for name, learner in learners.items():
-                trainer = _trainer(recipe, name, learner, link, versions, folder)
+                trainer = _make_trainer(recipe, name, learner, link, versions, folder)
                 group.create_task(run_trainer(trainer, stop), name=f"trainer {name}")
     except ExceptionGroup as failures:
         raise _first_leaf(failures) from failures
@@ -131,7 +131,7 @@ async def run_in_process(
         await service.stop()
 
 
-async def _announce_frozen(recipe: Recipe, link: DataflowClient, versions: MemoryVersions) -> None:
+async def _publish_frozen(recipe: Recipe, link: DataflowClient, versions: MemoryVersions) -> None:
     """Publishes the model of each frozen policy as its version 0."""
     for name in recipe.published:
         if name not in recipe.trained:
@@ -141,7 +141,9 @@ async def _announce_frozen(recipe: Recipe, link: DataflowClient, versions: Memor
             await link.publish(name, Publication(epoch=0, step=0, manifest=manifest))
 
 
-def _rollout(recipe: Recipe, info: RunInfo, link: DataflowClient, versions: MemoryVersions) -> RolloutService:
+def _make_rollout(
+    recipe: Recipe, info: RunInfo, link: DataflowClient, versions: MemoryVersions
+) -> RolloutService:
     return RolloutService(
         link,
         name="in-process",
@@ -158,7 +160,7 @@ def _rollout(recipe: Recipe, info: RunInfo, link: DataflowClient, versions: Memo
     )
 
 
-def _trainer(  # noqa: PLR0917 - the parts of a trainer, each from elsewhere
+def _make_trainer(  # noqa: PLR0917 - the parts of a trainer, each from elsewhere
     recipe: Recipe,
     name: str,
     learner: Learner,

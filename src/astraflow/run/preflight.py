@@ -1,6 +1,6 @@
-"""Finds the mistakes in a recipe that can be known before a process starts.
+"""Finds the mistakes in a recipe that can be found before a process starts.
 
-It reads and checks; it writes, downloads and starts nothing.
+It reads and checks. It doesn't write, download or start anything.
 """
 
 import re
@@ -55,10 +55,10 @@ from astraflow.user_input.mistakes import hint
 from astraflow.workflows.config import EnvironmentWorkflowConfig, WorkflowConfig
 from astraflow.workflows.factory import make_workflow
 
-__all__ = ["CheckedRecipe", "check_recipe", "listed", "with_other_mistakes"]
+__all__ = ["CheckedRecipe", "check_recipe", "format_mistakes", "with_other_mistakes"]
 
 _COMPARING = (GdpoCredit, GroupRelativeCredit, MaxRlCredit, OpoCredit, PassAtKCredit, RlooCredit)
-"""Credits that are 0 for the only episode of a group."""
+"""Credits that are 0 for a group of a single episode."""
 _T = TypeVar("_T")
 
 
@@ -67,21 +67,22 @@ class CheckedRecipe:
     """A recipe without mistakes, and its sources."""
 
     recipe: Recipe
-    """With numbers for what it leaves to its data, unless a model is still to be built."""
+    """With numbers in place of `auto`, unless a model must still be built."""
     sources: OpenSources
 
 
 class _Mistakes:
-    """Collects what is wrong with a recipe, so that all of it is told at once.
+    """Collects what is wrong with a recipe, so that one error reports all of it.
 
-    Example: `mistakes.of(check_roles, recipe)` notes the error that the check raises, and returns None then.
+    Example: `mistakes.collect(check_roles, recipe)` notes the error that the check raises, and returns None
+    then.
     """
 
     def __init__(self) -> None:
         self._errors: list[ConfigError | DataError] = []
 
-    def of(self, check: Callable[..., _T], *args: Any, **named: Any) -> _T | None:
-        """What the check returns; None if it raises, and the error is noted."""
+    def collect(self, check: Callable[..., _T], *args: Any, **named: Any) -> _T | None:
+        """Runs a check. Returns its result, or None if it raises; then the error is collected."""
         try:
             return check(*args, **named)
         except (ConfigError, DataError) as err:
@@ -89,7 +90,7 @@ class _Mistakes:
             return None
 
     def add(self, texts: Iterable[str]) -> None:
-        """Notes mistakes that a check has found."""
+        """Adds mistakes that a check has returned."""
         self._errors += [ConfigError(text) for text in texts]
 
     @property
@@ -97,16 +98,16 @@ class _Mistakes:
         """Each mistake once, in the order in which they were found."""
         return list(dict.fromkeys(map(str, self._errors)))
 
-    def tell(self) -> None:
-        """Raises: the only error as it is, or a ConfigError with all of them."""
+    def raise_all(self) -> None:
+        """Raises: the error if there is only one, or a ConfigError that lists all of them."""
         if len(self.texts) == 1:
             raise self._errors[0]
         if self._errors:
-            raise ConfigError(listed(self.texts))
+            raise ConfigError(format_mistakes(self.texts))
 
 
-def listed(mistakes: Sequence[str], what: str = "the recipe") -> str:
-    """Several mistakes of `what` as one text, with an item for each."""
+def format_mistakes(mistakes: Sequence[str], what: str = "the recipe") -> str:
+    """One text with an item for each mistake in `what`."""
     items = ["\n  - " + text.replace("\n", "\n    ") for text in mistakes]
     return f"{what} has {len(items)} mistakes:" + "".join(items)
 
@@ -114,35 +115,35 @@ def listed(mistakes: Sequence[str], what: str = "the recipe") -> str:
 def check_recipe(
     recipe: Recipe, run_dir: Path | None = None, *, unbuilt: Collection[str] = ()
 ) -> CheckedRecipe:
-    """Checks everything that can be known without starting a service.
+    """Checks everything that can be checked without starting a service.
 
     `run_dir`: also checks what a start in this folder needs: the folder, ports and certificates. `unbuilt`:
-    models that do not exist yet and that are built before the run. Nothing is said about these, and about
-    models on the hub that are not in its cache.
+    models that will be built before the run. These models, and hub models that are not in the cache yet, are
+    not checked.
 
-    Raises: ConfigError or DataError that tells all mistakes.
+    Raises: ConfigError or DataError that lists all mistakes.
     """
     unbuilt = {*unbuilt, *(p.model for p in recipe.policies.values() if is_to_be_fetched(p.model))}
     mistakes = _Mistakes()
-    mistakes.of(check_roles, recipe)
+    mistakes.collect(check_roles, recipe)
     _check_models(recipe, mistakes, unbuilt)
     broken = _check_components(recipe, mistakes)
     for tracker in recipe.trackers:
-        if _is_whole(tracker, broken):
-            mistakes.of(check_tracker, tracker)
-    if _is_whole(recipe.workflow, broken):
-        mistakes.of(make_workflow, recipe.workflow)
+        if _is_valid(tracker, broken):
+            mistakes.collect(check_tracker, tracker)
+    if _is_valid(recipe.workflow, broken):
+        mistakes.collect(make_workflow, recipe.workflow)
     for name, config in recipe.eval.sets.items():
-        if _is_whole(config.workflow, broken):
-            mistakes.of(_check_workflow, f"eval.sets.{name}.workflow", config)
-    mistakes.of(_check_judges, recipe)
-    mistakes.of(_check_lengths, recipe)
-    mistakes.of(_check_engine_services, recipe)
+        if _is_valid(config.workflow, broken):
+            mistakes.collect(_check_workflow, f"eval.sets.{name}.workflow", config)
+    mistakes.collect(_check_judges, recipe)
+    mistakes.collect(_check_lengths, recipe)
+    mistakes.collect(_check_engine_services, recipe)
     for name, policy in recipe.trained.items():
-        mistakes.of(_check_learns, name, policy)
-    sources = _checked_sources(recipe, mistakes, broken, unbuilt)
+        mistakes.collect(_check_learns, name, policy)
+    sources = _check_sources(recipe, mistakes, broken, unbuilt)
     _check_machine(recipe, mistakes, run_dir)
-    mistakes.tell()
+    mistakes.raise_all()
     is_unbuilt = any(policy.model in unbuilt for policy in recipe.policies.values())
     return CheckedRecipe(recipe if is_unbuilt else derived(recipe, sources), sources)
 
@@ -150,50 +151,49 @@ def check_recipe(
 def with_other_mistakes(
     error: ConfigError, file: Path, overrides: Sequence[str], run_dir: Path | None
 ) -> ConfigError:
-    """The error of a recipe that does not load, with what else is wrong with the parts that are valid."""
+    """Adds the mistakes in the valid parts of a recipe to the error with which loading it failed."""
     try:
         pairs = dict(override_pairs(overrides))
         mapping = recipe_mapping(file, pairs)
     except ConfigError:
-        return error  # it is not valid YAML, for example, so there are no parts
+        return error  # for example invalid YAML, so there are no parts to check
     recipe = None if "scale" in pairs else salvaged(mapping, Recipe)
     others = _other_mistakes(recipe, run_dir or Path("runs") / recipe.name) if recipe is not None else []
     if not others:
         return error
-    own = re.split(
-        r"\n(?! )", str(error).removeprefix(f"{file}: ")
-    )  # a line each; what is indented belongs to it
-    return ConfigError(listed([*own, *others], str(file)))
+    # Each mistake starts on a line that is not indented.
+    own = re.split(r"\n(?! )", str(error).removeprefix(f"{file}: "))
+    return ConfigError(format_mistakes([*own, *others], str(file)))
 
 
 def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
-    """What else is wrong with a recipe some of whose keys are left out because they are not valid.
+    """Finds further mistakes in a recipe from which the invalid keys were left out.
 
-    Only checks of parts that need no others, so that no mistake is a consequence of what was left out.
+    Only parts that depend on no other part are checked, so that no mistake follows from what was left out.
     """
     mistakes = _Mistakes()
     first = {policy.model: name for name, policy in reversed(recipe.policies.items())}
     for name in first.values():
-        mistakes.of(check_model, name, recipe.policies[name])
+        mistakes.collect(check_model, name, recipe.policies[name])
     _check_components(recipe, mistakes)
     for name, config in recipe.tasks.sources.items():
         is_alone = isinstance(config, PromptsConfig) or (
             isinstance(config, SourceVariant) and not config.needs_workflow
         )
         if is_alone and not _counts_tokens(config):
-            mistakes.of(open_source, config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
+            mistakes.collect(open_source, config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
     _check_machine(recipe, mistakes, run_dir)
     return mistakes.texts
 
 
 def _check_machine(recipe: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
-    """GPUs and servers; with a run folder, also the folder, ports and certificates."""
-    mistakes.of(check_devices, recipe)
-    mistakes.of(check_engine, recipe)
+    """Checks GPUs and servers; with a run folder, also the folder, ports and certificates."""
+    mistakes.collect(check_devices, recipe)
+    mistakes.collect(check_engine, recipe)
     if run_dir is None:
         return
-    mistakes.of(check_run_folder, recipe, run_dir)
-    mistakes.of(check_addresses, recipe, run_dir)
+    mistakes.collect(check_run_folder, recipe, run_dir)
+    mistakes.collect(check_addresses, recipe, run_dir)
     mistakes.add(check_certificates(recipe))
 
 
@@ -201,16 +201,16 @@ def _check_machine(recipe: Recipe, mistakes: _Mistakes, run_dir: Path | None) ->
 
 
 def _check_components(recipe: Recipe, mistakes: _Mistakes) -> frozenset[str]:
-    """Loads every component; returns those that are broken, as the recipe names them.
+    """Loads every component. Returns the names of those that are broken.
 
-    A module that does not import is told once, whatever the number of its components.
+    A module that cannot be imported is reported once, however many of its components are used.
     """
     broken: dict[str, bool] = {}
     modules: set[str] = set()
     for where, use in named_uses(recipe):
         module = use.use.partition(":")[0]
         if module not in modules:
-            broken[use.use] = not mistakes.of(_check_component, where, use)
+            broken[use.use] = not mistakes.collect(_check_component, where, use)
         if broken.get(use.use, True) and module not in sys.modules:
             modules.add(module)
             broken[use.use] = True
@@ -218,24 +218,24 @@ def _check_components(recipe: Recipe, mistakes: _Mistakes) -> frozenset[str]:
 
 
 def _check_component(where: str, use: Use) -> bool:
-    """True. Raises: ConfigError if it does not load, or cannot be called with its arguments."""
+    """Returns True. Raises: ConfigError if it cannot be loaded, or cannot be called with its arguments."""
     target = load_attr(use.use, where=f"{where}.use")
     if not callable(target):
         raise ConfigError(
-            f"{where}.use = {use.use!r} is of the type {type(target).__name__}, which cannot be called; name "
-            "a function or a class"
+            f"{where}.use = {use.use!r} has the type {type(target).__name__}, which cannot be called; name a "
+            "function or a class"
         )
     check_args(target, use.args, where=f"{where}.args")
     return True
 
 
-def _is_whole(config: Config, broken: Collection[str]) -> bool:
-    """Whether nothing that a section names is broken. What is broken has been told."""
+def _is_valid(config: Config, broken: Collection[str]) -> bool:
+    """Whether a section uses no broken component. Broken ones have been reported already."""
     return not any(use.use in broken for use in uses(config))
 
 
 def _check_learns(name: str, policy: PolicyConfig) -> None:
-    """Raises: ConfigError if an advantage compares episodes of a group, and there is only one."""
+    """Raises: ConfigError if the credit compares the episodes of a group, but groups have only one."""
     train = policy.train
     is_by_reward = not isinstance(train.loss, DistillLossConfig | SftLossConfig | Use)
     backend = train.backend
@@ -248,7 +248,7 @@ def _check_learns(name: str, policy: PolicyConfig) -> None:
         raise ConfigError(
             f"policies.{name}.table.group_size = 1: the credit {credit.name!r} compares the episodes of a "
             "group with one another, so all advantages would be 0 and nothing would be learned; set it to 2 "
-            "or more (8 is usual), or name a credit that works with single episodes: rae, "
+            "or more (8 is usual), or use a credit that works with single episodes: rae, "
             "reinforce_plus_plus, or gae with a critic"
         )
 
@@ -257,39 +257,39 @@ def _check_learns(name: str, policy: PolicyConfig) -> None:
 
 
 def _check_models(recipe: Recipe, mistakes: _Mistakes, unbuilt: Collection[str]) -> None:
-    """Checks the models that exist, each once if it is not good, and the folders of offline data."""
-    told: set[str] = set()
+    """Checks the existing models and the folders of offline data. A bad model is reported once."""
+    reported: set[str] = set()
     for name, policy in recipe.policies.items():
-        if policy.model in told or policy.model in unbuilt:
+        if policy.model in reported or policy.model in unbuilt:
             continue
-        if mistakes.of(check_model, name, policy):
-            mistakes.of(check_family, name, policy, recipe.rollout, exact=recipe.exact)
+        if mistakes.collect(check_model, name, policy):
+            mistakes.collect(check_family, name, policy, recipe.rollout, exact=recipe.exact)
         else:
-            told.add(policy.model)
+            reported.add(policy.model)
     for policy in recipe.policies.values():
         if (offline := policy.train.auxiliary.offline) is not None:
-            mistakes.of(offline_files, Path(offline.folder).expanduser())
+            mistakes.collect(offline_files, Path(offline.folder).expanduser())
 
 
-def _checked_sources(
+def _check_sources(
     recipe: Recipe, mistakes: _Mistakes, broken: Collection[str], unbuilt: Collection[str]
 ) -> OpenSources:
-    """Opens the sources, and checks their sizes and whether the rewards can score their tasks."""
+    """Opens the sources. Checks their sizes, and whether the rewards can score their tasks."""
     if not any(use.use in broken for config in recipe.tasks.environments.values() for use in uses(config)):
-        mistakes.of(check_environments, recipe.tasks, played=_played(recipe))
+        mistakes.collect(check_environments, recipe.tasks, played=_find_played_sources(recipe))
     opened: dict[str, TaskSource] = {}
     for name, where, config, workflow in named_sources(recipe):
         is_countable = not (recipe.tokenizer_model in unbuilt and _counts_tokens(config))
-        if is_countable and _is_whole(config, broken):
-            source = mistakes.of(open_source, config, recipe, name, where, workflow)
+        if is_countable and _is_valid(config, broken):
+            source = mistakes.collect(open_source, config, recipe, name, where, workflow)
             if source is not None:
                 opened[where] = source
     sources = sources_by_name(recipe, opened)
     if sources.train.keys() == recipe.tasks.sources.keys():
         for name, policy in recipe.trained.items():
-            mistakes.of(_check_batch, name, policy, sources)
+            mistakes.collect(_check_batch, name, policy, sources)
     for name in sources.eval:
-        mistakes.of(_check_eval_size, name, recipe, sources)
+        mistakes.collect(_check_eval_size, name, recipe, sources)
     _check_answers(recipe, sources, mistakes, broken)
     _check_fits_workflow(recipe, sources, mistakes)
     return sources
@@ -311,7 +311,7 @@ def _check_workflow(where: str, config: EvalSetConfig) -> None:
 
 
 def _check_judges(recipe: Recipe) -> None:
-    """A judge that is a policy of the run keeps its weights, so that scores stay comparable."""
+    """Raises: ConfigError if a judge is not a policy, or is a policy whose weights change."""
     for where, tasks in scoring_tasks(recipe).items():
         for judge in judges_of(tasks).values():
             name = judge.judging_policy
@@ -323,13 +323,13 @@ def _check_judges(recipe: Recipe) -> None:
             role = recipe.policies[name].role
             if role != "frozen":
                 raise ConfigError(
-                    f"{where}.reward: the judge {name!r} is a policy of the role {role}; give it "
-                    "`role: frozen`, since a judge that changes would change what the scores mean"
+                    f"{where}.reward: the judge {name!r} is a policy with the role {role}; give it "
+                    "`role: frozen`, because scores of a judge that changes are not comparable"
                 )
 
 
-def _played(recipe: Recipe) -> dict[str, TaskSourceConfig]:
-    """Sources whose tasks a workflow plays in their environments."""
+def _find_played_sources(recipe: Recipe) -> dict[str, TaskSourceConfig]:
+    """The sources whose tasks a workflow plays in their environments."""
     played: dict[str, TaskSourceConfig] = {}
     if isinstance(recipe.workflow, EnvironmentWorkflowConfig):
         played |= {f"tasks.sources.{name}": source for name, source in recipe.tasks.sources.items()}
@@ -364,7 +364,7 @@ def _check_engine_services(recipe: Recipe) -> None:
 def _check_answers(
     recipe: Recipe, sources: OpenSources, mistakes: _Mistakes, broken: Collection[str]
 ) -> None:
-    """The reward must be able to score every task, unless the workflow may reward its episodes itself."""
+    """Checks that the reward can score every task, unless the workflow may reward its episodes itself."""
     of_training = recipe.tasks.reward
     checks = [
         (f"tasks.sources.{name}", of_training, source, recipe.tasks.sources[name], recipe.workflow)
@@ -374,12 +374,12 @@ def _check_answers(
         config = recipe.eval.sets[name]
         reward = of_training if isinstance(config.reward, TrainingReward) else config.reward
         checks.append((f"eval.sets.{name}", reward, source, config.source, workflow_of(config, recipe)))
-    told: list[RewardConfig] = []
+    reported: list[RewardConfig] = []
     for where, reward, source, config, workflow in checks:
-        if isinstance(workflow, Use) or workflow.rewards_itself or reward in told:
+        if isinstance(workflow, Use) or workflow.rewards_itself or reward in reported:
             continue
-        if _is_whole(reward, broken) and not mistakes.of(_check_gradable, where, reward, source, config):
-            told.append(reward)  # a reward that does not fit one source is told once
+        if _is_valid(reward, broken) and not mistakes.collect(_check_gradable, where, reward, source, config):
+            reported.append(reward)  # a reward that does not fit is reported for one source only
 
 
 def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> bool:
@@ -391,16 +391,16 @@ def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config
 
 
 def _check_fits_workflow(recipe: Recipe, sources: OpenSources, mistakes: _Mistakes) -> None:
-    """The reward and the tasks must be such that the workflow can use them."""
+    """Checks that the workflow can use the reward and the tasks."""
     if not isinstance(recipe.workflow, Use):
-        mistakes.of(recipe.workflow.check_scoring, recipe.tasks.reward, recipe.tasks.extract)
+        mistakes.collect(recipe.workflow.check_scoring, recipe.tasks.reward, recipe.tasks.extract)
     for name, source in sources.train.items():
         tasks = tasks_to_check(source, recipe.tasks.sources[name])
-        mistakes.of(_check_tasks, f"tasks.sources.{name}", tasks, recipe.workflow)
+        mistakes.collect(_check_tasks, f"tasks.sources.{name}", tasks, recipe.workflow)
     for name, source in sources.eval.items():
         config = recipe.eval.sets[name]
         tasks = tasks_to_check(source, config.source)
-        mistakes.of(_check_tasks, f"eval.sets.{name}", tasks, workflow_of(config, recipe))
+        mistakes.collect(_check_tasks, f"eval.sets.{name}", tasks, workflow_of(config, recipe))
 
 
 def _check_tasks(where: str, tasks: Iterable[Task], workflow: WorkflowConfig) -> None:
@@ -419,19 +419,19 @@ def _check_batch(name: str, policy: PolicyConfig, sources: OpenSources) -> None:
     if need != "auto" and total < need:
         per_source = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         raise ConfigError(
-            f"policies.{name}.table.groups_per_batch = {need}, but tasks.sources hold only {total} tasks "
+            f"policies.{name}.table.groups_per_batch = {need}, but tasks.sources have only {total} tasks "
             f"({per_source}): a batch could never be filled with different tasks; add tasks, or lower it to "
             f"at most {total}"
         )
 
 
 def _check_eval_size(name: str, recipe: Recipe, sources: OpenSources) -> None:
-    """Raises: ConfigError if an evaluation set has too few tasks, or those of training."""
+    """Raises: ConfigError if an evaluation set has too few tasks, or the same tasks as training."""
     config = recipe.eval.sets[name]
     size = len(sources.eval[name])
     if size < config.num_tasks:
         raise ConfigError(
-            f"eval.sets.{name}.num_tasks = {config.num_tasks}, but its source holds only {size} tasks; "
+            f"eval.sets.{name}.num_tasks = {config.num_tasks}, but its source has only {size} tasks; "
             "lower it, or add tasks"
         )
     if config.source in recipe.tasks.sources.values():

@@ -1,4 +1,4 @@
-"""A run with real services: starts them, follows the dataflow, ends them.
+"""A run with real services: starts them, follows the dataflow, and ends them.
 
 Loops of a `Run`, all in one TaskGroup that `launch` owns:
 
@@ -11,9 +11,9 @@ Loops of a `Run`, all in one TaskGroup that `launch` owns:
                    it), and the pool if it sizes itself: services -> started, asked to leave, ended
 
 However a run ends, its processes are ended, the reason is written to run.json, and the report is made.
-Pages, such as trackers, have threads and processes of their own.
+Pages, such as trackers, have their own threads and processes.
 
-An interrupted run is durable: the same folder continues it later. Nothing here decides about data.
+An interrupted run is durable: the same folder resumes it later. Nothing here decides about data.
 """
 
 import asyncio
@@ -70,24 +70,23 @@ _SHOW_EVERY_S = 0.5
 _LONGEST_POLL_S = 25.0
 """A long poll returns after this time, even without news."""
 _UNANSWERED_S = 8.0
-"""A dataflow that has not answered for this long is an alarm; a status may take 2 s, and more on a machine
-that is busy."""
+"""A dataflow that has not answered for this long raises an alarm. A status may take 2 s or more."""
 _SAVE_EVERY = 10
-"""Refreshes between two writes of run.json, which records until when the launcher ran."""
+"""Refreshes between two writes of run.json, which records how long the launcher has run."""
 _WORKERS_GRACE_S = 2.4
-"""Time for trainers and rollout services to stop. What they lose by a kill is done again after a restart."""
+"""Time for trainers and rollout services to stop. After a restart they redo what a kill lost."""
 _STORES_GRACE_S = 1.0
-"""Time for dataflow and publishers, which stop last. Together the two stay well below 5 s."""
+"""Time for dataflow and publishers, which stop last. Both graces together stay well below 5 s."""
 _LAST_CHECKPOINT_S = 120.0
 """Time that a trainer may take after its last commit."""
 _LAST_BEST_S = 120.0
-"""Time that writing the best version may take at the end; it is in the run folder's weights as well."""
+"""Time that writing the best version may take at the end. The run folder's weights contain it, too."""
 _LAST_ROLLOUT_S = 10.0
 """Time that a rollout service may take to end after the run is over."""
 
 
 class _Feed(Generic[_FeedT]):
-    """Records in order for any number of readers, each from the start. Readers are woken; nothing is
+    """Records in order, for any number of readers. Each reads from the start. Readers are woken, not
     polled."""
 
     def __init__(self) -> None:
@@ -121,7 +120,7 @@ class _Feed(Generic[_FeedT]):
 
 
 class Run:
-    """A run whose services are running or starting; made by `launch`.
+    """A run whose services are running or starting. `launch` makes it.
 
     Example: `async for step in run.steps("solver"): print(step.number, step.reward_mean)`.
     """
@@ -156,14 +155,14 @@ class Run:
         self._evals = _Feed[EvalRecord]()
         self._watchdog = Watchdog()
         self._skew_s = 0.0
-        """How much the dataflow's clock is ahead: it may be on another machine, and all times are its own."""
+        """How far the clock of the dataflow, which all times refer to, is ahead of this machine's."""
         self._disk = DiskGauge(folder)
         self._memory = StepMemory()
         self._alarms: tuple[Alarm, ...] = ()
-        """What is wrong now."""
+        """The current alarms."""
         self._state: RunState = "running"
         self._reason = ""
-        """Why the run ended; the first reason that was noted."""
+        """Why the run ended; the first reason wins."""
         self._ended = asyncio.Event()
         self._followers: list[asyncio.Task[None]] = []
         self._save_failure: OSError | None = None
@@ -177,9 +176,8 @@ class Run:
     # --- for the caller ---
 
     def steps(self, policy: str) -> AsyncIterator[StepRecord]:
-        """The steps of a policy that are committed during this start of the run, as they come.
+        """Yields the steps of a policy that are committed during this start of the run, until the run ends.
 
-        Ends with the run.
         Raises: ConfigError if the recipe does not train the policy.
         """
         if policy not in self._steps:
@@ -187,7 +185,7 @@ class Run:
         return aiter(self._steps[policy])
 
     def evals(self) -> AsyncIterator[EvalRecord]:
-        """Evaluation rounds that finish during this start of the run; ends with the run."""
+        """Yields evaluation rounds that finish during this start of the run, until the run ends."""
         return aiter(self._evals)
 
     async def status(self) -> StatusReply:
@@ -195,23 +193,23 @@ class Run:
         return await DataflowClient(self._quick_http).status()
 
     async def wait(self) -> RunState:
-        """Returns when the run is over and its processes have ended: `finished` or `failed`."""
+        """Waits until the run is over and its processes have ended. Returns `finished` or `failed`."""
         await self._ended.wait()
         return self._state
 
     def note_stop(self, reason: str) -> None:
-        """Says why the block of `launch` is about to be left, unless the run has ended by then."""
+        """Notes why the block of `launch` is left, unless the run has ended already."""
         self._reason = self._reason or reason
 
     def kill(self) -> None:
-        """Ends all processes at once. What was durable stays."""
+        """Kills all processes. Durable data stays."""
         for page in self._pages:
             page.kill()
         if self._supervisor is not None:
             self._supervisor.kill_all()
 
     def leave_at_once(self, reason: str) -> None:
-        """Records why the launcher is about to end without waiting for anything."""
+        """Records why the launcher ends now, without waiting for anything."""
         self.note_stop(reason)
         self.folder.release()
         self._try_to_save("stopped" if self._state == "running" else self._state)
@@ -225,19 +223,19 @@ class Run:
             specs = self._pool.first_specs
         supervisor = Supervisor(starter, specs, on_change=self.note_change)
         self._supervisor = supervisor
-        self.folder.summary.unlink(missing_ok=True)  # it is of an earlier end of the run
+        self.folder.summary.unlink(missing_ok=True)  # from an earlier end of the run
         self._save("running")
         if self.recipe.rollout.services == 0 and self._pool is None:
             token = f" --token-file {self.folder.secrets / 'worker'}" if needs_tokens(self.recipe) else ""
             self._view.note(
-                f"this run starts no rollout service; join it with: astraflow join {self.url}{token}"
+                f"this run starts no rollout services; add one with: astraflow join {self.url}{token}"
             )
         for record in self._metrics.earlier_evals:
             self._view.recall(record)
             self._best.see(record)
 
         def begin(loop: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
-            return group.create_task(self._blamed(loop), name=name)
+            return group.create_task(self._run_loop(loop), name=name)
 
         begin(supervisor.run, "supervise")
         feeds = [partial(self._follow_steps, name) for name in self.recipe.trained]
@@ -259,13 +257,13 @@ class Run:
         for page in self._pages:
             page.wake()
 
-    async def _blamed(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Runs one of the loops. An error that ends it is why the run failed."""
-        with self.blaming():
+    async def _run_loop(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Runs one of the loops. If an error ends it, that error is the reason why the run failed."""
+        with self.record_failure():
             await loop()
 
     @contextmanager
-    def blaming(self) -> Generator[None]:
+    def record_failure(self) -> Generator[None]:
         """Notes an error that leaves the block as the reason why the run failed."""
         try:
             yield
@@ -276,7 +274,7 @@ class Run:
             raise
 
     async def stop(self) -> None:
-        """Ends the processes that still run, workers first, and records the state of the run."""
+        """Ends the running processes, workers first, and records the state of the run."""
         for task in self._followers:
             task.cancel()
         deadline_s = FINISHED_S if self._state == "finished" else INTERRUPTED_S
@@ -287,7 +285,7 @@ class Run:
             await self._supervisor.stop(grace_s=_STORES_GRACE_S)
         for feed in (*self._steps.values(), self._evals):
             feed.close()
-        self.folder.release()  # now that nothing else writes to the disk
+        self.folder.release()  # from here on, nothing else writes to the disk
         self._try_to_save("stopped" if self._state == "running" else self._state)
         for closed in closing:
             await closed
@@ -330,12 +328,12 @@ class Run:
         self.folder.save_record(record)
 
     def note_change(self) -> None:
-        """Writes run.json: a process started or ended, or time has passed."""
+        """Writes run.json, because a process started or ended, or some time has passed."""
         if not self._ended.is_set():
             self._try_to_save("running")
 
     def _try_to_save(self, state: str) -> None:
-        """A full disk does not end the run, since run.json is for display and soon written again."""
+        """Writes run.json. A full disk doesn't end the run, since the file is only for display."""
         try:
             self._save(state)
             self._save_failure = None
@@ -349,12 +347,12 @@ class Run:
         self._loop.call_soon_threadsafe(self._view.note, text)
 
     def _note_failure(self) -> None:
-        """Notes once that the run folder cannot be written, and once that it can be written again."""
+        """Notes, once each, that the run folder cannot be written and that it can be written again."""
         failure = self._metrics.failure or self._save_failure
         if failure is not None and not self._is_failure_noted:
             self._view.note(
                 f"{self.folder.path} cannot be written: {failure}; the run continues, and writes the missing "
-                "records once there is room"
+                "records once there is space"
             )
         elif failure is None and self._is_failure_noted:
             self._view.note(f"{self.folder.path} can be written again")
@@ -403,10 +401,10 @@ class Run:
         self._evals.close()
 
     async def _is_over(self) -> bool:
-        """Whether the dataflow says that the run is over.
+        """Whether the dataflow reports that the run is over.
 
-        Ask this before a poll, so that the last poll misses nothing. After a poll that brought records, the
-        next poll needs no question: it cannot be the last one.
+        Call this before a poll, so that the last poll misses no record. It isn't needed after a poll that
+        returned records, because the next poll can't be the last one.
         """
         with contextlib.suppress(UnavailableError):
             return (await self._client.status()).state in {"finished", "failed"}
@@ -460,11 +458,11 @@ class Run:
         if look.note:
             self._view.note(look.note)
         for handle in look.asked_to_leave:
-            with contextlib.suppress(UnavailableError):  # it is asked again at the next look
+            with contextlib.suppress(UnavailableError):  # the next round asks again
                 await DataflowClient(self._quick_http).ask_to_leave(handle)
 
     def _watch(self, status: StatusReply | None, supervisor: Supervisor, unanswered_s: float) -> AlarmUpdate:
-        """Looks for what is wrong, and logs what is new."""
+        """Lets the watchdog check the run, and logs changes of its alarms."""
         if status is not None:
             self._skew_s = status.now_s - self._clock()
         update = self._watchdog.look(
@@ -503,10 +501,10 @@ async def launch(
 ) -> AsyncGenerator[Run]:
     """Starts all services of a recipe; leaving the block ends them.
 
-    A folder with an interrupted or failed run of the recipe continues that run, and so does one with a
-    finished run if the recipe asks for more steps than that. `module_path` names folders where the recipe's
-    own modules are found. `pages` show the run; None stands for those of installed packages that need neither
-    a terminal nor a browser. `launcher` takes the place of the recipe's; it is closed at the end.
+    If the folder holds an interrupted or failed run of the recipe, that run is resumed. A finished run is
+    resumed if the recipe has more steps. `module_path`: folders with the recipe's own modules. `pages` show
+    the run; None means the pages of installed packages that need neither a terminal nor a browser. `launcher`
+    replaces the recipe's launcher, and is closed at the end.
     Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
@@ -525,7 +523,7 @@ async def launch(
         try:
             async with asyncio.TaskGroup() as group:
                 try:
-                    with run.blaming():
+                    with run.record_failure():
                         specs = program(recipe, folder, addresses, module_path=module_path)
                         check_files(specs)
                         run.start(group, starter, specs)
@@ -543,15 +541,15 @@ async def launch(
 
 
 def _report(folder: RunFolder, recipe: Recipe) -> None:
-    """Makes the report of a run that has ended, in whatever way. It must not hide why the run ended."""
+    """Makes the report of a run that has ended in any way. An error here must not hide why the run ended."""
     try:
         write_report(folder, recipe)
     except Exception:  # noqa: BLE001 - a broken matplotlib, for example; it is logged
-        _log.exception("there is no report on %s", folder.path)
+        _log.exception("the report on %s could not be made", folder.path)
 
 
 def _note_done(status: StatusReply, supervisor: Supervisor) -> None:
-    """Tells the supervisor which processes have no more to do."""
+    """Tells the supervisor which processes have completed their work."""
     is_over = status.state in {"finished", "failed"}
     trained = {f"trainer-{policy.name}" for policy in status.policies if policy.step >= policy.num_steps}
     for state in supervisor.states:
@@ -568,7 +566,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _prepare(folder: RunFolder, recipe: Recipe) -> None:
-    """Makes the folder, or checks that its run can go on with the recipe, and records what changed."""
+    """Creates the folder, or checks that its run can be resumed with the recipe, and records the changes."""
     folder.create()
     if folder.recipe.is_file():
         changes = changes_between(folder.load_recipe(), recipe)

@@ -1,7 +1,7 @@
-"""Checks what a run needs of the machine that starts it: GPUs, what the engine needs, ports,
+"""Checks what a run needs from the machine that starts it: GPUs, the engine's requirements, ports,
 certificates and the run folder.
 
-It starts no service and writes nothing. PyTorch and a server's own Python are asked in a process of a second.
+It starts no service and writes nothing. It queries PyTorch and a server's own Python in short processes.
 """
 
 import os
@@ -35,19 +35,19 @@ __all__ = [
 ]
 
 _DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xla", "xpu")
-"""Kinds of devices that PyTorch knows and a model may run on."""
+"""Kinds of PyTorch devices on which a model can run."""
 _GPU_FILES = ("nvidiactl", "nvidia0", "kfd", "dxg", "nvhost-gpu", "nvmap")
-"""In /dev, where a GPU of NVIDIA or AMD can be used, also under WSL and on Jetson."""
+"""Files in /dev that exist if an NVIDIA or AMD GPU can be used, also under WSL and on Jetson."""
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)"
 _ASK_TIMEOUT_S = 120.0
-"""Importing torch takes seconds, and a busy disk makes it a minute."""
+"""Importing torch takes seconds, or a minute on a busy disk."""
 
 
 # --- GPUs -----------------------------------------------------------------------------------------
 
 
 def check_devices(recipe: Recipe) -> None:
-    """Raises: ConfigError if a device is misspelled, or is a GPU that this machine does not have."""
+    """Raises: ConfigError if a device is misspelled, or is a GPU that this machine lacks."""
     needed: dict[str, int] = {}
     for where, (device, num) in _devices(recipe).items():
         kind, _, number = device.partition(":")
@@ -62,7 +62,7 @@ def check_devices(recipe: Recipe) -> None:
     if lacking := [where for where, num in needed.items() if num > found]:
         verb = "needs a GPU" if len(lacking) == 1 else "need GPUs"
         has = f"finds {found} here" if found else "finds none here"
-        build = ", because it is a build for CPUs: install one for your CUDA" if "+cpu" in version else ""
+        build = " (it is a build for CPUs: install one for your CUDA)" if "+cpu" in version else ""
         raise ConfigError(
             f"{' and '.join(lacking)} {verb}, but PyTorch {has}{build}. Set device to cpu, or to a GPU that "
             "`astraflow doctor` lists"
@@ -70,7 +70,7 @@ def check_devices(recipe: Recipe) -> None:
 
 
 def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
-    """Place in the recipe -> device of a process on this machine, and the number of devices from it on."""
+    """Place in the recipe -> (device of a process on this machine, number of devices from that one on)."""
     devices: dict[str, tuple[str, int]] = {}
     for name, policy in recipe.trained.items():
         where = f"policies.{name}.train.backend"
@@ -99,12 +99,12 @@ def _gpus() -> tuple[int, str]:
     """Number of GPUs that PyTorch can use, and its version. Raises: ConfigError if it is not installed."""
     if sys.platform == "linux" and not any((Path("/dev") / name).exists() for name in _GPU_FILES):
         return 0, ""
-    asked = ask_program([sys.executable, "-P", "-c", _COUNT_GPUS])
-    if asked.returncode:
-        if "No module named 'torch'" in asked.stderr:
+    output = ask_program([sys.executable, "-P", "-c", _COUNT_GPUS])
+    if output.returncode:
+        if "No module named 'torch'" in output.stderr:
             raise ConfigError(install_hint("a recipe that computes on a GPU", ["torch"]))
-        raise ConfigError(f"PyTorch cannot be asked for GPUs: {last_line(asked.stderr)}")
-    number, version = asked.stdout.split()[-2:]
+        raise ConfigError(f"PyTorch cannot report its GPUs: {last_line(output.stderr)}")
+    number, version = output.stdout.split()[-2:]
     return int(number), version
 
 
@@ -116,7 +116,7 @@ def check_engine(recipe: Recipe) -> None:
 
 
 def ask_program(command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """What a short program answers. It runs in `/`, whose files shadow no module."""
+    """Runs a short program. It runs in `/`, where no file shadows a module."""
     try:
         return subprocess.run(
             command, env=env, cwd="/", capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
@@ -126,7 +126,7 @@ def ask_program(command: list[str], env: dict[str, str] | None = None) -> subpro
 
 
 def last_line(text: str) -> str:
-    """The last line of what a program printed; empty if it printed nothing."""
+    """The last line of a program's output; empty if there is none."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""
 
@@ -135,32 +135,31 @@ def last_line(text: str) -> str:
 
 
 def check_addresses(recipe: Recipe, run_dir: Path) -> None:
-    """Raises: ConfigError if a port that the recipe names is taken. A run that continues in the folder
-    has its own."""
+    """Raises: ConfigError if a port in the recipe is taken, except by a run that is active in the folder."""
     if not RunFolder(run_dir).is_locked:
         choose_addresses(recipe, {})
 
 
 def check_certificates(recipe: Recipe) -> Iterator[str]:
-    """What is wrong with the certificate files."""
+    """Yields what is wrong with the certificate files."""
     tls = recipe.dataflow.tls
     named = dict(zip(("cert", "key"), tls_files(recipe) or (), strict=False)) | {"ca": tls.ca}
     for key, path in named.items():
         if path and not Path(path).is_file():
-            yield f"dataflow.tls.{key} = {path!r}: no such file"
+            yield f"dataflow.tls.{key} = {path!r}: this file does not exist"
 
 
 def check_run_folder(recipe: Recipe, run_dir: Path) -> None:
-    """Raises: ConfigError if the folder cannot be written, or holds a run of another recipe."""
+    """Raises: ConfigError if the folder cannot be written, or belongs to a run of another recipe."""
     above = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     if not above.is_dir():
         raise ConfigError(
-            f"the run folder {run_dir} cannot be made: {above} is a file; choose another --run-dir"
+            f"the run folder {run_dir} cannot be created: {above} is a file; choose another --run-dir"
         )
     if not os.access(above, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"the run folder {run_dir} cannot be written: you may not write to {above}; choose another "
-            "--run-dir"
+            f"the run folder {run_dir} cannot be written: you have no write permission for {above}; choose "
+            "another --run-dir"
         )
     folder = RunFolder(run_dir)
     if folder.recipe.is_file():

@@ -1,6 +1,6 @@
 """`astraflow try`: one episode of a recipe in one process, without services.
 
-Made for authors of environments and workflows: nothing is written, and a bug raises where it happens.
+Intended for authors of environments and workflows: nothing is written, and a bug raises where it occurs.
 """
 
 from dataclasses import dataclass
@@ -28,14 +28,13 @@ class Trial:
 async def try_episode(recipe: Recipe, *, task: int = 0, source: str = "", seed: int = 0) -> Trial:
     """Runs the recipe's workflow once with the policies' starting weights.
 
-    `source` is a task source or an evaluation set; empty means the first source. `task` is the position in
-    it.
-    Raises: ConfigError or DataError for the recipe; whatever the workflow raises.
+    `source`: a task source or an evaluation set; empty means the first source. `task`: the position in it.
+    Raises: ConfigError or DataError for the recipe; any error of the workflow.
     """
     checked = check_recipe(recipe)
     recipe = checked.recipe
     sources = checked.sources
-    chosen = _chosen({**sources.train, **sources.eval}, source, task)
+    chosen = _find_task({**sources.train, **sources.eval}, source, task)
     async with (
         host_models(recipe, starting_weights(recipe)) as hosted,
         open_runner(recipe, hosted, num_scorers=1) as runner,
@@ -43,7 +42,7 @@ async def try_episode(recipe: Recipe, *, task: int = 0, source: str = "", seed: 
         return Trial(chosen, await runner.episode(chosen, seed=seed))
 
 
-def _chosen(sources: dict[str, TaskSource], name: str, idx: int) -> Task:
+def _find_task(sources: dict[str, TaskSource], name: str, idx: int) -> Task:
     name = name or next(iter(sources))
     if name not in sources:
         raise ConfigError(f"{name!r} is not a task source or evaluation set{hint(name, list(sources))}")

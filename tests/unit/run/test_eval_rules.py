@@ -83,7 +83,7 @@ def test_a_judge_is_a_frozen_policy_of_the_run(tmp_path: Path, model: Path) -> N
     reward = "tasks.reward={name: judge, policy: %s}"
     with pytest.raises(ConfigError, match=r"tasks\.reward: the judge 'actr' is not a policy; did you mean"):
         check_recipe(recipe(tmp_path, model, reward % "actr"))
-    with pytest.raises(ConfigError, match="the judge 'actor' is a policy of the role trained; give it"):
+    with pytest.raises(ConfigError, match="the judge 'actor' is a policy with the role trained; give it"):
         check_recipe(recipe(tmp_path, model, reward % "actor"))
     frozen = f"policies.wise={{model: {model}, role: frozen, sampling: {{max_tokens: 8}}}}"
     check_recipe(recipe(tmp_path, model, reward % "wise", frozen))

@@ -1,4 +1,4 @@
-"""Where `exact: true` is promised, and where a recipe with it is refused by name."""
+"""Where `exact: true` is guaranteed, and where a recipe with it is refused by name."""
 
 import json
 from pathlib import Path
@@ -73,11 +73,11 @@ def test_it_is_off_unless_asked_for(recipe_file: Path) -> None:
         ),
     ],
 )
-def test_a_setting_for_which_it_is_not_promised_is_named(
+def test_a_setting_for_which_it_is_not_guaranteed_is_named(
     recipe_file: Path, override: str, problem: str
 ) -> None:
     load(recipe_file, "exact=false", override)
-    with pytest.raises(ConfigError, match="exact: true is not promised with") as caught:
+    with pytest.raises(ConfigError, match="exact: true is not guaranteed with") as caught:
         load(recipe_file, override)
     assert problem in str(caught.value)
 
@@ -85,13 +85,13 @@ def test_a_setting_for_which_it_is_not_promised_is_named(
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"model_type": "qwen3_moe"}, r"\(qwen3_moe\): exact: true is not promised .*only llama, mistral"),
+        ({"model_type": "qwen3_moe"}, r"\(qwen3_moe\): exact: true is not guaranteed .*only llama, mistral"),
         ({"model_type": "llama", "hidden_act": "gelu"}, "its activation is 'gelu'"),
         ({"model_type": "mistral", "sliding_window": 512}, "a window of 512 positions"),
         ({"model_type": "llama", "rope_scaling": {"type": "dynamic"}}, r"rotary embeddings \(dynamic\)"),
     ],
 )
-def test_a_model_for_which_it_is_not_promised_is_named(
+def test_a_model_for_which_it_is_not_guaranteed_is_named(
     recipe_file: Path, config: dict[str, object], problem: str
 ) -> None:
     (recipe_file.parent / "model" / "config.json").write_text(json.dumps(config))

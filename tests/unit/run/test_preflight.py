@@ -479,7 +479,7 @@ def test_devices_of_services_elsewhere_are_not_looked_for_here(folder: Path) -> 
 def test_a_run_folder_that_cannot_be_made_is_told(folder: Path) -> None:
     (folder / "file").write_text("")
     for run_dir in (folder / "file", folder / "file" / "below"):
-        with pytest.raises(ConfigError, match=r"cannot be made: .*file is a file"):
+        with pytest.raises(ConfigError, match=r"cannot be created: .*file is a file"):
             check_recipe(make_recipe(folder), run_dir)
     check_recipe(make_recipe(folder), folder / "runs" / "new")
     assert not (folder / "runs").exists()

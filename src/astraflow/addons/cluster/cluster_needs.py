@@ -12,7 +12,7 @@ from astraflow.errors import ConfigError
 from astraflow.recipe.model_checks import models_of
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import named_uses
-from astraflow.run.preflight import listed
+from astraflow.run.preflight import format_mistakes
 from astraflow.user_input.hub_names import is_hub_name
 from astraflow.user_input.own_sources import module_file
 from astraflow.user_input.user_files import is_there
@@ -45,7 +45,7 @@ def pod_needs(recipe: Recipe) -> list[str]:
     if len(wrong) == 1:
         raise ConfigError(wrong[0])
     if wrong:
-        raise ConfigError(listed(wrong, "the recipe for the cluster"))
+        raise ConfigError(format_mistakes(wrong, "the recipe for the cluster"))
     return needs
 
 

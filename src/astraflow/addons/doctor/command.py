@@ -54,11 +54,11 @@ def doctor(
         raise ConfigError("--drift needs a recipe: astraflow doctor RECIPE --drift")
     loaded = None
     if recipe is not None:
-        from astraflow.run.hub_models import pinned
+        from astraflow.run.hub_models import pin_models
 
         for folder in (str(Path.cwd()), str(recipe.resolve().parent)):
             sys.path += [folder] if folder not in sys.path else []
-        loaded = pinned(load_with_checks(recipe, overrides or (), run_dir), run_dir)
+        loaded = pin_models(load_with_checks(recipe, overrides or (), run_dir), run_dir)
     folder = run_dir or Path("runs") / (loaded.name if loaded else "")
     raise typer.Exit(asyncio.run(_examined(loaded, folder, with_drift=drift)))
 
