@@ -13,7 +13,7 @@ from astraflow.errors import ConfigError
 from astraflow.protocols import Tracker
 from astraflow.user_input.installed import added_to, loaded, where_to_find
 
-__all__ = ["TrackedRun", "TrackerVariant", "check_tracker", "make_tracker", "tracker_key"]
+__all__ = ["TrackedRun", "TrackerVariant", "check_tracker", "tracker_key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,3 @@ def check_tracker(config: TrackerVariant | Use) -> None:
         check_args(load_attr(config.use, where="trackers.use"), config.args, where="trackers.args")
     else:
         config.check()
-
-
-def make_tracker(config: TrackerVariant | Use, run: TrackedRun) -> Tracker:
-    """The tracker, with its run open. Raises: ConfigError as `check_tracker`, and whatever its library
-    raises."""
-    check_tracker(config)
-    if isinstance(config, Use):
-        return load_attr(config.use, where="trackers.use")(run, **config.args)
-    return config.make(run)

@@ -1,66 +1,55 @@
-"""The report on a run that has ended, in whatever way: a table, and episodes from before and after training.
-
-It is made from the journal and the summary.
-"""
+"""The report on a run that has ended, in whatever way: its summary as a file and as a table."""
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from astraflow.dataflow.journal.journal_db import TranscriptRow
-from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.errors import DataError, JournalError
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder, write_atomic
 from astraflow.report.summary import PolicySummary, Summary, summarize
-from astraflow.report.terminal_text import printable, speaker_of
+from astraflow.report.terminal_text import printable
 from astraflow.report.view import ShownRun, make_pages
-from astraflow.types import FateCounts, Message
+from astraflow.types import FateCounts
 
 __all__ = [
-    "episodes_text",
     "load_summary",
     "summary_table",
     "write_report",
 ]
 
-_Transcript = tuple[TranscriptRow, tuple[Message, ...]]
 _log = logging.getLogger(__name__)
-_NUM_EPISODES = 3
 _MOST_WAITS = 6
 _MOST_FAILURES = 3
 
 
 def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
-    """Writes `summary.json`, `samples/episodes.md`, and what the pages of installed packages add.
+    """Writes `summary.json`, and what the pages of installed packages add.
 
     A file that cannot be written (for example on a full disk), or whose data cannot be read, is left out and
     logged. It can be made from the journal later. Raises: DataError if the folder has no `run.json`.
     """
     summary = summarize(folder, recipe)
-    with _log_failure(folder.summary) as path:
-        write_atomic(path, msgspec.json.format(msgspec.json.encode(summary), indent=2))
-    with _log_failure(folder.samples / "episodes.md") as path:
-        write_atomic(path, episodes_text(folder).encode())
+    with _log_failure(folder):
+        write_atomic(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))
     for page in make_pages(ShownRun(recipe=recipe, where=str(folder.path), folder=folder)):
-        with _log_failure(folder.path):
+        with _log_failure(folder):
             page.report()
     return summary
 
 
 @contextmanager
-def _log_failure(path: Path) -> Generator[Path]:
+def _log_failure(folder: RunFolder) -> Generator[None]:
     try:
-        yield path
+        yield
     except JournalError as err:
-        _log.info("%s is left out: %s", path, err)  # the summary gives the same reason
+        _log.info("the report on %s is incomplete: %s", folder.path, err)  # the summary gives the same reason
     except OSError as err:
-        _log.warning("%s cannot be written: %s", path, err)
+        _log.warning("the report on %s is incomplete: %s", folder.path, err)
 
 
 def load_summary(folder: RunFolder) -> Summary:
@@ -153,43 +142,3 @@ def _gradient_text(summary: Summary) -> str:
         return "not reported by every trainer"
     share = summary.gradient_tokens / max(1, summary.committed_tokens)
     return f"{summary.gradient_tokens:,} tokens, {share:.0%}"
-
-
-# --- episodes -------------------------------------------------------------------------------------
-
-
-def episodes_text(folder: RunFolder) -> str:
-    """Three episodes of the first evaluation and three of the last, from the same tasks if possible."""
-    kept = load_transcripts(folder.journal, "eval") or load_transcripts(folder.journal, "train")
-    if not kept:
-        return "the run kept no episodes\n"
-    policy = kept[0][0].policy
-    versions = sorted({row.version for row, _ in kept if row.policy == policy})
-    first = [s for s in kept if s[0].policy == policy and s[0].version == versions[0]]
-    last = [s for s in kept if s[0].policy == policy and s[0].version == versions[-1]]
-    shared = _shared_tasks(first, last)
-    parts = ["# Before\n", *_episode_lines(first, shared, versions[0])]
-    if versions[-1] != versions[0]:
-        parts += ["# After\n", *_episode_lines(last, shared, versions[-1])]
-    return "\n".join(parts)
-
-
-def _shared_tasks(first: Sequence[_Transcript], last: Sequence[_Transcript]) -> list[str]:
-    """Up to three tasks that are in both rounds; those whose score changed come first."""
-    before = {row.task_id: row.score for row, _ in first}
-    after = {row.task_id: row.score for row, _ in last}
-    both = [task_id for task_id in before if task_id in after]
-    return sorted(both, key=lambda task_id: before[task_id] == after[task_id])[:_NUM_EPISODES]
-
-
-def _episode_lines(kept: Sequence[_Transcript], task_ids: Sequence[str], version: int) -> list[str]:
-    by_task = {row.task_id: (row, messages) for row, messages in kept}
-    chosen = [by_task[task_id] for task_id in task_ids] or list(kept[:_NUM_EPISODES])
-    lines: list[str] = []
-    for row, messages in chosen:
-        lines.append(f"## {printable(row.task_id)}, {row.policy} version {version}, score {row.score:g}\n")
-        lines += [
-            f"**{speaker_of(message)}**: {printable(message.content, keeps_lines=True)}\n"
-            for message in messages
-        ]
-    return lines

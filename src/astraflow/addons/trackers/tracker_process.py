@@ -19,10 +19,11 @@ from typing import Any
 
 from astraflow.addons.trackers.row_feed import RowFeed
 from astraflow.addons.trackers.sample_table import sample_rows
+from astraflow.config import Use, load_attr
 from astraflow.errors import ConfigError
 from astraflow.protocols import EpisodeTracker, Tracker
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.recipe.trackers import TrackedRun, make_tracker, tracker_key
+from astraflow.recipe.trackers import TrackedRun, TrackerVariant, check_tracker, tracker_key
 from astraflow.service.process import MODULE_PATH_VARIABLE
 
 __all__ = ["Bell", "follow", "main", "run_tracker"]
@@ -119,7 +120,16 @@ def run_tracker(run_dir: Path, key: str, bell: Bell) -> None:
         folder=own,
         recipe=recipe.model_dump(mode="json"),
     )
-    follow(make_tracker(configs[key], run), RowFeed(folder.metrics, own), bell, folder.journal)
+    follow(_make_tracker(configs[key], run), RowFeed(folder.metrics, own), bell, folder.journal)
+
+
+def _make_tracker(config: TrackerVariant | Use, run: TrackedRun) -> Tracker:
+    """The tracker, with its run open. Raises: ConfigError as `check_tracker`, and whatever its library
+    raises."""
+    check_tracker(config)
+    if isinstance(config, Use):
+        return load_attr(config.use, where="trackers.use")(run, **config.args)
+    return config.make(run)
 
 
 def main() -> int:
