@@ -59,4 +59,4 @@ def _small_index() -> Any:
     from astraflow.addons.search.retrieval.documents import Document
     from astraflow.addons.search.retrieval.index import SearchIndex
 
-    return SearchIndex([Document("yes", "Yes means no.")], Bm25.built(["yes means no"]))
+    return SearchIndex([Document("yes", "Yes means no.")], Bm25.build(["yes means no"]))
