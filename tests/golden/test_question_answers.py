@@ -2,7 +2,7 @@
 
 import pytest
 
-from astraflow.addons.search.question_answers import exact_match, normalized, word_f1
+from astraflow.addons.search.question_answers import exact_match, normalize, word_f1
 
 # (prediction, right answers, exact match, F1). The grader lower-cases, removes punctuation and articles, and
 # takes the best right answer; F1 is 2 * shared / (words of the prediction + words of the answer).
@@ -35,4 +35,4 @@ def test_scores_are_those_of_the_published_grader(
 
 
 def test_normalization_is_that_of_the_published_grader() -> None:
-    assert normalized("  The Quick, Brown Fox -- an animal. ") == "quick brown fox animal"
+    assert normalize("  The Quick, Brown Fox -- an animal. ") == "quick brown fox animal"
