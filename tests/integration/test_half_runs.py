@@ -48,9 +48,10 @@ def load(batches: Path) -> list[Batch]:
     return [wire.decode(path.read_bytes(), Batch) for path in paths]
 
 
-def train(recipe: Recipe, run_dir: Path, batches: Path) -> tuple[TrainedModel, list[StepRecord]]:
+async def train(recipe: Recipe, run_dir: Path, batches: Path) -> tuple[TrainedModel, list[StepRecord]]:
+    """Trains in a thread: training runs event loops of its own."""
     records: list[StepRecord] = []
-    (trained,) = train_from_batches(recipe, run_dir, batches, on_step=records.append)
+    (trained,) = await asyncio.to_thread(train_from_batches, recipe, run_dir, batches, on_step=records.append)
     return trained, records
 
 
@@ -120,7 +121,7 @@ async def test_template_arguments_reach_every_prompt_and_the_trained_folder(
     assert texts
     assert all(text.count("77<assistant>") == 1 for text in texts)
 
-    trained, _ = train(recipe, tmp_path / "B", batches)
+    trained, _ = await train(recipe, tmp_path / "B", batches)
     chat = [{"role": "user", "content": "5"}]
     shown = AutoTokenizer.from_pretrained(trained.folder).apply_chat_template(
         chat, add_generation_prompt=True, tokenize=False
@@ -130,8 +131,8 @@ async def test_template_arguments_reach_every_prompt_and_the_trained_folder(
 
 async def test_training_from_batches_is_reproducible_bit_by_bit(recipe: Recipe, tmp_path: Path) -> None:
     batches = await collect(recipe, tmp_path / "run")
-    one, records = train(recipe, tmp_path / "one", batches)
-    two, _ = train(recipe, tmp_path / "two", batches)
+    one, records = await train(recipe, tmp_path / "one", batches)
+    two, _ = await train(recipe, tmp_path / "two", batches)
     assert one.digest == two.digest
     files = [(m.folder / "model.safetensors").read_bytes() for m in (one, two)]
     assert files[0] == files[1]
@@ -155,9 +156,9 @@ async def test_an_earlier_runs_batches_are_mixed_into_another(model: Path, tmp_p
         tmp_path, model, f"policies.actor.train.auxiliary.offline={{folder: {folder}, ratio: 0.5}}"
     )
     batches = await collect(mixed, tmp_path / "fresh")
-    alone, _ = train(make_digit_recipe(tmp_path, model), tmp_path / "alone", batches)
-    both, records = train(mixed, tmp_path / "both", batches)
-    again, _ = train(mixed, tmp_path / "again", batches)
+    alone, _ = await train(make_digit_recipe(tmp_path, model), tmp_path / "alone", batches)
+    both, records = await train(mixed, tmp_path / "both", batches)
+    again, _ = await train(mixed, tmp_path / "again", batches)
     assert both.digest == again.digest != alone.digest
     counts = [{item.name: item.value for item in record.metrics}["offline_groups"] for record in records]
     assert sum(counts) == sum(record.num_groups for record in records) // 2 > 0
@@ -194,15 +195,15 @@ async def test_collecting_goes_on_for_more_steps_and_undoes_none(model: Path, tm
 
 async def test_results_are_never_overwritten_and_gaps_are_named(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no batch of step 1"):
-        train(recipe, tmp_path / "one", tmp_path / "none")
+        await train(recipe, tmp_path / "one", tmp_path / "none")
     assert not (tmp_path / "one").exists()
     batches = await collect(recipe, tmp_path / "run")
     (batches / "actor" / "000002.msgpack").unlink()
-    trained, _ = train(recipe, tmp_path / "one", batches)
+    trained, _ = await train(recipe, tmp_path / "one", batches)
     assert trained.num_steps == 1
     with pytest.raises(ConfigError, match="already holds results"):
-        train(recipe, tmp_path / "one", batches)
+        await train(recipe, tmp_path / "one", batches)
     (batches / "actor" / "000001.msgpack").rename(batches / "actor" / "000002.msgpack")
     (batches / "actor" / "000003.msgpack").rename(batches / "actor" / "000001.msgpack")
     with pytest.raises(DataError, match="holds step 3 of 'actor', expected step 1"):
-        train(recipe, tmp_path / "two", batches)
+        await train(recipe, tmp_path / "two", batches)
