@@ -27,8 +27,8 @@ from typing import Any
 
 import yaml
 
-from astraflow.addons.forecast.forecast import Forecast, forecast, parsed_pool
-from astraflow.addons.forecast.forecast_inputs import measured
+from astraflow.addons.forecast.forecast import Forecast, forecast, parse_pool
+from astraflow.addons.forecast.forecast_inputs import measure_run
 from astraflow.addons.tiny_models.spec import load_spec
 from astraflow.addons.tiny_models.tiny import init_model
 from astraflow.dataflow.journal.reader import JournalReader
@@ -165,7 +165,7 @@ def main(args: argparse.Namespace) -> None:
         out = (args.out or Path(scratch)).resolve()
         folder = run(out, "measured", 2, args, seed=100)
         recipe: Recipe = load_recipe(folder.recipe)
-        inputs, shapes = measured(folder.journal, [POLICY], NUM_SLOTS)
+        inputs, shapes = measure_run(folder.journal, [POLICY], NUM_SLOTS)
         service = inputs.service
         trainer = inputs.trainers[POLICY]
         measures = (
@@ -186,7 +186,7 @@ def main(args: argparse.Namespace) -> None:
         found: dict[int, tuple[Forecast, Ran]] = {}
         for num in sizes:
             told = forecast(
-                recipe, inputs, shapes, parsed_pool(str(num), recipe.cluster), steps=FORECAST_STEPS
+                recipe, inputs, shapes, parse_pool(str(num), recipe.cluster), steps=FORECAST_STEPS
             )
             ran = read(run(out, f"pool-{num}", num, args, seed=num))
             found[num] = (told, ran)

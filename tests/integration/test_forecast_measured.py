@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from astraflow.addons.forecast.forecast_inputs import measured
+from astraflow.addons.forecast.forecast_inputs import measure_run
 from astraflow.errors import DataError
 from astraflow.types import EpisodeResult, MetricItem
 from drivers.dataflow_driver import (
@@ -50,7 +50,7 @@ async def play(folder: Path, num_steps: int) -> None:
 
 async def test_what_a_run_did_is_found_in_its_journal(tmp_path: Path) -> None:
     await play(tmp_path, 6)
-    inputs, shapes = measured(tmp_path, ["actor"], 8)
+    inputs, shapes = measure_run(tmp_path, ["actor"], 8)
     assert len(shapes) == 48
     assert all(len(shape) == 1 and 4 <= shape[0].num_tokens <= 200 for shape in shapes)
     service = inputs.service
@@ -66,7 +66,7 @@ async def test_what_a_run_did_is_found_in_its_journal(tmp_path: Path) -> None:
 async def test_a_run_that_was_too_short_is_refused(tmp_path: Path) -> None:
     await play(tmp_path, 3)
     with pytest.raises(DataError, match="committed 3 steps in the measured run"):
-        measured(tmp_path, ["actor"], 8)
+        measure_run(tmp_path, ["actor"], 8)
     await play(tmp_path / "shorter", 1)
     with pytest.raises(DataError, match="8 whole episodes"):
-        measured(tmp_path / "shorter", ["actor"], 8)
+        measure_run(tmp_path / "shorter", ["actor"], 8)

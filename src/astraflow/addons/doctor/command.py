@@ -60,10 +60,10 @@ def doctor(
             sys.path += [folder] if folder not in sys.path else []
         loaded = pin_models(load_with_checks(recipe, overrides or (), run_dir), run_dir)
     folder = run_dir or Path("runs") / (loaded.name if loaded else "")
-    raise typer.Exit(asyncio.run(_examined(loaded, folder, with_drift=drift)))
+    raise typer.Exit(asyncio.run(_examine(loaded, folder, with_drift=drift)))
 
 
-async def _examined(recipe: "Recipe | None", run_dir: Path, *, with_drift: bool) -> int:
+async def _examine(recipe: "Recipe | None", run_dir: Path, *, with_drift: bool) -> int:
     from astraflow.addons.doctor.doctor import examine
     from astraflow.addons.doctor.drift import drift_finding, measure_drift
 

@@ -233,8 +233,8 @@ def _trainer_bytes(policy: PolicyConfig) -> int:
 
 
 def _disk(recipe: Recipe, run_dir: Path) -> Finding:
-    """Whether the run folder fits on the disk: the published versions, the checkpoints with their two
-    moments, and what is being written beside those that are kept."""
+    """Whether the run folder fits on the disk: the published versions, and the checkpoints with their two
+    moments, each including the one that is being written."""
     # Bytes per parameter: 4 in a version, 12 in a checkpoint with its two moments.
     need = sum(
         _num_parameters(policy) * (4 * (recipe.weights.keep + 2) + 12 * (policy.train.keep_checkpoints + 1))

@@ -1,4 +1,4 @@
-"""`astraflow plan`: what pools of rollout services would come to, without running them."""
+"""`astraflow plan`: forecasts pools of rollout services, without running them."""
 
 import sys
 from pathlib import Path
@@ -39,7 +39,7 @@ _Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="A change of what was measured or given, e.g. service.tokens_per_s=90.",
+        help="Changes a measured or given value, e.g. service.tokens_per_s=90.",
         metavar="a.b=value",
     ),
 ]
@@ -61,7 +61,7 @@ def plan(
     ] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
 ) -> None:
-    """Tell what a pool of rollout services would come to. Nothing is started.
+    """Forecast throughput, staleness and cost of a pool of rollout services. Starts nothing.
 
     Prints trained tokens and steps, staleness, waits of both sides, cost and the bottleneck of each pool, by
     the dataflow's own rules under virtual time. Lengths and speeds come from the journal of a run, which may
@@ -70,7 +70,7 @@ def plan(
     Examples: `astraflow plan math/tiny --from runs/math --pool 2 --pool 4`, `astraflow plan my.yaml --given
     speeds.yaml --pool spot=6,on_demand=2`.
     """
-    from astraflow.addons.forecast.forecast import forecast, parsed_pool
+    from astraflow.addons.forecast.forecast import forecast, parse_pool
     from astraflow.addons.forecast.forecast_table import show_forecasts
     from astraflow.recipe.gallery import recipe_file
     from astraflow.recipe.recipe import load_recipe
@@ -81,7 +81,7 @@ def plan(
     inputs, shapes = _inputs(loaded, run_dir, given, changes or [])
     num = max(1, loaded.rollout.services)
     pools = pool or [str(number) for number in sorted({max(1, num // 2), num, 2 * num})]
-    parsed = [parsed_pool(text, loaded.cluster) for text in pools]
+    parsed = [parse_pool(text, loaded.cluster) for text in pools]
     found = [
         forecast(loaded, inputs, shapes, each, steps=steps, trainer_cost=trainer_cost) for each in parsed
     ]
@@ -91,8 +91,8 @@ def plan(
 def _inputs(
     recipe: "LoadedRecipe", run_dir: Path | None, given: Path | None, changes: list[str]
 ) -> "tuple[ForecastInputs, tuple[EpisodeShape, ...]]":
-    """Lengths and speeds, measured or given, with the changes."""
-    from astraflow.addons.forecast.forecast_inputs import ForecastInputs, drawn_shapes, measured
+    """Reads or measures the lengths and speeds, and applies the given changes."""
+    from astraflow.addons.forecast.forecast_inputs import ForecastInputs, draw_shapes, measure_run
     from astraflow.config import load_mapping, overridden, parse_config
     from astraflow.recipe.run_folder import RunFolder
 
@@ -102,7 +102,7 @@ def _inputs(
         folder = RunFolder(run_dir)
         rollout = folder.load_recipe().rollout
         num_slots = getattr(rollout.engine, "num_slots", rollout.max_episodes)
-        inputs, shapes = measured(folder.journal, list(recipe.trained), num_slots)
+        inputs, shapes = measure_run(folder.journal, list(recipe.trained), num_slots)
         if lengths := [change for change in changes if change.startswith("lengths.")]:
             raise ConfigError(f"--set {lengths[0]}: the episodes are those of {run_dir}; leave out --from")
         return overridden(inputs, changes, where="--set"), shapes
@@ -114,7 +114,7 @@ def _inputs(
     mapping = load_mapping(given) if given is not None else {}
     inputs = overridden(parse_config(mapping, ForecastInputs, where=str(given)), changes, where="--set")
     most = {name: policy.sampling.max_tokens for name, policy in recipe.trained.items()}
-    return inputs, drawn_shapes(inputs.lengths, most, seed=recipe.seed)
+    return inputs, draw_shapes(inputs.lengths, most, seed=recipe.seed)
 
 
 PLAN = AddedCommand(plan, after="doctor")

@@ -1,12 +1,12 @@
-"""What a pool of rollout services would come to: throughput, staleness, waits and cost, without running it.
+"""Forecasts the throughput, staleness, waits and cost of a pool of rollout services, without running it.
 
-The dataflow's core decides as in a run (draws, tickets, leases, samplers, staleness, batches, versions); time
-is virtual, services are emulated devices, and trainers and publications take the seconds that they were given
-(see `forecast_inputs`). `plan` is something else: what a recipe means for the core.
+The dataflow's core decides as in a run (draws, tickets, leases, samplers, staleness, batches, versions). Time
+is virtual, services are emulated devices, and trainers and publications take the seconds that
+`forecast_inputs` gives. The core's own `plan` is unrelated: it says what a recipe means for the core.
 
-Left out are evaluation, curators, failures, and services that start, come and go. A share of the complete
-groups is filtered at random, as many as were measured. All machines have as much room as their services need:
-two services on the same two cores are slower than the forecast of two services.
+Evaluations, curators, failures, and services that start, join or leave are not simulated. A share of the
+complete groups, as measured, is filtered at random. The forecast assumes that each service has all the
+resources that it needs: two services that share two cores are slower.
 """
 
 import heapq
@@ -48,15 +48,15 @@ from astraflow.types import Item, Manifest, ServedVersions
 from astraflow.types.wait_words import wait_line
 from astraflow.user_input.mistakes import shown
 
-__all__ = ["Forecast", "ForecastPool", "PolicyForecast", "forecast", "parsed_pool"]
+__all__ = ["Forecast", "ForecastPool", "PolicyForecast", "forecast", "parse_pool"]
 
 _SMALL_WAIT_FRAC = 0.05
-"""Smaller waits are the ordinary variation between steps, as in the dataflow's advice."""
+"""Smaller waits are normal variation between steps, as in the dataflow's advice."""
 _NEVER = 10**6
-"""Steps, tasks and attempts: more than any forecast takes."""
+"""More steps, tasks and attempts than any forecast needs."""
 
-_MOST_SERVICES = 10_000
-"""As many as a recipe may have; a forecast of them takes minutes."""
+_MAX_SERVICES = 10_000
+"""Limit of a recipe; a forecast of this many services takes minutes."""
 _MAX_DIGITS = 9
 
 
@@ -65,15 +65,15 @@ class ForecastPool:
     """A pool. Example: `ForecastPool("4", speeds=(1.0,) * 4, cost=4.0)`."""
 
     text: str
-    """As it was named: `4`, or `spot=6,on_demand=2`."""
+    """The text that describes it: `4`, or `spot=6,on_demand=2`."""
     speeds: tuple[float, ...]
     """Speed of each service."""
     cost: float
     """Cost of all services per hour."""
 
 
-def parsed_pool(text: str, cluster: ClusterConfig) -> ForecastPool:
-    """A pool in words: a number of services, or `KIND=NUMBER,...` with kinds of `cluster.pool.kinds`.
+def parse_pool(text: str, cluster: ClusterConfig) -> ForecastPool:
+    """Reads a pool from text: a number of services, or `KIND=NUMBER,...` with kinds of `cluster.pool.kinds`.
 
     Raises: ConfigError.
     """
@@ -83,10 +83,10 @@ def parsed_pool(text: str, cluster: ClusterConfig) -> ForecastPool:
     for part in text.split(","):
         name, has_kind, number = part.strip().rpartition("=")
         is_number = number.strip().isdecimal() and len(number) <= _MAX_DIGITS
-        if not is_number or not 0 < int(number) <= _MOST_SERVICES - len(speeds) or (has_kind and not name):
+        if not is_number or not 0 < int(number) <= _MAX_SERVICES - len(speeds) or (has_kind and not name):
             raise ConfigError(
-                f"pool {shown(text)}: {shown(part.strip())} is not a number of services, or makes more than "
-                f"{_MOST_SERVICES:,} of them; write `4`, or `KIND=NUMBER` with kinds of cluster.pool.kinds, "
+                f"pool {shown(text)}: {shown(part.strip())} is not a number of services, or the total "
+                f"exceeds {_MAX_SERVICES:,}; write `4`, or `KIND=NUMBER` with kinds of cluster.pool.kinds, "
                 "e.g. `spot=6,on_demand=2`"
             )
         if has_kind and name not in kinds:
@@ -100,7 +100,7 @@ def parsed_pool(text: str, cluster: ClusterConfig) -> ForecastPool:
 
 
 class PolicyForecast(Item, frozen=True, kw_only=True):
-    """One trained policy."""
+    """The forecast for one trained policy."""
 
     name: str
     steps_per_s: float
@@ -113,20 +113,20 @@ class PolicyForecast(Item, frozen=True, kw_only=True):
 
 
 class Forecast(Item, frozen=True, kw_only=True):
-    """A pool."""
+    """The forecast for a pool."""
 
     pool: str
     services: int
     tokens_per_s: float
     """Trained tokens of all policies."""
     rollout_wait_frac: float
-    """Share of the services' places for episodes that are empty, because no group may begin."""
+    """Share of the episode slots that are empty because no group may begin."""
     cost_per_hour: float
     """In the unit of the kinds' costs; a service without a kind costs 1."""
     cost_per_million: float
     """Cost of a million trained tokens."""
     bottleneck: str
-    """What would have to be faster, in words."""
+    """What would have to be faster, as a sentence."""
     policies: tuple[PolicyForecast, ...]
 
 
@@ -139,23 +139,24 @@ def forecast(
     steps: int = 30,
     trainer_cost: float = 1.0,
 ) -> Forecast:
-    """What the pool comes to, over `steps` steps of each policy after those in which the run settles.
+    """The forecast for a pool over `steps` steps of each policy, after the first steps in which the run
+    settles.
 
-    Raises: ConfigError if `inputs` name another policy, or the run could not go on.
+    Raises: ConfigError if `inputs` name an unknown policy, or the run cannot continue.
     """
     if unknown := inputs.trainers.keys() - recipe.trained.keys():
         raise ConfigError(
-            f"trainers.{min(unknown)}: the recipe trains no such policy (it trains: "
+            f"trainers.{min(unknown)}: the recipe does not train this policy (it trains: "
             f"{', '.join(recipe.trained)})"
         )
-    run = _Run(recipe, inputs, shapes, pool)
-    run.go_on(max(p.table.max_staleness for p in recipe.trained.values()) + 2)
+    run = _SimulatedRun(recipe, inputs, shapes, pool)
+    run.advance(max(p.table.max_staleness for p in recipe.trained.values()) + 2)
     run.begin_to_measure()
-    run.go_on(steps)
-    return _told(run, pool, trainer_cost)
+    run.advance(steps)
+    return _summarize(run, pool, trainer_cost)
 
 
-def _told(run: "_Run", pool: ForecastPool, trainer_cost: float) -> Forecast:
+def _summarize(run: "_SimulatedRun", pool: ForecastPool, trainer_cost: float) -> Forecast:
     passed_s = run.measured_s
     policies = tuple(
         PolicyForecast(
@@ -254,8 +255,8 @@ class _Trainer:
     staleness_max: int = 0
 
 
-class _Run:
-    """Example: `run.go_on(5)`; `run.begin_to_measure()`; `run.go_on(30)`."""
+class _SimulatedRun:
+    """Example: `run.advance(5)`; `run.begin_to_measure()`; `run.advance(30)`."""
 
     def __init__(
         self, recipe: Recipe, inputs: ForecastInputs, shapes: Sequence[EpisodeShape], pool: ForecastPool
@@ -279,7 +280,7 @@ class _Run:
         trainers = {name: inputs.trainers.get(name, TrainerSpeed()) for name in recipe.trained}
         self._filtered = {name: speed.filtered_frac for name, speed in trainers.items()}
         self._core = Core(_plan(recipe, self._filtered))
-        self._services = [self._joined(recipe, idx, speed) for idx, speed in enumerate(pool.speeds)]
+        self._services = [self._add_service(recipe, idx, speed) for idx, speed in enumerate(pool.speeds)]
         self.num_places = sum(service.num_places for service in self._services)
         self.trainers = [_Trainer(name, speed) for name, speed in trainers.items()]
         for trainer in self.trainers:
@@ -303,7 +304,7 @@ class _Run:
             if trainer.free_since_s is not None:
                 trainer.free_since_s = self._now_s
 
-    def go_on(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         """Until every policy has committed so many more steps. Raises: ConfigError if nothing goes on."""
         goal = min(trainer.num_committed for trainer in self.trainers) + steps
         while min(trainer.num_committed for trainer in self.trainers) < goal:
@@ -332,7 +333,7 @@ class _Run:
                 job.ended()
         while self._ended:
             episode = self._ended.popleft()
-            self._after(self._speed.turn_s, partial(self._answered, episode))
+            self._after(self._speed.turn_s, partial(self._finish_turn, episode))
 
     def _apply(self, command: Command) -> Any:
         decision = self._core.apply(command, self._now_s)
@@ -344,7 +345,7 @@ class _Run:
 
     # --- episodes ---
 
-    def _joined(self, recipe: Recipe, idx: int, speed: float) -> _Service:
+    def _add_service(self, recipe: Recipe, idx: int, speed: float) -> _Service:
         places = recipe.rollout.max_episodes
         device = PacedDevice(
             num_slots=getattr(
@@ -385,7 +386,7 @@ class _Run:
         )
         episode.service.device.submit(job)
 
-    def _answered(self, episode: _Episode) -> None:
+    def _finish_turn(self, episode: _Episode) -> None:
         episode.num_done += 1
         if episode.num_done < len(episode.shape):
             self._generate(episode)
@@ -444,9 +445,9 @@ class _Run:
         keys = {(sample.group_id, sample.episode_idx) for sample in view.samples}
         num_tokens = sum(known.get(key, 0) for key in keys)
         step_s = trainer.speed.step_s + trainer.speed.million_tokens_s * num_tokens / 1e6
-        self._after(step_s, partial(self._trained, trainer, num_tokens))
+        self._after(step_s, partial(self._finish_step, trainer, num_tokens))
 
-    def _trained(self, trainer: _Trainer, num_tokens: int) -> None:
+    def _finish_step(self, trainer: _Trainer, num_tokens: int) -> None:
         trainer.num_tokens += num_tokens
         trainer.num_steps += 1
         trainer.trained = True
@@ -460,9 +461,9 @@ class _Run:
         trainer.is_publishing = True
         trainer.free_since_s = self._now_s
         self._woken.add(f"batch/{trainer.policy}")
-        self._after(trainer.speed.publish_s, partial(self._published, trainer))
+        self._after(trainer.speed.publish_s, partial(self._finish_publication, trainer))
 
-    def _published(self, trainer: _Trainer) -> None:
+    def _finish_publication(self, trainer: _Trainer) -> None:
         step = trainer.num_committed
         self._publish(trainer, step + 1)
         self._apply(
@@ -470,7 +471,7 @@ class _Run:
         )
         trainer.num_committed += 1
         trainer.is_publishing = False
-        self._after(self._speed.load_s, partial(self._loaded, trainer.policy, step + 1))
+        self._after(self._speed.load_s, partial(self._finish_load, trainer.policy, step + 1))
         self._woken |= {"leases", f"batch/{trainer.policy}"}
         self._hand_over(trainer)
 
@@ -488,7 +489,7 @@ class _Run:
             PublishVersion(policy=trainer.policy, epoch=trainer.epoch, step=version, manifest=manifest)
         )
 
-    def _loaded(self, policy: str, version: int) -> None:
+    def _finish_load(self, policy: str, version: int) -> None:
         for service in self._services:
             service.served[policy] = version
         self._woken.add("leases")

@@ -1,15 +1,16 @@
-"""What a forecast of a pool is made from: lengths of episodes and speeds of the parts, given or measured.
+"""Inputs of a forecast: lengths of episodes and speeds of the parts, given or measured.
 
-From a run's journal, and how:
+They are measured from a run's journal:
 
-    lengths      the tokens of each turn of its newest episodes, as they are
-    service      from the durations of these episodes: time per token, more of it for each request that ran
-                 beside, and time per turn that no token explains (environment, prompts); see `service_fit`
-    trainers     least squares over the steps: time whatever a batch holds, and time per token; medians for
-                 the publication; the share of complete groups that filters dropped
+    lengths      the tokens of each turn of the newest episodes, unchanged
+    service      from the durations of these episodes: time per token, additional time for each concurrent
+                 request, and time per turn that doesn't depend on tokens (environment, prompts); see
+                 `service_fit`
+    trainers     least squares over the steps: fixed time, and time per token; medians for the publication;
+                 the share of complete groups that filters dropped
 
-What one run does not tell apart, such as both parts of the time of a step whose batches are all alike, goes
-into one of them: a forecast for a similar load stays the same.
+If one run cannot distinguish two parts, such as those of the step time when all batches are alike, one of
+them gets the whole time. Forecasts for a similar load are not affected.
 """
 
 import random
@@ -45,8 +46,8 @@ __all__ = [
     "LengthsGiven",
     "ServiceSpeed",
     "TrainerSpeed",
-    "drawn_shapes",
-    "measured",
+    "draw_shapes",
+    "measure_run",
 ]
 
 _MOST_EPISODES = 20_000
@@ -118,7 +119,7 @@ EpisodeShape = tuple[Call, ...]
 """Completions of an episode, one after the other. Example: `(Call("solver", 812), Call("verifier", 40))`."""
 
 
-def drawn_shapes(
+def draw_shapes(
     lengths: LengthsGiven, most_tokens: Mapping[str, int], *, seed: int = 0
 ) -> tuple[EpisodeShape, ...]:
     """Episodes with lengths as given. `most_tokens`: policy -> where a completion is cut."""
@@ -152,7 +153,7 @@ class _Run:
     """Lease that is out -> since when, and where."""
 
 
-def measured(
+def measure_run(
     journal: Path, policies: Sequence[str], num_slots: int
 ) -> tuple[ForecastInputs, tuple[EpisodeShape, ...]]:
     """Speeds, and the episodes, of a run. `num_slots`: requests that run at once on a service of this run.

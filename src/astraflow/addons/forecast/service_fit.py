@@ -1,18 +1,18 @@
-"""How fast rollout services are, from the episodes that they ran: no request was timed alone.
+"""Estimates the speed of rollout services from the durations of their episodes, since requests are not timed.
 
-An episode's duration has three parts, with n(t) requests on its service and k of them in a slot, the smaller
-of n and the number of slots:
+An episode's duration has three parts, with n(t) requests on its service and k of them in a slot, where k is
+the smaller of n and the number of slots:
 
     duration = a * integral of q w dt + b * integral of q k w dt + c * turns
 
-where a is the time per token, b what each request in a slot adds to it, c the time per turn that no token
-explains, q = n / k what is waited for slots, and w(t) the tokens per second that the episode got, which is
-1 / ((a + b k) q). A long episode that had the device to itself at its end got most of its tokens then, so the
-mean of k is over tokens; over time, it would make the device look faster. As w depends on a and b, they are
-fitted a few times.
+where a is the time per token, b the time that each request in a slot adds to it, c the time per turn that
+doesn't depend on tokens, q = n / k the factor for waiting for slots, and w(t) = 1 / ((a + b k) q) the tokens
+per second of the episode. A long episode that has the device to itself at its end gets most of its tokens
+then. So the mean of k is taken over tokens; over time, it would make the device look faster. Since w depends
+on a and b, they are fitted several times.
 
-That a wait for a slot grows with the length of what follows is not true of a queue: where many more episodes
-run than there are slots, a is too large.
+The model assumes that the wait for a slot grows with the length of the request, which isn't true for a queue.
+So if many more episodes run than there are slots, a is too large.
 """
 
 from collections import defaultdict
@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 __all__ = ["EpisodeTime", "fit_service", "least_squares"]
 
 _ROUNDS = 8
-"""After so many fits, the next one changes the figures by less than a thousandth."""
-_LEAST_FIXED = 0.01
-"""A request that has the device to itself takes time too: at least so much of what each one adds."""
+"""Number of fits, after which a further one changes the figures by less than a thousandth."""
+_MIN_FIXED = 0.01
+"""Least fixed time per token, as a share of what each request adds: a single request takes time, too."""
 
 _Floats = NDArray[np.float64]
 
@@ -54,22 +54,22 @@ def fit_service(episodes: Sequence[EpisodeTime], num_slots: int) -> tuple[float,
     tokens = np.array([episode.num_tokens for episode in episodes], float)
     turns = np.array([episode.num_turns for episode in episodes], float)
     durations = np.array([episode.duration_s for episode in episodes])
-    beside = _Beside(episodes)
+    concurrency = _Concurrency(episodes)
     fixed_s = 1.0
     row_s = turn_s = 0.0
     for _ in range(_ROUNDS):
         # The others are between two requests as often as this one is.
         generating = max(0.0, 1 - turn_s * turns.sum() / max(1e-9, durations.sum()))
-        numbers = [1 + generating * np.maximum(0, number - 1) for number in beside.numbers]
+        numbers = [1 + generating * np.maximum(0, number - 1) for number in concurrency.numbers]
         running = [np.minimum(number, num_slots) for number in numbers]
         queued = [number / k for number, k in zip(numbers, running, strict=True)]
         step_s = [fixed_s + row_s * k for k in running]
-        got = beside.integral([1 / (q * s) for q, s in zip(queued, step_s, strict=True)])
-        fixed = beside.integral([1 / s for s in step_s]) * tokens / got
-        rows = beside.integral([k / s for k, s in zip(running, step_s, strict=True)]) * tokens / got
+        got = concurrency.integral([1 / (q * s) for q, s in zip(queued, step_s, strict=True)])
+        fixed = concurrency.integral([1 / s for s in step_s]) * tokens / got
+        rows = concurrency.integral([k / s for k, s in zip(running, step_s, strict=True)]) * tokens / got
         fixed_s, row_s, turn_s = least_squares(np.stack([fixed, rows, turns], axis=1), durations)
         if fixed_s <= 0:  # all of the time grows with the requests
-            fixed_s = _LEAST_FIXED * row_s
+            fixed_s = _MIN_FIXED * row_s
         if fixed_s <= 0:
             return float(durations.sum() / fixed.sum()), 0.0, 0.0
     return fixed_s, row_s, turn_s
@@ -90,8 +90,8 @@ def least_squares(columns: _Floats, values: _Floats) -> list[float]:
     return best
 
 
-class _Beside:
-    """How many episodes ran on each service, from each begin or end of one to the next."""
+class _Concurrency:
+    """The number of episodes on each service, between any two begins or ends of episodes."""
 
     def __init__(self, episodes: Sequence[EpisodeTime]) -> None:
         by_service: dict[str, list[int]] = defaultdict(list)
@@ -105,7 +105,7 @@ class _Beside:
         ]
         self._times: list[_Floats] = []
         self.numbers: list[_Floats] = []
-        """For each service, episodes from each time on."""
+        """For each service, the number of episodes from each time."""
         for begins, ends in zip(self._begins, self._ends, strict=True):
             times = np.concatenate([begins, ends])
             order = np.argsort(times, kind="stable")
@@ -114,8 +114,8 @@ class _Beside:
             self.numbers.append(np.cumsum(changes[order]))
 
     def integral(self, values: Sequence[_Floats]) -> _Floats:
-        """For each episode, the integral over its duration of something that each service has from each time
-        on; `values` are as `numbers`."""
+        """For each episode, the integral of a value over its duration. `values` has the shape of `numbers`:
+        the value of each service from each time."""
         found = np.zeros(sum(map(len, self._idxs)))
         parts = zip(self._idxs, self._begins, self._ends, self._times, values, strict=True)
         for idxs, begins, ends, times, value in parts:

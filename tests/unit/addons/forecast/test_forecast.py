@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.addons.forecast.forecast import Forecast, forecast, parsed_pool
-from astraflow.addons.forecast.forecast_inputs import ForecastInputs, LengthsGiven, drawn_shapes
+from astraflow.addons.forecast.forecast import Forecast, forecast, parse_pool
+from astraflow.addons.forecast.forecast_inputs import ForecastInputs, LengthsGiven, draw_shapes
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.recipe.cluster_config import ClusterConfig
@@ -22,8 +22,8 @@ def told(pool: str, inputs: dict[str, object], **changes: object) -> Forecast:
     overrides |= {"rollout.max_episodes": 8, "cluster.pool.kinds": KINDS, **changes}
     recipe = load_recipe(RECIPE, overrides)
     given = parse_config(inputs, ForecastInputs, where="inputs")
-    shapes = drawn_shapes(given.lengths, {"actor": 1000})
-    return forecast(recipe, given, shapes, parsed_pool(pool, recipe.cluster), steps=12)
+    shapes = draw_shapes(given.lengths, {"actor": 1000})
+    return forecast(recipe, given, shapes, parse_pool(pool, recipe.cluster), steps=12)
 
 
 def speeds(*, step_s: float, **trainer: float) -> dict[str, object]:
@@ -73,21 +73,21 @@ def test_staleness_keeps_the_bound_of_the_table() -> None:
 @pytest.mark.parametrize("text", ["", "0", "many", "spot", "=3", "spot=-1", "2,", "99999999999999999999"])
 def test_a_pool_that_is_no_number_of_services_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a number of services"):
-        parsed_pool(text, ClusterConfig())
+        parse_pool(text, ClusterConfig())
 
 
 def test_a_kind_that_the_recipe_does_not_have_is_named() -> None:
     with pytest.raises(ConfigError, match=r"'slow' .*cluster\.pool\.kinds \(there: none\)"):
-        parsed_pool("slow=2", ClusterConfig())
+        parse_pool("slow=2", ClusterConfig())
 
 
 def test_the_speed_of_a_trainer_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"trainers\.actr: .* no such policy"):
+    with pytest.raises(ConfigError, match=r"trainers\.actr: the recipe does not train this policy"):
         told("1", {"trainers": {"actr": {}}})
 
 
 def test_lengths_are_cut_and_have_the_mean_that_was_asked_for() -> None:
-    shapes = drawn_shapes(LengthsGiven(turns=2, mean_tokens=50.0, sigma=0.5), {"a": 1000, "b": 20})
+    shapes = draw_shapes(LengthsGiven(turns=2, mean_tokens=50.0, sigma=0.5), {"a": 1000, "b": 20})
     first = [shape[0].num_tokens for shape in shapes]
     assert sum(first) / len(first) == pytest.approx(50, rel=0.05)
     assert all([call.policy for call in shape] == ["a", "b", "a", "b"] for shape in shapes)
