@@ -28,8 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from astraflow.dataflow.core.commands import AddWorker, EpisodeFacts, RecordResult
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import decode_commands
@@ -85,19 +83,18 @@ class Outcome:
         return next((at_s for _, at_s, accuracy in self.points if accuracy >= TARGET), math.inf)
 
 
-def recipe_of(folder: Path, model: Path, *, seed: int, steps: int) -> Recipe:
+def recipe_of(model: Path, *, seed: int, steps: int) -> Recipe:
     """The quickstart without services of its own, and with room for the link."""
-    content = yaml.safe_load(RECIPE.read_text())
-    content["seed"] = seed
-    content["rollout"]["services"] = 0
-    policy = content["policies"]["actor"]
-    policy["model"] = str(model)
-    policy["table"] |= {"max_staleness": 16, "engine_lag": 8}
-    policy["train"]["steps"] = steps
-    content["eval"]["every"] = max(1, steps // 8)
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return load_recipe(path)
+    changes = {
+        "seed": seed,
+        "rollout.services": 0,
+        "model": str(model),
+        "table.max_staleness": 16,
+        "table.engine_lag": 8,
+        "steps": steps,
+        "eval.every": max(1, steps // 8),
+    }
+    return load_recipe(RECIPE, changes)
 
 
 async def start(
@@ -194,7 +191,7 @@ def main(seeds: Sequence[int], steps: int, out: Path, image: Path | None) -> Non
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
                 print(f"+ {system}, seed {seed}", file=sys.stderr, flush=True)
-                recipe = recipe_of(folder, model, seed=seed, steps=steps)
+                recipe = recipe_of(model, seed=seed, steps=steps)
                 asyncio.run(train(pools, recipe, folder))
             found[system].append(read(folder))
     rows = [

@@ -51,8 +51,9 @@ from transformers.utils import logging as transformers_logging
 
 from astraflow.addons.tiny_models.spec import load_spec
 from astraflow.addons.tiny_models.tiny import init_model
-from astraflow.config import load_mapping, parse_config
+from astraflow.config import parse_config
 from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.recipe.short_forms import full_mapping
 from astraflow.tasks.sources import make_source
 from environments import make_environment
 from harness import Runs, report, show_table
@@ -106,7 +107,7 @@ def make_setting(args: argparse.Namespace, work: Path) -> tuple[Setting, Recipe]
         f"policies.{policy}.train.steps": STOP.max_steps,
         f"policies.{policy}.train.checkpoint_every": STOP.max_steps,
     }
-    mapping = load_mapping(args.recipe, overrides)
+    mapping = full_mapping(args.recipe, overrides)
     mapping["eval"]["sets"] = {}
     recipe = parse_config(mapping, Recipe)
     sources = [make_source(config, name=name) for name, config in recipe.tasks.sources.items()]

@@ -36,11 +36,14 @@ A recipe is one YAML file that describes a complete run. It has these sections; 
 RULES = """
 ## Writing a recipe
 
-- **Paths.** Paths of models and data are relative to the folder that the command runs in.
-- **Extending.** `extends: other.yaml` takes another recipe (path relative to this file) and lays this one's
-  keys over it. Within `policies`, `extends: NAME` does the same with another policy. Sections are merged key
-  by key, but an empty section (`eval.sets={}`) replaces what was there.
-- **Overrides.** On the command line, `a.b.c=value` overrides one key.
+- **Paths.** Paths of models and data are relative to the folder that you run the command in.
+- **One policy.** A recipe with one policy can have `model`, `sampling`, `table`, `template_args` and `train`
+  at the top instead of under `policies.NAME`. The policy is then called `actor`.
+- **Extending.** `extends: other.yaml` starts from another recipe, whose path is relative to this file. Within
+  `policies`, `extends: NAME` starts from another policy. Sections are merged key by key, but an empty section
+  (`eval.sets={}`) replaces what was there.
+- **Overrides.** On the command line, `a.b.c=value` overrides one key. With one policy, `train.lr=1e-4` is
+  short for `policies.NAME.train.lr=1e-4`.
 - **Variants.** Where a section has several variants, `name` chooses one. `{use: "module:attr", args: {...}}`
   puts a component of your own in its place; its arguments are checked against its signature. A name alone is
   short for a section without further keys: `loss: gspo` for `loss: {name: gspo}`, and `"module:attr"` for

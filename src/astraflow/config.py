@@ -1,5 +1,4 @@
-"""The base of all config classes, and how a recipe becomes one: YAML, `extends`, dotted overrides, clear
-errors.
+"""The base of all config classes, and how a mapping becomes one, with clear errors.
 
 A recipe is data, and reading it imports no component. Unknown keys and choices are errors that name the path
 and the nearest valid name. Variants are discriminated unions on `name`. A component of the user's own is
@@ -10,9 +9,8 @@ loads it in the process that runs it.
 import importlib
 import inspect
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -39,12 +37,11 @@ from astraflow.user_input.mistakes import (
     inner_type,
     nearest_hint,
     path_of,
-    shown,
     tag_of,
 )
 from astraflow.user_input.own_code import described
-from astraflow.user_input.plain_data import SHORT_FLOAT, line_of, problems, yaml_value
-from astraflow.user_input.user_files import is_there, line_at, read_file, shown_path
+from astraflow.user_input.plain_data import SHORT_FLOAT, problems
+from astraflow.user_input.yaml_files import USE_PATTERN, JsonMap, name_uses, override_pairs, set_dotted
 
 __all__ = [
     "Config",
@@ -53,24 +50,13 @@ __all__ = [
     "check_args",
     "dump_yaml",
     "load_attr",
-    "load_mapping",
     "overridden",
-    "override_pairs",
     "parse_config",
-    "place_in",
     "salvaged",
     "with_installed",
 ]
 
-JsonMap = dict[str, Any]
 _ConfigT = TypeVar("_ConfigT", bound="Config")
-_USE_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_MAX_YAML_BYTES = 2**20
-"""Recipes have a few kilobytes."""
-_MAX_FILES = 64
-"""Files that a recipe extends, directly and indirectly."""
-_MAX_DOTS = 32
-"""Keys in the path of an override; the longest ones of a recipe have about 8."""
 _MAX_SECONDS = 1e9
 """30 years: clocks and timers of the system take no more."""
 _MAX_NUMBER = 1e15
@@ -109,7 +95,7 @@ class Use(Config):
     @field_validator("use")
     @classmethod
     def _has_module_and_attr(cls, value: str) -> str:
-        if not _USE_PATTERN.fullmatch(value):
+        if not USE_PATTERN.fullmatch(value):
             raise ValueError(f'{value!r} is not of the form "module:attr"')
         return value
 
@@ -179,183 +165,6 @@ def _installed(group: str, base: type[Config]) -> list[type[Config]]:
             raise ConfigError(f"{source_of(entry)} is no {base.__name__} whose `name` is {entry.name!r}")
         variants.append(variant)
     return variants
-
-
-# --- from files to a mapping ----------------------------------------------------------------------
-
-
-class _Dumper(yaml.SafeDumper):
-    """Puts those texts in quotes that `YamlLoader` would read as numbers."""
-
-
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", SHORT_FLOAT, list("-+0123456789"))
-
-
-def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> JsonMap:
-    """The recipe's raw mapping, with `extends` merged in and dotted overrides (`a.b=value`) applied.
-
-    `extends` names a file, or several of which later ones win, relative to the folder of its own file. Each
-    `{use: ...}` gets the tag `name: use`, by which the union of variants recognizes it.
-
-    Raises: ConfigError if a file is missing, is not a mapping or extends itself, or an override is malformed.
-    """
-    mapping = _load_extended(path, (), [])
-    for dotted, value in override_pairs(overrides):
-        _set_dotted(mapping, dotted, value)
-    _extend_policies(mapping)
-    return cast("JsonMap", _name_uses(mapping))
-
-
-def _load_extended(path: Path, seen: tuple[Path, ...], loaded: list[Path]) -> JsonMap:
-    path = path.resolve() if is_there(path) else path
-    if path in seen:
-        raise ConfigError(f"{path} extends itself: {' -> '.join(str(p) for p in (*seen, path))}")
-    loaded.append(path)
-    if len(loaded) > _MAX_FILES:
-        raise ConfigError(f"{loaded[0]} extends more than {_MAX_FILES} files; write what it needs into one")
-    mapping = _yaml_mapping(path)
-    merged: JsonMap = {}
-    for base in _bases(mapping.pop("extends", []), path):
-        merged = _merge(merged, _load_extended(path.parent / base, (*seen, path), loaded))
-    return _merge(merged, mapping)
-
-
-def _yaml_mapping(path: Path) -> JsonMap:
-    """The sections of one file. Raises: ConfigError, or DataError if it isn't a readable file."""
-    if not is_there(path):
-        raise ConfigError(
-            f"recipe {shown_path(path)} does not exist; pass the path of a YAML file (`astraflow recipes "
-            "list` shows those that come with AstraFlow, `astraflow recipes copy NAME` copies one)"
-        )
-    try:
-        text = read_file(path, "recipe", max_bytes=_MAX_YAML_BYTES).decode()
-    except UnicodeDecodeError as err:
-        raise ConfigError(f"{path} is not valid YAML: line {line_at(err)} is not UTF-8") from err
-    loaded = yaml_value(text, str(path))
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"{path} holds a {type(loaded).__name__}; a recipe is a mapping of sections")
-    return cast("JsonMap", loaded)
-
-
-def _bases(extends: object, path: Path) -> list[str]:
-    """The files that a recipe extends: one, or several of which later ones win. Raises: ConfigError."""
-    given = cast("list[object]", extends) if isinstance(extends, list) else [extends]
-    if wrong := [base for base in given if not isinstance(base, str)]:
-        raise ConfigError(
-            f"{path}: extends = {wrong[0]!r}; expected the path of a recipe, or a list of paths"
-        )
-    return cast("list[str]", given)
-
-
-def _merge(base: JsonMap, top: JsonMap) -> JsonMap:
-    """Merges `top` into `base`, key by key.
-
-    A section is replaced as a whole if `top` chooses another variant for it, because the keys of the old
-    variant do not fit the new one, or if `top` leaves it empty.
-    """
-    merged = dict(base)
-    for key, value in top.items():
-        old = merged.get(key)
-        if isinstance(old, str) and isinstance(value, dict) and not _names_variant(cast("JsonMap", value)):
-            # A variant in short, such as `loss: gspo`.
-            old = {"use" if _USE_PATTERN.fullmatch(old) else "name": old}
-        merged[key] = value
-        if value and isinstance(old, dict) and isinstance(value, dict):
-            below = cast("JsonMap", old)
-            above = cast("JsonMap", value)
-            merged[key] = above if _changes_variant(below, above) else _merge(below, above)
-    return merged
-
-
-def _changes_variant(old: JsonMap, new: JsonMap) -> bool:
-    return any(key in new and new[key] != old.get(key) for key in ("name", "use"))
-
-
-def _names_variant(section: JsonMap) -> bool:
-    return "name" in section or "use" in section
-
-
-def override_pairs(overrides: Mapping[str, Any] | Sequence[str]) -> list[tuple[str, Any]]:
-    """The dotted path and the value of each override. Raises: ConfigError if one is malformed."""
-    if isinstance(overrides, Mapping):
-        return list(overrides.items())
-    return [_split_override(text) for text in overrides]
-
-
-def _split_override(text: str) -> tuple[str, Any]:
-    """The dotted path and the value of `a.b=value`."""
-    dotted, eq, value = text.partition("=")
-    if not eq or not dotted or dotted.count(".") > _MAX_DOTS:
-        raise ConfigError(f"override {shown(text)} is not of the form a.b=value")
-    return dotted, yaml_value(value, f"override {shown(text)}: the value")
-
-
-def _set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
-    """Sets the value at a dotted path in place. Sections that are missing on the way are made."""
-    *parents, last = dotted.split(".")
-    node: Any = mapping
-    for depth, key in enumerate(parents):
-        if isinstance(node, list):
-            node = _list_item(cast("list[Any]", node), key, dotted)
-            continue
-        child = node.setdefault(key, {})
-        if not isinstance(child, dict | list):
-            where = ".".join(parents[: depth + 1])
-            tag = "use" if isinstance(child, str) and _USE_PATTERN.match(child) else "name"
-            raise ConfigError(
-                f"override {dotted}: {where} = {child!r} is not a section, so it has no keys; "
-                f"if it names a variant, write {where}.{tag}={child}"
-            )
-        node = cast("Any", child)
-    if isinstance(node, list):
-        items = cast("list[Any]", node)
-        _list_item(items, last, dotted)
-        items[int(last)] = value
-        return
-    # As in `_merge`, another variant replaces the whole section.
-    if parents and _changes_variant(node, {last: value}):
-        node.clear()
-    node.update(_merge(node, {last: value}))
-
-
-def _list_item(items: list[Any], key: str, dotted: str) -> Any:
-    if not key.isdigit() or int(key) >= len(items):
-        raise ConfigError(f"override {dotted}: {key!r} is not a position in a list of {len(items)}")
-    return items[int(key)]
-
-
-def _extend_policies(mapping: JsonMap) -> None:
-    """Resolves `extends` between the policies of one recipe, in place."""
-    policies = mapping.get("policies")
-    if not isinstance(policies, dict):
-        return
-    table = cast("dict[str, Any]", policies)
-
-    def resolve(name: str, seen: tuple[str, ...]) -> Any:
-        entry = table[name]
-        if not isinstance(entry, dict) or "extends" not in entry:
-            return cast("Any", entry)
-        own = dict(cast("JsonMap", entry))
-        base = str(own.pop("extends"))
-        if base not in table:
-            raise ConfigError(f"policies.{name}.extends = {base!r} is not a policy{hint(base, list(table))}")
-        if base in (*seen, name):
-            raise ConfigError(f"policies.{name} extends itself")
-        if len(seen) > _MAX_FILES:
-            raise ConfigError(f"policies.{name}: more than {_MAX_FILES} policies extend one another")
-        return _merge(resolve(base, (*seen, name)), own)
-
-    mapping["policies"] = {name: resolve(name, ()) for name in table}
-
-
-def _name_uses(node: Any) -> Any:
-    """Adds `name: use` to each `{use: ...}`, the tag that discriminates it from the built-in variants."""
-    if isinstance(node, list):
-        return [_name_uses(item) for item in cast("list[Any]", node)]
-    if not isinstance(node, dict):
-        return node
-    named = {key: _name_uses(value) for key, value in cast("JsonMap", node).items()}
-    return {"name": "use", **named} if "use" in named and "name" not in named else named
 
 
 # --- from a mapping to a config -------------------------------------------------------------------
@@ -444,29 +253,6 @@ def _is_below(error: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return len(error["loc"]) > size and error["loc"][:size] == other["loc"]
 
 
-def place_in(path: Path, keys: Sequence[str | int]) -> str:
-    """Where the value at a path of keys stands: `line 7`, or `line 7 of FILE` in a file that `path` extends.
-
-    Empty if it stands nowhere, as a value does that an override sets.
-    """
-    found = [
-        (depth, rank, line, file)
-        for rank, file in enumerate(_files_of(path.resolve()))
-        for line, depth in [line_of(file.read_text(encoding="utf-8"), keys)]
-    ]
-    depth, _, line, file = max(found)
-    if not depth:
-        return ""
-    return f"line {line}" if file == path.resolve() else f"line {line} of {file}"
-
-
-def _files_of(path: Path) -> Iterator[Path]:
-    """A recipe's file behind those that it extends, in the order in which later ones win."""
-    for base in _bases(_yaml_mapping(path).get("extends", []), path):
-        yield from _files_of((path.parent / base).resolve())
-    yield path
-
-
 def overridden(
     config: _ConfigT, overrides: Mapping[str, Any] | Sequence[str], *, where: str = "recipe"
 ) -> _ConfigT:
@@ -476,8 +262,8 @@ def overridden(
     """
     mapping = cast("JsonMap", json.loads(config.model_dump_json()))
     for dotted, value in override_pairs(overrides):
-        _set_dotted(mapping, dotted, value)
-    return parse_config(cast("JsonMap", _name_uses(mapping)), type(config), where=where)
+        set_dotted(mapping, dotted, value)
+    return parse_config(cast("JsonMap", name_uses(mapping)), type(config), where=where)
 
 
 def _with_names(mapping: Mapping[str, Any], config_type: type[BaseModel]) -> JsonMap:
@@ -522,8 +308,15 @@ def _is_choice(kind: Any) -> bool:
 
 
 def _chosen(name: str, choices: Sequence[type[BaseModel]]) -> JsonMap:
-    is_own = _USE_PATTERN.fullmatch(name) and any("use" in choice.model_fields for choice in choices)
+    is_own = USE_PATTERN.fullmatch(name) and any("use" in choice.model_fields for choice in choices)
     return {"name": "use", "use": name} if is_own else {"name": name}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts those texts in quotes that `YamlLoader` would read as numbers."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", SHORT_FLOAT, list("-+0123456789"))
 
 
 def dump_yaml(config: Config) -> str:

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from astraflow.addons.trackers.config import TensorBoardConfig
-from astraflow.config import Use, check_args, dump_yaml, load_attr, load_mapping, parse_config
+from astraflow.config import Use, check_args, dump_yaml, load_attr, parse_config
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 
@@ -41,16 +41,6 @@ def test_extends_merges_key_by_key_and_the_child_wins(tmp_path: Path) -> None:
     )
 
 
-def test_of_several_extended_files_later_ones_win(tmp_path: Path) -> None:
-    write(tmp_path, {"name": "first", "seed": 1, "eval": {"every": 3}}, "a.yaml")
-    write(tmp_path, {"name": "second", "eval": {"deadline_s": 9.0}}, "b.yaml")
-    path = write(tmp_path, {"extends": ["a.yaml", "b.yaml"], "name": "child"}, "c.yaml")
-    assert load_mapping(path) == {"name": "child", "seed": 1, "eval": {"every": 3, "deadline_s": 9.0}}
-    for wrong in ({"extends": [3]}, {"extends": {"a": "b"}}):
-        with pytest.raises(ConfigError, match="expected the path of a recipe"):
-            load_mapping(write(tmp_path, wrong, "wrong.yaml"))
-
-
 def test_a_changed_variant_replaces_the_whole_section_instead_of_mixing_fields(tmp_path: Path) -> None:
     base = {
         **BASE,
@@ -63,26 +53,10 @@ def test_a_changed_variant_replaces_the_whole_section_instead_of_mixing_fields(t
     assert load_recipe(tmp_path / "base.yaml", [override]).policies["actor"].train.loss.name == "m2po"
 
 
-def test_an_empty_section_replaces_what_was_there(tmp_path: Path) -> None:
-    sets = {"heldout": {"source": "sums", "num_tasks": 8}}
-    recipe = write(tmp_path, {**BASE, "eval": {"sets": sets}}, "base.yaml")
-    assert load_mapping(recipe)["eval"]["sets"] == sets
-    assert load_mapping(recipe, ["eval.sets={}"])["eval"]["sets"] == {}
-    child = write(tmp_path, {"extends": "base.yaml", "eval": {"sets": {}}})
-    assert load_mapping(child)["eval"]["sets"] == {}
-
-
 def test_a_policy_may_extend_another_policy(tmp_path: Path) -> None:
     mapping = {**BASE, "policies": {**BASE["policies"], "critic": {"extends": "actor", "model": "n"}}}
     critic = load_recipe(write(tmp_path, mapping)).policies["critic"]
     assert (critic.model, critic.train.lr) == ("n", 0.1)
-
-
-def test_extending_itself_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, {"extends": "b.yaml"}, "a.yaml")
-    write(tmp_path, {"extends": "a.yaml"}, "b.yaml")
-    with pytest.raises(ConfigError, match="extends itself"):
-        load_mapping(tmp_path / "a.yaml")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ Recipe = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Changes to the recipe, e.g. policies.actor.train.lr=1e-4; steps=50 sets the number of steps of "
+        help="Changes to the recipe, e.g. train.lr=1e-4; steps=50 sets the number of steps of "
         "all policies, model=FOLDER the model of all, and scale=smoke shrinks the recipe to a trial on two "
         "cores.",
         metavar="[a.b=value]...",
@@ -92,22 +92,25 @@ def run(
 
     Examples: `astraflow run math/tiny`, `astraflow run runs/quickstart steps=60`.
     """
+    from astraflow.recipe.short_forms import keys_as_written
+
     source = _source_of(recipe, overrides or [], run_dir)
     folders = module_path(source.recipe, *source.module_path)
-    loaded = load_with_checks(source.recipe, _placed(source.recipe, source.overrides, on), source.run_dir)
-    folder = source.run_dir or Path("runs") / loaded.name
-    builds = source.is_named or _names_model(source.overrides)
-    if dry_run:
-        _print_checked(loaded, folder, builds=builds)
-        return
-    if builds:
-        _build_missing(loaded)
-    loaded = fetch_models(loaded, folder)
-    if only or batches:
-        raise typer.Exit(_run_half(loaded, folder, only, batches))
-    from astraflow.run.commands import run_recipe
+    with keys_as_written(source.recipe, source.overrides):
+        loaded = load_with_checks(source.recipe, _placed(source.recipe, source.overrides, on), source.run_dir)
+        folder = source.run_dir or Path("runs") / loaded.name
+        builds = source.is_named or _names_model(source.overrides)
+        if dry_run:
+            _print_checked(loaded, folder, builds=builds)
+            return
+        if builds:
+            _build_missing(loaded)
+        loaded = fetch_models(loaded, folder)
+        if only or batches:
+            raise typer.Exit(_run_half(loaded, folder, only, batches))
+        from astraflow.run.commands import run_recipe
 
-    raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=folders))
+        raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=folders))
 
 
 def load_with_checks(
@@ -220,8 +223,8 @@ def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
 
     Raises: ConfigError for another name.
     """
-    from astraflow.config import load_mapping
     from astraflow.recipe.cluster_config import launcher_names
+    from astraflow.user_input.yaml_files import load_mapping
 
     if not on:
         return list(overrides)
@@ -269,21 +272,23 @@ def try_task(
 ) -> None:
     """Run one episode in this process, with the policies' starting weights, and print it."""
     from astraflow.recipe.gallery import recipe_file
+    from astraflow.recipe.short_forms import keys_as_written
     from astraflow.run.trial import episode_text, try_episode
 
     file, is_named = recipe_file(recipe)
     module_path(file)
-    loaded = load_with_checks(file, overrides or ())
-    if is_named or _names_model(overrides or ()):
-        _build_missing(loaded)
-    loaded = fetch_models(loaded)
-    if trace:
-        from astraflow.run.in_one_process import train_in_one_process
+    with keys_as_written(file, overrides or ()):
+        loaded = load_with_checks(file, overrides or ())
+        if is_named or _names_model(overrides or ()):
+            _build_missing(loaded)
+        loaded = fetch_models(loaded)
+        if trace:
+            from astraflow.run.in_one_process import train_in_one_process
 
-        asyncio.run(train_in_one_process(loaded))
-        return
-    trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
-    print(episode_text(trial))
+            asyncio.run(train_in_one_process(loaded))
+            return
+        trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
+        print(episode_text(trial))
 
 
 def audit(

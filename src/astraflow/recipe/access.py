@@ -18,8 +18,8 @@ from astraflow.workflows.variant import WorkflowVariant
 __all__ = [
     "CA_VARIABLE",
     "ROLES",
+    "built_in_workflows",
     "check_allowed",
-    "has_sandboxed_agents",
     "needs_tokens",
     "network_modules",
     "own_ca_file",
@@ -39,7 +39,7 @@ def needs_tokens(recipe: Recipe) -> bool:
     """Whether every caller must show a token: something listens beyond loopback, or programs that are not
     part of the run share this machine with it."""
     is_reachable = not (is_loopback(recipe.dataflow.host) and is_loopback(recipe.weights.host))
-    return is_reachable or any(workflow.commands for workflow in _workflows(recipe))
+    return is_reachable or any(workflow.commands for workflow in built_in_workflows(recipe))
 
 
 def tokens_of(recipe: Recipe, folder: RunFolder) -> dict[str, str]:
@@ -76,7 +76,7 @@ def network_modules(recipe: Recipe) -> tuple[str, ...]:
         used.update(engine.commands)
     judges = [judge for tasks in scoring_tasks(recipe).values() for judge in judges_of(tasks).values()]
     used.update(judge.endpoint for judge in judges if judge.endpoint)
-    for workflow in _workflows(recipe):
+    for workflow in built_in_workflows(recipe):
         used.update(workflow.commands)
     return tuple(sorted(used))
 
@@ -92,12 +92,7 @@ def check_allowed(recipe: Recipe, allow: tuple[str, ...]) -> None:
         )
 
 
-def has_sandboxed_agents(recipe: Recipe) -> bool:
-    """Whether programs of the workflows run in the sandbox."""
-    return any(workflow.needs_sandbox for workflow in _workflows(recipe))
-
-
-def _workflows(recipe: Recipe) -> list[WorkflowVariant]:
+def built_in_workflows(recipe: Recipe) -> list[WorkflowVariant]:
     """The workflows of training and of evaluation sets, but those of the user's own."""
     given = [recipe.workflow, *(config.workflow for config in recipe.eval.sets.values())]
     return [workflow for workflow in given if isinstance(workflow, WorkflowVariant)]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,21 +11,12 @@ from astraflow.algorithms.curation import CuratorConfig
 from astraflow.algorithms.task_gates import TaskGateConfig
 from astraflow.algorithms.task_orders import ShuffleConfig, WeightedConfig
 from astraflow.algorithms.turn_credit import GaeCredit
-from astraflow.config import (
-    Config,
-    Use,
-    load_mapping,
-    overridden,
-    override_pairs,
-    parse_config,
-    place_in,
-    with_installed,
-)
+from astraflow.config import Config, Use, overridden, parse_config, with_installed
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.models.hub import model_path
 from astraflow.recipe.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.eval_config import EvalConfig
-from astraflow.recipe.gallery import model_folder
+from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping, full_overrides, keys_as_written
 from astraflow.recipe.trackers import TrackerVariant, tracker_key
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.engine_config import TorchEngineConfig
@@ -35,6 +26,7 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Name
+from astraflow.user_input.yaml_files import override_pairs, place_in
 from astraflow.weights.addresses import choose_announced_host, listens_everywhere
 from astraflow.weights.config import WeightsConfig
 from astraflow.workflows.config import SingleTurnConfig, WorkflowConfig
@@ -46,7 +38,6 @@ __all__ = [
     "SamplingConfig",
     "SupervisionConfig",
     "load_recipe",
-    "recipe_mapping",
 ]
 
 TrackerConfig = TrackerVariant | Use
@@ -383,54 +374,31 @@ class Recipe(Config):
 def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Recipe:
     """The recipe in a YAML file, with dotted overrides.
 
-    Three overrides are short for many: `steps=N` sets the steps of all trained policies, `model=FOLDER` the
-    model of all policies (`tiny` and other names of specs stand for `./models/NAME`), and `scale=smoke`
-    shrinks the recipe as `launch.scale` says; other overrides then still win.
+    Some overrides are short forms. `steps=N` sets the steps of all trained policies, and `model=FOLDER` the
+    model of all policies (`tiny` and other names of specs stand for `./models/NAME`). If the recipe has one
+    policy, `train.lr=X` sets the learning rate of that policy, and likewise for its other keys. `scale=smoke`
+    shrinks the recipe as `recipe.scale` says; the other overrides apply after it.
 
     Raises: ConfigError.
     """
     pairs = dict(override_pairs(overrides))
     scale = pairs.pop("scale", "")
-    mapping = recipe_mapping(path, pairs)
-    recipe = parse_config(mapping, Recipe, where=str(path), place=partial(_place, Path(path), list(pairs)))
-    if not scale:
-        return recipe
-    from astraflow.recipe.scale import scaled  # it makes recipes, so it imports this module
+    path = Path(path)
+    full = full_overrides(pairs, full_mapping(path))
+    with keys_as_written(path, pairs):
+        mapping = full_mapping(path, pairs)
+        recipe = parse_config(mapping, Recipe, where=str(path), place=partial(_place, path, list(full)))
+        if not scale:
+            return recipe
+        from astraflow.recipe.scale import scaled  # it makes recipes, so it imports this module
 
-    return overridden(scaled(recipe, str(scale)), _of_each(pairs, mapping), where=str(path))
-
-
-def recipe_mapping(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping of a recipe, in which overrides such as `steps=N` stand for those of each policy.
-
-    Raises: ConfigError.
-    """
-    return load_mapping(Path(path), _of_each(overrides, load_mapping(Path(path))))
+        return overridden(scaled(recipe, str(scale)), full_overrides(pairs, mapping), where=str(path))
 
 
 def _place(path: Path, overrides: Sequence[str], keys: Sequence[str | int]) -> str:
-    """Where in its files a recipe says what is at a path; empty for what an override says."""
+    """Where in its files a recipe sets the key at a path; empty if an override sets it."""
     dotted = ".".join(map(str, keys))
-    # `steps` and `model` stand for the keys of all policies with these names.
-    said = [key for key in overrides if f"{dotted}.".startswith(f"{key}.") or dotted.endswith(f".{key}")]
-    return "" if said else place_in(path, keys)
-
-
-def _of_each(pairs: Mapping[str, Any], mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The overrides of a recipe's mapping, with one per policy in the place of `steps` and of `model`."""
-    found = mapping.get("policies")
-    policies = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    expanded: dict[str, Any] = {}
-    for key, value in pairs.items():
-        if key == "steps":
-            trained = [name for name, policy in policies.items() if _is_trained(policy)]
-            expanded |= {f"policies.{name}.train.steps": value for name in trained}
-        elif key == "model":
-            expanded |= {f"policies.{name}.model": model_folder(str(value)) for name in policies}
-        else:
-            expanded[key] = value
-    return expanded
-
-
-def _is_trained(policy: object) -> bool:
-    return isinstance(policy, dict) and cast("dict[str, Any]", policy).get("role", "trained") == "trained"
+    if any(f"{dotted}.".startswith(f"{key}.") for key in overrides):
+        return ""
+    is_of_policy = len(keys) > 2 and keys[0] == "policies" and keys[2] in POLICY_KEYS
+    return place_in(path, keys, *([keys[2:]] if is_of_policy else []))

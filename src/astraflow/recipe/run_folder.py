@@ -15,19 +15,15 @@ from pathlib import Path
 
 import msgspec
 
-from astraflow.config import dump_yaml, load_mapping, parse_config
+from astraflow.config import dump_yaml, parse_config
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import RecipeChange
 from astraflow.types import Item
 from astraflow.types.alarm import Alarm
+from astraflow.user_input.yaml_files import load_mapping
 
-__all__ = [
-    "RunFolder",
-    "RunRecord",
-    "ServiceRecord",
-    "write_atomic",
-]
+__all__ = ["RunFolder", "RunRecord", "ServiceRecord", "write_atomic"]
 
 
 _RESERVE_BYTES = 512 * 1024

@@ -9,7 +9,7 @@ tasks of environments that come with AstraFlow by easy ones.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -19,11 +19,10 @@ from astraflow.recipe.eval_config import EvalWorkflowConfig
 from astraflow.recipe.gallery import gallery_root
 from astraflow.recipe.recipe import Recipe
 from astraflow.user_input.mistakes import hint
+from astraflow.user_input.yaml_files import JsonMap
 from astraflow.workflows.variant import WorkflowVariant
 
 __all__ = ["SCALES", "scaled"]
-
-_JsonMap = dict[str, Any]
 
 _ENVIRONMENTS = "environments.json"
 """Arguments that make the tasks of an environment easy, by the environment's class."""
@@ -39,12 +38,12 @@ def scaled(recipe: Recipe, scale: str) -> Recipe:
     """The recipe at another scale. Raises: ConfigError for an unknown one."""
     if scale not in SCALES:
         raise ConfigError(f"scale = {scale!r} is no scale of recipes{hint(scale, list(SCALES))}")
-    mapping: _JsonMap = json.loads(recipe.model_dump_json())
+    mapping: JsonMap = json.loads(recipe.model_dump_json())
     SCALES[scale](mapping)
     return parse_config(mapping, Recipe, where=f"recipe {recipe.name} with scale={scale}")
 
 
-def _smoke(recipe: _JsonMap) -> None:
+def _smoke(recipe: JsonMap) -> None:
     """Changes the mapping of a recipe in place."""
     fixtures = gallery_root() / "recipes" / "fixtures"
     for policy in recipe["policies"].values():
@@ -54,7 +53,7 @@ def _smoke(recipe: _JsonMap) -> None:
             section["folder"] = str(fixtures / section["dataset"])
     for section in (recipe, *recipe["eval"]["sets"].values()):
         section["workflow"] = _shrunk_workflow(section["workflow"], fixtures)
-    easy_args: dict[str, _JsonMap] = json.loads((fixtures / _ENVIRONMENTS).read_text(encoding="utf-8"))
+    easy_args: dict[str, JsonMap] = json.loads((fixtures / _ENVIRONMENTS).read_text(encoding="utf-8"))
     for environment in recipe["tasks"]["environments"].values():
         environment["args"] |= easy_args.get(environment["use"], {})
     recipe["rollout"] |= {
@@ -71,7 +70,7 @@ def _smoke(recipe: _JsonMap) -> None:
         chosen["samples"] = _at_most(chosen["samples"], 2)
 
 
-def _shrink_policy(policy: _JsonMap) -> None:
+def _shrink_policy(policy: JsonMap) -> None:
     table = policy["table"]
     train = policy["train"]
     policy["sampling"]["max_tokens"] = _at_most(policy["sampling"]["max_tokens"], _MAX_TOKENS)
@@ -82,7 +81,7 @@ def _shrink_policy(policy: _JsonMap) -> None:
     train["backend"] = {"name": "torch"}
 
 
-def _shrunk_workflow(section: _JsonMap, fixtures: Path) -> _JsonMap:
+def _shrunk_workflow(section: JsonMap, fixtures: Path) -> JsonMap:
     workflow = _WORKFLOWS.validate_json(json.dumps(section))
     if not isinstance(workflow, WorkflowVariant):
         return section
@@ -93,10 +92,10 @@ def _at_most(value: int | Literal["auto"], limit: int) -> int:
     return limit if value == "auto" else min(value, limit)
 
 
-def _sections(node: object) -> Iterator[_JsonMap]:
+def _sections(node: object) -> Iterator[JsonMap]:
     """All mappings of a recipe, from the outside to the inside."""
     if isinstance(node, dict):
-        section: _JsonMap = node  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
+        section: JsonMap = node  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
         yield section
         for value in list(section.values()):
             yield from _sections(value)
@@ -105,5 +104,5 @@ def _sections(node: object) -> Iterator[_JsonMap]:
             yield from _sections(value)  # pyright: ignore[reportUnknownArgumentType]
 
 
-SCALES: Mapping[str, Callable[[_JsonMap], None]] = {"smoke": _smoke}
+SCALES: Mapping[str, Callable[[JsonMap], None]] = {"smoke": _smoke}
 """Scales by name; each changes the mapping of a whole recipe in place."""

@@ -19,16 +19,16 @@ from astraflow.algorithms.credit import (
     ReinforcePlusPlusCredit,
     RlooCredit,
 )
-from astraflow.config import Config, Use, check_args, load_attr, override_pairs, salvaged
+from astraflow.config import Config, Use, check_args, load_attr, salvaged
 from astraflow.errors import ConfigError, DataError
 from astraflow.losses.config import DistillLossConfig, SftLossConfig
 from astraflow.protocols import TaskSource
 from astraflow.recipe.derived import derived
 from astraflow.recipe.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
 from astraflow.recipe.model_checks import check_family, check_model, is_to_be_fetched
-from astraflow.recipe.recipe import PolicyConfig, Recipe, recipe_mapping
-from astraflow.recipe.roles import check_roles
+from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_plan import named_uses, scoring_tasks, uses
+from astraflow.recipe.short_forms import full_mapping
 from astraflow.recipe.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
 from astraflow.recipe.trackers import check_tracker
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
@@ -40,10 +40,7 @@ from astraflow.run.start_checks import (
     check_engine,
     check_run_folder,
 )
-from astraflow.tasks.config import (
-    RewardConfig,
-    TaskSourceConfig,
-)
+from astraflow.tasks.config import RewardConfig, TaskSourceConfig
 from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
 from astraflow.tasks.selection import tasks_to_check
@@ -51,7 +48,8 @@ from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
-from astraflow.user_input.mistakes import hint
+from astraflow.user_input.mistakes import hint, nearest_hint
+from astraflow.user_input.yaml_files import override_pairs
 from astraflow.workflows.config import EnvironmentWorkflowConfig, WorkflowConfig
 from astraflow.workflows.factory import make_workflow
 
@@ -74,7 +72,7 @@ class CheckedRecipe:
 class _Mistakes:
     """Collects what is wrong with a recipe, so that one error reports all of it.
 
-    Example: `mistakes.collect(check_roles, recipe)` notes the error that the check raises, and returns None
+    Example: `mistakes.collect(_check_roles, recipe)` notes the error that the check raises, and returns None
     then.
     """
 
@@ -125,7 +123,7 @@ def check_recipe(
     """
     unbuilt = {*unbuilt, *(p.model for p in recipe.policies.values() if is_to_be_fetched(p.model))}
     mistakes = _Mistakes()
-    mistakes.collect(check_roles, recipe)
+    mistakes.collect(_check_roles, recipe)
     _check_models(recipe, mistakes, unbuilt)
     broken = _check_components(recipe, mistakes)
     for tracker in recipe.trackers:
@@ -154,7 +152,7 @@ def with_other_mistakes(
     """Adds the mistakes in the valid parts of a recipe to the error with which loading it failed."""
     try:
         pairs = dict(override_pairs(overrides))
-        mapping = recipe_mapping(file, pairs)
+        mapping = full_mapping(file, pairs)
     except ConfigError:
         return error  # for example invalid YAML, so there are no parts to check
     recipe = None if "scale" in pairs else salvaged(mapping, Recipe)
@@ -195,6 +193,41 @@ def _check_machine(recipe: Recipe, mistakes: _Mistakes, run_dir: Path | None) ->
     mistakes.collect(check_run_folder, recipe, run_dir)
     mistakes.collect(check_addresses, recipe, run_dir)
     mistakes.add(check_certificates(recipe))
+
+
+def _check_roles(recipe: Recipe) -> None:
+    """Nothing is known of workflows of the user's own.
+
+    Raises: ConfigError if no policy is trained, a role is no policy, or a trained policy has no role.
+    """
+    if not recipe.trained:
+        raise ConfigError("policies: none has `role: trained`, so nothing would be trained")
+    for name, config in recipe.eval.sets.items():
+        if not isinstance(config.workflow, TrainingWorkflow):
+            _acting(config.workflow, recipe, f"eval.sets.{name}.workflow")
+    acting = _acting(recipe.workflow, recipe, "workflow")
+    if isinstance(recipe.workflow, Use):
+        return
+    idle = [name for name in recipe.trained if name not in acting]
+    if idle:
+        listed = ", ".join(repr(name) for name in dict.fromkeys(acting))
+        raise ConfigError(
+            f"policies.{idle[0]} is trained, but the workflow {recipe.workflow.name} lets only {listed} act, "
+            "so its table could never fill a batch; give it `role: frozen`, or name a workflow that uses it"
+            f"{nearest_hint(idle[0], acting)}"
+        )
+
+
+def _acting(workflow: WorkflowConfig, recipe: Recipe, where: str) -> list[str]:
+    """The policy of each role. Raises: ConfigError if it does not exist."""
+    if isinstance(workflow, Use):
+        return []
+    acting = workflow.acting(tuple(recipe.policies))
+    for role, name in acting.items():
+        if name not in recipe.policies:
+            known = hint(name, list(recipe.policies))
+            raise ConfigError(f"{where}.{role} = {name!r} is not a policy{known}")
+    return list(acting.values())
 
 
 # --- components of the user's own -----------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""Objectives that a pass minimizes: the recipe's loss over a minibatch, the critic's, or a loss summed over
-data.
+"""Objectives that a pass minimizes: the recipe's loss over a minibatch, or the critic's.
 
 A backend calls an objective once per microbatch. Nothing here waits for the device until `finish`, which
 transfers all per-token numbers to the host at once and checks them before an optimizer step uses the
@@ -16,8 +15,7 @@ from torch import Tensor
 
 from astraflow.errors import TrainingError
 from astraflow.losses.auxiliary import value_loss
-from astraflow.losses.factory import Loss, LossFunction
-from astraflow.losses.policy import LossInputs
+from astraflow.losses.factory import Loss
 from astraflow.protocols import EntropyUse
 from astraflow.trainer.columns import sample_name
 from astraflow.trainer.config import Denominator
@@ -27,7 +25,6 @@ from astraflow.types.token_columns import Columns
 
 __all__ = [
     "PolicyObjective",
-    "SummedLoss",
     "TokenParts",
     "ValueObjective",
     "check_finite",
@@ -147,37 +144,6 @@ class ValueObjective:
     def finish(self) -> float:
         """The loss of this rank's samples."""
         return float(torch.stack(self._total).sum()) if self._total else 0.0
-
-
-@dataclass(slots=True)
-class SummedLoss:
-    """A loss summed over all trained tokens, with the logprobs and weights of the columns."""
-
-    columns: Columns
-    function: LossFunction
-    entropy: EntropyUse = "none"
-    _parts: TokenParts = field(default_factory=TokenParts)
-
-    def __call__(self, trained: Ints, predicted: Tensor, entropies: Tensor | None) -> Tensor:
-        """The sum over one microbatch."""
-        del entropies
-        behavior, advantages = (
-            torch.from_numpy(column[trained]).to(predicted.device)
-            for column in (self.columns.behavior_logprobs, self.columns.advantages)
-        )
-        output = self.function(LossInputs(predicted, behavior, behavior, advantages))
-        self._parts.add(trained, predicted, output.per_token)
-        return output.per_token.sum()
-
-    def finish(self) -> tuple[float, Floats]:
-        """The sum, and the logprobs [P]. Raises: TrainingError, naming the data whose numbers are
-        unusable."""
-        trained, (logprobs, per_token) = self._parts.read()
-        check_ratios(self.columns, trained, logprobs - self.columns.behavior_logprobs[trained])
-        check_finite(self.columns, trained, per_token)
-        found = np.zeros(len(self.columns.trained_idx), dtype=np.float32)
-        found[trained] = logprobs
-        return float(per_token.sum(dtype=np.float64)), found
 
 
 def check_ratios(columns: Columns, trained: Ints, log_ratios: Floats) -> None:

@@ -7,43 +7,10 @@ __all__ = ["is_hub_name", "split_revision"]
 
 _OWNED = re.compile(r"(?=[^/]{1,96}/[^/@]{1,96}(@|\Z))\w[\w.-]*/\w[\w.-]*(@[\w.-][\w./-]{0,254})?", re.ASCII)
 """`OWNER/NAME`, or `OWNER/NAME@REVISION`: a branch, a tag or a commit."""
-_FILE_ENDINGS = frozenset(
-    f".{ending}"
-    for ending in (
-        *(
-            "arrow",
-            "avro",
-            "bin",
-            "bz2",
-            "csv",
-            "db",
-            "feather",
-            "gguf",
-            "gz",
-            "h5",
-            "html",
-            "ini",
-            "json",
-            "jsonl",
-        ),
-        *("md", "msgpack", "ndjson", "npy", "npz", "orc", "parquet", "pickle", "pkl", "pt", "pth", "py"),
-        *(
-            "safetensors",
-            "sqlite",
-            "tar",
-            "text",
-            "tgz",
-            "toml",
-            "tsv",
-            "txt",
-            "xls",
-            "xlsx",
-            "xml",
-            "xz",
-            "yaml",
-        ),
-        *("yml", "zip", "zst"),
-    )
+_FILE_ENDING = re.compile(
+    r"\.(arrow|avro|bin|bz2|csv|db|feather|gguf|gz|h5|html|ini|json|jsonl|md|msgpack|ndjson|npy|npz|orc|parquet|"
+    r"pickle|pkl|pt|pth|py|safetensors|sqlite|tar|text|tgz|toml|tsv|txt|xls|xlsx|xml|xz|yaml|yml|zip|zst)",
+    re.IGNORECASE,
 )
 _OWN_FOLDERS = frozenset({"models", "data", "runs"})
 """Folders of users by convention, and of this documentation, whether they exist or not."""
@@ -60,7 +27,7 @@ def is_hub_name(text: str) -> bool:
         return False
     name, _ = split_revision(text)
     first = Path(name).parts[0]
-    ends_like_file = Path(name).suffix.lower() in _FILE_ENDINGS
+    ends_like_file = _FILE_ENDING.fullmatch(Path(name).suffix) is not None
     return not (ends_like_file or first in _OWN_FOLDERS or Path(first).is_dir())
 
 

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from astraflow.addons.data_sets.manifest import CONVERSION, DataManifest, PreparedSplit, write_manifest
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe, load_recipe
-from astraflow.recipe.roles import check_roles
 from astraflow.run.preflight import check_recipe, with_other_mistakes
 from drivers.weight_files import write_model_folder
 
@@ -146,7 +145,7 @@ def test_a_policy_that_never_acts_is_refused(folder: Path) -> None:
 def test_a_misspelt_policy_is_no_second_policy(folder: Path) -> None:
     policies = {name: make_policy(folder) for name in ("actor", "actr")}
     with pytest.raises(ConfigError, match=r'policies\.actr is trained, but .*; did you mean "actor"\?'):
-        check_roles(make_recipe(folder, policies=policies))
+        check_recipe(make_recipe(folder, policies=policies))
 
 
 def test_a_workflow_of_an_unknown_policy_is_refused(folder: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from astraflow.cli.main import main
-from astraflow.config import place_in
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import load_recipe
+from astraflow.user_input.yaml_files import place_in
 
 RECIPE = """name: {name}
 tasks:

@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from astraflow.addons.tiny_models.spec import ModelSpec
-from astraflow.config import load_mapping, parse_config
+from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe
 from astraflow.user_input.mistakes import configs_in, hint, tag_of
 from astraflow.user_input.synonyms import SYNONYMS
+from astraflow.user_input.yaml_files import load_mapping
 from drivers.weight_files import write_model_folder
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -32,7 +32,7 @@ from astraflow.models.stop_ids import declared_stop_ids, folder_stop_ids, templa
 from astraflow.models.weight_files import weight_paths
 from astraflow.processes.program import choose_addresses, num_threads
 from astraflow.protocols import TaskSource
-from astraflow.recipe.access import has_sandboxed_agents
+from astraflow.recipe.access import built_in_workflows
 from astraflow.recipe.model_checks import check_model, is_to_be_fetched
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.sources import OpenSources, open_sources
@@ -68,7 +68,7 @@ async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncIterator[Finding
         yield finding
     yield await sandbox_finding(
         is_needed=recipe is not None and needs_sandbox(recipe.tasks),
-        has_agents=recipe is not None and has_sandboxed_agents(recipe),
+        has_agents=recipe is not None and any(flow.needs_sandbox for flow in built_in_workflows(recipe)),
     )
     yield found("run folder", lambda: check_folder(run_dir))
     if recipe is None:

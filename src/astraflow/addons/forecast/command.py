@@ -93,8 +93,9 @@ def _inputs(
 ) -> "tuple[ForecastInputs, tuple[EpisodeShape, ...]]":
     """Reads or measures the lengths and speeds, and applies the given changes."""
     from astraflow.addons.forecast.forecast_inputs import ForecastInputs, draw_shapes, measure_run
-    from astraflow.config import load_mapping, overridden, parse_config
+    from astraflow.config import overridden, parse_config
     from astraflow.recipe.run_folder import RunFolder
+    from astraflow.user_input.yaml_files import load_mapping
 
     if run_dir is not None and given is not None:
         raise ConfigError("--from measures what --given gives; name one of them")

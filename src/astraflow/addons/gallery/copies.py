@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from astraflow.config import load_mapping
 from astraflow.errors import DataError
 from astraflow.recipe.gallery import FOLDERS, PROJECT, SPECS, GalleryItem, gallery_root
+from astraflow.recipe.short_forms import full_mapping
 
 __all__ = ["copy_all", "copy_entries", "copy_project", "specs_of"]
 
@@ -38,7 +38,7 @@ def copy_all(to: Path, *, force: bool = False) -> list[Path]:
 def specs_of(entry: GalleryItem) -> list[tuple[str, str]]:
     """The models of a recipe that have a spec here: name, and path of the spec below the root."""
     root = gallery_root()
-    policies: dict[str, dict[str, str]] = load_mapping(entry.path).get("policies", {})
+    policies: dict[str, dict[str, str]] = full_mapping(entry.path).get("policies", {})
     models = dict.fromkeys(policy["model"].removeprefix("./models/") for policy in policies.values())
     specs = [(model, f"{SPECS}/{model}.yaml") for model in models]
     return [(model, place) for model, place in specs if (root / place).is_file()]

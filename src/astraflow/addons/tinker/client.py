@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from astraflow.addons.tinker.losses import LOSSES_BY_INPUTS, cross_entropy
 from astraflow.addons.tinker.sampling import ApiFuture, Sampler, SamplingClient
+from astraflow.addons.tinker.summed_loss import SummedLoss
 from astraflow.addons.tinker.wire_types import (
     AdamParams,
     Datum,
@@ -36,7 +37,6 @@ from astraflow.addons.tinker.wire_types import (
 from astraflow.config import check_args
 from astraflow.errors import ConfigError, TrainingError
 from astraflow.protocols import AdamStep, Engine, TrainerBackend
-from astraflow.trainer.objective import SummedLoss
 from astraflow.types import Batch
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.types.token_columns import Columns

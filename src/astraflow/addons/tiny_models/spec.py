@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from astraflow.config import Config, Use, load_mapping, parse_config
+from astraflow.config import Config, Use, parse_config
+from astraflow.user_input.yaml_files import load_mapping
 
 __all__ = [
     "AdditionCheckConfig",

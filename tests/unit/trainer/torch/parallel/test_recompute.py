@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from astraflow.addons.tinker.losses import cross_entropy
+from astraflow.addons.tinker.summed_loss import SummedLoss
 from astraflow.errors import ConfigError
 from astraflow.protocols import AdamStep
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
-from astraflow.trainer.objective import SummedLoss
 from astraflow.trainer.torch.parallel.recompute import recompute_layers
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types.host_tensors import HostTensor

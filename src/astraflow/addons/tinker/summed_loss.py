@@ -1,0 +1,46 @@
+"""The objective of `forward_backward`: a loss summed over the trained tokens of the data."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from astraflow.losses.factory import LossFunction
+from astraflow.losses.policy import LossInputs
+from astraflow.protocols import EntropyUse
+from astraflow.trainer.objective import Floats, Ints, TokenParts, check_finite, check_ratios
+from astraflow.types.token_columns import Columns
+
+__all__ = ["SummedLoss"]
+
+
+@dataclass(slots=True)
+class SummedLoss:
+    """A loss summed over all trained tokens, with the logprobs and weights of the columns."""
+
+    columns: Columns
+    function: LossFunction
+    entropy: EntropyUse = "none"
+    _parts: TokenParts = field(default_factory=TokenParts)
+
+    def __call__(self, trained: Ints, predicted: Tensor, entropies: Tensor | None) -> Tensor:
+        """The sum over one microbatch."""
+        del entropies
+        behavior, advantages = (
+            torch.from_numpy(column[trained]).to(predicted.device)
+            for column in (self.columns.behavior_logprobs, self.columns.advantages)
+        )
+        output = self.function(LossInputs(predicted, behavior, behavior, advantages))
+        self._parts.add(trained, predicted, output.per_token)
+        return output.per_token.sum()
+
+    def finish(self) -> tuple[float, Floats]:
+        """The sum, and the logprobs [P]. Raises: TrainingError, naming the data whose numbers are
+        unusable."""
+        trained, (logprobs, per_token) = self._parts.read()
+        check_ratios(self.columns, trained, logprobs - self.columns.behavior_logprobs[trained])
+        check_finite(self.columns, trained, per_token)
+        found = np.zeros(len(self.columns.trained_idx), dtype=np.float32)
+        found[trained] = logprobs
+        return float(per_token.sum(dtype=np.float64)), found

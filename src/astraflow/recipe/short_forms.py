@@ -1,0 +1,151 @@
+"""From a recipe's file to its mapping in full form, which is what `Recipe` validates.
+
+    model: FOLDER, train: {...} ....... at the top of a recipe with one policy: keys of that policy
+    policies.NAME.extends: OTHER ...... the policy starts from the keys of another one
+    steps=N, model=FOLDER ............. overrides of the keys of all policies
+
+The policy that the keys at the top belong to is the one that the extended files name, or else `actor`. The
+recipe that a run folder keeps always has the full form.
+"""
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.recipe.gallery import model_folder
+from astraflow.user_input.mistakes import hint
+from astraflow.user_input.yaml_files import JsonMap, layers_of, merge, name_uses, override_pairs, set_dotted
+
+__all__ = ["POLICY_KEYS", "full_mapping", "full_overrides", "keys_as_written", "policies_of"]
+
+POLICY_KEYS = ("model", "sampling", "table", "template_args", "train")
+"""Keys of a policy that may be at the top of a recipe. The others concern recipes of several policies."""
+
+_DEFAULT_NAME = "actor"
+_MAX_CHAIN = 64  # policies that extend one another
+
+
+def full_mapping(path: Path, overrides: Mapping[str, Any] | None = None) -> JsonMap:
+    """The mapping of a recipe's file in full form, with overrides applied.
+
+    Raises: ConfigError, like `load_mapping`; also if keys of a policy are at the top and there isn't exactly
+    one policy.
+    """
+    mapping: JsonMap = {}
+    for file, layer in layers_of(path):
+        mapping = merge(mapping, _full_layer(layer, mapping, file))
+    for dotted, value in full_overrides(overrides or {}, mapping).items():
+        set_dotted(mapping, dotted, value)
+    _extend_policies(mapping)
+    return cast("JsonMap", name_uses(mapping))
+
+
+def full_overrides(overrides: Mapping[str, Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides with full keys, for a recipe's mapping in full form.
+
+    `steps` and `model` become one override per policy. If there is one policy, keys of a policy are its own.
+    """
+    policies = policies_of(mapping)
+    full: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if key == "steps":
+            full |= {
+                f"policies.{name}.train.steps": value for name in policies if _is_trained(policies[name])
+            }
+        elif key == "model":
+            full |= {f"policies.{name}.model": model_folder(str(value)) for name in policies}
+        elif len(policies) == 1 and key.partition(".")[0] in POLICY_KEYS:
+            full[f"policies.{next(iter(policies))}.{key}"] = value
+        else:
+            full[key] = value
+    return full
+
+
+def _is_trained(policy: object) -> bool:
+    return isinstance(policy, dict) and cast("JsonMap", policy).get("role", "trained") == "trained"
+
+
+def _full_layer(layer: JsonMap, below: JsonMap, file: Path) -> JsonMap:
+    """What one file says, with the keys of a policy under `policies`. `below`: what it extends."""
+    short = {key: layer[key] for key in POLICY_KEYS if key in layer}
+    if not short:
+        return layer
+    listed = ", ".join(short)
+    if "policies" in layer:
+        raise ConfigError(
+            f"{file}: the recipe has keys of a policy at the top ({listed}) and a section `policies`; move "
+            "these keys into policies.NAME, or leave out `policies` if there is one policy"
+        )
+    names = list(policies_of(below)) or [_DEFAULT_NAME]
+    if len(names) > 1:
+        raise ConfigError(
+            f"{file}: the recipe has keys of a policy at the top ({listed}), but its policies are "
+            f"{' and '.join(names)}; move these keys into policies.NAME"
+        )
+    return {key: value for key, value in layer.items() if key not in short} | {"policies": {names[0]: short}}
+
+
+def policies_of(mapping: Mapping[str, Any]) -> JsonMap:
+    """The section `policies`; empty if the mapping has none, or something else in its place."""
+    policies = mapping.get("policies")
+    return cast("JsonMap", policies) if isinstance(policies, dict) else {}
+
+
+def _extend_policies(mapping: JsonMap) -> None:
+    """Resolves `extends` between the policies of one recipe, in place."""
+    policies = policies_of(mapping)
+
+    def resolve(name: str, seen: tuple[str, ...]) -> Any:
+        entry = policies[name]
+        if not isinstance(entry, dict) or "extends" not in entry:
+            return cast("Any", entry)
+        own = dict(cast("JsonMap", entry))
+        base = str(own.pop("extends"))
+        if base not in policies:
+            raise ConfigError(
+                f"policies.{name}.extends = {base!r} is not a policy{hint(base, list(policies))}"
+            )
+        if base in (*seen, name):
+            raise ConfigError(f"policies.{name} extends itself")
+        if len(seen) > _MAX_CHAIN:
+            raise ConfigError(f"policies.{name}: more than {_MAX_CHAIN} policies extend one another")
+        return merge(resolve(base, (*seen, name)), own)
+
+    if policies:
+        mapping["policies"] = {name: resolve(name, ()) for name in policies}
+
+
+@contextmanager
+def keys_as_written(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Generator[None]:
+    """Errors within name the keys of an only policy as the user wrote them: `train.lr` for
+    `policies.actor.train.lr` if the recipe, or the override of that key, has the short form."""
+    try:
+        yield
+    except (ConfigError, DataError) as err:
+        raise type(err)(_as_written(str(err), path, overrides)) from err
+
+
+def _as_written(text: str, path: Path, overrides: Mapping[str, Any] | Sequence[str]) -> str:
+    # Files and overrides that cannot be read raise the same error again.
+    typed = [key for key, _ in override_pairs(overrides)]
+    layers = [layer for _, layer in layers_of(path)]
+    names = list(policies_of(full_mapping(path)))
+    if len(names) != 1:
+        return text
+    is_short = "policies" not in layers[-1] and any(key in layer for layer in layers for key in POLICY_KEYS)
+
+    def written(match: re.Match[str]) -> str:
+        full = match[0]
+        short = match[1]
+        for key in typed:
+            if f"{short}.".startswith(f"{key}."):
+                return short
+            if f"{full}.".startswith(f"{key}."):
+                return full
+        return short if is_short else full
+
+    keys = "|".join(POLICY_KEYS)
+    return re.sub(rf"\bpolicies\.(?:{re.escape(names[0])}|\*)\.((?:{keys})\b(?:\.\w+)*)", written, text)

@@ -1,0 +1,205 @@
+"""YAML files of users as one mapping: a file, the files that it extends, and dotted overrides on top.
+
+The key `extends` names one file, or several of which later ones win, relative to the folder of the file that
+has it. A section with a `name` or a `use` chooses a variant, and another choice replaces the whole section.
+This module knows no config class: `config.parse_config` checks what comes out.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from astraflow.errors import ConfigError
+from astraflow.user_input.mistakes import shown
+from astraflow.user_input.plain_data import line_of, yaml_value
+from astraflow.user_input.user_files import is_there, line_at, read_file, shown_path
+
+__all__ = [
+    "USE_PATTERN",
+    "JsonMap",
+    "layers_of",
+    "load_mapping",
+    "merge",
+    "name_uses",
+    "override_pairs",
+    "place_in",
+    "set_dotted",
+]
+
+JsonMap = dict[str, Any]
+USE_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""`module:attr`, the name of a component of the user's own."""
+_CHOICES = ("name", "use")  # keys that choose the variant of a section
+_MAX_YAML_BYTES = 2**20
+"""Recipes have a few kilobytes."""
+_MAX_FILES = 64
+"""Files that a recipe extends, directly and indirectly."""
+_MAX_DOTS = 32
+"""Keys in the path of an override; the longest ones of a recipe have about 8."""
+
+
+def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> JsonMap:
+    """The mapping of a file, with `extends` merged in and dotted overrides (`a.b=value`) applied.
+
+    Each `{use: ...}` gets the tag `name: use`, by which the union of variants recognizes it.
+
+    Raises: ConfigError if a file is missing, is not a mapping or extends itself, or an override is malformed.
+    """
+    mapping: JsonMap = {}
+    for _, layer in layers_of(path):
+        mapping = merge(mapping, layer)
+    for dotted, value in override_pairs(overrides):
+        set_dotted(mapping, dotted, value)
+    return name_uses(mapping)
+
+
+def layers_of(path: Path) -> list[tuple[Path, JsonMap]]:
+    """A file and what it says, after the files that it extends: in the order in which later ones win.
+
+    Raises: ConfigError, like `load_mapping`.
+    """
+    return _layers(path, (), [])
+
+
+def _layers(path: Path, above: tuple[Path, ...], opened: list[Path]) -> list[tuple[Path, JsonMap]]:
+    path = path.resolve() if is_there(path) else path
+    if path in above:
+        raise ConfigError(f"{path} extends itself: {' -> '.join(str(p) for p in (*above, path))}")
+    opened.append(path)
+    if len(opened) > _MAX_FILES:
+        raise ConfigError(f"{opened[0]} extends more than {_MAX_FILES} files; write what it needs into one")
+    mapping = _yaml_mapping(path)
+    layers: list[tuple[Path, JsonMap]] = []
+    for base in _bases(mapping.pop("extends", []), path):
+        layers += _layers(path.parent / base, (*above, path), opened)
+    return [*layers, (path, mapping)]
+
+
+def _yaml_mapping(path: Path) -> JsonMap:
+    """The sections of one file. Raises: ConfigError, or DataError if it isn't a readable file."""
+    if not is_there(path):
+        raise ConfigError(
+            f"recipe {shown_path(path)} does not exist; pass the path of a YAML file (`astraflow recipes "
+            "list` shows those that come with AstraFlow, `astraflow recipes copy NAME` copies one)"
+        )
+    try:
+        text = read_file(path, "recipe", max_bytes=_MAX_YAML_BYTES).decode()
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path} is not valid YAML: line {line_at(err)} is not UTF-8") from err
+    loaded = yaml_value(text, str(path))
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} holds a {type(loaded).__name__}; a recipe is a mapping of sections")
+    return cast("JsonMap", loaded)
+
+
+def _bases(extends: object, path: Path) -> list[str]:
+    """The files that a recipe extends: one, or several of which later ones win. Raises: ConfigError."""
+    given = cast("list[object]", extends) if isinstance(extends, list) else [extends]
+    if wrong := [base for base in given if not isinstance(base, str)]:
+        raise ConfigError(
+            f"{path}: extends = {wrong[0]!r}; expected the path of a recipe, or a list of paths"
+        )
+    return cast("list[str]", given)
+
+
+def place_in(path: Path, *spellings: Sequence[str | int]) -> str:
+    """Where a value stands: `line 7`, or `line 7 of FILE` in a file that `path` extends.
+
+    `spellings`: the path of keys to the value; several if files may write it in different ways. Empty if the
+    value stands nowhere, as one does that an override sets.
+    """
+    found = [
+        (depth - len(keys), rank, line, file)
+        for rank, (file, _) in enumerate(layers_of(path))
+        for keys in spellings
+        for line, depth in [line_of(file.read_text(encoding="utf-8"), keys)]
+        if depth
+    ]
+    if not found:
+        return ""
+    _, _, line, file = max(found)
+    return f"line {line}" if file == path.resolve() else f"line {line} of {file}"
+
+
+def merge(base: JsonMap, top: JsonMap) -> JsonMap:
+    """Merges `top` into `base`, key by key.
+
+    A section is replaced as a whole if `top` chooses another variant for it, because the keys of the old
+    variant do not fit the new one, or if `top` leaves it empty.
+    """
+    merged = dict(base)
+    for key, value in top.items():
+        old = merged.get(key)
+        if isinstance(old, str) and isinstance(value, dict) and value.keys().isdisjoint(_CHOICES):
+            # A variant in short, such as `loss: gspo`.
+            old = {"use" if USE_PATTERN.fullmatch(old) else "name": old}
+        merged[key] = value
+        if value and isinstance(old, dict) and isinstance(value, dict):
+            below = cast("JsonMap", old)
+            above = cast("JsonMap", value)
+            merged[key] = above if _changes_variant(below, above) else merge(below, above)
+    return merged
+
+
+def _changes_variant(old: JsonMap, new: JsonMap) -> bool:
+    return any(key in new and new[key] != old.get(key) for key in _CHOICES)
+
+
+def override_pairs(overrides: Mapping[str, Any] | Sequence[str]) -> list[tuple[str, Any]]:
+    """The dotted path and the value of each override. Raises: ConfigError if one is malformed."""
+    if isinstance(overrides, Mapping):
+        return list(overrides.items())
+    return [_split_override(text) for text in overrides]
+
+
+def _split_override(text: str) -> tuple[str, Any]:
+    """The dotted path and the value of `a.b=value`."""
+    dotted, eq, value = text.partition("=")
+    if not eq or not dotted or dotted.count(".") > _MAX_DOTS:
+        raise ConfigError(f"override {shown(text)} is not of the form a.b=value")
+    return dotted, yaml_value(value, f"override {shown(text)}: the value")
+
+
+def set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
+    """Sets the value at a dotted path in place. Sections that are missing on the way are made."""
+    *parents, last = dotted.split(".")
+    node: Any = mapping
+    for depth, key in enumerate(parents):
+        if isinstance(node, list):
+            node = _list_item(cast("list[Any]", node), key, dotted)
+            continue
+        child = node.setdefault(key, {})
+        if not isinstance(child, dict | list):
+            where = ".".join(parents[: depth + 1])
+            tag = "use" if isinstance(child, str) and USE_PATTERN.match(child) else "name"
+            raise ConfigError(
+                f"override {dotted}: {where} = {child!r} is not a section, so it has no keys; "
+                f"if it names a variant, write {where}.{tag}={child}"
+            )
+        node = cast("Any", child)
+    if isinstance(node, list):
+        items = cast("list[Any]", node)
+        _list_item(items, last, dotted)
+        items[int(last)] = value
+        return
+    # As in `merge`, another variant replaces the whole section.
+    if parents and _changes_variant(node, {last: value}):
+        node.clear()
+    node.update(merge(node, {last: value}))
+
+
+def _list_item(items: list[Any], key: str, dotted: str) -> Any:
+    if not key.isdigit() or int(key) >= len(items):
+        raise ConfigError(f"override {dotted}: {key!r} is not a position in a list of {len(items)}")
+    return items[int(key)]
+
+
+def name_uses(node: Any) -> Any:
+    """Adds `name: use` to each `{use: ...}`, the tag that discriminates it from the built-in variants."""
+    if isinstance(node, list):
+        return [name_uses(item) for item in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    named = {key: name_uses(value) for key, value in cast("JsonMap", node).items()}
+    return {"name": "use", **named} if "use" in named and "name" not in named else named

@@ -1,0 +1,149 @@
+"""A recipe with one policy may have that policy's keys at its top; it is resolved to the full form."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from astraflow.cli.main import main
+from astraflow.config import dump_yaml
+from astraflow.errors import ConfigError
+from astraflow.recipe.recipe import PolicyConfig, Recipe, load_recipe
+from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping
+
+TASKS = {"sources": {"mine": {"name": "jsonl", "path": "tasks.jsonl"}}, "reward": "exact"}
+SHORT: dict[str, Any] = {"name": "mine", "tasks": TASKS, "model": "./m", "train": {"lr": 0.1}}
+POLICY = {"model": "./m", "train": {"lr": 0.1}}
+FULL: dict[str, Any] = {"name": "mine", "tasks": TASKS, "policies": {"actor": POLICY}}
+TWO: dict[str, Any] = {**FULL, "policies": {"solver": POLICY, "verifier": POLICY}}
+
+
+def write(folder: Path, mapping: dict[str, Any], name: str = "recipe.yaml") -> Path:
+    path = folder / name
+    path.write_text(yaml.safe_dump(mapping))
+    return path
+
+
+def refusal(file: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(file, overrides)
+    return str(caught.value).removeprefix(f"{file}: ")
+
+
+def test_the_keys_are_those_of_a_policy_and_of_no_section() -> None:
+    assert set(POLICY_KEYS) < set(PolicyConfig.model_fields)
+    assert not set(POLICY_KEYS) & set(Recipe.model_fields)
+
+
+def test_the_short_form_is_the_full_form_with_a_policy_actor(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, SHORT))
+    assert recipe == load_recipe(write(tmp_path, FULL, "full.yaml"))
+    (tmp_path / "resolved.yaml").write_text(dump_yaml(recipe))
+    assert list(yaml.safe_load(dump_yaml(recipe))["policies"]) == ["actor"]
+    assert load_recipe(tmp_path / "resolved.yaml") == recipe
+
+
+@pytest.mark.parametrize("form", [SHORT, FULL], ids=["short", "full"])
+@pytest.mark.parametrize("prefix", ["", "policies.actor."], ids=["short", "full"])
+def test_overrides_of_either_form_work_on_either_form(
+    tmp_path: Path, form: dict[str, Any], prefix: str
+) -> None:
+    keys = {"model": "./other", "train.loss.name": "gspo", "train.lr": 0.2, "sampling.max_tokens": 9}
+    recipe = load_recipe(write(tmp_path, form), {f"{prefix}{key}": value for key, value in keys.items()})
+    actor = recipe.policies["actor"]
+    assert (actor.model, actor.train.loss.name, actor.train.lr) == ("./other", "gspo", 0.2)
+    assert actor.sampling.max_tokens == 9
+
+
+@pytest.mark.parametrize("base", [SHORT, FULL], ids=["short", "full"])
+@pytest.mark.parametrize(
+    "change", [{"train": {"steps": 7}}, {"policies": {"actor": {"train": {"steps": 7}}}}], ids=str
+)
+def test_a_recipe_of_one_form_may_extend_one_of_the_other(
+    tmp_path: Path, base: dict[str, Any], change: dict[str, Any]
+) -> None:
+    write(tmp_path, base, "base.yaml")
+    train = load_recipe(write(tmp_path, {"extends": "base.yaml", **change})).policies["actor"].train
+    assert (train.steps, train.lr) == (7, 0.1)
+
+
+def test_the_keys_are_those_of_the_policy_that_the_extended_recipe_names(tmp_path: Path) -> None:
+    write(tmp_path, {**FULL, "policies": {"solver": POLICY}}, "base.yaml")
+    child = write(tmp_path, {"extends": "base.yaml", "model": "./other"})
+    assert {name: p.model for name, p in load_recipe(child).policies.items()} == {"solver": "./other"}
+
+
+def test_both_forms_in_one_file_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, {**SHORT, "policies": {"actor": {"model": "./m"}}})
+    said = refusal(file)
+    assert "keys of a policy at the top (model, train) and a section `policies`" in said
+    assert "move these keys into policies.NAME" in said
+
+
+def test_keys_at_the_top_of_a_recipe_with_two_policies_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, TWO, "base.yaml")
+    said = refusal(write(tmp_path, {"extends": "base.yaml", "train": {"lr": 1}}))
+    assert "keys of a policy at the top (train), but its policies are solver and verifier" in said
+    said = refusal(tmp_path / "base.yaml", "train.lr=1")
+    assert "train is not a key" in said
+    assert "policies.NAME.train.lr" in said
+
+
+@pytest.mark.parametrize(
+    ("form", "override", "told"),
+    [
+        (SHORT, "train.lrr=1", 'train.lrr is not a key; did you mean "lr"?'),
+        (
+            SHORT,
+            "rollout.lr=1",
+            "rollout.lr is not a key; did you mean train.lr or train.auxiliary.critic.lr?",
+        ),
+        (SHORT, "learning_rate=1", "learning_rate is not a key; did you mean train.lr?"),
+        (SHORT, "limiter=tickets", "limiter is not a key; did you mean table.limiter?"),
+        (SHORT, "dataflow.sampler=fifo", "dataflow.sampler is not a key; did you mean table.sampler?"),
+        (FULL, "remover=keep", "remover is not a key; did you mean policies.actor.table.remover?"),
+        (SHORT, "policies.actor.train.lrr=1", 'policies.actor.train.lrr is not a key; did you mean "lr"?'),
+        (FULL, "train.lrr=1", 'train.lrr is not a key; did you mean "lr"?'),
+        (FULL, "policies.actor.train.lrr=1", 'policies.actor.train.lrr is not a key; did you mean "lr"?'),
+        (FULL, "learning_rate=1", "learning_rate is not a key; did you mean policies.actor.train.lr?"),
+    ],
+)
+def test_a_mistake_has_the_path_that_the_user_typed(
+    tmp_path: Path, form: dict[str, Any], override: str, told: str
+) -> None:
+    assert refusal(write(tmp_path, form), override).startswith(told)
+
+
+def test_a_mistake_at_the_top_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump({"name": "mine", "tasks": TASKS}) + "model: ./m\ntrain:\n  steps: -1\n")
+    lines = file.read_text().count("\n")
+    assert refusal(file) == f"train.steps = -1: Input should be greater than or equal to 0 (line {lines})"
+    child = write(tmp_path, {"extends": "recipe.yaml", "seed": 3}, "child.yaml")
+    assert refusal(child).endswith(f"(line {lines} of {file})")
+
+
+def test_a_policy_without_a_model_is_told_by_the_short_key(tmp_path: Path) -> None:
+    file = write(tmp_path, {key: value for key, value in SHORT.items() if key != "model"})
+    assert refusal(file) == "model is required and missing"
+
+
+def test_a_command_names_the_short_key_of_what_it_finds_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n')
+    write(tmp_path, SHORT)
+    for command in (["run", "recipe.yaml", "--dry-run"], ["try", "recipe.yaml"]):
+        with pytest.raises(SystemExit):
+            main(command)
+        said = capsys.readouterr().err
+        assert "model = './m'" in said
+        assert "policies" not in said
+
+
+def test_policies_of_the_wrong_kind_are_left_to_the_check_of_the_recipe(tmp_path: Path) -> None:
+    assert full_mapping(write(tmp_path, {"policies": [1]})) == {"policies": [1]}
+    write(tmp_path, {"policies": 1}, "base.yaml")
+    assert "policies" in refusal(write(tmp_path, {"extends": "base.yaml", "name": "x"}))
