@@ -28,7 +28,7 @@ def step_of(line: str) -> int:
 
 def test_neither_a_tracker_that_fails_nor_one_that_hangs_holds_up_a_run_and_both_are_said(runs: Runs) -> None:
     run = runs.start(runs.recipe(steps=100_000, trackers=["tensorboard", FAILING, HANGING]))
-    run.read_until("PermissionError: the key is not valid; the run goes on")
+    run.read_until("PermissionError: the key is not valid; the run continues")
     hangs_from = len(rows(run)) + 1
     while step_of(run.read_until("actor step ")) < hangs_from + 5:
         pass
