@@ -7,7 +7,7 @@ from drivers.docs_driver import DOCS
 from drivers.system_driver import ROOT
 
 ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
-MAX_FILES = 25
+MAX_FILES = 20
 """What a reader can be asked to open to follow one item."""
 
 
