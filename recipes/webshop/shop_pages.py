@@ -63,7 +63,7 @@ class Pages:
         self._products = {product.asin: product for product in catalogue}
         self._page_size = page_size
         self._goals: dict[str, Goal] = {}
-        self._index = Bm25.built(_searched(product) for product in catalogue)
+        self._index = Bm25.build(_searched(product) for product in catalogue)
 
     def begin(self, session: str, goal: Goal) -> None:
         """Lets a customer in."""

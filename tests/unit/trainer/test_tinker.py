@@ -201,7 +201,7 @@ def test_a_saved_state_comes_back_with_and_without_its_optimizer(client: Trainin
     assert step(0.02) == after
     client.load_state(path)
     assert step(0.02) != after  # Adam's averages began anew
-    with pytest.raises(ConfigError, match="no name for a state"):
+    with pytest.raises(ConfigError, match="name a state"):
         client.save_state("../elsewhere")
     with pytest.raises(DataError, match="does not load"):
         client.load_state(path + "-not").result()
