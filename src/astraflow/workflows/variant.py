@@ -24,7 +24,6 @@ __all__ = [
     "PolicyRoles",
     "Share",
     "WorkflowVariant",
-    "check_differ",
     "load_function",
     "load_parser",
     "template",
@@ -120,12 +119,6 @@ def template(*names: str) -> AfterValidator:
         return text
 
     return AfterValidator(check)
-
-
-def check_differ(first: str, second: str) -> None:
-    """Checks that two choices differ in more than case, which verdicts ignore. Raises: ValueError."""
-    if first.lower() == second.lower():
-        raise ValueError(f"{first!r} stands for both choices; give each its own text")
 
 
 def load_parser(parser: ParserChoice) -> CallParser:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from astraflow.addons.math.config import MathVerifyReward
+from astraflow.addons.patterns.multi_turn import MultiTurnConfig
 from astraflow.errors import ConfigError
 from astraflow.recipe.access import needs_tokens, network_modules
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.run_plan import eval_rules
 from astraflow.run.preflight import check_recipe
-from astraflow.workflows.config import MultiTurnConfig
 from drivers.recipe_builders import make_digit_model, make_digit_recipe
 
 SET = "eval.sets.heldout"

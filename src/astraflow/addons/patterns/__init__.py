@@ -1,1 +1,1 @@
-"""Workflows of several policies from the literature: debate, routing, planning, selection, sub-agents."""
+"""Workflows from the literature: several turns, checks, debate, routing, planning, selection, sub-agents."""

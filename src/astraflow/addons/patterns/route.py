@@ -4,9 +4,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from astraflow.addons.patterns.choices import check_differ
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import last_choice, policy_at
-from astraflow.workflows.variant import PolicyRoles, check_differ, template
+from astraflow.workflows.variant import PolicyRoles, template
 
 __all__ = ["ROUTE_PROMPT", "RouteConfig", "route"]
 

@@ -1,11 +1,35 @@
-"""The workflow `multi_turn`: a wrong answer gets feedback and another try, in the same conversation."""
+"""The workflow `multi_turn`: a wrong answer gets feedback and another try in the same conversation."""
 
-from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import is_right, policy_at
+from astraflow.workflows.variant import PolicyRoles, template
 
-__all__ = ["FEEDBACK", "multi_turn"]
+__all__ = ["FEEDBACK", "MultiTurnConfig", "multi_turn"]
 
 FEEDBACK = "That is not right. Try again."
+
+
+class MultiTurnConfig(PolicyRoles):
+    """A wrong answer gets feedback and another try in the same conversation."""
+
+    is_replayable: ClassVar[bool] = True
+    name: Literal["multi_turn"] = "multi_turn"
+    policy: str = ""
+    """Policy that answers; empty: the recipe's first policy."""
+    turns: int = Field(default=3, ge=1)
+    """Largest number of answers per episode."""
+    feedback: Annotated[str, template("score")] = FEEDBACK
+    """Message to the policy after a wrong answer; `{score}` is the score of that answer."""
+    rewards_each_turn: bool = False
+    """Reward each turn with its own score, instead of the whole conversation with the last score."""
+
+    def make(self) -> Workflow:
+        """The workflow."""
+        return self.bind(multi_turn)
 
 
 async def multi_turn(

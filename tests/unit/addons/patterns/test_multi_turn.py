@@ -1,4 +1,4 @@
-from astraflow.workflows.multi_turn import multi_turn
+from astraflow.addons.patterns.multi_turn import multi_turn
 from drivers.rollout_fakes import ScriptedEngine
 from drivers.stage import Stage, lines, metrics, rewards
 
