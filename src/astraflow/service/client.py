@@ -2,9 +2,9 @@
 
 A `Transport` carries one request. `HttpTransport` uses sockets; `MemoryTransport` calls an ASGI app in the
 same process. Only `ServiceClient` retries: connection failures, 5xx and 429 are retried with backoff, no
-sooner than the response's Retry-After, until the client's patience ends. Other refusals are not retried. Nor
-is an address with the wrong scheme (`http` or `https`) or an untrusted certificate, unless it has responded
-before.
+sooner than the response's Retry-After, until the client's patience ends. Other refusals are not retried. A
+failure caused by a wrong scheme (`http` or `https`) or an untrusted certificate is not retried either, unless
+the address has responded before.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _CONNECT_S = 10.0
 """Time limit of one connection attempt. Otherwise, a host that drops packets would use up a call's whole
 time."""
 _QUIET_S = 1.0
-"""How long a client that has never had a response retries without logging."""
+"""How long a client that has never received a response retries without logging."""
 _PROBE_S = 5.0
 """Time limit for finding out whether a service speaks HTTPS."""
 _NOT_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
@@ -60,7 +60,7 @@ class HttpReply:
 
 
 class _WrongServerError(ConnectionError):
-    """The server at the address speaks another scheme or is not trusted, so a retry would fail as well."""
+    """The server at the address uses another scheme or is not trusted, so a retry would also fail."""
 
 
 class Transport(Protocol):
@@ -120,7 +120,7 @@ class HttpTransport:
             raise ConnectionError(f"{type(err).__name__}: {err}") from err
 
     async def _body_of(self, answer: aiohttp.ClientResponse) -> bytes:
-        """The whole body. Raises: ConnectionError if it is too long."""
+        """Reads the whole body. Raises: ConnectionError if it is too long."""
         limit = self._max_reply_bytes
         promised = answer.content_length
         if promised is not None and promised <= limit:
@@ -191,7 +191,7 @@ class MemoryTransport:
 
 
 def _ssl_context(ca_file: str) -> ssl.SSLContext:
-    """Trusts the authorities in a PEM file. Raises: ConfigError if it cannot be read."""
+    """Makes a context that trusts the authorities in a PEM file. Raises: ConfigError if it cannot be read."""
     try:
         return ssl.create_default_context(cafile=ca_file or None)
     except OSError as err:
@@ -201,7 +201,7 @@ def _ssl_context(ca_file: str) -> ssl.SSLContext:
 
 
 async def _why_wrong_server(url: str, error: aiohttp.ClientError) -> str:
-    """Why a first request to `url` failed and would fail again; empty if a retry may succeed."""
+    """Explains why a first request to `url` failed and would fail again; empty if a retry may succeed."""
     address = urlsplit(url)
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return (
@@ -222,7 +222,7 @@ async def _why_wrong_server(url: str, error: aiohttp.ClientError) -> str:
 
 
 async def _speaks_tls(host: str, port: int | None) -> bool:
-    """Whether a service at the address completes a TLS handshake, with any certificate."""
+    """Checks whether a service at the address completes a TLS handshake, with any certificate."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -236,7 +236,7 @@ async def _speaks_tls(host: str, port: int | None) -> bool:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """The header Retry-After in seconds; 0 if it is missing or is a date."""
+    """Returns the value of the Retry-After header in seconds, or 0 if it is missing or is a date."""
     text = headers.get("Retry-After") or headers.get("retry-after") or ""
     return float(text) if text.isdecimal() else 0.0
 
@@ -280,7 +280,7 @@ class ServiceClient:
             self._headers["Authorization"] = f"Bearer {token}"
         self._jitter = random.Random(os.getpid())
         self._is_silence_logged = False
-        """Whether silence has been logged. Also true once there was a response."""
+        """Whether the lack of a response has been logged. Also true after the first response."""
 
     @overload
     async def call(
@@ -331,9 +331,9 @@ class ServiceClient:
         return wire.decode(reply.body, reply_type, reply.media_type)
 
     async def fetch(self, path: str, *, start: int, end: int, timeout_s: float = 60.0) -> bytes:
-        """Bytes `[start, end)` of a resource.
+        """Returns bytes `[start, end)` of a resource.
 
-        Raises: like `call`; WireError if the response has another length.
+        Raises: the same errors as `call`; WireError if the response has another length.
         """
         headers = {**self._headers, "Range": f"bytes={start}-{end - 1}"}
         reply = await self._send("GET", path, headers=headers, body=b"", timeout_s=timeout_s)
@@ -383,7 +383,7 @@ class ServiceClient:
     async def _try(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> "HttpReply | _FailedAttempt":
-        """Makes one attempt. Raises: the service's error, if a retry would get the same."""
+        """Makes one attempt. Raises: the service's error, if a retry would get the same error."""
         try:
             reply = await self._transport.request(
                 method, target, headers=headers, body=body, timeout_s=timeout_s

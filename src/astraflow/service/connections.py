@@ -1,10 +1,11 @@
 """Limits a service's connections, and the time that callers may take for a request.
 
-uvicorn serves the requests. It does not bound the time in which a head or a body arrives, the wait for a
-caller that never reads its response, the size of a head, or the number of connections per address, so one
-idle machine could lock out all others. `GuardedConnection` is uvicorn's protocol, extended to record when
-each phase of a request began; `Connections` checks all of them once per second. So no request needs its own
-timer, and recording costs 1 to 4 us of the 50 us that uvicorn takes for a small request.
+uvicorn serves the requests. It doesn't limit the time in which a head or a body arrives, the wait for a
+caller that never reads its response, the size of a head, or the number of connections per address. Without
+such limits, one idle machine could lock out all others. `GuardedConnection` is uvicorn's protocol, extended
+to record when each phase of a request began. `Connections` checks all connections once per second, so
+requests don't need their own timers. Recording costs 1 to 4 us of the 50 us that uvicorn takes for a small
+request.
 
 A connection that waits for its response (a long poll) is never cut, nor closed to make room for another.
 """
@@ -29,12 +30,15 @@ _MAX_CONNECTIONS = 16_384
 _SPARED_FILES = 256
 """Number of open files that a service needs itself, for its journal, weights and outgoing connections."""
 _NUM_EVICTED = 16
-"""Number of idle connections closed together when there is no room, so that a flood does not cost a search
-per new connection."""
+"""Number of idle connections that are closed together when there is no room. Closing several at once avoids
+a search per new connection during a flood."""
 
 
 def max_connections(max_files: int) -> int:
-    """Largest number of connections that leaves a process with `max_files` open files enough for itself."""
+    """Returns the largest number of connections for a process that may have `max_files` open files.
+
+    The rest is enough for the process's own files.
+    """
     return min(_MAX_CONNECTIONS, max_files - min(_SPARED_FILES, max_files // 2))
 
 
@@ -143,8 +147,8 @@ class Connections:
             self._by_address.pop(connection.address, None)
 
     def _make_room(self) -> bool:
-        """Closes idle connections of the address with the most connections, among those that have idle
-        ones."""
+        """Closes idle connections of one address: among the addresses that have idle ones, the one with the
+        most connections."""
         by_number = sorted(self._by_address.values(), key=len, reverse=True)
         return any(self._evict(connections) for connections in by_number)
 
@@ -215,7 +219,7 @@ class GuardedConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _patience_s(self) -> float:
-        """Seconds that the current phase may last."""
+        """Returns the number of seconds that the current phase may last."""
         limits = self._limits
         if self._is_in_head:
             return limits.head_s

@@ -12,9 +12,9 @@ _HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def proxy_exemptions(environment: Mapping[str, str]) -> dict[str, str]:
-    """`NO_PROXY` and `no_proxy` with loopback added; empty if the environment names no proxy.
+    """Returns `NO_PROXY` and `no_proxy` with loopback added; empty if the environment doesn't name a proxy.
 
-    Programs read one of the two variables or the other, so both are set.
+    Some programs read one of the two variables and some read the other, so both are set.
     Example: `os.environ.update(proxy_exemptions(os.environ))`.
     """
     upper = environment.get("NO_PROXY", environment.get("no_proxy", ""))

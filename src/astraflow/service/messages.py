@@ -41,7 +41,7 @@ _MEDIA_TYPES = (wire.MSGPACK, wire.JSON)
 
 
 async def read_item(request: Request, item_type: type[_ItemT], *, limit: int = wire.MAX_BODY_BYTES) -> _ItemT:
-    """The item in a request's body, decoded by its Content-Type.
+    """Decodes the item in a request's body according to its Content-Type.
 
     The server limits the time that a body may take (`ConnectionLimits.body_s`).
     Raises: WireError if the body is too large or does not fit the type; RefusedError if its Content-Type is
@@ -55,15 +55,15 @@ async def read_item(request: Request, item_type: type[_ItemT], *, limit: int = w
 
 
 def media_type_of(request: Request) -> str:
-    """The media type in a request's Content-Type, without parameters; empty if there is none."""
+    """Returns the media type in a request's Content-Type, without parameters; empty if there is none."""
     return _header(request, b"content-type").partition(";")[0].strip().lower()
 
 
 def unsupported_media_type(given: str, *expected: str) -> RefusedError:
-    """The error for a body of another media type.
+    """Makes the error for a body of an unsupported media type.
 
-    A body without a media type is refused as well, because browsers let a web page send such bodies to any
-    address without asking first.
+    A body without a media type is also refused, because browsers let a web page send such bodies to any
+    address without asking the service first.
     """
     choices = " or ".join(expected)
     return RefusedError(
@@ -83,7 +83,7 @@ async def _read_body(request: Request, name: str, limit: int) -> bytes:
 
 
 def _header(request: Request, name: bytes) -> str:
-    """The first value of a header; empty if it is missing."""
+    """Returns the first value of a header; empty if it is missing."""
     for key, value in cast("list[tuple[bytes, bytes]]", request.scope["headers"]):
         if key == name:
             return value.decode("latin-1")
@@ -94,13 +94,16 @@ def _header(request: Request, name: bytes) -> str:
 
 
 def item_response(item: Item, request: Request, status: int = 200) -> Response:
-    """The response with an item, in the media type that the caller accepts (JSON unless it names msgpack)."""
+    """Makes the response for an item, in the media type that the caller accepts.
+
+    The media type is JSON unless the caller names msgpack.
+    """
     media_type = wire.MSGPACK if wire.MSGPACK in _header(request, b"accept") else wire.JSON
     return Response(wire.encode(item, media_type), status, media_type=media_type)
 
 
 def error_response(error: Error, request: Request) -> Response:
-    """The response for an error of ours: its status, code and message."""
+    """Makes the response for one of our errors: its status, code and message."""
     status, code = _status_and_code(error)
     return item_response(ErrorReply(code=code, message=str(error)), request, status)
 
@@ -125,7 +128,7 @@ def _status_and_code(error: Error) -> tuple[int, str]:
 
 
 def error_from_reply(status: int, body: bytes, media_type: str, *, url: str) -> Error:
-    """The error that a response with a status of at least 300 represents. `url`: of the request."""
+    """Makes the error that a response with a status of at least 300 represents. `url`: of the request."""
     if status < 400:
         message = f"{url} answered HTTP {status}, a redirect, which is not followed"
         return RefusedError(f"{message}; use the service's own address", code="redirect", status=status)

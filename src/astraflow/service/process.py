@@ -4,8 +4,9 @@ A service shuts down gracefully on SIGTERM or SIGINT, when its launcher is gone,
 ended. Its event loop writes bytes to a pipe, which tell the launcher that it is alive.
 
 The environment names both pipes by their descriptor numbers. A scheduler such as srun, or ssh, may forward
-the environment without the pipes; a number then means a closed descriptor or another file. Such a number is
-ignored with a log line, and the service then neither notices the end of its launcher nor shows signs of life.
+the environment without the pipes. The number of a pipe may then belong to a closed descriptor or to another
+file. The service logs and ignores such a number, so it neither notices the end of its launcher nor shows
+signs of life.
 """
 
 import asyncio
@@ -88,7 +89,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
 
 
 def launcher_pipe(variable: str) -> int | None:
-    """The descriptor that an environment variable names, if it is an open pipe; None otherwise."""
+    """Returns the descriptor that an environment variable names, if it is an open pipe; None otherwise."""
     try:
         fd = int(os.environ.get(variable, ""))
         is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
@@ -98,7 +99,7 @@ def launcher_pipe(variable: str) -> int | None:
 
 
 def _checked_pipe(variable: str) -> int | None:
-    """Like `launcher_pipe`, with a log line if the variable is set but ignored."""
+    """Calls `launcher_pipe`, and logs a line if the variable is set but ignored."""
     fd = launcher_pipe(variable)
     text = os.environ.get(variable, "")
     if text and fd is None:
@@ -141,7 +142,7 @@ async def _run_guarded(
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: str, fd: int) -> None:
-    """Sets `stop` when the launcher's end of the pipe closes; `_LAST_MOMENT_S` later the process ends."""
+    """Sets `stop` when the launcher's end of the pipe closes, and ends the process `_LAST_MOMENT_S` later."""
 
     def parent_died() -> None:
         loop.remove_reader(fd)
@@ -153,8 +154,8 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: st
 
 
 def _show_life(loop: asyncio.AbstractEventLoop, fd: int) -> None:
-    """Writes a byte to the launcher's pipe each second. The event loop does this, so that a process falls
-    silent if it is stopped or its loop hangs."""
+    """Writes a byte to the launcher's pipe each second. The event loop does this, so a process falls silent
+    if it is stopped or its loop hangs."""
     os.set_blocking(fd, False)
     os.set_inheritable(fd, False)
 
@@ -181,10 +182,10 @@ def settle_memory() -> None:
     - The collector skips all objects that exist now. Those of imported libraries (half a million with
       transformers) live as long as the process; traversing them repeatedly took a quarter of the time of a
       rollout service's event loop.
-    - glibc keeps freed buffers instead of returning them to the kernel. Receiving and padding a batch of 13
-    MB
-      then takes 4 ms of CPU time instead of 25 ms, because the kernel need not map and clear 8,000 pages
-      again. Only `mallopt` affects a running process: glibc reads its environment variables once, at start.
+    - glibc keeps freed buffers instead of returning them to the kernel. Receiving and padding a batch of
+      13 MB then takes 4 ms of CPU time instead of 25 ms, because the kernel doesn't have to map and clear
+      8,000 pages again. Only `mallopt` affects a running process: glibc reads its environment variables once,
+      at start.
     """
     gc.collect()
     gc.freeze()

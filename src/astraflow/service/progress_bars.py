@@ -26,8 +26,8 @@ def progress_bars_off() -> Generator[None]:
 
 
 def _switches() -> list[tuple[Callable[[], object], Callable[[], object]]]:
-    """Functions that turn off, and on again, the bars of each imported library whose bars may be turned
-    off."""
+    """Returns the functions that turn bars off and on again, for each imported library whose bars may be
+    turned off."""
     switches: list[tuple[Callable[[], object], Callable[[], object]]] = []
     datasets: Any = sys.modules.get("datasets")
     is_unset = datasets and datasets.config.HF_DATASETS_DISABLE_PROGRESS_BARS is None

@@ -1,9 +1,9 @@
 """Limits the requests of each caller: a token bucket per caller, and the ASGI middleware that uses it.
 
-A caller is a token at an address, so that a runaway machine does not slow down others with the same token. A
+A caller is a token at an address, so that a runaway machine doesn't slow down others with the same token. A
 caller that exceeds its rate gets 429 with Retry-After before its body is read; `ServiceClient` waits that
-long. This costs 1.4 us of CPU time per request. Known libraries keep their counts in a store shared by
-several processes and parse rules from text, whereas the bucket itself is six lines.
+long. The limit costs 1.4 us of CPU time per request. Existing libraries keep their counts in a store shared
+by several processes and parse rules from text, whereas the bucket itself is six lines.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ __all__ = ["RateLimit", "TokenBucket"]
 _BURST_S = 2.0
 """A caller that was idle may make this many seconds' worth of requests at once."""
 _MAX_BUCKETS = 4096
-"""Number of callers remembered. Those idle longest are forgotten first, since their buckets are full
-anyway."""
+"""Number of callers to remember. The callers that have been idle longest are forgotten first, because their
+buckets are full anyway."""
 _OPEN_PATH = "/v1/health"
 
 
@@ -42,7 +42,7 @@ class TokenBucket:
     """When `left` was computed."""
 
     def wait_s(self, now_s: float) -> float:
-        """Takes a request and returns 0, or returns the seconds until one is left."""
+        """Takes one request and returns 0. If none is left, returns the seconds until there is one."""
         most = max(1.0, self.rate * _BURST_S)
         self.left = min(most, self.left + self.rate * max(0.0, now_s - self.at_s))
         self.at_s = now_s

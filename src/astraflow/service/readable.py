@@ -6,7 +6,7 @@ __all__ = ["until_readable"]
 
 
 async def until_readable(fd: int) -> None:
-    """Returns when there are bytes to read, a connection to accept, or the other end has closed."""
+    """Returns once there are bytes to read or a connection to accept, or the other end has closed."""
     loop = asyncio.get_running_loop()
     is_readable = asyncio.Event()
     loop.add_reader(fd, is_readable.set)

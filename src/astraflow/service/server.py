@@ -23,17 +23,19 @@ __all__ = ["HttpServer", "TokenAuth", "is_loopback"]
 
 _NEVER_S = 86_400
 _BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Number of connections that may wait to be accepted."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable only from this machine."""
+    """Checks whether an address is reachable only from this machine."""
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 @dataclass(frozen=True)
 class TokenAuth:
-    """ASGI middleware that maps a bearer token to a role. Without tokens, everything is open (loopback only).
+    """ASGI middleware that maps a bearer token to a role.
+
+    Without tokens, everything is open, which is meant only for loopback.
 
     `tokens` maps tokens to roles; the role is stored in `scope["role"]`. `open_paths` need no token.
     """
@@ -59,8 +61,8 @@ class TokenAuth:
         await self.app(scope, receive, send)
 
     def _role_of(self, given: bytes) -> str | None:
-        """The role of a token. All known tokens are compared, each in constant time, so that the response
-        time reveals nothing."""
+        """Returns the role of a token. Compares it with all known tokens, each in constant time, so that the
+        response time reveals nothing."""
         found: str | None = None
         for token, role in self.tokens.items():
             if hmac.compare_digest(token.encode(), given):
@@ -103,7 +105,7 @@ class HttpServer:
             ssl_certfile=tls[0] if tls else None,
             ssl_keyfile=tls[1] if tls else None,
             http=self._connections.protocol,
-            log_level="error",  # a warning per malformed request would let anyone fill the disk
+            log_level="error",  # a warning per malformed request would let any caller fill the disk
             access_log=False,
             lifespan="off",
             timeout_keep_alive=_NEVER_S,  # `Connections` closes idle ones
@@ -151,19 +153,20 @@ class HttpServer:
         return listener
 
     async def stop(self, *, grace_s: float = 1.0) -> None:
-        """Stops accepting, gives running responses `grace_s` to finish, then cuts them."""
+        """Stops accepting connections, gives running responses `grace_s` to finish, then cuts them off."""
         if self._task is None:
             return
         self._server.config.timeout_graceful_shutdown = grace_s  # pyright: ignore[reportAttributeAccessIssue] (seconds)
         self._server.should_exit = True
-        # Not awaited: if the server had failed, `vital` would already have ended the service.
+        # `wait` doesn't raise the task's exception: if the server had failed, `vital` would already have
+        # ended the service.
         await asyncio.wait({self._task})
         await self._connections.close()
         self._task = None
 
 
 def _check_tls(name: str, cert: str, key: str) -> None:
-    """Raises: ConfigError if a certificate and key do not belong together or cannot be read."""
+    """Checks a certificate and its key. Raises: ConfigError if they don't match or cannot be read."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
     except OSError as err:

@@ -1,8 +1,8 @@
-"""Background tasks that a service depends on: if one ends early, the service ends and logs why.
+"""Watches background tasks that a service depends on: if one ends early, the service ends and logs why.
 
-Nobody awaits such a task while the service works, so its end would go unnoticed: without its HTTP server, a
-service would keep running but respond to nobody. `run_service` handles such failures; elsewhere, as in tests,
-they are logged.
+Nobody awaits such a task while the service works, so its end would go unnoticed. For example, without its
+HTTP server, a service would keep running but not respond to anyone. `run_service` handles such failures;
+elsewhere, as in tests, they are logged.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 A browser lets any page send requests to loopback. A page of another site is identified by `Origin` or
 `Sec-Fetch-Site`. A page whose host name was made to resolve to this machine (DNS rebinding) is identified by
-`Host`. Programs send neither of the first two headers, and call the service by a name that it knows. Without
-asking the service first, a page can also send bodies with a simple Content-Type; `messages.read_item` refuses
+`Host`. Programs send neither of the first two headers, and call the service by a name that it knows. A page
+can also send bodies with a simple Content-Type without asking the service first; `messages.read_item` refuses
 these.
 """
 
@@ -32,7 +32,7 @@ class WebRules:
     origins: tuple[str, ...] = ()
     """Origins whose pages may call the service, for example `https://dashboard.example.org`."""
     needs_token: bool = False
-    """Whether every caller must show a token. Pages have none, so any host name is then accepted."""
+    """Whether every caller must show a token. Pages don't have one, so any host name is then accepted."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class WebGuard:
         await send({"type": "http.response.body", "body": body})
 
     def _problem(self, scope: Scope) -> ErrorReply | None:
-        """The problem with a request's headers; None if there is none."""
+        """Returns the problem with a request's headers, or None if there is none."""
         host = b""
         origin: bytes | None = None
         site = b""
@@ -76,7 +76,7 @@ class WebGuard:
         return _foreign_origin(repr(given) if origin is not None else "another site")
 
     def _accepts_host(self, host: bytes) -> bool:
-        """Whether a `Host` is accepted. Addresses always are, because only names can be rebound."""
+        """Checks whether a `Host` is accepted. Addresses always are, because only names can be rebound."""
         if self.rules.needs_token:
             return True
         is_known = _host_name(host) in {"localhost", *_lower(self.rules.host_names)} or _is_address(host)
@@ -102,7 +102,7 @@ def _foreign_origin(page: str) -> ErrorReply:
 
 
 def _host_name(host: bytes) -> str:
-    """The host name in lower case without its port; empty if there is none."""
+    """Returns the host name in lower case, without its port; empty if there is none."""
     try:
         return (urlsplit(f"//{host.decode('ascii')}").hostname or "").rstrip(".")
     except (UnicodeDecodeError, ValueError):

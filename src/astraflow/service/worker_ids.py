@@ -1,7 +1,7 @@
 """The id of a rollout service, `NAME.NUMBER.SECRET`, which only that service receives.
 
-Anyone who knows the id can act as the service. So everything that others can read (status, logs, metrics,
-journal) shows the *handle* `NAME.NUMBER` instead. The dataflow keeps a digest of the secret.
+Anyone who knows the id can act as the service. Everything that others can read (status, logs, metrics,
+journal) therefore shows the *handle* `NAME.NUMBER` instead. The dataflow keeps a digest of the secret.
 """
 
 import hashlib
@@ -29,25 +29,25 @@ class WorkerId(NamedTuple):
 
 
 def new_worker_id(name: str) -> WorkerId:
-    """An id for a service of this name."""
+    """Makes an id for a service of this name."""
     handle = f"{name}.{secrets.token_hex(_NUM_HANDLE_BYTES)}"
     secret = secrets.token_hex(_NUM_SECRET_BYTES)
     return WorkerId(f"{handle}.{secret}", handle, _digest(secret))
 
 
 def handle_of(worker_id: str) -> str:
-    """The public part of an id: everything before the secret."""
+    """Returns the public part of an id: everything before the secret."""
     return worker_id.rpartition(".")[0]
 
 
 def is_key_of(worker_id: str, key: str) -> bool:
-    """Whether the key is the digest of the secret in this id; false for an empty key."""
+    """Checks whether the key is the digest of the secret in this id. An empty key never is."""
     secret = worker_id.rpartition(".")[2]
     return bool(key) and hmac.compare_digest(_digest(secret), key)
 
 
 def public_target(target: str) -> str:
-    """The target of a request without its query and without the secret of a service's id."""
+    """Returns the target of a request without its query and without the secret of a service's id."""
     return _IN_TARGET.sub(lambda match: handle_of(match[0]) or match[0], target.partition("?")[0])
 
 

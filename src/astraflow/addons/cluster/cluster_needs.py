@@ -28,7 +28,7 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def pod_needs(recipe: Recipe) -> list[str]:
-    """The paths that pods must find, in the image or on the claim at /models, with the keys that name them.
+    """Lists the paths that pods must find in the image or on the claim at /models, each with its key.
 
     Raises: ConfigError that lists everything that exists only on this machine, with the remedy.
     """
@@ -50,7 +50,7 @@ def pod_needs(recipe: Recipe) -> list[str]:
 
 
 def _explain_path(where: str, value: str) -> str:
-    """Why pods can't find a path that isn't absolute."""
+    """Explains why pods can't find a path that isn't absolute."""
     if is_hub_name(value):
         return (
             f"{where} = {value!r} is a name on the hub, and pods don't download models; put the folder in "
@@ -63,13 +63,13 @@ def _explain_path(where: str, value: str) -> str:
 
 
 def _hub_data(recipe: Recipe) -> set[str]:
-    """The names of the recipe's data sets on the hub."""
+    """Returns the names of the recipe's datasets on the hub."""
     sources = [*recipe.tasks.sources.values(), *(config.source for config in recipe.eval.sets.values())]
     return {source.path for source in sources if isinstance(source, HubSourceConfig) and not source.is_local}
 
 
 def _places(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Key and value of everything that names a path or a hub name."""
+    """Yields the key and the value of everything that names a path or a hub name."""
     for name, policy in recipe.policies.items():
         yield from models_of(name, policy).items()
         if (offline := policy.train.auxiliary.offline) is not None:
@@ -101,12 +101,12 @@ def _named_in(node: Any, where: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_file_here(item: object) -> bool:
-    """Whether an argument of an agent's command is a file, relative to the current folder."""
+    """Checks whether an argument of an agent's command is a file, relative to the current folder."""
     return isinstance(item, str) and not Path(item).is_absolute() and is_there(Path(item))
 
 
 def _own_modules(recipe: Recipe) -> Iterator[str]:
-    """A message for each component whose module isn't in an installed package, so pods can't find it."""
+    """Yields a message for each component that pods can't find: its module isn't in an installed package."""
     owners = packages_distributions()
     for where, use in named_uses(recipe):
         module = use.use.partition(":")[0]

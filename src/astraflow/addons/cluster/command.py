@@ -67,7 +67,7 @@ def render(
 
 
 def _derive(recipe: "LoadedRecipe") -> "LoadedRecipe":
-    """The recipe with numbers in place of `auto`, which come from the data if it is on this machine."""
+    """Replaces `auto` in the recipe with numbers, which come from the data if it is on this machine."""
     from astraflow.recipe.derived import derived, left_open
     from astraflow.recipe.sources import OpenSources
 

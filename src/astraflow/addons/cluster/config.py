@@ -14,7 +14,7 @@ __all__ = ["KubernetesConfig", "RayLauncherConfig", "SlurmLauncherConfig", "SshL
 _SshHost = Annotated[
     str, text_form(r"[^-\s\x00-\x1f\x7f-\x9f][^\s\x00-\x1f\x7f-\x9f]{0,299}", "a host as `ssh` takes it")
 ]
-"""A leading dash would make it an option of `ssh`."""
+"""A leading dash would turn the host into an option of `ssh`."""
 _Partition = Annotated[str, text_form(r"([A-Za-z0-9_.][A-Za-z0-9_.,-]{0,299})?", "names of partitions")]
 _Namespace = Annotated[
     str,
@@ -111,8 +111,8 @@ class KubernetesConfig(Config):
 
     @classmethod
     def of(cls, cluster: Config) -> "KubernetesConfig":
-        """The section `cluster.k8s` of a recipe. The core's config class has no such field, because the core
-        doesn't know add-ons."""
+        """Returns the section `cluster.k8s` of a recipe. The core's config class doesn't have this field,
+        because the core doesn't know add-ons."""
         section = dict(cluster)["k8s"]
         assert isinstance(section, cls)
         return section

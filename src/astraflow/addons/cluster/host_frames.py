@@ -123,7 +123,7 @@ class Start(Struct, frozen=True, tag=True, kw_only=True):
 
     @classmethod
     def of(cls, spec: ProcessSpec, files: Mapping[Path, bytes], *, version: str) -> "Start":
-        """The message that starts a process."""
+        """Makes the message that starts a process."""
         return cls(
             version=version,
             name=spec.name,

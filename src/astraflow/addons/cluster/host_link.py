@@ -63,7 +63,7 @@ class HostLink:
         return message
 
     async def receive(self) -> FromHost:
-        """The next message. Raises: LinkLostError."""
+        """Returns the next message. Raises: LinkLostError."""
         try:
             return await read_frame(self._stdout, _DECODER)
         except WireError as err:
@@ -81,8 +81,8 @@ class HostLink:
         self._stdin.close()
 
     def close(self) -> None:
-        """Terminates the command, if it still runs, which the host notices. SIGTERM also takes an `srun` that
-        waits out of Slurm's queue."""
+        """Terminates the command, if it still runs, which the host notices. SIGTERM also removes a waiting
+        `srun` from Slurm's queue."""
         self._drain.cancel()
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -97,7 +97,7 @@ class HostLink:
         await self._process.wait()
 
     async def _lost(self) -> LinkLostError:
-        """An error with the reason that the command gave: the last line of its stderr, or its exit code."""
+        """Makes an error with the reason that the command gave: the last line of stderr, or the exit code."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_GRACE_S):
                 await self._process.wait()

@@ -177,7 +177,7 @@ async def _report_silence(host: ProcessHost, link: _Link, longest_s: float) -> N
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """A signal handler that does nothing."""
+    """Does nothing when a signal arrives."""
 
 
 async def _main() -> None:

@@ -47,12 +47,12 @@ _MAX_NAME = 40
 
 
 def new_tokens() -> dict[str, str]:
-    """New random tokens: one per role."""
+    """Makes new random tokens, one per role."""
     return {role: secrets.token_urlsafe(24) for role in ROLES}
 
 
 def recipe_in_cluster(recipe: Recipe) -> Recipe:
-    """The recipe, with the addresses that its services have in the cluster.
+    """Returns the recipe, with the addresses that its services have in the cluster.
 
     Raises: ConfigError for settings that can't work there, with the remedy.
     """
@@ -102,7 +102,7 @@ def _check_labels(cluster: ClusterConfig) -> None:
 
 
 def manifests(recipe: Recipe, tokens: Mapping[str, str]) -> dict[str, list[_Manifest]]:
-    """The objects of each file: file name -> objects. The names sort in the order of application.
+    """Returns the objects of each file: file name -> objects. The names sort in the order of application.
 
     `recipe`: as `recipe_in_cluster` returns it. `tokens`: role -> token.
     """
@@ -135,7 +135,7 @@ class _ManifestBuilder:
         self._ports = {policy: _FIRST_WEIGHTS_PORT + idx for idx, policy in enumerate(recipe.published)}
 
     def object(self, version: str, kind: str, suffix: str, *, part: str = "") -> _Manifest:
-        """The common fields of an object."""
+        """Makes the common fields of an object."""
         metadata = {
             "name": f"{self._prefix}-{suffix}",
             "namespace": self._k8s.namespace,
@@ -144,7 +144,7 @@ class _ManifestBuilder:
         return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
     def network(self) -> list[_Manifest]:
-        """The addresses of the services, and the policies that say which pods may call which."""
+        """Makes the addresses of the services, and the policies that say which pods may call which."""
         dataflow_ports = [{"name": "http", "port": _DATAFLOW_PORT, "targetPort": "http"}]
         # A pod without a port of that name isn't an endpoint of it, so one address serves all publishers.
         weights_ports = [
@@ -158,7 +158,7 @@ class _ManifestBuilder:
         ]
 
     def dataflow(self) -> _Manifest:
-        """The dataflow. Its volume outlives the pod, so the run can continue on another node."""
+        """Makes the dataflow. Its volume outlives the pod, so the run can continue on another node."""
         container = self._container(
             "dataflow", ["serve", _RUN_DIR, "--port", str(_DATAFLOW_PORT)], self._cluster.dataflow
         ) | _port_and_probes("http", _DATAFLOW_PORT)
@@ -175,17 +175,20 @@ class _ManifestBuilder:
         return self.object("apps/v1", "StatefulSet", "dataflow", part="dataflow") | {"spec": spec}
 
     def trainers(self) -> list[_Manifest]:
-        """A job and its volume for each trained policy."""
+        """Makes a job and its volume for each trained policy."""
         return [made for policy in self._recipe.trained for made in self._trainer(policy)]
 
     def frozen_publishers(self) -> list[_Manifest]:
-        """A publisher for each frozen policy. After a restart, it publishes the same version again."""
+        """Makes a publisher for each frozen policy. After a restart, it publishes the same version again."""
         return [
             self._frozen_publisher(policy) for policy in self._ports if policy not in self._recipe.trained
         ]
 
     def rollouts(self) -> _Manifest:
-        """The rollout services. They don't listen, so nothing probes them; the dataflow watches them."""
+        """Makes the rollout services.
+
+        They don't listen, so they have no probes. The dataflow watches them.
+        """
         allowed = [part for module in network_modules(self._recipe) for part in ("--allow", module)]
         needs = self._cluster.rollout
         container = self._container(
@@ -206,7 +209,7 @@ class _ManifestBuilder:
         return self.object("apps/v1", "Deployment", "rollout", part="rollout") | {"spec": spec}
 
     def autoscaler(self) -> list[_Manifest]:
-        """An autoscaler that follows the dataflow's advice; nothing if the pool has a fixed size."""
+        """Makes an autoscaler that follows the dataflow's advice, unless the pool has a fixed size."""
         if not self._cluster.max_services:
             return []
         if self._cluster.pool.kinds:
@@ -286,8 +289,8 @@ class _ManifestBuilder:
         return self.object("apps/v1", "Deployment", suffix, part="publisher") | {"spec": spec}
 
     def _policies(self) -> list[_Manifest]:
-        """Keep the pods of other runs away. Rollout services run programs that models write, so they can only
-        call the run and DNS."""
+        """Makes the policies that keep the pods of other runs away. Rollout services run programs that models
+        write, so they can only call the run and DNS."""
         own = {"podSelector": {"matchLabels": self._labels()}}
         monitoring = {
             "namespaceSelector": {
@@ -336,7 +339,7 @@ class _ManifestBuilder:
         return self.object("v1", "Service", suffix) | {"spec": spec}
 
     def _container(self, name: str, arguments: Sequence[str], needs: NeedsConfig) -> _Manifest:
-        """An unprivileged container that can write to its volumes only."""
+        """Makes an unprivileged container that can write only to its volumes."""
         return {
             "name": name,
             "image": self._k8s.image,
@@ -353,7 +356,7 @@ class _ManifestBuilder:
     def _template(
         self, part: str, containers: list[_Manifest], needs: NeedsConfig, *, volumes: Sequence[str]
     ) -> _Manifest:
-        """A pod. `volumes`: volumes of the run that it mounts. Each pod has one for temporary files."""
+        """Makes a pod. `volumes`: volumes of the run that it mounts. Each pod has one for temporary files."""
         known = {
             "recipe": {"name": "recipe", "configMap": {"name": f"{self._prefix}-recipe"}},
             "tokens": {
@@ -411,7 +414,7 @@ class _ManifestBuilder:
 
 
 def _name(text: str) -> str:
-    """A name in the recipe, which starts with a letter or digit, as a name in Kubernetes."""
+    """Converts a name in the recipe, which starts with a letter or digit, into a name in Kubernetes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:_MAX_NAME].strip("-")
 
 
@@ -424,7 +427,7 @@ def _mount(volume: str, path: str) -> _Manifest:
 
 
 def _environment(threads: int) -> list[_Manifest]:
-    """The environment variables of all containers. HOME is a folder that they can write to."""
+    """Makes the environment variables of all containers. HOME is a folder that they can write to."""
     values = {
         "HOME": "/tmp",
         "OMP_NUM_THREADS": str(threads),
@@ -435,8 +438,8 @@ def _environment(threads: int) -> list[_Manifest]:
 
 
 def _resources(needs: NeedsConfig) -> _Manifest:
-    """Reservations and limits. CPUs are only reserved, so a pod may use more of an idle node; memory and GPUs
-    are limited, too."""
+    """Makes reservations and limits. CPUs are only reserved, so a pod may use more of an idle node; memory
+    and GPUs are also limited."""
     requests: dict[str, str] = {"cpu": f"{round(needs.cpus * 1000)}m"}
     limits: dict[str, str] = {}
     if needs.memory_gb:
@@ -449,7 +452,7 @@ def _resources(needs: NeedsConfig) -> _Manifest:
 
 
 def _port_and_probes(name: str, port: int) -> _Manifest:
-    """The port of a container, and its health probes. The health route needs no token."""
+    """Makes the port of a container and its health probes. The health route doesn't need a token."""
     ask = {"httpGet": {"path": "/v1/health", "port": name}, "timeoutSeconds": 5}
     return {
         "ports": [{"name": name, "containerPort": port}],

@@ -40,7 +40,7 @@ _LOST_AFTER_S = 30.0
 
 
 async def receive_hello(link: HostLink, *, patience_s: float = _ANSWER_S) -> Hello:
-    """The description of the machine at the other end of a new link. Raises: LinkLostError.
+    """Receives the description of the machine at the other end of a new link. Raises: LinkLostError.
 
     `patience_s`: infinite for a link that may wait for a machine, such as that of a queued job.
     """
@@ -93,7 +93,7 @@ class PipedProcess(RemoteProcess):
         self._end(KILLED)
 
     async def silence(self, longest_s: float) -> str:
-        """As in the protocol. If the host can't report the silence, it is lost, which ends `wait`."""
+        """See the protocol. If the host can't report the silence, it is lost, which ends `wait`."""
         self._link.send(SilenceWatch(longest_s=longest_s))
         return f"on {self._place}, {await asyncio.shield(self._silent)}"
 

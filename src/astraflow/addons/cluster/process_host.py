@@ -81,7 +81,7 @@ class ProcessHost:
         return News(log, handle.life() if isinstance(handle, LifeReporter) else ProcessLife())
 
     async def silence(self, longest_s: float) -> str:
-        """As `ProcessHandle.silence`."""
+        """Does the same as `ProcessHandle.silence`."""
         handle, _ = self._require_process()
         return await handle.silence(longest_s)
 
@@ -90,7 +90,7 @@ class ProcessHost:
         self.terminate_now()
 
     def terminate_now(self) -> None:
-        """The same for a signal handler, which can't await."""
+        """Asks the process to stop. For signal handlers, which can't await."""
         self._require_process()[0].terminate()
 
     async def kill(self) -> None:
@@ -106,7 +106,8 @@ class ProcessHost:
         await ended
 
     async def clean(self) -> None:
-        """Removes the files of the process from this machine. The last call, after the process has ended."""
+        """Removes the files of the process from this machine. This is the last call, after the process has
+        ended."""
         self._launcher.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 

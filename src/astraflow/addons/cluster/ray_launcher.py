@@ -148,7 +148,7 @@ class RayLauncher:
 
 
 def room_of(node: Mapping[str, Any]) -> Room:
-    """What a node has in total, from its entry in `ray.nodes()`."""
+    """Returns what a node has in total, according to its entry in `ray.nodes()`."""
     resources = cast("Mapping[str, float]", node["Resources"])
     return Room(resources.get("CPU", 0.0), resources.get("GPU", 0.0), resources.get("memory", 0.0))
 
@@ -174,7 +174,10 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _connection_problem(address: str) -> str:
-    """Why nothing accepts connections at `HOST:PORT`; empty if something does, or for another address."""
+    """Explains why nothing accepts connections at `HOST:PORT`.
+
+    Returns an empty text if something does, or for an address of another form.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return ""

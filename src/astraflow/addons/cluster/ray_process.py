@@ -32,7 +32,7 @@ class ActorNode:
         self._id, self.address = await actor.__ray_call__.remote(_node_here)
 
     def is_lost(self) -> bool:
-        """Whether the cluster considers the node dead."""
+        """Checks whether the cluster considers the node dead."""
         return not any(node["NodeID"] == self._id and node["Alive"] for node in self._ray.nodes())
 
 
@@ -49,7 +49,7 @@ class RayProcess(RemoteProcess):
         """Calls of the actor that are under way. Without a reference, a task may be garbage-collected."""
 
     async def silence(self, longest_s: float) -> str:
-        """As in the protocol. If the actor can't report the silence, its node is lost, which ends `wait`."""
+        """See the protocol. If the actor can't report the silence, its node is lost, which ends `wait`."""
         with contextlib.suppress(self._ray.exceptions.RayError):
             what = await self._actor.silence.remote(longest_s)
             return f"on {self._place}, {what}"
@@ -97,7 +97,7 @@ class RayProcess(RemoteProcess):
 
 
 def _node_here(host: object) -> tuple[str, str]:
-    """Id and address of the node on which this runs. Ray calls it with the actor's object."""
+    """Returns the id and the address of the node on which this runs. Ray calls it with the actor's object."""
     del host
     ray: Any = importlib.import_module("ray")
     return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()

@@ -55,7 +55,10 @@ class RemoteProcess(ABC):
         return self._pid
 
     async def wait(self) -> int:
-        """The exit code, at the end; `MACHINE_LOST` if the machine is lost or was taken away."""
+        """Waits for the exit code, and returns it.
+
+        Returns `MACHINE_LOST` if the machine is lost or was taken away.
+        """
         return await asyncio.shield(self._code)
 
     def terminate(self) -> None:
@@ -70,7 +73,7 @@ class RemoteProcess(ABC):
             self._loop.call_later(_KILL_GRACE_S, self._end, KILLED)
 
     def life(self) -> ProcessLife:
-        """The last report, or that the machine doesn't answer."""
+        """Returns the last report, or that the machine doesn't answer."""
         late_s = self._loop.time() - self._news_s
         if late_s > _LATE_NEWS_S:
             silent_s = (self._life.silent_s or 0.0) + late_s

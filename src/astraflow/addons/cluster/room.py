@@ -29,12 +29,12 @@ class Room:
     memory_bytes: float
 
     def holds(self, needs: Needs) -> bool:
-        """Whether there is enough room for a process."""
+        """Checks whether there is enough room for a process."""
         return self.cpus >= needs.cpus and self.gpus >= needs.gpus and self.memory_bytes >= needs.memory_bytes
 
 
 def missing_room(needs: Needs, rooms: Sequence[Room], *, cluster: str, remedy: str) -> str:
-    """Why a process fits on no machine, even on an idle one, and what to do; empty if it fits.
+    """Explains why a process doesn't fit on any machine, even an idle one, and what to do; empty if it fits.
 
     Example: `missing_room(Needs(gpus=2), rooms, cluster="the Ray cluster", remedy="add a node")`.
     """
@@ -52,7 +52,7 @@ def missing_room(needs: Needs, rooms: Sequence[Room], *, cluster: str, remedy: s
 
 
 def needs_text(needs: Needs) -> str:
-    """What a process reserves, in words."""
+    """Describes in words what a process reserves."""
     parts = [f"{needs.cpus:g} CPUs"]
     if needs.gpus:
         parts.append(f"{needs.gpus:g} GPUs")
@@ -63,8 +63,11 @@ def needs_text(needs: Needs) -> str:
 
 
 def is_movable(spec: ProcessSpec) -> bool:
-    """Whether a process can run on another machine than the launcher's: it shares its machine with no other
-    process, doesn't listen, and has no folder that it must find again."""
+    """Checks whether a process can run on another machine than the launcher's.
+
+    Such a process doesn't have to share its machine with another process, doesn't listen, and doesn't have a
+    folder that it must find again.
+    """
     return not (spec.near or spec.writes or spec.address)
 
 
@@ -87,7 +90,7 @@ async def _log_wait(spec: ProcessSpec) -> None:
 
 
 def contents_of(spec: ProcessSpec) -> dict[Path, bytes]:
-    """The files that are sent with a process. Raises: ConfigError for a folder or a large file."""
+    """Reads the files that are sent with a process. Raises: ConfigError for a folder or a large file."""
     for path in spec.reads:
         if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
             raise ConfigError(

@@ -114,7 +114,8 @@ class SlurmLauncher:
 
 
 def srun_command(config: SlurmLauncherConfig, spec: ProcessSpec) -> list[str]:
-    """The command that queues the job of a process. It contains no secrets, which other users could read."""
+    """Makes the command that queues the job of a process. Other users could read secrets in a command, so it
+    doesn't contain any."""
     needs = spec.needs
     resources = [f"--cpus-per-task={max(1, -(-needs.cpus // 1)):.0f}", f"--signal=TERM@{config.notice_s}"]
     if config.partition:
@@ -142,7 +143,7 @@ def srun_command(config: SlurmLauncherConfig, spec: ProcessSpec) -> list[str]:
 
 
 def remedy_for(text: str) -> str:
-    """What to do about a job that can never run, by what `srun` printed; empty if it may run later."""
+    """Says what to do about a job that can never run, given `srun`'s output; empty if it may run later."""
     return next((remedy for part, remedy in _REMEDIES.items() if part in text), "")
 
 

@@ -186,7 +186,8 @@ class SshLauncher:
 
 
 def ssh_command(config: SshLauncherConfig, host: str) -> list[str]:
-    """The command that starts the host program. It contains no secrets, which other users could read."""
+    """Makes the command that starts the host program. Other users could read secrets in a command, so it
+    doesn't contain any."""
     python = config.python
     # The remote shell expands a leading ~ only if it isn't quoted.
     quoted = f"~/{shlex.quote(python[2:])}" if python.startswith("~/") else shlex.quote(python)
@@ -195,7 +196,7 @@ def ssh_command(config: SshLauncherConfig, host: str) -> list[str]:
 
 
 def remedy_for(text: str, host: str) -> str:
-    """What to do about a host for which `ssh` printed this text."""
+    """Says what to do about a host for which `ssh` printed this text."""
     known = {
         "Permission denied": f"`ssh {host} true` must work without a prompt: add your key there",
         "Host key verification failed": f"connect once by hand, `ssh {host} true`, to accept its key",
@@ -211,7 +212,7 @@ def remedy_for(text: str, host: str) -> str:
 
 
 def _with_gpus(spec: ProcessSpec, gpus: Sequence[int]) -> ProcessSpec:
-    """The process, limited to its reserved GPUs."""
+    """Limits the process to its reserved GPUs."""
     return replace(spec, env={**spec.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))})
 
 
@@ -242,7 +243,10 @@ async def _ask(config: SshLauncherConfig, host: str) -> Hello | str:
 
 
 def _find_problem(host: str, hello: Hello) -> str:
-    """Why a host that has answered can't be used; empty if it can. Logs a warning if its clock is off."""
+    """Explains why a host that has answered can't be used; empty if it can.
+
+    Logs a warning if the host's clock is off.
+    """
     skew_s = hello.now_s - time.time()
     if abs(skew_s) > _MAX_SKEW_S:
         _log.warning(
@@ -262,7 +266,10 @@ def _find_problem(host: str, hello: Hello) -> str:
 
 
 def _own_address(config: SshLauncherConfig, hellos: Mapping[str, Hello]) -> str:
-    """The address at which all hosts can call this machine. Raises: ConfigError if `auto` doesn't find it."""
+    """Returns the address at which all hosts can call this machine.
+
+    Raises: ConfigError if `auto` doesn't find it.
+    """
     if config.address != "auto":
         return config.address
     callers = {hello.caller for hello in hellos.values()}

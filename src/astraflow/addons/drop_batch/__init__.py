@@ -1,1 +1,1 @@
-"""`astraflow drop-batch`: drops a batch at which a trainer keeps failing."""
+"""`astraflow drop-batch`: drops a batch on which a trainer keeps failing."""

@@ -35,9 +35,10 @@ def drop(
     ] = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Drop a batch at which the trainer keeps failing, in a live run or a stopped one.
+    """Drop a batch on which the trainer keeps failing, in a live run or a stopped one.
 
-    Its groups, and those of a batch that was taken ahead, are evicted. The steps get other groups.
+    The command evicts the groups of the batch, and those of a batch that was taken in advance. The steps get
+    other groups.
     """
     trust(ca_file)
     _drop_and_report(where, policy, step=step, reason=reason, token_file=token_file)

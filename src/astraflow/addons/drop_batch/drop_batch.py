@@ -1,7 +1,7 @@
 """Drops a batch that cannot be trained, in a live run or in the folder of a stopped one.
 
-A stopped run gets the same request as a live one: its dataflow is opened here, in memory, without the other
-services.
+A stopped run gets the same request as a live one: this module opens the run's dataflow in its own process,
+without the other services.
 """
 
 from collections.abc import AsyncGenerator
@@ -33,7 +33,7 @@ async def drop_batch(
 ) -> Dropped:
     """Drops the batch of a policy's oldest step that is not committed. `where` is a run folder or a URL.
 
-    `step` is the number of that step, counted from 1, or 0 for whichever it is.
+    `step` is the expected number of that step, counted from 1; 0 accepts any number.
     Raises: ConfigError or DataError for the run; RefusedError if the step has no batch that can be dropped.
     """
     if where.startswith(("http://", "https://")):
@@ -72,7 +72,7 @@ async def _drop(client: DataflowClient, policy: str, *, step: int, reason: str, 
 
 @asynccontextmanager
 async def _opened(folder: RunFolder) -> AsyncGenerator[DataflowClient]:
-    """The dataflow of a stopped run. Raises: JournalError if the journal is in use or damaged."""
+    """Opens the dataflow of a stopped run. Raises: JournalError if the journal is in use or damaged."""
     service = make_service(folder, folder.load_recipe())
     await service.start()
     calls = ServiceClient("http://memory", patience_s=_PATIENCE_S, transport=MemoryTransport(service.app))

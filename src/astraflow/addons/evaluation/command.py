@@ -68,12 +68,13 @@ def evaluate(
     model: _Model = "",
     as_json: _Json = False,
 ) -> None:
-    """Evaluate a run's weights, a model folder or an endpoint on a recipe's evaluation sets.
+    """Evaluate a run's weights, a model folder, or an endpoint on a recipe's evaluation sets.
 
-    Runs in one process, offline and without services. Workflow, sampling, reward and seeds are those of
-    evaluation during training, so a version of a run gets the score that the run itself reported. Prints
-    pass@1, avg@k and unbiased pass@k with 95 % intervals over tasks. A sample passes if its score is at least
-    1. The key for a URL comes from $OPENAI_API_KEY. Exits with 1 if an episode failed for good.
+    The command runs in one process, offline and without services. It uses the workflow, sampling, reward, and
+    seeds of evaluation during training, so a version of a run gets the score that the run itself reported.
+    It prints pass@1, avg@k, and unbiased pass@k with 95 % intervals over tasks. A sample passes if its score
+    is at least 1. The key for a URL comes from $OPENAI_API_KEY. The exit code is 1 if an episode failed
+    permanently.
 
     Examples: `astraflow eval runs/quickstart --samples 8`,
     `astraflow eval models/quickstart --recipe recipes/quickstart.yaml --json`,

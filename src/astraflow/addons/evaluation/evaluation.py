@@ -1,9 +1,9 @@
-"""Evaluation after training: a recipe's evaluation sets on a version of a run, a model folder or an endpoint.
+"""Evaluates a version of a run, a model folder, or an endpoint on a recipe's evaluation sets after training.
 
-One process, no services. Engine, workflow, sampling and reward are those of the recipe, and each episode gets
-the seed that the dataflow gives it during training. The same weights on the same engine therefore give the
-same answers as the evaluation of that version during the run. An episode that fails for good has no score: it
-is counted and left out.
+The evaluation runs in one process, without services. It uses the recipe's engine, workflow, sampling, and
+reward, and gives each episode the seed that it gets from the dataflow during training. The same weights on
+the same engine therefore give the same answers as the evaluation of that version during the run. An episode
+that fails permanently doesn't have a score: it is counted and left out.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ __all__ = ["EvalReport", "EvalScore", "EvalSize", "evaluate", "evaluation_table"
 
 
 class EvalScore(Item, frozen=True, kw_only=True):
-    """One evaluation set. Estimates are means over tasks with 95 % intervals."""
+    """The result for one evaluation set. Estimates are means over tasks with 95 % intervals."""
 
     eval_set: str
     num_tasks: int
@@ -43,19 +43,19 @@ class EvalScore(Item, frozen=True, kw_only=True):
     num_samples: int
     """Episodes that have a score."""
     num_failed: int
-    """Episodes that failed for good and are left out of all scores."""
+    """Episodes that failed permanently and are left out of all scores."""
     failures: dict[str, int]
     """Error class -> failed episodes."""
     pass_at_1: Estimate | None
     """Share of samples with a score of at least 1; None if no episode has a score."""
     avg_at_k: Estimate | None
-    """Mean score over samples and tasks: what training reports as its held-out score."""
+    """Mean score over samples and tasks, which training reports as its held-out score."""
     pass_at_k: dict[int, Estimate]
     """k -> unbiased pass@k, for 1, 2, 4, ... and all samples."""
     generated_tokens: int
     seconds: float
     metrics: tuple[MetricItem, ...] = ()
-    """Metrics of workflow and runner over all episodes that have a score."""
+    """Metrics of the workflow and the runner over all episodes that have a score."""
 
 
 class EvalReport(Item, frozen=True, kw_only=True):
@@ -63,21 +63,21 @@ class EvalReport(Item, frozen=True, kw_only=True):
 
     target: str
     kind: str
-    """`run`, `model` or `endpoint`."""
+    """`run`, `model`, or `endpoint`."""
     recipe: str
     """Name of the recipe."""
     policy: str
-    """The policy whose place the target takes."""
+    """The policy that the target replaces."""
     version: int
     """Version of a run's weights; -1 for a model folder or an endpoint."""
     temperature: float
-    """That of sets which name none of their own."""
+    """Temperature of the sets that don't specify their own."""
     sets: tuple[EvalScore, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSize:
-    """What differs from the recipe: sets (none means all), samples per task and tasks (0 means as in the
+    """The size of an evaluation: its sets (none means all), samples per task, and tasks (0 means as in the
     recipe)."""
 
     sets: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class _Round:
     num_tasks: int
     samples: int
     scores: list[list[float]] = field(default_factory=list[list[float]])
-    """The scores of each task's episodes that ended well."""
+    """For each task, the scores of the episodes that didn't fail."""
     failures: Counter[str] = field(default_factory=Counter[str])
     metrics: list[tuple[MetricItem, ...]] = field(default_factory=list[tuple[MetricItem, ...]])
     num_done: int = 0
@@ -107,10 +107,11 @@ async def evaluate(
     *,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[EvalScore, ...]:
-    """Runs the evaluation sets one after the other; does not close the engines.
+    """Runs the evaluation sets one after the other. Doesn't close the engines.
 
-    `progress` gets the name of the set, the number of its finished episodes and of all its episodes.
-    Raises: ConfigError or DataError if a set or the reward cannot be loaded. Failed episodes are counted.
+    `progress` gets the name of the set, the number of its finished episodes, and the number of all its
+    episodes. Failed episodes are counted.
+    Raises: ConfigError or DataError if a set or the reward cannot be loaded.
     """
     rounds = [_opened(recipe, name, size) for name in _chosen(recipe, size.sets)]
     async with open_runner(recipe, hosted, num_scorers=recipe.rollout.scorers) as runner:
@@ -149,7 +150,7 @@ async def _score(
     round_: _Round,
     progress: Callable[[str, int, int], None] | None,
 ) -> EvalScore:
-    """All episodes of one set, as many in parallel as a rollout service of the recipe runs."""
+    """Runs all episodes of one set, as many in parallel as a rollout service of the recipe runs."""
     began_s = time.perf_counter()
     tokens = _generated(hosted)
     total = round_.num_tasks * round_.samples
@@ -189,7 +190,7 @@ async def _score(
 async def _run_episode(
     recipe: Recipe, runner: EpisodeRunner, round_: _Round, task_idx: int, sample: int
 ) -> None:
-    """Runs one episode, with as many attempts as in a run."""
+    """Runs one episode, with as many attempts as during training."""
     lease = Lease(
         id=f"{round_.eval_set}/{task_idx}.{sample}",
         kind="eval",
@@ -226,8 +227,10 @@ def _generated(hosted: Mapping[str, HostedPolicy]) -> int:
 
 
 def evaluation_table(report: EvalReport) -> RenderableType:
-    """A table for terminals of 80 columns: a section per set, a row per measure; below it, why episodes
-    failed."""
+    """Makes a table for terminals of 80 columns, with a section per set and a row per measure.
+
+    Below the table, it says why episodes failed.
+    """
     version = f" version {report.version}" if report.version >= 0 else ""
     title = f"{report.target}: {report.policy}{version}, temperature {report.temperature:g}"
     table = Table("set", "measure", "value", "95 % interval", "from")
@@ -240,7 +243,7 @@ def evaluation_table(report: EvalReport) -> RenderableType:
 
 
 def _rows(score: EvalScore, default: float) -> list[tuple[str, str, str, str]]:
-    """`default`: the temperature of sets that name none; another one is shown."""
+    """Makes the rows of one set. `default`: the temperature that is not mentioned in the rows."""
     measures: dict[str, Estimate | None] = {"pass@1": score.pass_at_1}
     measures[f"avg@{score.samples}"] = score.avg_at_k
     measures |= {f"pass@{k}": value for k, value in score.pass_at_k.items() if k > 1}

@@ -1,4 +1,4 @@
-"""What `astraflow eval` evaluates: a run folder, a model folder or an endpoint, as hosted policies."""
+"""The targets of `astraflow eval`: a run folder, a model folder, or an endpoint, as hosted policies."""
 
 import asyncio
 import tempfile
@@ -34,13 +34,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What takes the place of `policy` in `recipe`; version -1 is the newest of a run."""
+    """What replaces `policy` in `recipe`. Version -1 is the newest one of a run."""
 
     recipe: Recipe
     policy: str
     where: str
     kind: str
-    """`run`, `model` or `endpoint`."""
+    """`run`, `model`, or `endpoint`."""
     version: int = -1
     endpoint: Endpoint | None = None
 
@@ -55,7 +55,7 @@ def find_target(
 ) -> Target:
     """Finds out what `where` is. `recipe` replaces the recipe of a run, and is required for anything else.
 
-    Raises: ConfigError or DataError if it cannot be evaluated, or the recipe is missing.
+    Raises: ConfigError or DataError if `where` cannot be evaluated, or the recipe is missing.
     """
     kind = _kind(where)
     if kind != "run" and version >= 0:
@@ -84,10 +84,11 @@ def _kind(where: str) -> str:
 
 @asynccontextmanager
 async def hosting(target: Target) -> AsyncGenerator[tuple[Mapping[str, HostedPolicy], int]]:
-    """The recipe's policies, ready to generate, and the version of the target (-1: it has none).
+    """Yields the recipe's policies, ready to generate, and the version of the target (-1: it has none).
 
-    The other policies have their newest versions if the target is a run, else the models of the recipe.
-    Raises: DataError, WeightsError, ConfigError or UnavailableError if one cannot be loaded.
+    If the target is a run, the other policies have their newest versions; otherwise, they have the models of
+    the recipe.
+    Raises: DataError, WeightsError, ConfigError, or UnavailableError if a policy cannot be loaded.
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="astraflow-eval-")))
@@ -127,7 +128,7 @@ async def _calling(target: Target) -> AsyncGenerator[HostedPolicy]:
 
 
 def _snapshot(target: Target, name: str, cache: Path) -> WeightSnapshot:
-    """The weights of one policy. Blocks."""
+    """Loads the weights of one policy. Blocks."""
     policy = target.recipe.policies[name]
     if target.kind == "run" and policy.role == "trained":
         version = target.version if name == target.policy else -1

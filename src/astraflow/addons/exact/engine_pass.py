@@ -1,7 +1,7 @@
 """Runs a model so that a token's logprob is bitwise equal to the trainer's.
 
-Prefilling, extending, and decoding are the same operation here. It gets tokens at given positions of given
-rows, stores their keys and values, and then computes the attention of each token separately.
+Prefilling, extending, and decoding are the same operation here. The operation gets tokens at given positions
+of given rows, stores their keys and values, and then computes the attention of each token separately.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class InvariantForward:
 
     @property
     def vocab_size(self) -> int:
-        """Number of logits."""
+        """Number of logits per token."""
         return self._model.vocab_size
 
     def refresh(self) -> None:
@@ -54,31 +54,31 @@ class InvariantForward:
     def prefill(
         self, tokens: Tensor, rows: Tensor, cache: KvCache, media: Sequence[Media] | None = None
     ) -> None:
-        """Stores keys and values of prefixes [B, T] in the cache's rows."""
+        """Stores the keys and values of prefixes [B, T] in the cache's rows."""
         assert media is None, "images for a model that reads only text"
         length = tokens.shape[1]
         self._hidden(tokens, cache.stretch(rows, torch.zeros_like(rows), length, reach=length), rows, cache)
 
     def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
-        """Stores keys and values of tokens [B, T] that follow prefixes in the cache."""
+        """Stores the keys and values of tokens [B, T] that follow prefixes in the cache."""
         self._hidden(tokens, stretch, stretch.rows, cache)
 
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
-        """One step: logits [B, V]."""
+        """Decodes one step. Returns logits [B, V]."""
         num_rows = len(tokens)
         starts = torch.from_numpy(positions)
         stretch = cache.stretch(torch.arange(num_rows), starts, 1, reach=int(positions.max()) + 1)
         return self._model.logits(self._hidden(tokens[:, None], stretch, slice(0, num_rows), cache))
 
     def score(self, tokens: Tensor) -> Tensor:
-        """Logprobs [T - 1] of tokens 1..T-1 of one sequence."""
+        """Returns logprobs [T - 1] of tokens 1..T-1 of one sequence."""
         hidden = self._model.sequences(tokens, [len(tokens)])
         return self._model.logprobs(hidden[:-1], tokens[1:])
 
     def _hidden(self, tokens: Tensor, stretch: Stretch, rows: Tensor | slice, cache: KvCache) -> Tensor:
         """Stores the keys and values of tokens [B, T], and returns their hidden states [B * T, h].
 
-        `rows`: those of the stretch. If they are a slice, the cache entries are views instead of copies.
+        `rows`: the rows of the stretch. If they are a slice, the cache entries are views instead of copies.
         """
         num_rows, length = tokens.shape
 

@@ -1,15 +1,15 @@
-"""Computes a model so that a token's values do not depend on other sequences, the batch or its layout.
+"""Runs a model so that a token's values do not depend on other sequences, the batch, or its layout.
 
 A linear algebra kernel chooses the order of its sums by the shapes of its inputs. An engine decodes a few
-tokens per step against a cache, whereas a trainer computes whole sequences at once. So their logprobs differ
-in the last bits, although the weights are the same. Here, each product has a fixed shape (batch-invariant
-kernels): tokens pass through projections in tiles of `TILE` rows, and each query attends separately, to as
-many positions as its own position requires, in steps of `SPAN`. Norms, activations and softmax reduce each
-row separately. Rotary tables are computed in blocks of a fixed size.
+tokens per step against a cache, whereas a trainer computes whole sequences at once. Their logprobs therefore
+differ in the last bits, although the weights are the same. Here, each product has a fixed shape
+(batch-invariant kernels): tokens pass through projections in tiles of `TILE` rows, and each query attends
+separately, to as many positions as its own position requires, in steps of `SPAN`. Norms, activations, and
+softmax reduce each row separately. Rotary tables are computed in blocks of a fixed size.
 
-A test at load checks what shapes cannot ensure: that this machine's kernels give a row the same result at any
-position in its tile, whatever the other rows. No gradients are computed here. The code runs on one CPU
-thread, in float32, for the families that `families.exact_refusal` accepts.
+A test at load time checks what shapes cannot ensure: that this machine's kernels give a row the same result
+at any position in its tile, whatever the other rows contain. No gradients are computed here. The code runs on
+one CPU thread, in float32, for the model families that `families.exact_refusal` accepts.
 
 Legend: N tokens, n rows, H query heads, K key heads, D dimension of a head, L positions, V vocabulary.
 """
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["SPAN", "Attend", "InvariantModel", "attend"]
 
 TILE = 64
-"""Rows of every product with a projection. Fewer would use the kernels badly, and more would be mostly
-padding when an engine has few requests left."""
+"""Number of rows in every product with a projection. Fewer rows would use the kernels inefficiently, and more
+would be mostly padding when an engine has few requests left."""
 SPAN = 64
 """A query's keys are padded to a multiple of this."""
 _TABLE_POSITIONS = 256
@@ -40,17 +40,17 @@ _TABLE_POSITIONS = 256
 _CHUNK_LOGITS = 2**22
 """Largest number of logits in memory at once (16 MB)."""
 _ALIGNMENT = 64
-"""Bytes. Kernels may sum in a different order if an operand starts elsewhere in a cache line."""
+"""Alignment in bytes. Kernels may sum in another order if an operand starts elsewhere in a cache line."""
 _PROBE_LENGTHS = (41, 24, 7, 1)
-"""Lengths of the sequences in the test at load. They reach into a second tile, and start at different
-rows."""
+"""Lengths of the sequences in the test at load time. Together they reach into a second tile, and they start
+at different rows."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [N, H, D], keys [N, K, D], values [N, K, D]) -> the attention's output [N, H * D]."""
 
 
 class InvariantModel:
-    """Computes with the parameters of a model, which it reads at every call. The caller owns the model.
+    """Computes with the parameters of a model, and reads them at every call. The caller owns the model.
 
     Example: `hidden = model.sequences(tokens, lengths)`, then `model.logprobs(hidden[at], targets)`.
     """
@@ -84,12 +84,12 @@ class InvariantModel:
 
     @property
     def vocab_size(self) -> int:
-        """Number of logits."""
+        """Number of logits per token."""
         return self._head.weight.shape[0]
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The last hidden states [N, h], before the output head, of tokens [N] at their positions [N]."""
+        """Returns the last hidden states [N, h], before the output head, of tokens [N] at positions [N]."""
         num_tokens = len(tokens)
         cos, sin = self._rotary(_pad(positions))
         hidden = self._embedding[_pad(tokens)]
@@ -104,18 +104,18 @@ class InvariantModel:
         return _normalize(self._body.norm, hidden)[:num_tokens]
 
     def sequences(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-        """`hidden` of whole sequences, whose tokens are concatenated."""
+        """Computes `hidden` of whole sequences, whose tokens are concatenated."""
         layout = _Sequences(lengths, self.scale)
         return self.hidden(tokens, layout.positions, layout.attend)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, V] of `hidden` [N, h]."""
+        """Returns the logits [N, V] of `hidden` [N, h]."""
         return _project(self._head, _pad(hidden))[: len(hidden)]
 
     @torch.no_grad()
     def logprobs(self, hidden: Tensor, targets: Tensor, inverse_temperatures: Tensor | None = None) -> Tensor:
-        """Logprobs [N] of `targets` [N], each at its own temperature; None: all have temperature 1.
+        """Returns logprobs [N] of `targets` [N], each at its own temperature; None means 1 for all.
 
         An engine that samples must compute the same: logits times the inverse, then `torch.log_softmax`.
         """
@@ -134,7 +134,7 @@ class InvariantModel:
         return self._body.embed_tokens.weight
 
     def _heads(self, layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated query, rotated keys, and values, each [N, heads, D]."""
+        """Returns the rotated query, the rotated keys, and the values, each [N, heads, D]."""
         attention = layer.self_attn
         normed = _normalize(layer.input_layernorm, hidden)
         query, keys, values = (
@@ -147,7 +147,7 @@ class InvariantModel:
         return _rotate(query, cos, sin), _rotate(keys, cos, sin), values
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [N, 1, D] of positions [N]. Extends the tables as needed."""
+        """Returns cosines and sines [N, 1, D] of positions [N]. Extends the tables as needed."""
         while len(self._tables[0]) <= int(positions.max()):
             start = len(self._tables[0])
             block = torch.arange(start, start + _TABLE_POSITIONS)[None]
@@ -161,7 +161,7 @@ class InvariantModel:
 
     @torch.no_grad()
     def _check_invariance(self, family: str) -> None:
-        """Raises: DataError if sequences get different logprobs together than separately."""
+        """Raises DataError if sequences get different logprobs together than separately."""
         tokens = torch.arange(sum(_PROBE_LENGTHS)).mul(7).remainder(self.vocab_size)
         starts = [0, *accumulate(_PROBE_LENGTHS)]
         together = torch.log_softmax(self.logits(self.sequences(tokens, _PROBE_LENGTHS)), -1)
@@ -185,7 +185,7 @@ class _Sequences:
         sizes = torch.tensor(lengths)
         starts = sizes.cumsum(0) - sizes
         self.positions = torch.cat([torch.arange(length) for length in lengths])
-        # The longest sequences come first. So for every t, those with a t-th token are the first ones.
+        # The longest sequences come first, so the sequences that have a t-th token are the first ones.
         order = torch.argsort(sizes, descending=True, stable=True)
         self._starts = starts[order]
         longest = int(sizes.max())
@@ -195,7 +195,7 @@ class _Sequences:
         self._counts = [int((sizes > position).sum()) for position in range(longest)]
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """See `Attend`. Computes one position of all sequences at a time, as an engine does."""
+        """Implements `Attend`. Computes one position of all sequences at a time, as an engine does."""
         del layer
         all_keys, all_values = (part[self._places].transpose(1, 2).contiguous() for part in (keys, values))
         out = torch.empty_like(query).flatten(1)
@@ -207,7 +207,7 @@ class _Sequences:
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float) -> Tensor:
-    """Attention of one query per row, at its position, over the entries of the row up to that position.
+    """Computes the attention of one query per row, at its position, over the row's entries up to there.
 
     Shapes: query [n, H, D]; keys and values [n, K, L, D], contiguous and finite, with L a multiple of `SPAN`
     that exceeds all positions; positions [n]; result [n, H * D].
@@ -229,7 +229,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float) -> Tensor:
-    """Attention over all L entries; those after a row's position are masked."""
+    """Computes the attention over all L entries; those after a row's position are masked."""
     num_rows, num_heads, dim = query.shape
     num_kv_heads, length = keys.shape[1:3]
     # One product per row and key head, of all query heads that share the key head.

@@ -1,4 +1,4 @@
-"""What the add-on publishes: its passes, whose modules import torch when the first model is loaded."""
+"""The passes that the add-on publishes. Their modules import torch when the first model is loaded."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Computes a trainer's logprobs bit-identical to its engine's.
+"""Computes a trainer's logprobs so that they are bitwise equal to its engine's.
 
 They replace the logprobs of the usual pass, from which they differ by rounding. The gradient comes from the
 usual pass, whose kernels may sum in any order.
@@ -37,7 +37,7 @@ class _WithValue(torch.autograd.Function):
 
 
 class InvariantLogprobs:
-    """An `ExactLogprobs`.
+    """Implements `ExactLogprobs`.
 
     Raises: DataError if exactness is not guaranteed for the model or on this machine.
     """
@@ -47,7 +47,10 @@ class InvariantLogprobs:
 
     @torch.no_grad()
     def compute(self, packed: "LayoutTensors", temperatures: NDArray[np.float32]) -> Tensor:
-        """Logprobs [P] of the trained tokens at the temperatures [P]. The layout must not share prefixes."""
+        """Returns logprobs [P] of the trained tokens at the temperatures [P].
+
+        The layout must not share prefixes.
+        """
         starts = np.flatnonzero(packed.position_ids.numpy() == 0)
         lengths = [int(length) for length in np.diff(starts, append=len(packed.token_ids))]
         hidden = self._model.sequences(packed.token_ids, lengths).index_select(0, packed.predict_idx)
@@ -56,5 +59,5 @@ class InvariantLogprobs:
         return self._model.logprobs(hidden, packed.target_ids, inverse)
 
     def with_gradient(self, value: Tensor, usual: Tensor) -> Tensor:
-        """`value`, which equals `usual` up to rounding, with the gradient of `usual`."""
+        """Returns `value`, which equals `usual` up to rounding, with the gradient of `usual`."""
         return cast("Tensor", _WithValue.apply(usual, value))

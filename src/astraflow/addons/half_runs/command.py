@@ -1,4 +1,4 @@
-"""What `astraflow run --only` does and prints."""
+"""The behavior and the output of `astraflow run --only`."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ _INTERRUPTED = 130
 
 
 def run_only(recipe: Recipe, run_dir: Path, only: str, batches: Path | None) -> int:
-    """`--only rollout` and `--only train`; returns the exit code. Raises: ConfigError for another half."""
+    """Runs `--only rollout` or `--only train`. Returns the exit code. Raises: ConfigError for others."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     match only:
         case "rollout" if batches is None:
@@ -61,7 +61,7 @@ def _run_only_rollout(recipe: Recipe, run_dir: Path) -> int:
 async def _collected(
     recipe: Recipe, run_dir: Path, on_batch: Callable[[Batch, Path], None]
 ) -> tuple[bool, Path]:
-    """Collects the batches; returns whether all are there, and their folder."""
+    """Collects the batches; returns whether all were collected, and their folder."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,15 +1,15 @@
-"""One half of a run: collect batches without training, or train from collected batches.
+"""Runs one half of a run: collects batches without training, or trains from collected batches.
 
     astraflow run RECIPE --only rollout --run-dir A     A/batches/POLICY/STEP.msgpack, one `Batch` per step
     astraflow run RECIPE --only train --run-dir B --batches A/batches     B/metrics.jsonl, B/model/POLICY
 
-The weights never change while batches are collected, whatever the tables call their versions. A saved batch
-therefore states the truth: every token was sampled by version 0, and the batch of step s, which is trained by
-version s, is s versions stale. The limits of the tables do not hold offline, and from the second step on the
-data is off-policy; the loss knows this from the behavior logprobs.
+The weights never change while batches are collected, whatever version numbers the tables assign. A saved
+batch therefore contains the true versions: every token was sampled by version 0, and the batch of step s,
+which version s is trained on, is s versions stale. The limits of the tables do not apply offline. From the
+second step on, the data is off-policy; the loss corrects for this with the behavior logprobs.
 
 Collecting continues where it stopped when the same command runs again. Training is one loop in one process
-over the files in order: the same recipe, batches, machine and thread count give the same weights, bit for
+over the files in order. The same recipe, batches, machine, and thread count give the same weights, bit for
 bit.
 """
 
@@ -56,7 +56,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 BATCHES = "batches"
 _MARK = "collected.json"
-"""The only file in a checkpoint of collecting, since the name of its folder states the step."""
+"""The only file in a checkpoint of collecting, because the folder's name states the step."""
 
 
 class BatchRecorder:
@@ -72,32 +72,32 @@ class BatchRecorder:
         folder.mkdir(parents=True, exist_ok=True)
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Saves the batch as training will read it."""
+        """Saves the batch in the form that training reads."""
         path = _batch_path(self._folder, batch.step)
         write_atomic(path, wire.encode(_as_of_version_0(batch)))
         self._on_batch(batch, path)
         return StepResult(metrics=())
 
     def export(self) -> Sequence[HostTensor]:
-        """Always the starting weights."""
+        """Returns the initial weights, always."""
         return self._tensors
 
     def save(self, folder: Path) -> None:
-        """The batches are their own checkpoint."""
+        """Writes an empty mark. The batches themselves are the checkpoint."""
         (folder / _MARK).write_text("{}\n")
 
     def load(self, folder: Path) -> None:
-        """Nothing to load."""
+        """Does nothing, because there is nothing to load."""
         del folder
 
 
 def _batch_path(folder: Path, step: int) -> Path:
-    """The file of the batch that follows `step` steps; files count steps from 1."""
+    """Returns the path of the batch that follows `step` steps. File names count steps from 1."""
     return folder / f"{step + 1:06d}.msgpack"
 
 
 def _as_of_version_0(batch: Batch) -> Batch:
-    """The batch with its true versions, as explained at the top of the module."""
+    """Returns the batch with its true versions, as explained at the top of the module."""
     samples = tuple(map(with_version_0, batch.samples))
     return msgspec.structs.replace(
         batch,
@@ -117,8 +117,9 @@ async def collect_batches(
 ) -> Path:
     """Saves the batches of all steps of all trained policies; returns their folder.
 
-    Evaluation sets are left out, since nothing learns. `on_batch` gets each saved batch, in another thread.
-    Raises: ConfigError or DataError for recipe or folder; the error of a part that fails.
+    Evaluation sets are left out, because no policy is trained. `on_batch` gets each saved batch, in another
+    thread.
+    Raises: ConfigError or DataError for the recipe or the folder; the error of a part that fails.
     """
     recipe = recipe.model_copy(update={"eval": recipe.eval.without_sets})
     checked = check_recipe(recipe)
@@ -164,8 +165,8 @@ def train_from_batches(
 ) -> tuple[TrainedModel, ...]:
     """Trains each policy from its batches, one after the other; writes metrics and models to `run_dir`.
 
-    Raises: ConfigError if `run_dir` already holds results; DataError if batches are missing or broken;
-    TrainingError or WireError of the backend.
+    Raises: ConfigError if `run_dir` already holds results; DataError if batches are missing or damaged;
+    TrainingError or WireError from the backend.
     """
     folder = RunFolder(run_dir)
     models = run_dir / "model"
@@ -199,9 +200,9 @@ def train_from_batches(
 
 
 def load_batches(folder: Path, *, num_steps: int) -> tuple[Path, ...]:
-    """The batch files of the first steps: from step 1 without a gap, at most `num_steps`.
+    """Returns the batch files of the first steps: from step 1 without a gap, at most `num_steps` files.
 
-    Raises: DataError if there is none.
+    Raises: DataError if there are none.
     """
     paths: list[Path] = []
     while len(paths) < num_steps and _batch_path(folder, len(paths)).is_file():
@@ -255,8 +256,8 @@ def _record(batch: Batch, result: StepResult) -> StepRecord:
 
 
 def _write_model(trained: WeightSnapshot, out: Path, template_args: Mapping[str, object]) -> None:
-    """Writes a Hugging Face folder: the new weights, and the small files of the model that training began
-    with."""
+    """Writes a Hugging Face folder: the new weights, and the small files of the model that training started
+    from."""
     with tempfile.TemporaryDirectory(prefix="astraflow-model-") as aside:
         files: Mapping[str, Path] = model_files(trained.model_dir)
         for name, path in files.items():

@@ -24,20 +24,20 @@ class JudgeReward(JudgeVariant):
     url: str = ""
     """Base URL of an endpoint, e.g. `http://127.0.0.1:8000/v1`; empty if `policy` is set."""
     model: str = ""
-    """Name of the model at `url`; empty: the first one that it lists."""
+    """Name of the model at `url`; empty: the first one that the endpoint lists."""
     key_variable: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")
-    """Environment variable of the rollout services that holds the key for `url`; empty: it needs none."""
+    """Environment variable of the rollout services with the key for `url`; empty: no key is needed."""
     prompt: str = JUDGE_PROMPT
-    """Question to the judge; `{prompt}` and `{answer}` are replaced by the task's, `{text}` by the text to
-    judge."""
+    """Question to the judge. `{prompt}` and `{answer}` are replaced with those of the task, and `{text}` with
+    the text to judge."""
     verdicts: dict[str, float] = Field(
         default_factory=lambda: {"yes": 1.0, "no": 0.0}, min_length=1, max_length=64
     )
-    """Words and their values; the word that occurs last in the reply counts, after any reasoning."""
+    """Words and their values. After any reasoning, the word that occurs last in the reply counts."""
     unclear: float = Field(default=0.0, ge=-1e6, le=1e6)
-    """Value of a reply without any of the words, and of a completion without the part that is judged."""
+    """Value of a reply without any of the words, and of a completion that lacks the part to judge."""
     max_tokens: int = Field(default=512, ge=1)
-    """Largest number of tokens of the reply, which is greedy."""
+    """Largest number of tokens in the reply, which is sampled greedily."""
 
     @model_validator(mode="after")
     def _is_one_model(self) -> Self:
@@ -58,11 +58,12 @@ class JudgeReward(JudgeVariant):
 
     @property
     def endpoint(self) -> str:
-        """The URL and the variable with its key: the key goes there, so both are allowed together."""
+        """The URL and the variable with its key. They are allowed together, because the key is sent to the
+        URL."""
         return f"{self.url} {self.key_variable}".strip()
 
     def make_judge(self) -> Judge:
-        """The judge."""
+        """Makes the judge."""
         from astraflow.addons.judge.judge import ModelJudge
 
         return ModelJudge(self)

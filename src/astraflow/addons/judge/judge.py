@@ -1,4 +1,4 @@
-"""Asks a model what a text is worth, and reads the verdict in its reply."""
+"""Asks a model to judge a text, and reads the verdict in its reply."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ from astraflow.workflows.roles import last_choice
 __all__ = ["ModelJudge"]
 
 _MARK = re.compile(r"\{(prompt|answer|text)\}")
-"""All marks are replaced in one pass: what is shown may hold marks itself."""
+"""All marks are replaced in one pass, because the inserted texts may contain marks themselves."""
 
 
 class ModelJudge:
@@ -32,11 +32,11 @@ class ModelJudge:
 
     @property
     def unclear(self) -> float:
-        """Value of a completion without the part that is judged."""
+        """Value of a completion that lacks the part to judge."""
         return self._config.unclear
 
     async def start(self) -> None:
-        """Finds the endpoint, if the judge is one. Raises: UnavailableError; ConfigError if it refuses."""
+        """Connects to the endpoint, if there is one. Raises: UnavailableError; ConfigError if it refuses."""
         config = self._config
         if not config.url:
             return
@@ -49,7 +49,7 @@ class ModelJudge:
         await self._endpoint.check()
 
     async def value(self, task: Task, text: str, policies: Mapping[str, HostedModel]) -> tuple[float, bool]:
-        """The value of a text, and whether the judge said it. Raises: RolloutError."""
+        """Returns the value of a text, and whether the judge's reply has a verdict. Raises: RolloutError."""
         config = self._config
         shown = {"prompt": task.prompt, "answer": task.answer, "text": text}
         question = _MARK.sub(lambda mark: shown[mark[1]], config.prompt)
@@ -77,7 +77,7 @@ class ModelJudge:
         return config.verdicts.get(verdict, config.unclear), bool(verdict)
 
     async def close(self) -> None:
-        """Ends the connections to the endpoint."""
+        """Closes the connections to the endpoint."""
         if self._endpoint is not None:
             await self._endpoint.close()
 
@@ -95,5 +95,5 @@ class ModelJudge:
 
 
 def _seed(question: str) -> int:
-    """The same question has the same answer, also in another attempt."""
+    """Derives a seed from the question, so that the same question gets the same answer in every attempt."""
     return int.from_bytes(hashlib.blake2b(question.encode(), digest_size=4).digest()) >> 1

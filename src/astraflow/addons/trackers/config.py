@@ -21,8 +21,9 @@ __all__ = [
 
 class _LibraryTracker(TrackerVariant):
     def check(self) -> None:
-        """Raises: ConfigError if the library is not installed here."""
-        # A folder of that name, such as W&B makes, would be found as a package without a file.
+        """Raises ConfigError if the library is not installed here."""
+        # Python would find a folder of that name, such as the one that W&B creates, as a package without a
+        # file.
         if (spec := find_spec(self.name)) is None or spec.origin is None:
             raise ConfigError(
                 f"trackers: {self.name} is not installed where the run is started; pip install "
@@ -31,14 +32,14 @@ class _LibraryTracker(TrackerVariant):
 
 
 class TensorBoardConfig(_LibraryTracker):
-    """Event files for TensorBoard, in one folder per policy. Needs `astraflow[tensorboard]`, not torch."""
+    """Event files for TensorBoard, in one folder per policy. Needs `astraflow[tensorboard]` but not torch."""
 
     name: Literal["tensorboard"] = "tensorboard"
     folder: str = ""
     """Folder of the event files; default: `tensorboard` in the run folder."""
 
     def make(self, run: TrackedRun) -> Tracker:
-        """The tracker, with its run open."""
+        """Makes the tracker, and opens its run."""
         from astraflow.addons.trackers.tensorboard import TensorBoardTracker
 
         return TensorBoardTracker(self, run)
@@ -61,7 +62,7 @@ class WandbConfig(_LibraryTracker):
     """`offline` writes files to `trackers/wandb` in the run folder; `wandb sync` uploads them later."""
 
     def make(self, run: TrackedRun) -> Tracker:
-        """The tracker, with its run open."""
+        """Makes the tracker, and opens its run."""
         from astraflow.addons.trackers.wandb import WandbTracker
 
         return WandbTracker(self, run)
@@ -79,7 +80,7 @@ class TrackioConfig(_LibraryTracker):
     """Id of a Hugging Face Space that shows the dashboard; default: this machine only."""
 
     def make(self, run: TrackedRun) -> Tracker:
-        """The tracker, with its run open."""
+        """Makes the tracker, and opens its run."""
         from astraflow.addons.trackers.trackio import TrackioTracker
 
         return TrackioTracker(self, run)
@@ -95,7 +96,7 @@ class MlflowConfig(_LibraryTracker):
     """Experiment; default: the recipe's name."""
 
     def make(self, run: TrackedRun) -> Tracker:
-        """The tracker, with its run open."""
+        """Makes the tracker, and opens its run."""
         from astraflow.addons.trackers.mlflow import MlflowTracker
 
         return MlflowTracker(self, run)

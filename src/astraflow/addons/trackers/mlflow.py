@@ -13,7 +13,7 @@ __all__ = ["MlflowTracker"]
 
 _MOST_METRICS = 1000
 _MOST_PARAMS = 100
-"""MLflow's limits of one request."""
+"""MLflow's limits for one request."""
 _LONGEST_NAME = 250
 _LONGEST_PARAM = 500
 
@@ -22,13 +22,13 @@ class MlflowTracker:
     """Implements `Tracker`. Keys of the recipe become parameters of the run when it is created."""
 
     def __init__(self, config: MlflowConfig, run: TrackedRun) -> None:
-        # Any: the library is not part of the environment that checks types.
+        # Any: the library is not installed where types are checked.
         mlflow: Any = importlib.import_module("mlflow")
         self._entities: Any = importlib.import_module("mlflow.entities")
         self._client = mlflow.MlflowClient(config.uri or f"sqlite:///{run.run_folder / 'mlflow.db'}")
         experiment = config.experiment or run.project
         found = self._client.get_experiment_by_name(experiment)
-        # Only an experiment on this machine needs to be told where files go; a server knows it.
+        # Only an experiment on this machine must be given the location of its files; a server knows its own.
         artifacts = None if config.uri else (run.folder / "artifacts").as_uri()
         experiment_id = (
             found.experiment_id if found else self._client.create_experiment(experiment, artifacts)
@@ -67,12 +67,12 @@ def _batches(items: list[Any], most: int) -> Iterator[list[Any]]:
 
 
 def _key(name: str) -> str:
-    """A name with the characters that MLflow allows."""
+    """Returns a name with only the characters that MLflow allows."""
     return re.sub(r"[^\w\-. :/]", "_", name)[:_LONGEST_NAME]
 
 
 def _leaves(node: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted path, value as text) of each key of the recipe."""
+    """Yields (dotted path, value as text) for each key of the recipe."""
     if not isinstance(node, Mapping):
         yield path, str(node)
         return

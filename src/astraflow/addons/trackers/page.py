@@ -28,16 +28,16 @@ class TrackersPage(RunPage):
             self._trackers.wake()
 
     def kill(self) -> None:
-        """Ends the processes at once."""
+        """Ends the processes immediately."""
         if self._trackers is not None:
             self._trackers.kill()
 
     async def close(self, deadline_s: float) -> None:
-        """Returns once the trackers have taken all rows, or after `deadline_s`."""
+        """Waits until the trackers have processed all rows, at most `deadline_s`."""
         if self._trackers is not None:
             await asyncio.to_thread(self._trackers.close, deadline_s)
 
 
 def make_page(run: ShownRun) -> TrackersPage | None:
-    """The trackers of a run; None if its recipe has none."""
+    """Makes the page of a run's trackers; None if its recipe has none."""
     return TrackersPage(run) if run.recipe.trackers else None

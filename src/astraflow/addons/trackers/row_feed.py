@@ -1,9 +1,9 @@
-"""A tracker's position in `metrics.jsonl`, and the rows after it, which it has not processed yet.
+"""A tracker's position in `metrics.jsonl`, and the rows after it, which the tracker has not processed yet.
 
 The file is the queue between a run and its trackers. It is on disk anyway, so nothing is lost while a tracker
-is slow, hangs or fails, and the run never waits for a tracker. The position is stored in the tracker's
-folder. It moves only after the tracker has processed the rows, so after a crash a few rows may be handed over
-twice.
+is slow, hangs, or fails, and the run never waits for a tracker. The position is stored in the tracker's
+folder. It moves only after the tracker has processed the rows, so the tracker may get a few rows twice after
+a crash.
 """
 
 import logging
@@ -19,10 +19,10 @@ __all__ = ["RowFeed", "num_waiting", "read_position"]
 _log = logging.getLogger(__name__)
 _POSITION = "position"
 _MOST_ROWS = 100
-"""Most rows per call; the position moves after each of them."""
+"""Largest number of rows per call; the position moves after each call."""
 _MOST_NAMES = 2000
-"""Most metric names that one start of a tracker passes on. Trackers draw a chart for each, and a workflow can
-create new ones without end."""
+"""Largest number of metric names that a tracker gets between two starts. Trackers draw a chart for each name,
+and a workflow can create any number of new names."""
 
 
 class RowFeed:
@@ -40,7 +40,7 @@ class RowFeed:
         self._is_full_noted = False
 
     def rows(self) -> list[dict[str, Any]]:
-        """Up to 100 further rows; empty if the tracker has processed all rows."""
+        """Returns up to 100 further rows; empty if the tracker has processed all rows."""
         rows: list[dict[str, Any]] = []
         self._next = self._position
         with self._path.open("rb") as file:
@@ -56,12 +56,12 @@ class RowFeed:
         return rows
 
     def advance(self) -> None:
-        """Moves the position behind the rows that `rows` returned last."""
+        """Moves the position to the end of the rows that `rows` returned last."""
         self._position = self._next
         write_atomic(self._folder / _POSITION, f"{self._position}\n".encode())
 
     def _limit_names(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The row without new names beyond the limit."""
+        """Returns the row without new names beyond the limit."""
         for name in [name for name in row if name not in self._names]:
             if len(self._names) < _MOST_NAMES:
                 self._names.add(name)
@@ -79,7 +79,7 @@ class RowFeed:
 
 
 def num_waiting(path: Path, folder: Path) -> int:
-    """Number of rows that the tracker that owns `folder` has not processed yet."""
+    """Counts the rows that a tracker has not processed yet. `folder`: the tracker's."""
     try:
         with path.open("rb") as file:
             file.seek(min(read_position(folder), file.seek(0, 2)))
@@ -89,7 +89,7 @@ def num_waiting(path: Path, folder: Path) -> int:
 
 
 def read_position(folder: Path) -> int:
-    """Number of bytes of the file that the tracker that owns `folder` has processed."""
+    """Returns the number of bytes of the file that a tracker has processed. `folder`: the tracker's."""
     try:
         return int((folder / _POSITION).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -16,14 +16,14 @@ __all__ = ["sample_rows"]
 
 _MOST_ROWS = 16
 _MOST_TEXT = 4000
-"""Most characters of an episode that a table shows."""
+"""Largest number of characters of an episode that a table shows."""
 
 
 def sample_rows(journal: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Up to 16 episodes of an evaluation, with the keys `task`, `score`, `version`, and `text`.
+    """Returns up to 16 episodes of an evaluation, with the keys `task`, `score`, `version`, and `text`.
 
-    `row`: the evaluation's line of `metrics.jsonl`. The result is empty while none is known, because the
-    journal's tables are written after that line.
+    `row`: the evaluation's line of `metrics.jsonl`. The journal's tables are written after that line, so the
+    result is empty at first.
     """
     uri = f"{(journal / DATABASE).resolve().as_uri()}?mode=ro"
     query = (

@@ -24,13 +24,13 @@ class _EventWriter(Protocol):
     def close(self) -> None: ...
 
 
-# TensorBoard has no type information for generated messages, nor for its writer.
+# TensorBoard has no type information for generated messages or for its writer.
 _make_event = cast("Callable[..., object]", vars(event_pb2)["Event"])
 _make_writer = cast("Callable[[str], _EventWriter]", event_file_writer.EventFileWriter)
 
 
 class TensorBoardTracker:
-    """Adds a file at each start; TensorBoard shows all files of a folder as one run. Implements `Tracker`."""
+    """Implements `Tracker`. Adds a file at each start; TensorBoard shows all files of a folder as one run."""
 
     def __init__(self, config: TensorBoardConfig, run: TrackedRun) -> None:
         self._folder = Path(config.folder).expanduser() if config.folder else run.run_folder / "tensorboard"

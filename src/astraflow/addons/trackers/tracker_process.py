@@ -29,7 +29,7 @@ from astraflow.service.process import MODULE_PATH_VARIABLE
 __all__ = ["Bell", "follow", "main", "run_tracker"]
 
 _MOST_WAITING = 100
-"""Most evaluations whose episodes are looked up again."""
+"""Largest number of evaluations whose episodes are looked up again."""
 _LAST_MOMENT_S = 60.0
 """Time to hand over the remaining rows and close. The launcher ends the process earlier, unless it has
 died."""
@@ -42,7 +42,7 @@ class Bell:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._rung = threading.Event()
-        self._rung.set()  # rows of an earlier start may wait
+        self._rung.set()  # there may be rows that an earlier process has not handed over
         self.is_over = False
         """Whether no more rows will come."""
         threading.Thread(target=self._listen, name="bell", daemon=True).start()
@@ -57,7 +57,7 @@ class Bell:
         timer.start()
 
     def wait(self) -> bool:
-        """Blocks until the next ring. Returns whether it was the last one."""
+        """Blocks until the bell rings. Returns whether it was the last ring."""
         self._rung.wait()
         self._rung.clear()
         return self.is_over
@@ -71,7 +71,7 @@ def _end_session() -> None:
 
 
 def follow(tracker: Tracker, feed: RowFeed, bell: Bell, journal: Path) -> None:
-    """Hands rows to the tracker until the bell rings for the last time, then closes the tracker.
+    """Hands rows to the tracker until the bell has rung for the last time, then closes the tracker.
 
     A tracker that shows episodes also gets some episodes of each evaluation, from `journal`.
     """
@@ -84,7 +84,7 @@ def follow(tracker: Tracker, feed: RowFeed, bell: Bell, journal: Path) -> None:
             feed.advance()
             if isinstance(tracker, EpisodeTracker):
                 waiting += [row for row in rows if row.get("kind") == "eval"]
-        # The journal's tables are written later than the rows, so missing episodes are tried at the next
+        # The journal's tables are written after the rows, so missing episodes are looked up again at the next
         # ring.
         waiting = [row for row in waiting[-_MOST_WAITING:] if not _show_episodes(tracker, row, journal)]
     tracker.close()
@@ -124,8 +124,10 @@ def run_tracker(run_dir: Path, key: str, bell: Bell) -> None:
 
 
 def _make_tracker(config: TrackerVariant | Use, run: TrackedRun) -> Tracker:
-    """The tracker, with its run open. Raises: ConfigError as `check_tracker`, and whatever its library
-    raises."""
+    """Makes the tracker, and opens its run.
+
+    Raises: ConfigError as `check_tracker` does; any error of the tracker's library.
+    """
     check_tracker(config)
     if isinstance(config, Use):
         return load_attr(config.use, where="trackers.use")(run, **config.args)
@@ -136,7 +138,8 @@ def main() -> int:
     """Runs the process; returns its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A library may ask questions on standard input. It gets an empty one, so that it cannot eat the pipe.
+    # A library may ask questions on standard input. It gets an empty input, so it cannot consume the bytes of
+    # the pipe.
     bell = Bell(os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

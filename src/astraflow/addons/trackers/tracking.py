@@ -1,12 +1,13 @@
-"""The processes of a run's trackers. The run starts and wakes them; it waits for them only at its end.
+"""The processes of a run's trackers. The run starts and wakes them, and waits for them only at its end.
 
     launcher:         writes a row to metrics.jsonl --> writes a byte to the pipe (never blocks)
     tracker process:  byte --> reads metrics.jsonl from its position --> tracker --> stores the position
 
-A process that fails, or takes no row for minutes, is ended and restarted, with growing pauses, as long as the
-run continues. At the end it has a deadline. Rows that a tracker has not processed by then are counted in a
-message; they stay in `metrics.jsonl`, and a resumed run hands them over. Only the launcher of a run writes to
-its trackers, so there is one writer, whichever launcher starts the services.
+A process that fails, or doesn't process a row for minutes, is ended and restarted, with growing pauses, as
+long as the run continues. At the end of the run, the process has a deadline. A message counts the rows that a
+tracker has not processed by then. These rows stay in `metrics.jsonl`, and the tracker gets them if the run is
+resumed. Only the process that launched the run starts trackers, so there is one writer, whichever launcher
+starts the services.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ _LOOK_EVERY_S = 5.0
 _LONGEST_SILENCE_S = 120.0
 """A tracker that processes no row for this long, while rows wait, is restarted."""
 _LONGEST_START_S = 120.0
-"""The same before its first row. Importing a library and connecting can take long on a busy machine."""
+"""The same limit before the first row. Importing a library and connecting can take long on a busy machine."""
 _FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 300.0
 
@@ -48,14 +49,15 @@ class Trackers:
         python: str = sys.executable,
         longest_silence_s: float = _LONGEST_SILENCE_S,
     ) -> None:
-        """`note` receives messages for a person, from other threads. `python` runs the processes."""
+        """`note` receives messages for people, and is called from other threads. `python` runs the
+        processes."""
         self._keepers = [
             _Keeper(tracker_key(config), folder, note, module_path, (python, longest_silence_s))
             for config in recipe.trackers
         ]
 
     def start(self) -> None:
-        """Starts the processes; returns at once."""
+        """Starts the processes, and returns immediately."""
         for keeper in self._keepers:
             keeper.start()
 
@@ -74,7 +76,7 @@ class Trackers:
         self._keepers = []
 
     def kill(self) -> None:
-        """Ends the processes at once."""
+        """Ends the processes immediately."""
         for keeper in self._keepers:
             keeper.kill()
 
@@ -127,8 +129,8 @@ class _Keeper:
         self._close_bell()
 
     def join(self, patience_s: float, deadline_s: float) -> None:
-        """Waits for the end of the process, kills it after `patience_s`, and reports the rows that it
-        left."""
+        """Waits for the end of the process, and kills it after `patience_s`. Reports the rows that the
+        tracker has not processed."""
         if self._thread.ident is None:
             return  # the run failed before it started its trackers
         self._thread.join(max(0.0, patience_s))
@@ -211,7 +213,7 @@ class _Keeper:
     def _look(self, process: "subprocess.Popen[bytes]") -> None:
         """Ends a process that hangs.
 
-        It is found by looking from time to time, because the tracker's library gives no event to wait for.
+        This polls, because the tracker's library doesn't offer an event to wait for.
         """
         position = read_position(self._own)
         now_s = time.monotonic()
@@ -234,7 +236,7 @@ class _Keeper:
                 self._bell = None
 
     def _report(self, what: str) -> None:
-        """Notes what went wrong, unless the last note said the same."""
+        """Passes on what went wrong, unless the last note said the same."""
         if what != self._last_note:
             self._last_note = what
             self._note(
@@ -251,6 +253,6 @@ class _Keeper:
 
 
 def _kill_session(process: "subprocess.Popen[bytes]") -> None:
-    """Kills a process and its helpers, which are in its session."""
+    """Kills a process and its helper processes, which are in the same session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -12,10 +12,10 @@ __all__ = ["TrackioTracker"]
 
 
 class TrackioTracker:
-    """Implements `Tracker`. Trackio knows a run by its name, so the name ends with an id that stays."""
+    """Implements `Tracker`. Trackio identifies a run by its name, so the name ends with a stable id."""
 
     def __init__(self, config: TrackioConfig, run: TrackedRun) -> None:
-        # Any: the library is not part of the environment that checks types.
+        # Any: the library is not installed where types are checked.
         self._trackio: Any = importlib.import_module("trackio")
         self._trackio.init(
             project=config.project or run.project,
@@ -40,5 +40,5 @@ class TrackioTracker:
         self._trackio.log({f"{row['policy']}/eval/{row['eval_set']}/episodes": table}, step=row["step"])
 
     def close(self) -> None:
-        """Ends the run, which writes what is left."""
+        """Ends the run, which writes the remaining data."""
         self._trackio.finish()

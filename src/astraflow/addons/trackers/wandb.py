@@ -1,4 +1,4 @@
-"""Weights & Biases: one run, whose charts have the steps of their policy as x axis."""
+"""Weights & Biases: one run, whose charts have the policy's steps as their x axis."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ __all__ = ["WandbTracker"]
 class WandbTracker:
     """Implements `Tracker`.
 
-    W&B's own step only ever grows, while several policies and their evaluations each have their own: so each
-    policy's step is a metric, and the x axis of the others.
+    W&B's own step can only increase, whereas each policy and its evaluations have their own steps. Therefore,
+    each policy's step is logged as a metric, which is the x axis of the policy's other metrics.
     """
 
     def __init__(self, config: WandbConfig, run: TrackedRun) -> None:
-        # Any: the library is not part of the environment that checks types.
+        # Any: the library is not installed where types are checked.
         wandb: Any = importlib.import_module("wandb")
         self._table = wandb.Table
         self._run = wandb.init(
@@ -33,7 +33,8 @@ class WandbTracker:
             resume="allow",
             dir=str(run.folder),
             config=dict(run.recipe),
-            # This process prints nothing worth keeping, and its working copy is not the run's.
+            # This process doesn't print anything worth keeping, and the Git repository and the code in its
+            # current folder aren't the run's.
             settings=wandb.Settings(console="off", disable_git=True, disable_code=True),
         )
         for policy in run.recipe["policies"]:
@@ -53,5 +54,5 @@ class WandbTracker:
         self._run.log({f"{policy}/step": row["step"], f"{policy}/eval/{row['eval_set']}/episodes": table})
 
     def close(self) -> None:
-        """Ends the run, which uploads what is left."""
+        """Ends the run, which uploads the remaining data."""
         self._run.finish()
