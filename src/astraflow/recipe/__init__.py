@@ -1,1 +1,1 @@
-"""The recipe: its config classes, defaults derived from it, the run folder and what `resume` may change."""
+"""The recipe: its config classes, values derived from it, the run folder, and what a resume may change."""

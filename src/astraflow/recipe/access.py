@@ -1,5 +1,5 @@
-"""Who may do what in a run: the tokens that callers show, the certificates of the services, and the modules
-and commands that a rollout service runs for a recipe.
+"""Access control of a run: the tokens that callers present, the TLS certificates of the services, and the
+modules and commands that a rollout service runs for a recipe.
 """
 
 import os
@@ -29,46 +29,56 @@ __all__ = [
 ]
 
 CA_VARIABLE = "SSL_CERT_FILE"
-"""Environment variable with the certificates by which a process checks others; OpenSSL reads it too."""
+"""Environment variable that names the file of trusted certificates; OpenSSL reads it too."""
 
 ROLES = ("worker", "trainer", "viewer", "admin")
-"""Who may call: each role has a token of its own."""
+"""The roles of callers. Each role has its own token."""
 
 
 def needs_tokens(recipe: Recipe) -> bool:
-    """Whether every caller must show a token: something listens beyond loopback, or programs that are not
-    part of the run share this machine with it."""
+    """Returns whether every caller must present a token.
+
+    This is the case if a service listens beyond loopback, or if programs that are not part of the run, such
+    as an agent's command, share this machine with it.
+    """
     is_reachable = not (is_loopback(recipe.dataflow.host) and is_loopback(recipe.weights.host))
     return is_reachable or any(workflow.commands for workflow in built_in_workflows(recipe))
 
 
 def tokens_of(recipe: Recipe, folder: RunFolder) -> dict[str, str]:
-    """Token -> role. The tokens are made at first use; a run that needs none has none."""
+    """Returns the role of each token, by token; empty if the run needs no tokens.
+
+    The first call creates the tokens.
+    """
     if not needs_tokens(recipe):
         return {}
     return {folder.token(role): role for role in ROLES}
 
 
 def tls_files(recipe: Recipe) -> tuple[str, str] | None:
-    """Certificate and key of the run's services; None without TLS."""
+    """Returns the certificate and the key of the run's services; None without TLS."""
     tls = recipe.dataflow.tls
     return (tls.cert, tls.key) if tls.is_on else None
 
 
 def own_token(recipe: Recipe, folder: RunFolder, role: str) -> str:
-    """The token of a role for a service that has the run folder; empty if the run needs none."""
+    """Returns a role's token for a service that has the run folder; empty if the run needs no tokens."""
     return folder.token(role) if needs_tokens(recipe) else ""
 
 
 def own_ca_file(recipe: Recipe) -> str:
-    """The certificates by which a service that has the run folder checks the others; empty: those that
-    OpenSSL trusts, as its variable says."""
+    """Returns the file of certificates that a service with access to the run folder trusts.
+
+    Empty means the certificates that OpenSSL trusts; it reads `CA_VARIABLE`, which overrides the recipe.
+    """
     return "" if os.environ.get(CA_VARIABLE) else recipe.dataflow.tls.ca_file
 
 
 def network_modules(recipe: Recipe) -> tuple[str, ...]:
-    """What a rollout service runs for the recipe: modules that it imports, an agent's command, and the
-    commands of the engine."""
+    """Returns what a rollout service runs for the recipe, sorted.
+
+    These are the modules that it imports, the endpoints of judges, and the commands of agents and engines.
+    """
     parts: list[Config] = [recipe.workflow, recipe.tasks.without_curators, recipe.rollout, recipe.eval]
     used = {use.use.partition(":")[0] for part in parts for use in uses(part)}
     engine = recipe.rollout.engine
@@ -93,6 +103,6 @@ def check_allowed(recipe: Recipe, allow: tuple[str, ...]) -> None:
 
 
 def built_in_workflows(recipe: Recipe) -> list[WorkflowVariant]:
-    """The workflows of training and of evaluation sets, but those of the user's own."""
+    """Returns the workflows of training and of evaluation sets, without the user's own (`use:`)."""
     given = [recipe.workflow, *(config.workflow for config in recipe.eval.sets.values())]
     return [workflow for workflow in given if isinstance(workflow, WorkflowVariant)]

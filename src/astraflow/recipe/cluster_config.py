@@ -1,4 +1,4 @@
-"""The sections `launcher` and `cluster` of a recipe: what starts the processes, and what each reserves."""
+"""The `launcher` and `cluster` sections of a recipe: what starts the processes, and what each reserves."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,12 +39,12 @@ class LocalLauncherConfig(Config):
 
 
 LauncherConfig = LocalLauncherConfig | LauncherVariant | Use
-if not TYPE_CHECKING:  # which launchers are installed is known at run time only
+if not TYPE_CHECKING:  # which launchers are installed is only known at run time
     LauncherConfig = with_installed(LauncherConfig, "astraflow.launchers")
 
 
 def launcher_names() -> list[str]:
-    """The names of the launchers that are available on this machine."""
+    """Returns the names of the launchers that are available on this machine."""
     return [str(tag_of(choice)) for choice in configs_in(LauncherConfig) if choice is not Use]
 
 
@@ -56,9 +56,9 @@ class NeedsConfig(Config):
     gpus: float = Field(default=0.0, ge=0, le=1024)
     """GPUs; the process sees only its own."""
     memory_gb: float = Field(default=0.0, ge=0, le=1_000_000)
-    """Memory, in 10^9 bytes; 0 reserves none."""
+    """Memory in GB (10^9 bytes); 0 reserves none."""
     labels: dict[_LabelKey, _LabelValue] = Field(default_factory=dict)
-    """Labels that the node must have, in Ray's form, e.g. `{ray.io/accelerator-type: H200}`."""
+    """Labels that the node must have, in Ray's format, e.g. `{ray.io/accelerator-type: H200}`."""
 
     @property
     def needs(self) -> Needs:
@@ -67,16 +67,16 @@ class NeedsConfig(Config):
 
 
 class ServiceKindConfig(Config):
-    """One kind of rollout services, e.g. those on spot machines."""
+    """One kind of rollout service, e.g. services on spot machines."""
 
     most: int = Field(ge=1, le=10_000)
-    """Largest number of services of this kind."""
+    """Maximum number of services of this kind."""
     labels: dict[_LabelKey, _LabelValue] = Field(default_factory=dict)
-    """Labels of their nodes, in addition to those of `cluster.rollout`."""
+    """Labels that the nodes of these services must have, in addition to those of `cluster.rollout`."""
     cost: float = Field(default=1.0, ge=0, le=1e9)
     """Cost of one service per hour, in any unit."""
     speed: float = Field(default=1.0, gt=0, le=1e6)
-    """Tokens that one service generates, relative to the other kinds."""
+    """Token throughput of one service, relative to the other kinds."""
 
     @property
     def price(self) -> float:
@@ -88,44 +88,45 @@ class PoolConfig(Config):
     """How a pool sizes itself if `cluster.max_services` is set."""
 
     kinds: dict[Name, ServiceKindConfig] = Field(default_factory=dict)
-    """Kinds of services, by name. The cheapest for its speed starts first. Empty: all services are alike."""
+    """Kinds of services, by name. The kind with the lowest cost for its speed starts first. Empty: all
+    services are alike."""
     window_s: float = Field(default=300.0, ge=10)
-    """Seconds over which waits are averaged, for the size of the pool and for the advice of
-    `astraflow status`."""
+    """Seconds over which waits are averaged, to size the pool and for the advice of `astraflow status`."""
     shrink_after_s: float = Field(default=120.0, ge=0)
-    """Seconds for which there must be too many services without a break before one is stopped. They count
-    against the demand that is expected after the same time."""
+    """Seconds for which there must be too many services, without a break, before one is stopped. The number
+    is compared with the demand that is expected after the same time."""
     trainer_cost: float = Field(default=8.0, gt=0, le=1e9)
     """Cost of the trainers per hour, in the unit of `kinds.cost`. The higher it is, the more services run, so
     that trainers wait less."""
     patience_s: float = Field(default=600.0, gt=0)
-    """Seconds after which a service that has found no machine, or has not joined, is given up if there are
-    other kinds. Its own kind is tried again after the same time."""
+    """Seconds after which the pool gives up on a service that has found no machine or has not joined, if
+    there are other kinds. The pool tries the same kind again after the same time."""
     drain_s: float = Field(default=300.0, ge=0)
-    """Seconds for a service that must leave to finish its episodes. Unfinished ones are leased again."""
+    """Seconds that a service that must leave has to finish its episodes. Unfinished episodes are leased
+    again."""
 
 
 class ClusterConfig(Config):
-    """What processes reserve on the nodes of a cluster, and how many services there are. The launcher `local`
+    """What processes reserve on the nodes of a cluster, and how many services run. The launcher `local`
     reserves nothing."""
 
     rollout: NeedsConfig = NeedsConfig()
-    """Each rollout service."""
+    """What each rollout service reserves."""
     trainer: NeedsConfig = NeedsConfig()
-    """Each trainer; for Kubernetes."""
+    """What each trainer reserves; for Kubernetes."""
     dataflow: NeedsConfig = NeedsConfig()
-    """The dataflow, and each publisher; for Kubernetes."""
+    """What the dataflow and each publisher reserve; for Kubernetes."""
     min_services: int = Field(default=1, ge=1, le=10_000)
-    """Smallest number of rollout services of a pool that sizes itself."""
+    """Minimum number of rollout services in a pool that sizes itself."""
     max_services: int = Field(default=0, ge=0, le=10_000)
-    """Largest number of rollout services of a pool that sizes itself, which starts with `rollout.services`.
-    0: the pool doesn't size itself."""
+    """Maximum number of rollout services in a pool that sizes itself. The pool starts with
+    `rollout.services`. 0: the pool doesn't size itself."""
     pool: PoolConfig = PoolConfig()
     """How the pool sizes itself."""
 
     @property
     def kinds(self) -> dict[str, ServiceKindConfig]:
-        """The kinds of services of a pool that sizes itself; a single one without a name if all are alike."""
+        """The kinds of services in a pool that sizes itself; one unnamed kind if all are alike."""
         return self.pool.kinds or {"": ServiceKindConfig(most=max(1, self.max_services))}
 
     @model_validator(mode="after")
@@ -146,13 +147,14 @@ class ClusterConfig(Config):
 
 
 def _with_installed_sections(config: type[ClusterConfig]) -> type[ClusterConfig]:
-    """The config class with a section for each entry point of `astraflow.cluster`, under that name.
+    """Returns the config class with one more section for each entry point of `astraflow.cluster`.
 
-    An entry point names a config class whose keys all have defaults, for a command of its package. If it is
-    in an add-on that this installation leaves out, the section stays plain data: the recipe may come from a
-    machine that has the add-on, and nothing here reads the section.
+    The section has the name of the entry point, which names a config class whose keys all have defaults. A
+    command of the same package reads it. If the class is in an add-on that this installation leaves out, the
+    section stays plain data: the recipe may come from a machine that has the add-on, and nothing here reads
+    the section.
 
-    Raises: ConfigError if an entry point does not load or does not name such a class.
+    Raises: ConfigError if an entry point does not load, or does not name such a class.
     """
     sections: dict[str, Any] = {}
     for entry in added_to("astraflow.cluster"):
@@ -175,5 +177,5 @@ def _is_optional(section: type[Config]) -> bool:
     return not any(field.is_required() for field in section.model_fields.values())
 
 
-if not TYPE_CHECKING:  # which packages have a section is known at run time only
+if not TYPE_CHECKING:  # which packages have a section is only known at run time
     ClusterConfig = _with_installed_sections(ClusterConfig)

@@ -1,11 +1,11 @@
-"""Fills in what a recipe leaves to its data: keys whose value is `auto`.
+"""Fills in the keys of a recipe whose value is `auto`, from the recipe's tasks and models.
 
     policies.*.table.groups_per_batch ... 64, or the number of tasks if there are fewer
-    rollout.engine.max_context .......... what prompts and completions need, at most what the models take
+    rollout.engine.max_context .......... what prompts and completions need, at most the models' limit
 
-One completion per task needs the longest prompt, the chat template's own tokens and `sampling.max_tokens`.
-Any other workflow decides by itself how long a conversation becomes: it gets 4,096 tokens, or more if one
-completion needs more. A value that the recipe names is never changed.
+A workflow with one completion per task needs room for the longest prompt, the tokens of the chat template,
+and `sampling.max_tokens`. Any other workflow decides by itself how long a conversation becomes: it gets 4,096
+tokens, or more if one completion needs more. A value that the recipe sets is never changed.
 """
 
 import json
@@ -30,16 +30,16 @@ from astraflow.workflows.config import SingleTurnConfig
 __all__ = ["derived", "left_open"]
 
 _CONVERSATION = 4_096
-"""Tokens of a conversation of several turns. A slot of the engine takes memory for all of them."""
+"""Tokens for a conversation of several turns. Each slot of the engine reserves memory for all of them."""
 _TEMPLATE = 256
-"""Tokens that a chat template adds to the texts of a prompt; few add more than 100."""
+"""Tokens reserved for what a chat template adds to the texts of a prompt; few templates add more than 100."""
 _MULTIPLE = 64
-"""Contexts are multiples of it, which suits every kernel."""
+"""Contexts are rounded up to a multiple of this number, which suits every kernel."""
 _ConfigT = TypeVar("_ConfigT", bound=Config)
 
 
 def left_open(recipe: Recipe) -> list[str]:
-    """The keys that are `auto`."""
+    """Returns the keys whose value is `auto`."""
     keys = [
         f"policies.{name}.table.groups_per_batch"
         for name, policy in recipe.policies.items()
@@ -52,9 +52,10 @@ def left_open(recipe: Recipe) -> list[str]:
 
 
 def derived(recipe: Recipe, sources: OpenSources | None = None) -> Recipe:
-    """The recipe with a number in place of each `auto`. Its sources are opened if they are not given.
+    """Returns the recipe with a number in place of each `auto`. Opens its sources if they are not given.
 
-    Without any source, a batch has 64 groups and a context is that of a conversation.
+    Without any source, a batch has 64 groups, and the context is that of a conversation.
+
     Raises: ConfigError or DataError if a source cannot be opened, or a number does not fit the other keys.
     """
     if not left_open(recipe):
@@ -70,7 +71,7 @@ def derived(recipe: Recipe, sources: OpenSources | None = None) -> Recipe:
 
 
 def _changed(config: _ConfigT, **values: object) -> _ConfigT:
-    """The config with other values, validated again. It is not written as JSON, which leaves out secrets."""
+    """Returns the config with other values, validated again. Doesn't use JSON, which leaves out secrets."""
     try:
         return type(config)(**{**dict(config), **values})
     except ValidationError as err:
@@ -89,7 +90,7 @@ def _with_batch(policy: PolicyConfig, num_tasks: int) -> PolicyConfig:
 
 
 def _context(recipe: Recipe, sources: OpenSources) -> int:
-    """`max_context` of the engines, which all policies share."""
+    """Returns `max_context` of the engines, which all policies share."""
     folder = recipe.tokenizer_dir
     configs = {name: config.source for name, config in recipe.eval.sets.items()}
     prompts = [longest_prompt(s, recipe.tasks.sources[name], folder) for name, s in sources.train.items()]
@@ -105,7 +106,7 @@ def _context(recipe: Recipe, sources: OpenSources) -> int:
 
 
 def _asks_once(recipe: Recipe) -> bool:
-    """Whether every trajectory is one prompt and one completion."""
+    """Returns whether every trajectory is one prompt and one completion."""
     workflows = [recipe.workflow, *(workflow_of(config, recipe) for config in recipe.eval.sets.values())]
     has_judges = any(
         judge.judging_policy
@@ -116,6 +117,6 @@ def _asks_once(recipe: Recipe) -> bool:
 
 
 def _model_config(folder: Path) -> Mapping[str, Any]:
-    """The model's config.json; empty if there is none yet."""
+    """Returns the model's config.json; empty if there is none yet."""
     path = folder / "config.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

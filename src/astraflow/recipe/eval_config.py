@@ -1,4 +1,4 @@
-"""The `eval` section of a recipe: evaluation sets, how their episodes run, and which version is the best."""
+"""The `eval` section of a recipe: evaluation sets, how their episodes run, and which version is best."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args
 
@@ -22,13 +22,13 @@ __all__ = [
 
 
 class TrainingWorkflow(Config):
-    """The workflow of training."""
+    """Use the workflow of training."""
 
     name: Literal["training"] = "training"
 
 
 class TrainingReward(Config):
-    """The reward of training, with its `format`."""
+    """Use the reward of training, with its `format`."""
 
     name: Literal["training"] = "training"
 
@@ -56,13 +56,13 @@ class EvalSamplingConfig(Config):
     top_p: float = Field(default=0.0, ge=0, le=1)
     """Nucleus sampling; 0 means each policy's own value."""
     top_k: int = Field(default=-1, ge=-1, le=2**31 - 1)
-    """Number of most likely tokens to sample from; 0 means the whole vocabulary, -1 each policy's own
+    """Number of most likely tokens to sample from; 0 means the whole vocabulary, -1 means each policy's own
     value."""
     max_tokens: int = Field(default=0, ge=0, le=2**24)
-    """Largest number of tokens per completion; 0 means each policy's own value."""
+    """Maximum number of tokens per completion; 0 means each policy's own value."""
 
     def changes(self, temperature: float) -> dict[str, Any]:
-        """What replaces the policies' own values; `temperature` is that of the section."""
+        """Returns the values that replace those of the policies; `temperature` is `eval.temperature`."""
         changes: dict[str, Any] = {"temperature": temperature if self.temperature < 0 else self.temperature}
         if self.top_p:
             changes["top_p"] = self.top_p
@@ -74,61 +74,61 @@ class EvalSamplingConfig(Config):
 
 
 class EvalSetConfig(Config):
-    """One set of held-out tasks. Whatever it does not name is as in training."""
+    """One set of held-out tasks. Whatever it does not set is as in training."""
 
     source: TaskSourceConfig
     """Task source of this set; it is separate from `tasks.sources`."""
     num_tasks: int = Field(default=256, ge=1, le=1_000_000)
-    """Number of tasks; the first ones of the source are used."""
+    """Number of tasks, taken from the start of the source."""
     samples: int = Field(default=1, ge=1, le=65_536)
-    """Number of episodes per task: the k of avg@k and the largest one of pass@k."""
+    """Number of episodes per task: the k of avg@k, and the largest k of pass@k."""
     sampling: EvalSamplingConfig = EvalSamplingConfig()
     workflow: EvalWorkflowConfig = TrainingWorkflow()
     """How the policies and a task of this set interact."""
     reward: EvalRewardConfig = TrainingReward()
-    """Scores a completion of this set; one that is named here leaves out `tasks.format`."""
+    """Reward that scores a completion of this set. A reward that is set here doesn't use `tasks.format`."""
     extract: ExtractMode | Literal["training"] = "training"
-    """Which part of the completion is scored."""
+    """Part of the completion that is scored."""
 
 
 class BestConfig(Config):
-    """Keeps the best version of each trained policy, by its evaluations."""
+    """Keep the best version of each trained policy, judged by its evaluations."""
 
     metric: str = ""
-    """Evaluation set whose score is compared, or `SET/METRIC` for another figure of its rounds, such as
-    `heldout/pass@4`; empty: no version is kept."""
+    """Evaluation set whose score is compared, or `SET/METRIC` for another metric of its rounds, such as
+    `heldout/pass@4`. Empty: no version is kept."""
     mode: Literal["max", "min"] = "max"
-    """Whether the largest or the smallest value is the best."""
+    """Whether the largest or the smallest value is best."""
 
     @property
     def eval_set(self) -> str:
-        """The evaluation set that judges."""
+        """The evaluation set that decides."""
         return self.metric.partition("/")[0]
 
     @property
     def figure(self) -> str:
-        """The metric of its rounds; empty for the score."""
+        """The metric of the set's rounds that is compared; empty for the score."""
         return self.metric.partition("/")[2]
 
 
 class EvalConfig(Config):
-    """Evaluation during training, at pinned versions and without pausing anything."""
+    """Evaluation during training. It runs at pinned versions and pauses nothing."""
 
     sets: dict[Name, EvalSetConfig] = Field(default_factory=dict)
     """Named sets of held-out tasks; empty: no evaluation."""
     every: int = Field(default=10, ge=1)
     """Number of steps between evaluations; version 0 and the last version are always evaluated."""
     temperature: float = Field(default=1.0, ge=0, le=1000)
-    """Sampling temperature of sets that name none; 0 is greedy."""
+    """Sampling temperature of sets that don't set their own; 0 is greedy."""
     deadline_s: float = Field(default=300.0, gt=0)
     """Seconds after which an unfinished round is reported with the episodes that it has."""
     best: BestConfig = BestConfig()
-    """Which version of each policy is kept for its score: as a model folder under `checkpoints`, which no
-    retention deletes."""
+    """Which version of each policy is kept for its score. It becomes a model folder under `checkpoints`,
+    which retention never deletes."""
 
     @property
     def without_sets(self) -> "EvalConfig":
-        """The section of a run that evaluates nothing."""
+        """Returns the section of a run that evaluates nothing."""
         return self.model_copy(update={"sets": {}, "best": BestConfig()})
 
     @model_validator(mode="after")

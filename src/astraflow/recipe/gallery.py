@@ -1,6 +1,6 @@
-"""The recipes, model specs and examples that come with AstraFlow: where they are.
+"""Finds the recipes, model specs and examples that come with AstraFlow.
 
-A wheel has them in `astraflow/gallery`. In a checkout, which an editable install is too, they are the folders
+A wheel has them in `astraflow/gallery`. In a checkout, and so in an editable install, they are the folders
 `recipes` and `examples` next to `src`.
 """
 
@@ -41,7 +41,7 @@ class GalleryItem:
     """A recipe, a part that recipes extend, or the spec of a model."""
 
     name: str
-    """Its path below `recipes`, without the ending; an example's begins with its folder:
+    """Its path below `recipes`, without the extension. The name of an example begins with its folder:
     `examples/own_parts`."""
     path: Path
 
@@ -52,7 +52,7 @@ class GalleryItem:
 
     @property
     def kind(self) -> str:
-        """What the file describes: a model, a recipe, or a part that recipes extend."""
+        """What the file describes: a recipe, a part that recipes extend, or a model."""
         if self.name.startswith("models/"):
             return "model"
         is_part = self.name.startswith("sizes/") or self.name.rpartition("/")[2].startswith("full")
@@ -71,7 +71,10 @@ class GalleryItem:
 
 
 def gallery_root() -> Path:
-    """The folder that has `recipes` and `examples`. Raises: DataError if this installation has neither."""
+    """Returns the folder that has `recipes` and `examples`.
+
+    Raises: DataError if this installation has neither.
+    """
     for root in (_PACKAGE / "gallery", _PACKAGE.parents[1]):
         if (root / "recipes" / "quickstart.yaml").is_file():
             return root
@@ -81,7 +84,7 @@ def gallery_root() -> Path:
 
 
 def root_of(file: Path) -> Path | None:
-    """The folder that has `recipes` and `examples`, if the file is one of theirs; else None."""
+    """Returns the folder that has `recipes` and `examples` if the file is in one of these, else None."""
     try:
         root = gallery_root()
     except DataError:
@@ -90,7 +93,7 @@ def root_of(file: Path) -> Path | None:
 
 
 def entries() -> list[GalleryItem]:
-    """All recipes, then the examples' recipes, then the specs of models; each in the order of names."""
+    """Returns all recipes, then the recipes of the examples, then the model specs; each sorted by name."""
     root = gallery_root()
     found = [_entry(root, path) for folder in FOLDERS for path in (root / folder).rglob("*.yaml")]
     listed = [entry for entry in found if not entry.path.is_relative_to(root / PROJECT)]
@@ -103,9 +106,10 @@ def _entry(root: Path, path: Path) -> GalleryItem:
 
 
 def find_entry(name: str) -> GalleryItem:
-    """The entry of a name, of a place (`recipes/quickstart.yaml`), or of a last part that only one has.
+    """Returns the entry with this name, this path (`recipes/quickstart.yaml`), or this last part of a name if
+    only one entry has it.
 
-    Raises: ConfigError that names the nearest one.
+    Raises: ConfigError with the nearest name if there is none.
     """
     known = {entry.name: entry for entry in entries()}
     wanted = name.removeprefix("./").removesuffix(".yaml").removeprefix("recipes/")
@@ -121,9 +125,10 @@ def find_entry(name: str) -> GalleryItem:
 
 
 def recipe_file(given: str | Path) -> tuple[Path, bool]:
-    """The recipe that a command names, and whether by a name of the gallery, such as `math/tiny`.
+    """Returns the file of a recipe, and whether it was given by its name in the gallery, such as `math/tiny`.
 
-    A path is taken as it is, whether it exists or not; so is whatever ends with `.yaml`.
+    A path is returned unchanged, whether it exists or not. Whatever ends with `.yaml` is a path.
+
     Raises: ConfigError if it is neither a path nor a name.
     """
     path = Path(given)
@@ -136,16 +141,17 @@ def recipe_file(given: str | Path) -> tuple[Path, bool]:
 
 
 def model_folder(model: str) -> str:
-    """The folder that a model is given by: `./models/NAME` for the name of a spec, else the path as it is."""
+    """Returns the folder of a model: `./models/NAME` if it is the name of a spec, else the path unchanged."""
     return f"./models/{model}" if (gallery_root() / SPECS / f"{model}.yaml").is_file() else model
 
 
 def build_models(models: Iterable[str], tell: Callable[[str], None]) -> None:
-    """Builds those of a recipe's models that are missing and have a spec here: `./models/NAME` of NAME.
+    """Builds the models of a recipe that are missing and have a spec here: `./models/NAME` from spec NAME.
 
-    The entry point `spec` of the group `astraflow.models` names the function that does it, called with the
-    spec's path, the folder, and `tell`. Raises: ConfigError if none is installed, and what the function
-    raises.
+    The entry point `spec` of the group `astraflow.models` names the function that builds a model. It gets the
+    spec's path, the folder, and `tell`.
+
+    Raises: ConfigError if no such function is installed, and whatever the function raises.
     """
     for model, spec in missing_models(models):
         builders = [loaded(entry) for entry in added_to("astraflow.models").select(name="spec")]
@@ -156,7 +162,7 @@ def build_models(models: Iterable[str], tell: Callable[[str], None]) -> None:
 
 
 def missing_models(models: Iterable[str]) -> list[tuple[str, Path]]:
-    """The models that are missing, `./models/NAME`, and have a spec here, each with its spec."""
+    """Returns the models `./models/NAME` that are missing and have a spec here, each with its spec."""
     root = gallery_root()
     specs = {model: root / SPECS / f"{Path(model).name}.yaml" for model in models}
     return [

@@ -12,11 +12,11 @@ class LauncherVariant(Variant):
     """Base of the config of a launcher that an installed package adds."""
 
     spans_machines: ClassVar[bool] = True
-    """Whether rollout services run on other machines. If not, a run checks this machine for their devices and
-    their engine before it starts."""
+    """Whether rollout services run on other machines. If not, a run checks before it starts that this machine
+    has their devices and their engine."""
 
     def make(self) -> Launcher:
-        """The launcher. A launcher that spans machines is also a `MultiMachineLauncher`.
+        """Makes the launcher. A launcher that spans machines is also a `MultiMachineLauncher`.
 
         Raises: ConfigError if it can't start processes.
         """

@@ -1,7 +1,7 @@
-"""Checks the model folders that a recipe names: whether they are whole, have a tokenizer and a chat template,
-and are of a family that the engine and the trainer can run.
+"""Checks the model folders that a recipe names: whether they are complete, have a tokenizer and a chat
+template, and belong to a family that the engine and the trainer can run.
 
-It reads files and loads no library of models, so it takes milliseconds.
+The checks only read files and import no model library, so they take milliseconds.
 """
 
 import json
@@ -40,16 +40,17 @@ _TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
-"""One of them is in every folder with a tokenizer."""
+"""Every folder with a tokenizer has at least one of these files."""
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
-"""Where a chat template is if tokenizer_config.json does not hold it."""
+"""Files with the chat template if tokenizer_config.json does not contain it."""
 
 
 def check_model(name: str, policy: PolicyConfig) -> bool:
-    """True. Models that are still to be downloaded are good.
+    """Checks all models of a policy, and returns True. Models that are still to be downloaded pass.
 
-    Raises: DataError if a model of a policy (own, reference, teacher, critic) is not a Hugging Face folder,
-    or its own has no tokenizer or chat template; ConfigError if the template does not read an argument.
+    Raises: DataError if a model of the policy (its own, reference, teacher or critic) is not a Hugging Face
+    folder, or its own model has no tokenizer or chat template; ConfigError if the template does not read an
+    argument.
     """
     for key, model in models_of(name, policy).items():
         if is_to_be_fetched(model):
@@ -63,7 +64,7 @@ def check_model(name: str, policy: PolicyConfig) -> bool:
 
 
 def models_of(name: str, policy: PolicyConfig) -> dict[str, str]:
-    """Place in the recipe -> model, of all models that a policy names: folders, and names on the hub."""
+    """Returns all models that a policy names, by their place in the recipe: folders, and names on the hub."""
     auxiliary = policy.train.auxiliary
     critic = auxiliary.critic
     side = {
@@ -76,12 +77,15 @@ def models_of(name: str, policy: PolicyConfig) -> dict[str, str]:
 
 
 def is_to_be_fetched(model: str) -> bool:
-    """Whether a model is a name on the hub that is not in the cache yet."""
+    """Returns whether a model is a name on the hub that is not in the cache yet."""
     return is_hub_name(model) and not is_cached(model)
 
 
 def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exact: bool) -> None:
-    """Raises: ConfigError if the model is of a kind that the engine or the trainer cannot run exactly."""
+    """Checks that the engine and the trainer can run the policy's model, and exactly if `exact` is set.
+
+    Raises: ConfigError if they can't.
+    """
     config = json.loads((policy.model_dir / "config.json").read_text(encoding="utf-8"))
     who = f"policies.{name}.model = {policy.model!r} ({family_of(config)})"
     if method := quantization_of(config):
@@ -133,7 +137,7 @@ def _check_folder(where: str, model: str) -> None:
 
 
 def _check_tokenizer(where: str, folder: Path) -> None:
-    """Raises: DataError if the folder has no file of a tokenizer, or no chat template."""
+    """Checks a folder for a tokenizer and a chat template. Raises: DataError if either is missing."""
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise DataError(
             f"{where}: it has no tokenizer (tokenizer.json); copy the tokenizer's files from the model that "
@@ -153,7 +157,7 @@ def _check_tokenizer(where: str, folder: Path) -> None:
 
 
 def _how_to_get(model: str) -> str:
-    """What makes a model folder that does not exist."""
+    """Returns how the user gets a model folder that does not exist."""
     folder = shlex.quote(str(Path(model).expanduser()))
     return (
         f"Build a tiny model with `astraflow model init SPEC.yaml --out {folder}` (for the quickstart, "

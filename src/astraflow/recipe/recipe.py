@@ -1,4 +1,4 @@
-"""The recipe: everything that a run needs, composed of the sections of its parts."""
+"""The recipe: everything that a run needs, composed of one section per part."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 TrackerConfig = TrackerVariant | Use
-if not TYPE_CHECKING:  # which trackers are installed is known at run time only
+if not TYPE_CHECKING:  # which trackers are installed is only known at run time
     TrackerConfig = with_installed(TrackerConfig, "astraflow.trackers")
 
 
@@ -51,18 +51,18 @@ class SamplingConfig(Config):
     temperature: float = Field(default=1.0, ge=0.001, le=1000)
     """Sampling temperature in training; the trainer divides its logits by the same value."""
     max_tokens: int = Field(default=256, ge=1, le=2**24)
-    """Largest number of tokens per completion; a longer one is cut and counts as truncated, not as failed."""
+    """Maximum number of tokens per completion. A longer one is cut and counts as truncated, not as failed."""
     stop: tuple[str, ...] = ()
-    """Texts that end a completion, in addition to the tokenizer's end token."""
+    """Strings that end a completion, in addition to the tokenizer's end token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling; must be 1 for a trained policy."""
     top_k: int = Field(default=0, ge=0, le=2**31 - 1)
     """Number of most likely tokens to sample from; 0 means the whole vocabulary, and is required for a
     trained policy."""
     agent_overrides: Literal["refuse", "ignore"] = "refuse"
-    """What happens to an agent program's request for sampling that the policy can't follow, such as another
-    temperature than a trained policy's, or a penalty. `refuse` answers with 400. `ignore` samples as the
-    recipe says, and counts such requests in the metric `ignored_overrides_frac`."""
+    """What happens if an agent program requests sampling that the policy can't follow, such as a penalty, or
+    a temperature that differs from a trained policy's. `refuse` answers with status 400. `ignore` samples as
+    the recipe says, and counts such requests in the metric `ignored_overrides_frac`."""
 
 
 class PolicyConfig(Config):
@@ -70,25 +70,27 @@ class PolicyConfig(Config):
 
     model: str
     """Folder of a Hugging Face model, or its name on the hub: `OWNER/NAME`, or `OWNER/NAME@REVISION` with a
-    branch, a tag or a commit. A run downloads it before it starts, and a resume uses the same commit."""
+    branch, a tag or a commit. A run downloads the model before it starts, and a resume uses the same
+    commit."""
     role: Literal["trained", "frozen", "follower"] = "trained"
     """`trained`: has a trainer. `frozen`: keeps its weights. `follower`: serves older versions of another
     policy."""
     follows: str = ""
-    """For a follower: the trained policy whose versions it serves; `model` must be that policy's."""
+    """For a follower: the trained policy whose versions it serves. `model` must be the same as that
+    policy's."""
     lag: int = Field(default=0, ge=0, le=1_000_000)
-    """For a follower: number of versions that it stays behind the newest one. Early in a run, it serves the
-    oldest version."""
+    """For a follower: number of versions that it stays behind the newest one. Early in a run, when there are
+    fewer versions, it serves the oldest one."""
     template_args: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the model's chat template, e.g. `{enable_thinking: false}`, in every prompt of the policy
-    and as defaults in exported folders. The template must read each of them."""
+    """Arguments of the model's chat template, e.g. `{enable_thinking: false}`. They apply to every prompt of
+    the policy and become defaults in exported folders. The template must read each of them."""
     sampling: SamplingConfig = SamplingConfig()
     table: TableConfig = TableConfig()
     train: TrainConfig = TrainConfig()
 
     @property
     def model_dir(self) -> Path:
-        """The model's folder; that of a name on the hub is in its cache."""
+        """The model's folder. For a name on the hub, it is the folder in the hub's cache."""
         return model_path(self.model)
 
     @model_validator(mode="after")
@@ -151,19 +153,19 @@ class SupervisionConfig(Config):
 
     longest_silence_s: float = Field(default=60.0, ge=0)
     """Seconds without a sign of life from a process's event loop after which the process is killed and
-    restarted; its log then holds the stacks of its threads. A silent process is named after 8 s. One that
-    only waits for a processor is not restarted. 0 turns the restart off."""
+    restarted. Its log then contains the stacks of its threads. A silent process is reported after 8 s. A
+    process that only waits for a processor is not restarted. 0 turns restarts off."""
     rank_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds that a rank of a trainer waits for the others, within a step or at the start. If one dies, or
-    is stopped for so long, all end, and start again from the last checkpoint."""
+    """Seconds that a rank of a trainer waits for the others, within a step or at the start. If one rank dies
+    or stops for that long, all ranks end and start again from the last checkpoint."""
 
 
 class RecipeTasksConfig(TasksConfig):
-    """The tasks that are trained on, how they are scored, and in which order they are drawn."""
+    """The training tasks, how they are scored, and the order in which they are drawn."""
 
     curators: tuple[CuratorConfig, ...] = (ShuffleConfig(),)
-    """Decide which task is drawn next: `shuffle`, `weighted` or one of your own proposes tasks, and the
-    others, in this order, may pass over them."""
+    """The parts that decide which task is drawn next. `shuffle`, `weighted` or one of your own proposes
+    tasks. The others, in this order, may skip a proposed task."""
 
     @model_validator(mode="after")
     def _curators_fit(self) -> "RecipeTasksConfig":
@@ -189,8 +191,10 @@ _EXACT: dict[str, object] = {
     "num_threads": 1,
     "publish_dtype": "float32",
 }
-"""Settings of engine and trainer for which `exact` is guaranteed. Several threads share work at places that
-depend on how much there is."""
+"""Settings of engine and trainer for which `exact` is guaranteed.
+
+One thread, because several threads split the work at places that depend on its size.
+"""
 
 
 def _not_exact(where: str, value: object, guaranteed: object) -> str:
@@ -205,9 +209,9 @@ class Recipe(Config):
     """A complete run."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)
-    """Name of the run, which also names its folder: up to 64 lower-case letters, digits, `-` and `_`."""
+    """Name of the run, which also names its folder: up to 64 lowercase letters, digits, `-` and `_`."""
     seed: int = 0
-    """Seed of the order of the tasks, of sampling, and of everything else that is random in the run."""
+    """Seed for the order of tasks, for sampling, and for everything else that is random in the run."""
     tasks: RecipeTasksConfig
     workflow: WorkflowConfig = SingleTurnConfig()
     """How the policies and a task interact."""
@@ -219,17 +223,17 @@ class Recipe(Config):
     weights: WeightsConfig = WeightsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     launcher: LauncherConfig = LocalLauncherConfig()
-    """Starts the processes of the run: on this machine (`local`), with an installed launcher, or with your
-    own. The option `--on` chooses one, too."""
+    """What starts the processes of the run: `local` on this machine, an installed launcher, or your own. The
+    option `--on` also chooses one."""
     cluster: ClusterConfig = ClusterConfig()
     trackers: tuple[TrackerConfig, ...] = ()
-    """Where the rows of `metrics.jsonl` are shown besides: names, such as `[tensorboard]`, or sections, such
+    """Other places that show the rows of `metrics.jsonl`: names, such as `[tensorboard]`, or sections, such
     as `[{name: wandb, project: mine, mode: offline}]`."""
     exact: bool = False
-    """Engine and trainer give a token the same logprob under one version, to the last bit. For engine and
-    trainer `torch` on CPUs, and dense models of the Llama family; it takes more time."""
+    """Whether engine and trainer give a token the same logprob under the same version, to the last bit. This
+    takes more time. It requires engine and trainer `torch` on CPUs, and dense models of the Llama family."""
     view: bool = True
-    """Whether `astraflow run` offers a page about the run on loopback; it starts when somebody opens it."""
+    """Whether `astraflow run` offers a page about the run on loopback. It starts when somebody opens it."""
 
     @property
     def trained(self) -> dict[str, PolicyConfig]:
@@ -238,16 +242,17 @@ class Recipe(Config):
 
     @property
     def published(self) -> dict[str, PolicyConfig]:
-        """The policies that have versions of their own, and so a publisher."""
+        """The policies that have their own versions, and therefore a publisher."""
         return {name: policy for name, policy in self.policies.items() if policy.role != "follower"}
 
     @property
     def advertised_host(self) -> str:
-        """Host at which others call the publishers.
+        """Host at which other processes reach the publishers.
 
         It is `weights.advertise` if that is set, else the host that the publishers listen on. If they listen
         on all addresses, it is the dataflow's host.
-        Raises: ConfigError if others cannot call any of these.
+
+        Raises: ConfigError if other processes can't reach any of these.
         """
         weights = self.weights
         is_open = listens_everywhere(weights.host) and not listens_everywhere(self.dataflow.host)
@@ -257,8 +262,10 @@ class Recipe(Config):
 
     @property
     def peer_host(self) -> str:
-        """Host at which the run's own rollout services serve weights to one another. It is an address from
-        which the dataflow sees them call."""
+        """Host at which the run's own rollout services serve weights to one another.
+
+        It is an address from which their requests reach the dataflow.
+        """
         host = self.weights.host
         dataflow = self.dataflow.host
         if listens_everywhere(dataflow):
@@ -268,7 +275,7 @@ class Recipe(Config):
 
     @property
     def max_services(self) -> int:
-        """Most rollout services that the run itself starts."""
+        """Maximum number of rollout services that the run itself starts."""
         pool = self.cluster
         room = sum(kind.most for kind in pool.kinds.values())
         return min(pool.max_services, room) if pool.max_services else self.rollout.services
@@ -280,12 +287,12 @@ class Recipe(Config):
 
     @property
     def tokenizer_model(self) -> str:
-        """The model of that folder, as the recipe names it."""
+        """The model that `tokenizer_dir` belongs to, as the recipe names it."""
         return next(iter((self.trained or self.policies).values())).model
 
     @property
     def group_size(self) -> int:
-        """Episodes per draw; the same for all trained policies."""
+        """Number of episodes per draw; the same for all trained policies."""
         return next(iter(self.trained.values())).table.group_size if self.trained else 1
 
     @model_validator(mode="after")
@@ -372,12 +379,12 @@ class Recipe(Config):
 
 
 def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Recipe:
-    """The recipe in a YAML file, with dotted overrides.
+    """Loads the recipe in a YAML file, with dotted overrides.
 
-    Some overrides are short forms. `steps=N` sets the steps of all trained policies, and `model=FOLDER` the
-    model of all policies (`tiny` and other names of specs stand for `./models/NAME`). If the recipe has one
+    Some overrides are short forms. `steps=N` sets the steps of all trained policies. `model=FOLDER` sets the
+    model of all policies; `tiny` and other names of specs stand for `./models/NAME`. If the recipe has one
     policy, `train.lr=X` sets the learning rate of that policy, and likewise for its other keys. `scale=smoke`
-    shrinks the recipe as `recipe.scale` says; the other overrides apply after it.
+    shrinks the recipe as described in `recipe.scale`, before the other overrides apply.
 
     Raises: ConfigError.
     """
@@ -390,13 +397,13 @@ def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
         recipe = parse_config(mapping, Recipe, where=str(path), place=partial(_place, path, list(full)))
         if not scale:
             return recipe
-        from astraflow.recipe.scale import scaled  # it makes recipes, so it imports this module
+        from astraflow.recipe.scale import scaled  # here, because that module imports this one
 
         return overridden(scaled(recipe, str(scale)), full_overrides(pairs, mapping), where=str(path))
 
 
 def _place(path: Path, overrides: Sequence[str], keys: Sequence[str | int]) -> str:
-    """Where in its files a recipe sets the key at a path; empty if an override sets it."""
+    """Returns where the files of a recipe set the key at a path; empty if an override sets it."""
     dotted = ".".join(map(str, keys))
     if any(f"{dotted}.".startswith(f"{key}.") for key in overrides):
         return ""

@@ -1,7 +1,8 @@
-"""What of a recipe may change when its run is resumed, and what a person is told about anything else.
+"""Decides what may change in a recipe when its run is resumed, and explains why other changes are refused.
 
-The keys that may change decide nothing that the journal already holds, or their change is a record of it (the
-numbers of steps, and the evaluation). Knows recipes and the journal, and starts nothing.
+A key may change if it doesn't affect data that the journal already holds, or if the journal records its
+change (the numbers of steps, and the evaluation). This module knows recipes and the journal, and starts
+nothing.
 """
 
 import json
@@ -66,14 +67,14 @@ MAY_CHANGE = (
     "policies.*.sampling.max_tokens",
     "policies.*.sampling.agent_overrides",
 )
-"""Keys that may change when a run is resumed. All others decided data that the journal already holds."""
+"""Keys that may change when a run is resumed. The others determined data that the journal already holds."""
 
 MAY_COME_OR_GO = ("eval.sets.*",)
 """Sections that may be added or removed as a whole, but not changed."""
 
 _SCORES = "the scores before and after it could not be compared: give a changed evaluation set a new name"
 _REMEDIES = {"eval.sets": _SCORES, "eval.temperature": _SCORES}
-"""What to do about a refused key, by its beginning, if there is more to say than of all keys."""
+"""What else to say about a refused key, by the beginning of the key."""
 _MAX_LISTED = 5
 
 
@@ -82,13 +83,16 @@ class RecipeChange(Item, frozen=True, kw_only=True):
 
     key: str
     old: str
-    """JSON text; empty if the key is new."""
+    """Its value before, as JSON text; empty if the key is new."""
     new: str
     at_s: float = 0.0
 
 
 def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
-    """Every key whose value differs, by its dotted path. A section that may come or go is one key."""
+    """Returns every key whose value differs, by its dotted path.
+
+    A section that may be added or removed as a whole counts as one key.
+    """
     old = before.model_dump(mode="json")
     new = after.model_dump(mode="json")
     sections = [change for pattern in MAY_COME_OR_GO for change in _moved_sections(old, new, pattern)]
@@ -100,12 +104,12 @@ def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
 
 
 def _is_left_open(key: str, now: Mapping[str, str]) -> bool:
-    """Whether a recipe leaves to its data what the run's own has as a number."""
+    """Returns whether a key is `auto` in the new recipe; the run's own recipe has the derived number."""
     return now.get(key) == '"auto"' and key.endswith((".table.groups_per_batch", ".engine.max_context"))
 
 
 def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
-    """Raises: ConfigError if a change would break the run in the folder."""
+    """Checks that no change would break the run in the folder. Raises: ConfigError if one would."""
     refused = [change for change in changes if not _may_change(change.key)]
     if not refused:
         return
@@ -125,9 +129,11 @@ def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
 
 
 def steps_done(journal: Path) -> dict[str, int]:
-    """Policy -> its committed steps, as the tables of a journal folder have them; empty without a journal.
+    """Returns the number of committed steps of each policy, from the tables of a journal folder.
 
-    After a crash, the tables may lack the newest steps until the run is resumed.
+    The result is empty if there is no journal. After a crash, the tables may lack the newest steps until the
+    run is resumed.
+
     Raises: JournalError if the journal cannot be read.
     """
     if not (journal / DATABASE).is_file():
@@ -137,12 +143,12 @@ def steps_done(journal: Path) -> dict[str, int]:
 
 
 def has_more_steps(recipe: Recipe, done: Mapping[str, int]) -> bool:
-    """Whether the recipe asks for more steps of a policy than are done."""
+    """Returns whether the recipe asks for more steps of a policy than are done."""
     return any(policy.train.steps > done.get(name, 0) for name, policy in recipe.trained.items())
 
 
 def refuse_fewer_steps(recipe: Recipe, done: Mapping[str, int], folder: Path) -> None:
-    """Raises: ConfigError if the recipe asks for fewer steps of a policy than are done."""
+    """Checks that the recipe asks for no fewer steps of a policy than are done. Raises: ConfigError."""
     for name, policy in recipe.trained.items():
         if policy.train.steps < done.get(name, 0):
             raise ConfigError(
@@ -171,7 +177,7 @@ def _begins(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _moved_sections(old: dict[str, Any], new: dict[str, Any], pattern: str) -> Iterator[RecipeChange]:
-    """Takes the sections that only one side has out of both, and gives one change for each."""
+    """Removes the sections that only one of the two recipes has, in place, and yields one change for each."""
     *path, _ = pattern.split(".")
     before = _section(old, path)
     after = _section(new, path)
@@ -189,7 +195,7 @@ def _section(recipe: dict[str, Any], path: list[str]) -> dict[str, Any]:
 
 
 def _leaves(node: Any, path: str) -> Iterator[tuple[str, str]]:
-    """(dotted path, JSON text) of every value; lists count as one value."""
+    """Yields (dotted path, JSON text) of every value; a list counts as one value."""
     if isinstance(node, Mapping) and node:
         for key, value in cast("Mapping[str, Any]", node).items():
             yield from _leaves(value, f"{path}.{key}" if path else key)

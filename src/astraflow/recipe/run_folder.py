@@ -1,7 +1,7 @@
 """The run folder: where a run keeps its recipe, journal, weights, checkpoints, logs and results.
 
-Owns the names in it, atomic writes, and the lock that keeps two launchers out of one folder. Knows no
-service.
+This module owns the names of files in the folder, atomic writes, and the lock that keeps two launchers from
+using the same folder. It knows no service.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ __all__ = ["RunFolder", "RunRecord", "ServiceRecord", "write_atomic"]
 
 
 _RESERVE_BYTES = 512 * 1024
-"""Room for `run.json`, summary, curve and episodes of a run that ends while its disk is full."""
+"""Space for `run.json`, summary, curve and episodes of a run that ends while its disk is full."""
 
 
 class ServiceRecord(Item, frozen=True, kw_only=True):
@@ -39,9 +39,9 @@ class ServiceRecord(Item, frozen=True, kw_only=True):
     restarts: int = 0
     state: str = ""
     exit_code: int = 0
-    """Exit code of its last end; negative for a signal."""
+    """Exit code when it last ended; negative for a signal."""
     last_line: str = ""
-    """Why it ended last, as the supervisor knows it."""
+    """Why it last ended, as far as the supervisor knows."""
     age_s: float = 0.0
     """Seconds since it was started."""
     silent_s: float | None = None
@@ -50,44 +50,45 @@ class ServiceRecord(Item, frozen=True, kw_only=True):
     trouble: str = ""
     """What is wrong with it and what to do, in words; empty if nothing is known to be wrong."""
     is_starved: bool = False
-    """Whether that is only that its machine gives it no processor time."""
+    """Whether the only trouble is that its machine gives it no processor time."""
 
 
 class RunRecord(Item, frozen=True, kw_only=True):
-    """`run.json`: how to reach a run. `url` answers while `state` is `running`."""
+    """`run.json`: the state of a run and how to reach it. `url` answers while `state` is `running`."""
 
     name: str
     url: str = ""
     state: str = "new"
     """`new`, `running`, `stopped`, `finished` or `failed`."""
     reason: str = ""
-    """Why the run ended; empty while it goes on."""
+    """Why the run ended; empty while it is running."""
     launcher_pid: int = 0
     at_s: float = 0.0
-    """When this was written. While a launcher runs, it writes every few seconds."""
+    """When this was written. A running launcher writes it every few seconds."""
     active: tuple[tuple[float, float], ...] = ()
-    """Start and end of each time that a launcher ran the services; the last end moves on while it does."""
+    """Start and end of each period in which a launcher ran the services. The last end advances while a
+    launcher runs them."""
     services: tuple[ServiceRecord, ...] = ()
     alarms: tuple[Alarm, ...] = ()
-    """What the watchdog has found to be wrong now."""
+    """What the watchdog currently finds to be wrong."""
     pool: str = ""
-    """How many rollout services a pool that sizes itself has, and why it changed last, in words."""
+    """How many rollout services a pool that sizes itself has, and why it last changed, in words."""
     module_path: tuple[str, ...] = ()
     """Folders where the recipe's own modules were found."""
 
     @property
     def wall_s(self) -> float:
-        """Wall time of all starts together."""
+        """Wall time of all periods in `active` together."""
         return sum(end - begin for begin, end in self.active)
 
     def active_s(self, begin_s: float, end_s: float) -> float:
-        """How much of `[begin_s, end_s]` a launcher ran. The time between an interruption and a resume does
-        not count."""
+        """Returns for how much of `[begin_s, end_s]` a launcher ran. The time between an interruption and a
+        resume does not count."""
         return sum(max(0.0, min(end, end_s) - max(begin, begin_s)) for begin, end in self.active)
 
 
 class RunFolder:
-    """The paths of one run folder, and reads and writes that never leave half a file.
+    """The paths of one run folder, with reads and writes that never leave half a file.
 
     Example: `RunFolder(Path("runs/quickstart")).journal`.
     """
@@ -114,12 +115,12 @@ class RunFolder:
         self._reserve = path / "reserve"
 
     def create(self) -> None:
-        """Makes the folder and its parts."""
+        """Makes the folder and its subfolders."""
         for folder in (self.path, self.journal, self.weights, self.checkpoints, self.logs, self.samples):
             folder.mkdir(parents=True, exist_ok=True)
 
     def load_recipe(self) -> Recipe:
-        """The recipe that the folder's run was started with. Raises: DataError if there is none."""
+        """Reads the recipe that the folder's run was started with. Raises: DataError if there is none."""
         if not self.recipe.is_file():
             raise DataError(f"{self.path} is not a run folder: it has no recipe.yaml")
         return parse_config(load_mapping(self.recipe), Recipe, where=str(self.recipe))
@@ -142,12 +143,13 @@ class RunFolder:
         write_atomic(self.record, msgspec.json.format(msgspec.json.encode(record), indent=2))
 
     def reserve(self) -> None:
-        """Takes some room on the disk, so that a run on a full disk can still write why it ended."""
-        with contextlib.suppress(OSError):  # the disk is full now; the run says so soon enough
-            self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))  # which no file system compresses
+        """Reserves some disk space, so that a run can still write why it ended when the disk is full."""
+        with contextlib.suppress(OSError):  # the disk is full already; the run reports this soon enough
+            # Random bytes, because a file system may compress others.
+            self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))
 
     def release(self) -> None:
-        """Gives that room back."""
+        """Releases the reserved disk space."""
         self._reserve.unlink(missing_ok=True)
 
     @property
@@ -165,7 +167,7 @@ class RunFolder:
         return self._resume.exists()
 
     def resumed(self) -> None:
-        """The dataflow has resumed. Later restarts leave a failed run as it is."""
+        """Notes that the dataflow has resumed. Later restarts don't continue a failed run."""
         self._resume.unlink(missing_ok=True)
 
     def note_changes(self, changes: tuple[RecipeChange, ...]) -> None:
@@ -175,7 +177,7 @@ class RunFolder:
                 file.write(msgspec.json.encode(msgspec.structs.replace(change, at_s=time.time())) + b"\n")
 
     def token(self, role: str) -> str:
-        """The token of a role, made at first use, in a file that only its owner can read."""
+        """Returns the token of a role. The first call makes it, in a file that only its owner can read."""
         path = self.secrets / role
         if not path.is_file():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -184,19 +186,19 @@ class RunFolder:
 
     @property
     def is_locked(self) -> bool:
-        """Whether a launcher has the folder."""
+        """Whether a launcher holds the folder."""
         try:
             with self._lock.open("r", encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except OSError:
-            return False  # no launcher ever had it
+            return False  # no launcher has ever held it
         return False
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """Holds the folder for one launcher. Raises: ConfigError if another one has it."""
+        """Holds the folder for one launcher. Raises: ConfigError if another launcher holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self._lock.open("w", encoding="utf-8") as file:
             try:
@@ -210,7 +212,7 @@ class RunFolder:
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Writes a file whole or not at all: a temporary file beside it is synced, then renamed."""
+    """Writes a file completely or not at all: syncs a temporary file in the same folder, then renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -221,12 +223,12 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError:
-        part.unlink(missing_ok=True)  # it would take room on a full disk
+        part.unlink(missing_ok=True)  # it would take up space on a full disk
         raise
 
 
 def _write_once(path: Path, data: bytes, *, mode: int) -> None:
-    """Writes a file, unless somebody else has just made it: then that one stays."""
+    """Writes a file unless another process has just made it, in which case that file stays."""
     own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     write_atomic(own, data, mode=mode)
     try:

@@ -1,6 +1,6 @@
-"""What a recipe means for the dataflow: the plan of its core, and what a joining service must know.
+"""Derives from a recipe what the dataflow needs: the plan of its core, and what a joining service must know.
 
-`astraflow plan`, which tells what a pool would come to, is in `forecast`.
+`astraflow plan`, which forecasts what a pool achieves, is in the add-on `forecast`.
 """
 
 import json
@@ -41,12 +41,15 @@ _NOT_ARCHITECTURE = frozenset({"_name_or_path", "dtype", "torch_dtype", "transfo
 """Keys of a config.json that say nothing about the architecture."""
 
 _MAX_LOST = 16
-"""Attempts at an episode that may be lost with their services besides `dataflow.max_attempts`. An episode of
-an hour on machines that are taken away every few minutes loses fewer; one that kills its services ends."""
+"""Attempts at an episode that may be lost with their services, in addition to `dataflow.max_attempts`.
+
+An episode of an hour on machines that are taken away every few minutes loses fewer attempts than this. The
+limit ends an episode that kills every service that runs it.
+"""
 
 
 def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
-    """Everything that the core needs for its decisions; `sources` are the sizes of the task sources."""
+    """Returns everything that the core needs for its decisions; `sources` has the sizes of the sources."""
     return RunPlan(
         seed=recipe.seed,
         group_size=recipe.group_size,
@@ -74,12 +77,12 @@ def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
 
 
 def best_plan(best: BestConfig) -> BestRule | None:
-    """The rule by which the dataflow keeps a version; None if it keeps none."""
+    """Returns the rule by which the dataflow keeps the best version; None if it keeps none."""
     return BestRule(best.eval_set, best.figure, best.mode) if best.metric else None
 
 
 def eval_rules(recipe: Recipe) -> dict[str, EvalRules]:
-    """How the episodes of each evaluation set run, where that differs from training."""
+    """Returns how the episodes of each evaluation set run, where that differs from training."""
     return {
         name: EvalRules(
             sampling=config.sampling.changes(recipe.eval.temperature),
@@ -91,7 +94,8 @@ def eval_rules(recipe: Recipe) -> dict[str, EvalRules]:
 
 
 def scoring_tasks(recipe: Recipe) -> dict[str, TasksConfig]:
-    """What scores in training and in sets with a reward of their own, by its place in the recipe."""
+    """Returns the `tasks` sections that score training and the sets with their own reward, by their place in
+    the recipe."""
     own = {
         f"eval.sets.{name}": rule.tasks for name, rule in eval_rules(recipe).items() if rule.tasks is not None
     }
@@ -99,7 +103,7 @@ def scoring_tasks(recipe: Recipe) -> dict[str, TasksConfig]:
 
 
 def _eval_tasks(recipe: Recipe, config: EvalSetConfig) -> TasksConfig | None:
-    """The `tasks` section by which a set is scored; None if it is that of training."""
+    """Returns the `tasks` section by which a set is scored; None if it is that of training."""
     is_own = not isinstance(config.reward, TrainingReward)
     if not is_own and config.extract in {"training", recipe.tasks.extract}:
         return None
@@ -110,7 +114,10 @@ def _eval_tasks(recipe: Recipe, config: EvalSetConfig) -> TasksConfig | None:
 
 
 def run_info(recipe: Recipe) -> RunInfo:
-    """What a joining service needs besides URL and token; the dataflow fills in run id and state."""
+    """Returns what a joining service needs in addition to URL and token.
+
+    The dataflow fills in the run's id and state.
+    """
     workflow = recipe.workflow
     return RunInfo(
         name=recipe.name,
@@ -124,7 +131,7 @@ def run_info(recipe: Recipe) -> RunInfo:
 
 
 def policy_info(name: str, policy: PolicyConfig) -> PolicyInfo:
-    """What a rollout service must know of a policy."""
+    """Returns what a rollout service must know about a policy."""
     sampling = policy.sampling
     return PolicyInfo(
         name=name,
@@ -149,8 +156,11 @@ def _longest_lag(recipe: Recipe, name: str) -> int:
 
 
 def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
-    """Tokens of the longest trajectory: the context of the policy's model, or of the recipe's engine if that
-    is longer; 0 if neither is known."""
+    """Returns the number of tokens of the longest possible trajectory.
+
+    This is the context of the policy's model, or of the recipe's engine if that is longer; 0 if neither is
+    known.
+    """
     config = _model_config(policy.model_dir)
     text: dict[str, Any] = config.get("text_config") or {}  # multimodal models have one
     sizes: list[Any] = [part.get("max_position_embeddings") for part in (config, text)]
@@ -164,7 +174,7 @@ def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
 
 
 def fingerprints(recipe: Recipe) -> Fingerprints:
-    """Digests of everything that must agree between the services of a run. Raises: DataError."""
+    """Returns digests of everything that must agree between the services of a run. Raises: DataError."""
     return Fingerprints(
         recipe=_digest(recipe.model_dump_json().encode()),
         code=code_fingerprint(recipe),
@@ -174,11 +184,13 @@ def fingerprints(recipe: Recipe) -> Fingerprints:
 
 
 def code_fingerprint(recipe: Recipe) -> str:
-    """Digest of the package's version, the protocol's, and the sources of the modules that the recipe names,
-    with those of the user's own modules that they import.
+    """Returns a digest of the code that must agree between the services of a run.
 
-    A launcher does not count: it starts services, which need not have its module. The recipe may come over
-    the network, so no module is imported. Raises: ConfigError if one is not installed.
+    It covers the versions of the package and of the protocol, and the sources of the modules that the recipe
+    names, with the user's own modules that these import. A launcher does not count, because the services that
+    it starts don't need its module. No module is imported, because the recipe may come over the network.
+
+    Raises: ConfigError if a module is not installed.
     """
     parts = [f"astraflow {astraflow.__version__}, protocol {PROTOCOL_VERSION}".encode()]
     of_services = recipe.model_copy(update={"launcher": LocalLauncherConfig()})
@@ -195,15 +207,15 @@ def code_fingerprint(recipe: Recipe) -> str:
 
 
 def uses(config: Config) -> Iterator[Use]:
-    """Every component in a config that the user wrote (`use:`)."""
+    """Yields every component in a config that the user wrote (`use:`)."""
     for _, use in named_uses(config):
         yield use
 
 
 def named_uses(config: Config, where: str = "") -> Iterator[tuple[str, Use]]:
-    """The same with their places in the recipe, e.g. `policies.actor.train.loss`.
+    """Yields every component that the user wrote, with its place in the recipe: `policies.actor.train.loss`.
 
-    `where`: the place of `config` itself.
+    `where` is the place of `config` itself.
     """
     if isinstance(config, Use):
         yield where, config
@@ -224,7 +236,7 @@ def _uses_in(value: object, where: str) -> Iterator[tuple[str, Use]]:
 
 
 def _model_config(folder: Path) -> dict[str, Any]:
-    """The content of the model's config.json. Raises: DataError."""
+    """Reads the model's config.json. Raises: DataError."""
     path = folder / "config.json"
     return json_value(read_file(path, "the model's"), str(path))
 

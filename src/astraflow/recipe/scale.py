@@ -1,9 +1,13 @@
 """Shrinks a recipe until it runs on two cores within seconds: `scale=smoke`.
 
-What a recipe is about stays as it is: workflow, reward, curators, filters, credit, replay and loss. Smaller
-are its numbers (samples, tokens, steps, services), its engine and its trainer run on the CPU, prepared data
-sets are replaced by a few rows that come with AstraFlow, a search index by one of a few documents, and the
-tasks of environments that come with AstraFlow by easy ones.
+The substance of a recipe stays the same: workflow, reward, curators, filters, credit, replay and loss. These
+things change:
+
+- The numbers of samples, tokens, steps and services get smaller.
+- The engine and the trainer run on the CPU.
+- A few rows that come with AstraFlow replace prepared data sets.
+- An index of a few documents replaces a search index.
+- Easy tasks replace those of environments that come with AstraFlow.
 """
 
 import json
@@ -25,17 +29,17 @@ from astraflow.workflows.variant import WorkflowVariant
 __all__ = ["SCALES", "scaled"]
 
 _ENVIRONMENTS = "environments.json"
-"""Arguments that make the tasks of an environment easy, by the environment's class."""
+"""File with arguments that make the tasks of an environment easy, by the environment's class."""
 _WORKFLOWS: TypeAdapter[Config] = TypeAdapter(EvalWorkflowConfig)
 """The workflows of training and of evaluation sets."""
 _MAX_TOKENS = 96
-"""Tokens of a completion; those of the model `tiny` are characters."""
+"""Tokens of a completion; a token of the model `tiny` is a character."""
 _NUM_TASKS = 2
 """Tasks of an evaluation set, and groups of a batch."""
 
 
 def scaled(recipe: Recipe, scale: str) -> Recipe:
-    """The recipe at another scale. Raises: ConfigError for an unknown one."""
+    """Returns the recipe at another scale. Raises: ConfigError for an unknown scale."""
     if scale not in SCALES:
         raise ConfigError(f"scale = {scale!r} is no scale of recipes{hint(scale, list(SCALES))}")
     mapping: JsonMap = json.loads(recipe.model_dump_json())
@@ -44,7 +48,7 @@ def scaled(recipe: Recipe, scale: str) -> Recipe:
 
 
 def _smoke(recipe: JsonMap) -> None:
-    """Changes the mapping of a recipe in place."""
+    """Shrinks the mapping of a recipe in place."""
     fixtures = gallery_root() / "recipes" / "fixtures"
     for policy in recipe["policies"].values():
         _shrink_policy(policy)
@@ -93,7 +97,7 @@ def _at_most(value: int | Literal["auto"], limit: int) -> int:
 
 
 def _sections(node: object) -> Iterator[JsonMap]:
-    """All mappings of a recipe, from the outside to the inside."""
+    """Yields all mappings of a recipe, from the outermost to the innermost."""
     if isinstance(node, dict):
         section: JsonMap = node  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
         yield section

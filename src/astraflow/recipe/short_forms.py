@@ -1,11 +1,11 @@
-"""From a recipe's file to its mapping in full form, which is what `Recipe` validates.
+"""Turns a recipe's file into a mapping in full form, which `Recipe` validates.
 
     model: FOLDER, train: {...} ....... at the top of a recipe with one policy: keys of that policy
     policies.NAME.extends: OTHER ...... the policy starts from the keys of another one
     steps=N, model=FOLDER ............. overrides of the keys of all policies
 
-The policy that the keys at the top belong to is the one that the extended files name, or else `actor`. The
-recipe that a run folder keeps always has the full form.
+Keys at the top belong to the policy that the extended files name, or else to `actor`. The recipe in a run
+folder always has the full form.
 """
 
 import re
@@ -22,14 +22,14 @@ from astraflow.user_input.yaml_files import JsonMap, layers_of, merge, name_uses
 __all__ = ["POLICY_KEYS", "full_mapping", "full_overrides", "keys_as_written", "policies_of"]
 
 POLICY_KEYS = ("model", "sampling", "table", "template_args", "train")
-"""Keys of a policy that may be at the top of a recipe. The others concern recipes of several policies."""
+"""Keys of a policy that may be at the top of a recipe. The others concern recipes with several policies."""
 
 _DEFAULT_NAME = "actor"
 _MAX_CHAIN = 64  # policies that extend one another
 
 
 def full_mapping(path: Path, overrides: Mapping[str, Any] | None = None) -> JsonMap:
-    """The mapping of a recipe's file in full form, with overrides applied.
+    """Returns the mapping of a recipe's file in full form, with overrides applied.
 
     Raises: ConfigError, like `load_mapping`; also if keys of a policy are at the top and there isn't exactly
     one policy.
@@ -44,9 +44,10 @@ def full_mapping(path: Path, overrides: Mapping[str, Any] | None = None) -> Json
 
 
 def full_overrides(overrides: Mapping[str, Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """The overrides with full keys, for a recipe's mapping in full form.
+    """Returns the overrides with full keys, for a recipe's mapping in full form.
 
-    `steps` and `model` become one override per policy. If there is one policy, keys of a policy are its own.
+    `steps` becomes one override per trained policy, and `model` one per policy. If there is only one policy,
+    keys of a policy belong to it.
     """
     policies = policies_of(mapping)
     full: dict[str, Any] = {}
@@ -69,7 +70,7 @@ def _is_trained(policy: object) -> bool:
 
 
 def _full_layer(layer: JsonMap, below: JsonMap, file: Path) -> JsonMap:
-    """What one file says, with the keys of a policy under `policies`. `below`: what it extends."""
+    """Returns the keys of one file, with those of a policy under `policies`. `below` is what it extends."""
     short = {key: layer[key] for key in POLICY_KEYS if key in layer}
     if not short:
         return layer
@@ -89,7 +90,7 @@ def _full_layer(layer: JsonMap, below: JsonMap, file: Path) -> JsonMap:
 
 
 def policies_of(mapping: Mapping[str, Any]) -> JsonMap:
-    """The section `policies`; empty if the mapping has none, or something else in its place."""
+    """Returns the section `policies`; empty if the mapping has none, or has something else in its place."""
     policies = mapping.get("policies")
     return cast("JsonMap", policies) if isinstance(policies, dict) else {}
 
@@ -120,8 +121,11 @@ def _extend_policies(mapping: JsonMap) -> None:
 
 @contextmanager
 def keys_as_written(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Generator[None]:
-    """Errors within name the keys of an only policy as the user wrote them: `train.lr` for
-    `policies.actor.train.lr` if the recipe, or the override of that key, has the short form."""
+    """Makes errors inside the block name the keys of the only policy as the user wrote them.
+
+    They name `train.lr` instead of `policies.actor.train.lr` if the recipe, or the override of that key, has
+    the short form.
+    """
     try:
         yield
     except (ConfigError, DataError) as err:
@@ -129,7 +133,7 @@ def keys_as_written(path: Path, overrides: Mapping[str, Any] | Sequence[str] = (
 
 
 def _as_written(text: str, path: Path, overrides: Mapping[str, Any] | Sequence[str]) -> str:
-    # Files and overrides that cannot be read raise the same error again.
+    # If files or overrides can't be read, this raises the same error again.
     typed = [key for key, _ in override_pairs(overrides)]
     layers = [layer for _, layer in layers_of(path)]
     names = list(policies_of(full_mapping(path)))

@@ -16,7 +16,7 @@ __all__ = ["OpenSources", "named_sources", "open_source", "open_sources", "sourc
 
 @dataclass(frozen=True, slots=True)
 class OpenSources:
-    """The recipe's task sources and evaluation sets, open."""
+    """The opened task sources and evaluation sets of a recipe, by name."""
 
     train: Mapping[str, TaskSource]
     eval: Mapping[str, TaskSource]
@@ -32,7 +32,7 @@ def open_sources(recipe: Recipe) -> OpenSources:
 
 
 def named_sources(recipe: Recipe) -> Iterator[tuple[str, str, TaskSourceConfig, WorkflowConfig]]:
-    """Name, place in the recipe, config and workflow of every source, those of evaluation sets last."""
+    """Yields name, place in the recipe, config and workflow of every source; evaluation sets come last."""
     for name, config in recipe.tasks.sources.items():
         yield name, f"tasks.sources.{name}", config, recipe.workflow
     for name, config in recipe.eval.sets.items():
@@ -40,7 +40,7 @@ def named_sources(recipe: Recipe) -> Iterator[tuple[str, str, TaskSourceConfig, 
 
 
 def sources_by_name(recipe: Recipe, opened: Mapping[str, TaskSource]) -> OpenSources:
-    """The sources by their names, from those by their places in the recipe."""
+    """Returns the sources by name, given those in `opened` by their places in the recipe."""
     return OpenSources(
         {name: opened[key] for name in recipe.tasks.sources if (key := f"tasks.sources.{name}") in opened},
         {name: opened[key] for name in recipe.eval.sets if (key := f"eval.sets.{name}.source") in opened},
@@ -50,7 +50,7 @@ def sources_by_name(recipe: Recipe, opened: Mapping[str, TaskSource]) -> OpenSou
 def open_source(
     config: TaskSourceConfig, recipe: Recipe, name: str, where: str, workflow: WorkflowConfig
 ) -> TaskSource:
-    """Opens a source by its name and its place in the recipe. Raises: ConfigError or DataError with these."""
+    """Opens a source of the recipe. Raises: ConfigError or DataError that begins with `where`, its place."""
     try:
         return make_source(
             config,
@@ -64,5 +64,5 @@ def open_source(
 
 
 def workflow_of(config: EvalSetConfig, recipe: Recipe) -> WorkflowConfig:
-    """The workflow of an evaluation set: its own, or that of training."""
+    """Returns the workflow of an evaluation set: its own, or that of training."""
     return recipe.workflow if isinstance(config.workflow, TrainingWorkflow) else config.workflow

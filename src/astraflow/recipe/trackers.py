@@ -1,4 +1,4 @@
-"""Trackers of a recipe: where the metrics of a run are shown in addition to `metrics.jsonl`."""
+"""Trackers of a recipe, which show the metrics of a run in addition to `metrics.jsonl`."""
 
 import os
 import re
@@ -29,18 +29,18 @@ class TrackedRun:
     """Name of the run folder."""
     run_folder: Path
     folder: Path
-    """The tracker's own folder, which exists; what it keeps there is found again after a resume."""
+    """The tracker's own folder, which exists. What the tracker keeps there is still there after a resume."""
     recipe: Mapping[str, Any]
     """The resolved recipe, as plain data."""
 
     @property
     def id(self) -> str:
-        """An id for this run in this tracker: made at first use, and the same after each resume."""
+        """An id for this run in this tracker. It is made at first use and stays the same after a resume."""
         return self.kept("id", secrets.token_hex(4))
 
     def kept(self, name: str, value: str) -> str:
-        """The text that was kept under `name` in an earlier start; `value`, which is kept from now on, if
-        none was."""
+        """Returns the text that an earlier start kept under `name`. If there is none, keeps and returns
+        `value`."""
         path = self.folder / name
         if not path.is_file():
             part = path.with_name(f".{name}.part")
@@ -50,25 +50,31 @@ class TrackedRun:
 
 
 class TrackerVariant(Variant):
-    """Base of a tracker's config that an installed package adds."""
+    """Base of the config of a tracker that an installed package adds."""
 
     def check(self) -> None:
-        """Raises: ConfigError if the tracker can't be made on this machine. Imports no library."""
+        """Checks, without importing a library, that the tracker can be made on this machine.
+
+        Raises: ConfigError if it can't.
+        """
 
     def make(self, run: TrackedRun) -> Tracker:
-        """The tracker, with its run open. Called in the tracker's own process."""
+        """Makes the tracker, with its run open. Called in the tracker's own process."""
         raise NotImplementedError
 
 
 def tracker_key(config: TrackerVariant | Use) -> str:
-    """What names a tracker in messages and in the run folder, e.g. `wandb`, or `my_trackers-Board` for a
-    class of the user's own."""
+    """Returns the name of a tracker in messages and in the run folder, e.g. `wandb`, or `my_trackers-Board`
+    for the user's own class."""
     return re.sub(r"[^\w.]", "-", config.use) if isinstance(config, Use) else config.name
 
 
 def check_tracker(config: TrackerVariant | Use) -> None:
-    """Raises: ConfigError if the tracker can't be made on this machine, or a class of the user's own can't
-    be loaded or does not take its arguments, or if nothing installed runs trackers."""
+    """Checks that a tracker of the recipe can be made on this machine.
+
+    Raises: ConfigError if it can't, if the user's own class can't be loaded or does not take its arguments,
+    or if nothing installed runs trackers.
+    """
     if not any(map(loaded, added_to("astraflow.pages").select(name="trackers"))):
         raise ConfigError(f"trackers: {tracker_key(config)} {where_to_find('trackers')}")
     if isinstance(config, Use):
