@@ -1,1 +1,1 @@
-"""The sandbox: runs programs that a model wrote, which then reach nothing of the machine."""
+"""The sandbox: runs programs written by a model without giving them access to the machine."""

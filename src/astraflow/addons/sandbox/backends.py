@@ -1,7 +1,7 @@
-"""Which ways to make a box this machine has.
+"""Finds out which backends can make a box on this machine.
 
-Each way is tried by running a program, because no list of a machine's features says for sure whether its
-kernel, its security modules and the container around it together allow a box.
+Each backend is tried by running a program in a box. Checking for features isn't enough: a kernel, its
+security modules, and the container around them decide only together whether a box is possible.
 """
 
 import os
@@ -25,12 +25,12 @@ __all__ = ["BACKENDS", "Backend", "BoxMaker", "advice", "chosen_maker", "tried_m
 
 Backend = Literal["bubblewrap", "namespaces"]
 BACKENDS: tuple[Backend, ...] = ("bubblewrap", "namespaces")
-"""In the order of preference: bubblewrap is small, old and much used."""
+"""In order of preference: bubblewrap is small, mature, and widely used."""
 
 _FIRST = Limits(cpu_s=10.0, wall_s=30.0)
 _FIRST_AGENT = CommandLimits(wall_s=30.0)
 _ANY_PORT = 50_000
-"""A box's open port while there is no episode."""
+"""The open port of the box that is tried. It can be any port, because no episode is running yet."""
 
 
 class BoxMaker:
@@ -46,16 +46,16 @@ class BoxMaker:
 
     @property
     def python(self) -> str:
-        """The interpreter that its boxes show."""
+        """Path of the interpreter in its boxes."""
         return self._interpreter.executable
 
     @property
     def weakness(self) -> str:
-        """What this machine lacks although boxes work; empty if nothing."""
+        """What this machine lacks for full protection, although boxes work; empty if nothing."""
         return "" if landlock_version() else "the kernel has no Landlock, so mounts alone guard the files"
 
     async def make(self, openings: Openings = NO_OPENINGS) -> Box:
-        """Starts a box; with openings, for one agent program. Raises: SandboxError."""
+        """Starts a box. With openings, the box is for one agent program. Raises: SandboxError."""
         bwrap = (shutil.which("bwrap") or "") if self.backend == "bubblewrap" else ""
         return await Box.start(bwrap, self._interpreter, self._preloaded, openings)
 
@@ -63,11 +63,11 @@ class BoxMaker:
 async def chosen_maker(
     config: SandboxConfig, preloaded: Sequence[str] = (), *, for_agents: bool = False
 ) -> BoxMaker:
-    """The first backend of those that the config allows with which a program runs.
+    """Returns a maker of boxes for the first backend that the config allows and that can run a program.
 
-    `for_agents`: with which also an agent program runs, whose boxes need more of the machine.
+    `for_agents`: whether the backend must also run an agent program, whose boxes need more of the machine.
 
-    Raises: ConfigError that says of each why it does not work. Nothing ever runs without a box.
+    Raises: ConfigError that says why each backend doesn't work. Nothing ever runs without a box.
     """
     problems: list[str] = []
     for backend in BACKENDS if config.backend == "auto" else (config.backend,):
@@ -85,7 +85,7 @@ async def chosen_maker(
 async def tried_maker(
     backend: Backend, config: SandboxConfig, preloaded: Sequence[str] = (), *, for_agents: bool = False
 ) -> BoxMaker | str:
-    """The maker of one backend's boxes if a program runs in them, else why that does not work.
+    """Returns the maker of one backend's boxes if a program runs in them, otherwise the reason it doesn't.
 
     `for_agents`: as in `chosen_maker`. Raises: ConfigError if the config's Python cannot be used.
     """
@@ -100,13 +100,13 @@ async def tried_maker(
 
 
 def advice() -> str:
-    """What to do on a machine without a usable sandbox."""
+    """Returns what to do on a machine without a usable sandbox."""
     allow = "allow user namespaces here"
     return allow if shutil.which("bwrap") else f"install bubblewrap (the program bwrap), and {allow}"
 
 
 def _missing(backend: Backend) -> str:
-    """What this machine obviously lacks; empty if a box may work."""
+    """Returns what this machine obviously lacks; empty if a box may work."""
     if sys.platform != "linux":
         return f"{sys.platform} has no namespaces; it needs Linux"
     if not is_known_machine():
@@ -117,7 +117,7 @@ def _missing(backend: Backend) -> str:
 
 
 async def _tried(maker: BoxMaker) -> str:
-    """Runs a program in a new box. Returns why that does not work; empty if it does."""
+    """Runs a program in a new box. Returns why that doesn't work; empty if it does."""
     try:
         box = await maker.make()
     except Error as err:
@@ -134,7 +134,7 @@ async def _tried(maker: BoxMaker) -> str:
 
 
 async def _tried_agent(maker: BoxMaker) -> str:
-    """Runs an agent program in a new box. Returns why that does not work; empty if it does."""
+    """Runs an agent program in a new box. Returns why that doesn't work; empty if it does."""
     argv = (maker.python, "-I", "-S", "-c", "print(6 * 7)")
     try:
         openings = openings_for(argv, folder=Path("/"), path="", gateway=_ANY_PORT)

@@ -1,14 +1,14 @@
 """One box: the processes around a zygote, which runs one program at a time.
 
-Programs of a model take turns in boxes. An agent program has its own box, which shows more of the machine and
-has one open port (`Openings`).
+Programs written by a model take turns in boxes. An agent program has its own box, which shows more of the
+machine and has one open port (`Openings`).
 
     this process --(socket)--> zygote --(fork)--> program
          |                        |
-         +--> keeper (bwrap) -----+   ends the box when it ends
+         +--> keeper (bwrap) -----+   its end ends the box
 
-If a box is closed or its owner dies, everything that runs in it ends: closing the socket ends the zygote, and
-the end of the zygote, the first process of its namespace, ends all others.
+If a box is closed or its owner dies, everything that runs in it ends: closing the socket ends the zygote.
+The zygote is the first process of its namespace, so the kernel then ends all other processes in it.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ from astraflow.errors import SandboxError
 __all__ = ["Box"]
 
 _STARTING_S = 60.0
-"""A box usually starts within a tenth of a second, but with large libraries on a busy machine it takes
-many."""
+"""A box usually starts within a tenth of a second. With large libraries on a busy machine, it can take many
+seconds."""
 _GRACE_S = 5.0
-"""A zygote ends a late program. A zygote that does not respond for this much longer is ended as well."""
+"""A zygote ends a late program. A zygote that doesn't answer within this extra time is considered failed."""
 _ENDING_S = 5.0
-"""A zygote should end at once; after this time, it is killed with its keeper."""
+"""A zygote should end at once. After this time, the keeper is killed, and the zygote with it."""
 _SHOWN_BYTES = 1_000
 """Number of bytes of a box's last output that an error shows."""
 _INSIDE = "astraflow/addons/sandbox/inside"
@@ -64,15 +64,15 @@ class Box:
         writer: asyncio.StreamWriter,
         words: IO[bytes],
     ) -> None:
-        """`words`: the output of the box's own processes, without that of programs."""
+        """`words`: the output of the box's own processes, which excludes the output of programs."""
         self._process = process
         self._reader = reader
         self._writer = writer
         self._words = words
         self._port: socket.socket | None = None
-        """The listening socket of the box's one open port, if it has one."""
+        """The listening socket of the box's only open port; None if it has none."""
         self._gateway = 0
-        """The port of this machine to which the open port leads."""
+        """The port of this machine to which connections to the open port are forwarded."""
 
     @classmethod
     async def start(
@@ -82,7 +82,7 @@ class Box:
         preloaded: Sequence[str],
         openings: Openings = NO_OPENINGS,
     ) -> Self:
-        """Starts a box, with bubblewrap unless `bwrap` is empty. Raises: SandboxError."""
+        """Starts a box, using bubblewrap unless `bwrap` is empty. Raises: SandboxError."""
         ours, theirs = socket.socketpair()
         from_box, channel = socket.socketpair()
         words = tempfile.TemporaryFile()  # noqa: SIM115 - the box owns it
@@ -132,7 +132,7 @@ class Box:
         return verdict_of(ended, limits, stdout, stderr)
 
     async def execute(self, command: Command) -> CommandEnded:
-        """Runs an agent program to its end, in a box with openings. Afterwards, the box must be closed.
+        """Runs an agent program to its end. The box must have openings, and must be closed afterwards.
 
         Raises: SandboxError if the box failed.
         """
@@ -155,7 +155,7 @@ class Box:
         is_startable = not ended.problem or ended.code == EXIT_UNSTARTABLE
         if not is_startable:
             raise SandboxError(f"an agent program could not be started in its box: {ended.problem}")
-        # Without a report, the program did not end by itself: it was late, or the machine ran out of memory.
+        # Without a report, the program didn't end by itself: it was late, or the machine ran out of memory.
         code, has_result = REPORT_HEAD.unpack_from(report) if report else (ended.code, False)
         return CommandEnded(
             code,
@@ -170,7 +170,7 @@ class Box:
     async def _answer(
         self, head: Mapping[str, Any], parts: Sequence[bytes], limits: Limits | CommandLimits
     ) -> tuple[Ended, list[bytes]]:
-        """Lets the zygote run a program. Returns how it ended, its two outputs, and its keeper's report."""
+        """Has the zygote run a program. Returns how it ended, its two outputs, and its keeper's report."""
         longest_s = limits.wall_s + _GRACE_S
         try:
             async with asyncio.timeout(longest_s):
@@ -187,8 +187,8 @@ class Box:
             raise SandboxError(f"a box does not answer as it should: {err}") from err
 
     async def close(self) -> None:
-        """Ends the box with everything that runs in it, and waits until nothing is left, even if the caller
-        is cancelled meanwhile."""
+        """Ends the box and everything that runs in it. Returns when nothing is left, even if the caller is
+        cancelled meanwhile."""
         closing = asyncio.ensure_future(self._close())
         try:
             await asyncio.shield(closing)
@@ -200,8 +200,8 @@ class Box:
     async def _close(self) -> None:
         if self._port is not None:
             self._port.close()
-        # The zygote ends when the socket closes, and its keeper once the kernel has ended all below it. A
-        # keeper that is killed would leave that to be done after its own end.
+        # Closing the socket ends the zygote. The keeper ends once the kernel has ended all processes below
+        # it. Don't kill the keeper right away: it would be gone before the kernel has ended those processes.
         self._writer.transport.abort()
         try:
             async with asyncio.timeout(_ENDING_S):
@@ -232,7 +232,7 @@ class Box:
 
 
 def _received_port(from_box: socket.socket) -> socket.socket:
-    """The listening socket of the open port, which the zygote sent before it said that it is ready."""
+    """Returns the open port's listening socket. The zygote sends it before it reports that it is ready."""
     from_box.setblocking(False)
     try:
         _, fds, _, _ = socket.recv_fds(from_box, 1, 1, socket.MSG_CMSG_CLOEXEC)
@@ -248,9 +248,12 @@ def _plan(
     openings: Openings,
     fds: tuple[int, int],
 ) -> Plan:
-    """`fds`: the box's ends of the socket to this process, and of the socket that delivers its open port."""
+    """Returns the plan of a box.
+
+    `fds`: the box's ends of the socket to this process and of the socket that delivers its open port.
+    """
     inside = Path(astraflow.__file__).parent / "addons" / "sandbox" / "inside"
-    # Files in a folder that the box shows anyway are skipped: they would be mounted into a read-only folder.
+    # Skip files in a folder that the box shows anyway: they would have to be mounted into a read-only folder.
     own = [
         (source, _place(place, openings))
         for source, place in interpreter.visible
@@ -273,8 +276,11 @@ def _plan(
 
 
 def _place(path: str, openings: Openings) -> str:
-    """The path at which a box shows a file of the interpreter. Programs of a model have their own /tmp, which
-    hides the machine's, so files below that are shown elsewhere. An agent program's /tmp keeps them."""
+    """Returns the path at which a box shows a file of the interpreter.
+
+    A program written by a model has its own /tmp, which hides the machine's /tmp, so files in the latter are
+    shown at another path. An agent program's /tmp shows them at their usual path.
+    """
     is_hidden = Path(path).is_relative_to(FOLDER) and not openings.gateway
     return f"{BOX_FOLDER}{path}" if is_hidden else path
 

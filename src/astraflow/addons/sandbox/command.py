@@ -6,7 +6,7 @@ from dataclasses import dataclass
 __all__ = ["MAX_RESULT_BYTES", "Command", "CommandEnded", "CommandLimits"]
 
 MAX_RESULT_BYTES = 1 << 20
-"""Upper bound on what a box sends of the file that a program leaves as its result."""
+"""Upper bound on the part of a program's result file that a box sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class CommandLimits:
     """
 
     wall_s: float
-    """Seconds from its start to its end."""
+    """Seconds from start to end."""
     memory_bytes: int = 4 << 30
     """Address space of each of its processes. Their resident memory is smaller."""
     disk_bytes: int = 256 << 20
@@ -41,9 +41,9 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     folder: str
-    """Its current folder, which the box shows; else /tmp."""
+    """Its current folder: a folder that the box shows, or /tmp."""
     kept: tuple[str, ...]
-    """Paths below /tmp that the box shows, and that the program's own /tmp shows too."""
+    """Paths below /tmp that the box shows and that stay visible in the program's own /tmp."""
     stdin: bytes
     files: Mapping[str, bytes]
     """The files in its /tmp, by name."""
@@ -62,10 +62,10 @@ class CommandEnded:
     """What it printed, as UTF-8 with replacements, up to the limit."""
     stderr: str
     result: bytes | None
-    """The content of the file that it left; None without one."""
+    """Content of the result file that it left; None if it left none."""
     is_late: bool
-    """It was ended because its time was over."""
+    """Whether it was ended because its time was over."""
     is_full: bool
-    """It was ended because it printed more than it may."""
+    """Whether it was ended because it printed more than its limits allow."""
     unstartable: str = ""
     """Why it could not be started; empty if it was."""

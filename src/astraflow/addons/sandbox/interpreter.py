@@ -1,7 +1,7 @@
 """What a box shows of an interpreter: its program, its standard library, and the shared libraries of both.
 
-An interpreter is asked once per process which files it has mapped after it imported all of its extension
-modules, so a box shows about twenty files and one folder, and no others of the machine.
+Each process asks an interpreter once which files it has mapped after importing all of its extension modules.
+A box therefore shows only about twenty files and one folder of the machine.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from astraflow.errors import ConfigError
 __all__ = ["Interpreter", "examine"]
 
 _ASKING_S = 60.0
-"""An interpreter answers within a tenth of a second, on a busy machine within seconds."""
+"""An interpreter answers within a tenth of a second, or within seconds on a busy machine."""
 
 _QUESTION = """
 import importlib, json, os, sys, sysconfig
@@ -44,7 +44,7 @@ print(json.dumps({
 }))
 """
 _LOADING = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1", "/etc/ld.so.cache")
-"""The dynamic loader, whose path is written into programs and may be a link, and its list of libraries."""
+"""The dynamic loader and its list of libraries. Programs contain the loader's path, which may be a link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +55,21 @@ class Interpreter:
     visible: tuple[tuple[str, str], ...]
     """Source and target of each file or folder that a box shows."""
     covered: tuple[str, ...]
-    """Folders below those that a box shows as empty."""
+    """Folders below visible folders that a box shows as empty."""
     paths: tuple[str, ...] = ()
-    """Folders of installed packages that are visible."""
+    """Visible folders of installed packages."""
 
 
 _known: dict[tuple[str, bool, tuple[str, ...]], Interpreter] = {}
 
 
 async def examine(python: str, preloaded: tuple[str, ...], *, with_packages: bool) -> Interpreter:
-    """Finds out what an interpreter needs; empty: the one of this process.
+    """Finds out which files an interpreter needs.
 
-    `preloaded`: modules that each box imports, whose shared libraries it shows too.
+    `python`: the interpreter; empty for the interpreter of this process. `preloaded`: modules that each box
+    imports, and whose shared libraries it therefore shows too.
 
-    Raises: ConfigError if it does not answer, or cannot import one of these.
+    Raises: ConfigError if the interpreter doesn't answer or cannot import one of these modules.
     """
     key = (python, with_packages, preloaded)
     if key not in _known:
@@ -87,7 +88,10 @@ async def _examined(python: str, packages: Sequence[str], preloaded: Sequence[st
 def _interpreter(
     executable: str, folders: Sequence[str], mapped: Sequence[str], packages: Sequence[str]
 ) -> Interpreter:
-    """`folders`: the standard library. `mapped`: files that the interpreter has in memory."""
+    """Returns what a box has to show of an interpreter.
+
+    `folders`: the standard library. `mapped`: files that the interpreter has mapped into memory.
+    """
     shown = (*folders, *packages)
     files = [path for path in mapped if not any(Path(path).is_relative_to(folder) for folder in shown)]
     loading = [path for path in _LOADING if os.path.exists(path)]
@@ -104,7 +108,8 @@ def _interpreter(
 
 
 def _links_to(path: str) -> list[str]:
-    """Links to a library in its own folder. Programs name libraries by such links, `libz.so.1`."""
+    """Returns the links to a library in its own folder. Programs refer to libraries by such links, such as
+    `libz.so.1`."""
     folder = os.path.dirname(path)
     stem = os.path.basename(path).partition(".so")[0]
     links = [f"{folder}/{name}" for name in os.listdir(folder) if name.startswith(f"{stem}.so")]

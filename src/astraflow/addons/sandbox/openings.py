@@ -1,11 +1,14 @@
-"""What a box for an agent program shows of the machine, read-only, and the one port that is open in it.
+"""What a box for an agent program shows of the machine, and the only port that is open in it.
+
+The box shows, read-only:
 
     the system's programs and libraries    /usr, /bin, /lib, ...
-    the program's interpreter              its virtual environment, and the Python that this one is made from
-    the program's own folder               of the script that the command names
-    what else the caller names
+    the program's interpreter              its virtual environment, and the Python behind that environment
+    the program's own folder               the folder of the script that the command names
+    whatever else the caller names
 
-Everything else does not exist in the box: home folders, /run, /var, /opt, the run folder, other users' files.
+Nothing else exists in the box: no home folders, /run, /var, or /opt, no run folder, and no files of other
+users.
 """
 
 import os
@@ -34,18 +37,18 @@ _SETTINGS = (
     "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
 )
-"""Files that programs and libraries of the system need. None is a user's or holds a secret."""
+"""Files that programs and libraries of the system need. None of them belongs to a user or holds a secret."""
 _SHARED = ("/etc", "/home", "/media", "/mnt", "/opt", "/run", "/srv", "/tmp", "/usr/local", "/var")
-"""Folders that hold much else than one program, like the home folder."""
+"""Folders that hold more than one program, as the home folder does. They are never shown as a whole."""
 _OWN_OF_BOXES = ("/box", "/dev", "/proc")
 _SHIMS = "shims"
-"""The folder in which pyenv, rbenv and others have scripts that look for a program elsewhere."""
+"""Name of the folder in which pyenv, rbenv, and similar tools keep scripts that find the real program."""
 _MAX_LINKS = 40
-"""As many as the kernel follows."""
+"""Number of links that the kernel follows."""
 _MAX_SCRIPTS = 5
-"""As many scripts as the kernel starts for one another."""
+"""Number of scripts that the kernel starts as interpreters of one another."""
 _MAX_SHEBANG = 256
-"""As much as the kernel reads of a script's first line."""
+"""Number of bytes that the kernel reads of a script's first line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +59,18 @@ class Openings:
     """
 
     gateway: int
-    """The port that is open in the box, and to which it leads outside; 0: none."""
+    """The port that is open in the box, and the port of the machine to which it leads; 0 for none."""
     visible: tuple[tuple[str, str], ...]
-    """Source and place of each file or folder that the box shows. No place is below another one."""
+    """Source, and place in the box, of each visible file or folder. No place is below another one."""
     program: str = ""
     """Path of the program's file."""
     folder: str = FOLDER
     """The program's current folder."""
     folders: tuple[str, ...] = ()
-    """Names of folders of the root that lead to folders of that name in the program's own folder."""
+    """Names of folders in the root that link to folders of the same name in the program's own folder."""
 
     def shows(self, path: str) -> bool:
-        """Whether a path is one that the box shows, or below one."""
+        """Returns whether the box shows a path or a folder above it."""
         return any(Path(path).is_relative_to(place) for _, place in self.visible)
 
     def command(
@@ -80,7 +83,7 @@ class Openings:
         files: Mapping[str, bytes] | None = None,
         result: str = f"{FOLDER}/result",
     ) -> Command:
-        """The program with its arguments, variables and files."""
+        """Returns the program with its arguments, variables, and files."""
         return Command(
             self.program,
             tuple(argv),
@@ -98,9 +101,9 @@ NO_OPENINGS = Openings(gateway=0, visible=())
 
 
 def openings_of_a_shell(folders: Sequence[str]) -> Openings:
-    """What the boxes of a shell show: programs and libraries of the system, and no port.
+    """Returns what the boxes of a shell show: programs and libraries of the system, and no port.
 
-    `folders`: names of folders of the root in which commands can write.
+    `folders`: names of folders in the root in which commands can write.
     """
     shown = [Path(each) for each in (*_SYSTEM, *_SETTINGS) if os.path.exists(each)]
     return Openings(0, tuple(_pairs(_outermost(shown), ())), folders=tuple(folders))
@@ -115,13 +118,13 @@ def openings_for(
     visible: Sequence[Path] = (),
     private: Sequence[Path] = (),
 ) -> Openings:
-    """What the box of a program shows.
+    """Returns what the box of a program shows.
 
-    `folder`: the one in which the program is started. `path`: the folders in which programs are looked for,
-    as in the variable PATH. `visible`: what is also shown. `private`: files and folders that are not
-    shown, even if they are in a folder that is.
+    `folder`: the folder in which the program starts. `path`: the folders that are searched for programs, in
+    the format of the variable PATH. `visible`: additional files and folders to show. `private`: files and
+    folders that are hidden, even if they are in a visible folder.
 
-    Raises: ConfigError if the program or something of `visible` does not exist, or cannot be shown.
+    Raises: ConfigError if the program or an entry of `visible` doesn't exist or cannot be shown.
     """
     program = _program(argv[0], folder, path)
     named = [_named(each, folder, private) for each in visible]
@@ -137,7 +140,7 @@ def openings_for(
 
 
 def _program(name: str, folder: Path, path: str) -> Path:
-    """The program's file, as the kernel would find it. Raises: ConfigError if there is none."""
+    """Returns the program's file, as a shell would find it. Raises: ConfigError if there is none."""
     found = shutil.which(folder / name if "/" in name else name, path=path)
     if found is None:
         raise ConfigError(f"the agent program {name!r} cannot be started: no such program")
@@ -151,7 +154,10 @@ def _program(name: str, folder: Path, path: str) -> Path:
 
 
 def _named(path: Path, folder: Path, private: Sequence[Path]) -> Path:
-    """A path that the caller wants to be shown. Raises: ConfigError if it cannot be."""
+    """Returns the absolute form of a path that the caller wants to show.
+
+    Raises: ConfigError if a box cannot show it.
+    """
     absolute = Path(os.path.abspath(folder / path.expanduser()))
     if not os.path.exists(absolute):
         raise ConfigError(f"the sandbox cannot show {path}: {absolute} does not exist")
@@ -167,7 +173,7 @@ def _named(path: Path, folder: Path, private: Sequence[Path]) -> Path:
 
 
 def _interpreter(program: Path, folder: Path, path: str) -> Iterator[Path]:
-    """The program's file and, if it is a Python or runs by one, what this Python needs."""
+    """Yields the program's file and, if it is a Python or a script for one, what this Python needs."""
     for _ in range(_MAX_SCRIPTS):
         for link in _links(program):
             yield link
@@ -179,7 +185,7 @@ def _interpreter(program: Path, folder: Path, path: str) -> Iterator[Path]:
 
 
 def _links(path: Path) -> Iterator[Path]:
-    """The path, and what it links to, one by one."""
+    """Yields the path, then each path that it leads to, link by link."""
     for _ in range(_MAX_LINKS):
         yield path
         if not path.is_symlink():
@@ -188,10 +194,10 @@ def _links(path: Path) -> Iterator[Path]:
 
 
 def _environment(program: Path) -> Iterator[Path]:
-    """The virtual environment or the installation of Python that a file `bin/NAME` belongs to."""
+    """Yields the virtual environment or the Python installation that a file `bin/NAME` belongs to."""
     prefix = program.parent.parent
     if _is_shared(prefix):
-        return  # of the system, whose files are shown as such, or the files are not in a folder of their own
+        return  # either the system's Python, which is shown anyway, or the folder holds much more than Python
     settings = prefix / "pyvenv.cfg"
     if os.path.isfile(settings):
         yield prefix
@@ -204,7 +210,10 @@ def _environment(program: Path) -> Iterator[Path]:
 
 
 def _shebang(program: Path, folder: Path, path: str) -> Path | None:
-    """The interpreter that a script's first line names; None if it names none that exists."""
+    """Returns the interpreter that a script's first line names; None if it names none or cannot be read.
+
+    Raises: ConfigError if that interpreter doesn't exist.
+    """
     try:
         with program.open("rb") as file:
             line = file.readline(_MAX_SHEBANG)
@@ -220,7 +229,8 @@ def _shebang(program: Path, folder: Path, path: str) -> Path | None:
 
 
 def _own(argv: Sequence[str], program: Path, folder: Path) -> Iterator[Path]:
-    """The folder of the script that the command names, and other files that it names."""
+    """Yields the files that the command names, the folder of the first of them, and the current folder if the
+    command is `python -m`."""
     files = [program] if "/" in argv[0] and not _is_installed(program) else []
     named = [Path(os.path.abspath(folder / argument)) for argument in argv[1:]]
     files += [path for path in named if os.path.isfile(path)]
@@ -232,13 +242,14 @@ def _own(argv: Sequence[str], program: Path, folder: Path) -> Iterator[Path]:
 
 
 def _is_installed(program: Path) -> bool:
-    """Whether a program belongs to the system or an installation, whose files are shown as such."""
+    """Returns whether a program belongs to the system or to a Python installation, which are shown anyway."""
     is_of_system = any(program.is_relative_to(each) for each in _SYSTEM)
     return is_of_system or any(True for _ in _environment(program))
 
 
 def _is_shared(folder: Path) -> bool:
-    """Whether a folder holds much else than one program: the home folder, /tmp, and what is above them."""
+    """Returns whether a folder holds more than one program: the home folder, /tmp, `_SHARED`, and all folders
+    above them."""
     others = (Path(os.path.expanduser("~")), Path(tempfile.gettempdir()), *map(Path, _SHARED))
     return any(other.is_relative_to(folder) for each in others for other in (each, each.resolve()))
 
@@ -247,7 +258,7 @@ def _is_shared(folder: Path) -> bool:
 
 
 def _outermost(paths: Sequence[Path]) -> list[Path]:
-    """Those that are not below another one, in the order of their names."""
+    """Returns the paths that are not below another one, sorted."""
     found: list[Path] = []
     for path in sorted(set(paths)):
         if not any(path.is_relative_to(each) for each in found):
@@ -256,12 +267,12 @@ def _outermost(paths: Sequence[Path]) -> list[Path]:
 
 
 def _pairs(paths: Sequence[Path], private: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Source and place of what is shown. A folder that holds something private is shown entry by entry."""
+    """Yields source and place of what is shown. A folder that holds private files is shown entry by entry."""
     for path in paths:
         try:
             resolved = path.resolve(strict=True)
         except OSError:
-            continue  # a link that leads nowhere leads nowhere in the box
+            continue  # a broken link would lead nowhere in the box either
         if any(resolved.is_relative_to(each) for each in private):
             continue
         if not any(each.is_relative_to(resolved) for each in private):

@@ -2,7 +2,7 @@
 
     program --(the box's loopback)--> passage --(the machine's loopback)--> gateway
 
-The listening socket belongs to the network of the box, so nothing but the box's processes can connect to it.
+The listening socket belongs to the network of the box, so only processes of the box can connect to it.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ __all__ = ["passage"]
 
 _LOOPBACK = "127.0.0.1"
 _MAX_CONNECTIONS = 128
-"""Connections at the same time; further ones wait."""
+"""Number of connections at the same time. Further connections wait."""
 _CHUNK = 65_536
 
 
 @asynccontextmanager
 async def passage(listener: socket.socket, port: int) -> AsyncGenerator[None]:
-    """Passes connections on while the block runs. Afterwards, none is left; the listener stays open."""
+    """Forwards connections while the block runs, then closes them. The listener stays open."""
     listener.setblocking(False)
     serving = asyncio.create_task(_serve(listener, port))
     try:
@@ -47,21 +47,24 @@ async def _serve(listener: socket.socket, port: int) -> None:
 
 
 async def _accepted(listener: socket.socket) -> socket.socket:
-    """The next connection. If the caller is cancelled just as one comes, `loop.sock_accept` leaves that open,
-    and nobody knows of it."""
+    """Waits for the next connection and returns it.
+
+    `loop.sock_accept` isn't used: if its caller is cancelled just as a connection arrives, it leaves this
+    connection open, and nobody can close it.
+    """
     while True:
         await until_readable(listener.fileno())
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # the caller is gone again
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # the client is already gone
             return listener.accept()[0]
 
 
 def _ended(inside: socket.socket, free: asyncio.Semaphore, _: asyncio.Task[None]) -> None:
-    inside.close()  # a task that is cancelled before it begins has not even done that
+    inside.close()  # a task that is cancelled before it begins hasn't closed it
     free.release()
 
 
 async def _pass_on(inside: socket.socket, port: int) -> None:
-    """Joins a connection of the box with one to the port until both are over."""
+    """Connects to the port and copies data in both directions until both connections have ended."""
     from_box, to_box = await asyncio.open_connection(sock=inside)
     async with _closing(to_box):
         try:
@@ -74,7 +77,7 @@ async def _pass_on(inside: socket.socket, port: int) -> None:
 
 @asynccontextmanager
 async def _closing(connection: asyncio.StreamWriter) -> AsyncGenerator[None]:
-    """Closes a connection after what was written is sent; at once if the block is cancelled or fails."""
+    """Closes a connection once all written data is sent, or at once if the block is cancelled or fails."""
     try:
         yield
         connection.close()
@@ -85,7 +88,7 @@ async def _closing(connection: asyncio.StreamWriter) -> AsyncGenerator[None]:
 
 
 async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Copies until the source ends or the sink is gone, and tells the sink that this direction is over."""
+    """Copies until the source ends or the sink is gone, then closes this direction of the sink."""
     with contextlib.suppress(OSError):
         while chunk := await source.read(_CHUNK):
             sink.write(chunk)

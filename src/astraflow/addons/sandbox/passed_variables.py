@@ -1,4 +1,5 @@
-"""Which of a service's environment variables other people's programs get: those they need, and no secret."""
+"""Chooses the environment variables that a service passes on to other people's programs: those that they
+need, and no secrets."""
 
 import os
 from collections.abc import Collection
@@ -32,13 +33,14 @@ _PASSED_ON = frozenset(
 )
 """Variables that programs need and that hold no secret."""
 _PASSED_PREFIXES = ("LC_", "PYTHON")
-"""Variables with these prefixes are passed on too."""
+"""Variables with these prefixes are also passed on."""
 
 
 def passed_variables(kept: Collection[str] = (), *, is_own_python: bool = True) -> dict[str, str]:
-    """The variables that a program gets, with those that the recipe names (`kept`).
+    """Returns the variables that a program gets, including those that the recipe names (`kept`).
 
-    `is_own_python`: False for a program of another Python, which those of this one would lead astray.
+    `is_own_python`: False for a program that runs in another Python. It doesn't get the variables of this
+    Python, because they would make it use the wrong files.
     """
     passed = {
         key: value

@@ -1,4 +1,4 @@
-"""The sandbox: a bounded number of boxes, and programs that take turns in them."""
+"""The sandbox: a bounded number of boxes in which programs take turns."""
 
 import asyncio
 import logging
@@ -17,10 +17,10 @@ __all__ = ["Sandbox", "run"]
 _log = logging.getLogger(__name__)
 
 _RUNS_PER_BOX = 2_000
-"""A box is replaced after this many programs, so that nothing accumulates; a new one takes a tenth of a
+"""A box is replaced after this many programs, so that nothing accumulates. A new box takes a tenth of a
 second."""
 _TRIES = 2
-"""How often a program is run if boxes fail, since a failed box says nothing about the program."""
+"""Number of attempts to run a program if boxes fail. A failed box says nothing about the program."""
 _DEFAULT = Limits()
 
 
@@ -34,7 +34,7 @@ class Sandbox:
             assert verdict.stdout == "42\\n"
 
     Programs wait for a free box in the order of arrival. If a box's program was hostile or its caller was
-    cancelled, the box is ended with everything that runs in it, and replaced.
+    cancelled, the box is ended with everything that runs in it, and a new one replaces it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Sandbox:
         return self._num_running
 
     async def open(self) -> None:
-        """Finds a backend that works here, as the first `run` would. A closed sandbox can be opened again.
+        """Finds a backend that works here; otherwise, the first `run` does. A closed sandbox can be reopened.
 
         Raises: ConfigError if there is none.
         """
@@ -112,10 +112,10 @@ class Sandbox:
     ) -> Verdict:
         """Runs a Python program. If the caller is cancelled, all processes of the program are ended at once.
 
-        `files`: the content of its current folder, by relative path.
+        `files`: the contents of its current folder, by relative path.
 
-        Raises: ConfigError if there is no usable sandbox here, or files or input are too large; SandboxError
-        if boxes fail repeatedly.
+        Raises: ConfigError if this machine has no usable sandbox, or if files or input are invalid or too
+        large; SandboxError if boxes fail repeatedly.
         """
         checked = Program.of(program, dict(files or {}), stdin, limits)
         await self._choose()
@@ -171,7 +171,7 @@ def run(
     stdin: str | bytes = "",
     limits: Limits = _DEFAULT,
 ) -> Verdict:
-    """Runs one program in a new box, which takes a tenth of a second; for scripts and experiments.
+    """Runs one program in a new box, for scripts and experiments. The box takes a tenth of a second.
 
     Raises: like `Sandbox.run`.
     """

@@ -1,8 +1,9 @@
-"""Commands of a shell in the boxes of a sandbox.
+"""Runs shell commands in the boxes of a sandbox.
 
-A box is not kept for them. Each command is a program, a fork in any free box, which begins with the files
-that the last one left and hands on what it leaves. So thousands of conversations share a few boxes, and what
-lies between two commands is some kilobytes of files. What a command started ends with it.
+Conversations don't own boxes. Each call of `run_commands` is one program in any free box: it starts with the
+files that the previous call left, and returns the files that it leaves. Thousands of conversations can thus
+share a few boxes, and between two calls, a conversation is only some kilobytes of files. Processes that a
+command starts end with the command.
 """
 
 import io
@@ -49,7 +50,7 @@ FOLDERS = (
     "workdir",
     "workspace",
 )
-"""Folders of the root, other than /tmp, in which commands can write."""
+"""Folders in the root, in addition to /tmp, in which commands can write."""
 _PRELOADED = ("base64", "contextlib", "io", "json", "select", "signal", "stat", "subprocess", "tarfile")
 _ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -57,15 +58,15 @@ _ENV = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
 }
-"""Variables of each command."""
+"""Environment variables of each command."""
 _MAX_PROCESSES = 64
 _STARTING_S = 10.0
-"""More than the program around the commands takes for itself, on a busy machine."""
+"""More than the program around the commands needs for its own work on a busy machine."""
 _MIB = 1 << 20
 _MAX_STATE = 32 * _MIB
-"""Files that are kept between two commands: the outputs of a box hold no more."""
+"""Largest total size of the files that are kept between two calls: the outputs of a box hold no more."""
 _SMALLEST_MEMORY = 256 * _MIB
-"""The program around the commands has the same limit, and is an interpreter with libraries."""
+"""The program around the commands has the same memory limit, and it is an interpreter with libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +79,22 @@ class BoxFile:
 
 @dataclass(frozen=True, slots=True)
 class ShellLimits:
-    """What commands may use.
+    """The limits of commands.
 
     Example: `ShellLimits(memory_bytes=2 << 30)`.
     """
 
     memory_bytes: int = 2048 * _MIB
-    """Addresses of each process."""
+    """Address space of each process."""
     disk_bytes: int = 64 * _MIB
-    """All files together; at most 32 MiB of them are kept between two commands."""
+    """Total size of all files. At most 32 MiB of files can be kept between two calls."""
     output_bytes: int = 64 * 1024
-    """Of each output, and of each file that is read; the rest is dropped."""
+    """Size of each output and of each file that is read. The rest is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
-    """A command, and what happens before and after it.
+    """A command, with its preparation and the files that are read after it.
 
     Example: `ShellCommand("wc -l < words.txt > count.txt", folder="/app")`.
     """
@@ -103,42 +104,42 @@ class ShellCommand:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout_s: float = 60.0
     files: bytes = b""
-    """An `archive` of files that are put into the box before it."""
+    """An `archive` of files that are written into the box before the command runs."""
     cleared: Sequence[str] = ()
-    """Paths of folders that are made empty before that."""
+    """Paths of folders that are emptied before `files` are written."""
     reads: Sequence[str] = ()
-    """Paths of files that are read afterwards."""
+    """Paths of files that are read after the command ends."""
 
 
 class CommandResult(msgspec.Struct, frozen=True):
     """How a command ended."""
 
     code: int
-    """Exit code; minus the signal that ended it; 124 if its time was over."""
+    """Exit code, or minus the signal that ended it, or 124 if its time was over."""
     is_late: bool
     stdout: bytes
     stderr: bytes
     found: dict[str, bytes | None]
-    """The files that were to be read; None if there was none."""
+    """Content of each file in `reads`, by path; None for a file that doesn't exist."""
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """What became of commands."""
+    """The results of commands, and the files that they left."""
 
     ended: list[CommandResult]
     state: bytes
-    """The files that they left."""
+    """The files that they left, as a tar archive."""
     problem: str
-    """Why the files could not be kept; empty if they could."""
+    """Why the files could not be kept; empty if they were."""
 
 
 def shell_sandbox(config: SandboxConfig) -> Sandbox:
-    """A sandbox whose boxes run commands of a shell."""
+    """Returns a sandbox whose boxes run shell commands."""
     return Sandbox(config, preloaded=_PRELOADED, openings=openings_of_a_shell(FOLDERS))
 
 
 def archive(files: Mapping[str, BoxFile], folders: Sequence[str] = ()) -> bytes:
-    """Files by their absolute paths, and folders, as a box takes them. The same files give the same bytes.
+    """Packs files, given by their absolute paths, and folders for a box. Equal files give equal bytes.
 
     Raises: ConfigError for a path at which commands cannot write.
     """
@@ -158,8 +159,10 @@ def archive(files: Mapping[str, BoxFile], folders: Sequence[str] = ()) -> bytes:
 
 
 def files_at(state: bytes, path: str) -> dict[str, BoxFile]:
-    """The files at a path and below it, among those that commands left, by their paths relative to it; the
-    file at the path itself is named `.`. Anything but a regular file is left out: a command may have made it.
+    """Returns the files at and below a path among the files that commands left.
+
+    The keys are paths relative to `path`. A file at `path` itself is named `.`. Only regular
+    files are returned, because commands decide what the archive holds, and links could point anywhere.
 
     Raises: ConfigError for a path at which commands cannot write.
     """
@@ -176,7 +179,10 @@ def files_at(state: bytes, path: str) -> dict[str, BoxFile]:
 
 
 def checked_path(path: str) -> str:
-    """An absolute path at which commands can write, in its shortest form. Raises: ConfigError."""
+    """Returns a path in its shortest form.
+
+    Raises: ConfigError if it isn't an absolute path at which commands can write.
+    """
     parts = PurePosixPath(path).parts
     if ".." in parts or "\0" in path:
         raise ConfigError(f"the path {path[:200]!r} leads out of its folder")
@@ -187,7 +193,7 @@ def checked_path(path: str) -> str:
 
 
 def _member(path: str) -> str:
-    """The place of a path below the folder of a program."""
+    """Returns the position of a path relative to the folder of a program, `/tmp`."""
     return checked_path(path).removeprefix("/tmp").lstrip("/")
 
 
@@ -201,10 +207,10 @@ async def run_commands(
 ) -> Ran:
     """Runs commands in sequence in one box.
 
-    `state`: the files with which they begin, an `archive` or what other commands left. `is_kept`: whether the
-    files that they leave are asked for.
+    `state`: the initial files, as an `archive` or as the `state` that other commands left. `is_kept`: whether
+    to return the files that the commands leave.
 
-    Raises: SandboxError if the box broke, or its memory did not suffice.
+    Raises: SandboxError if the box failed or ran out of memory.
     """
     steps = [
         {
@@ -241,11 +247,11 @@ _SOURCE = Path(inside.__file__).read_text(encoding="utf-8")
 
 
 def _limits(commands: Sequence[ShellCommand], limits: ShellLimits, max_state: int) -> Limits:
-    """The limits of the program around the commands."""
+    """Returns the limits of the program around the commands."""
     wall_s = sum(each.timeout_s for each in commands) + _STARTING_S
     read = sum(2 + len(each.reads) for each in commands) * limits.output_bytes
     return Limits(
-        cpu_s=3600.0,  # each command is ended by the clock
+        cpu_s=3600.0,  # wall time limits each command
         wall_s=min(wall_s, 3600.0),
         memory_bytes=max(limits.memory_bytes, _SMALLEST_MEMORY),
         disk_bytes=limits.disk_bytes,

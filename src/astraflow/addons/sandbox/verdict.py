@@ -12,7 +12,7 @@ from astraflow.errors import ConfigError, LateScoreError, RolloutError
 __all__ = ["MAX_STDIN_BYTES", "Ended", "Kind", "Limits", "Program", "Verdict", "verdict_of"]
 
 MAX_STDIN_BYTES = 64 << 20
-"""Largest standard input of one program."""
+"""Largest standard input of one program, in bytes."""
 _MAX_SOURCE_BYTES = 1 << 20
 """A completion of 100,000 tokens has about half a megabyte."""
 _MAX_FILES = 64
@@ -26,11 +26,11 @@ _LARGEST = {
     "num_processes": 256,
 }
 _BUSY = 1.5
-"""At this slowdown or more, other processes used a part of the CPU."""
+"""From this slowdown on, other processes used a part of the CPU."""
 _COMPUTING_FRAC = 0.5
 """A program that is late on a busy machine was computing if it used this share of the available CPU time."""
 _OUT_OF_MEMORY = -signal.SIGKILL
-"""Nothing in the box can send this signal to it, so it was the kernel, out of memory."""
+"""Nothing in the box can send this signal to a program, so the kernel sent it because memory ran out."""
 _SMALLEST_MEMORY = 64 << 20
 """A bare interpreter uses about 40 MB of address space."""
 
@@ -43,7 +43,7 @@ class Kind(StrEnum):
     FAILED = "failed"
     """It raised an exception, or exited with another code."""
     TIMEOUT = "timeout"
-    """It was ended because it had used up its time."""
+    """It was ended because its wall or CPU time was used up."""
     MEMORY = "memory"
     """It ran out of memory."""
     OUTPUT = "output"
@@ -51,8 +51,8 @@ class Kind(StrEnum):
     CRASH = "crash"
     """A signal ended it, such as SIGSEGV."""
     REFUSED = "refused"
-    """It was not run, or was ended because it asked the kernel for something that no solution needs: the
-    network, other processes, other programs, mounts, keys, tracing."""
+    """It was not run, or it was ended because it asked the kernel for something that no solution needs: the
+    network, other processes, other programs, mounts, keys, or tracing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,16 @@ class Limits:
     wall_s: float = 10.0
     """Seconds from start to end."""
     memory_bytes: int = 512 << 20
-    """Address space per process. Its resident memory is smaller."""
+    """Address space per process. Resident memory is smaller."""
     disk_bytes: int = 16 << 20
     """Total size of all its files."""
     output_bytes: int = 1 << 20
     """Size of each of its two outputs."""
     num_processes: int = 1
-    """Number of processes at a time. If more than one, each has its own limits of CPU time and memory."""
+    """Number of processes at a time. Each process has its own limits of CPU time and memory."""
     runs_commands: bool = False
-    """Whether it runs shell commands: it may start programs, including its own files, and forbidden system
-    calls fail instead of ending it."""
+    """Whether it runs shell commands. If true, it may start programs, including its own files, and forbidden
+    system calls fail instead of ending it."""
 
     def __post_init__(self) -> None:
         for name, largest in _LARGEST.items():
@@ -103,7 +103,12 @@ class Program:
 
     @classmethod
     def of(cls, source: str, files: dict[str, str | bytes], stdin: str | bytes, limits: Limits) -> "Program":
-        """Raises: ConfigError if files or input are invalid: they come from the caller, not from a model."""
+        """Checks a program.
+
+        Source that is too long becomes a `refusal`, because the source comes from a model.
+
+        Raises: ConfigError if files or input are invalid, because they come from the caller.
+        """
         data = source.encode(errors="surrogatepass")
         refusal = ""
         if len(data) > _MAX_SOURCE_BYTES:
@@ -131,7 +136,7 @@ class Verdict:
     peak_bytes: int
     """Largest resident memory of its first process; a bare interpreter uses about 14 MB."""
     reason: str = ""
-    """How it ended, for people: `exit code 1`, `SIGSEGV`, `10 s are over`."""
+    """How it ended, as text for people, such as `exit code 1`, `SIGSEGV`, or `10 s are over`."""
     fault: str = ""
     """What the machine lacked. The verdict then says nothing about the program, and a retry may help. Empty
     if the machine provided what the limits allow."""
@@ -142,7 +147,10 @@ class Verdict:
         return self.kind is Kind.PASSED
 
     def raise_fault(self, what: str) -> None:
-        """Raises: LateScoreError if the machine was too busy for `what`; RolloutError if it had no memory."""
+        """Raises an error if the machine is to blame for the result of the program, which `what` describes.
+
+        Raises: LateScoreError if the machine was too busy; RolloutError if it had no memory.
+        """
         if self.fault and self.kind is Kind.TIMEOUT:
             raise LateScoreError(f"{what} was not run to its end: {self.fault}")
         if self.fault:
@@ -150,7 +158,7 @@ class Verdict:
 
     @property
     def is_hostile(self) -> bool:
-        """Whether its box must not be reused, because the program did what no solution of a task does."""
+        """Whether its box must not be reused, because the program did something that no solution does."""
         return self.kind in {Kind.REFUSED, Kind.CRASH}
 
 
@@ -162,14 +170,14 @@ class Ended:
     """Exit code, or minus the signal that ended it."""
     is_late: bool
     is_full: bool
-    """An output was larger than allowed."""
+    """Whether an output was larger than allowed."""
     cpu_s: float
     wall_s: float
     peak_bytes: int
     problem: str = ""
     """Why it could not be started; empty if it was."""
     slowdown: float = 1.0
-    """For a late program: ratio of wall time to CPU time of a computation right after its end."""
+    """For a late program, the ratio of wall time to CPU time of a short computation right after its end."""
 
 
 def _bytes(content: str | bytes) -> bytes:
@@ -195,7 +203,7 @@ def _check_files(files: dict[str, bytes], limits: Limits) -> None:
 
 
 def verdict_of(ended: Ended, limits: Limits, stdout: bytes, stderr: bytes) -> Verdict:
-    """The verdict on a program that has ended."""
+    """Returns the verdict on a program that has ended."""
     kind, reason = _judged(ended, limits)
     return Verdict(
         kind,
@@ -209,7 +217,10 @@ def verdict_of(ended: Ended, limits: Limits, stdout: bytes, stderr: bytes) -> Ve
 
 
 def _fault(ended: Ended, limits: Limits, kind: Kind, reason: str) -> str:
-    """What the machine lacked. A program that waited instead of computing is late by its own fault."""
+    """Returns what the machine lacked; empty if it lacked nothing.
+
+    A program that waited instead of computing is itself to blame for being late.
+    """
     if ended.is_late and not ended.is_full and ended.slowdown >= _BUSY:
         if _COMPUTING_FRAC * ended.wall_s <= ended.cpu_s * ended.slowdown and ended.cpu_s <= limits.cpu_s:
             return f"the machine was busy: {ended.cpu_s:.2f} s of CPU time in {limits.wall_s:g} s"

@@ -1,9 +1,9 @@
-"""The processes of an agent program: one that keeps it, and the program with all that it starts.
+"""The processes of an agent program: a keeper, and the program with everything that it starts.
 
     zygote --(fork)--> keeper --(fork)--> program
 
-The keeper is the first process of a process namespace of its own. It runs nothing of the program, waits for
-its end, and reaps orphans. When the keeper ends, the kernel ends everything else in the namespace.
+The keeper is the first process of its own process namespace. It runs none of the program's code, waits for
+the program's end, and reaps orphans. When the keeper ends, the kernel ends everything else in the namespace.
 """
 
 import os
@@ -21,30 +21,30 @@ from astraflow.addons.sandbox.inside.program import FOLDER
 __all__ = ["EXIT_UNSTARTABLE", "REPORT_HEAD", "CommandOrder", "become"]
 
 EXIT_UNSTARTABLE = 127
-"""Exit code, as of shells, if the program could not be started."""
+"""Exit code if the program could not be started, as in shells."""
 REPORT_HEAD = struct.Struct(">i?")
-"""How a report begins: the exit code, or minus the signal that ended the program, and whether the program
-left a result. The result follows."""
+"""Start of a report: the exit code, or minus the signal that ended the program, and whether the program left
+a result. The result follows."""
 
 _MAX_RESULT_BYTES = 1 << 19
-"""A result is a few numbers or a text. What is longer is cut, so that it cannot be read."""
+"""Largest result, which is usually a few numbers or a text. A longer one is cut off, so it cannot be read."""
 _MAX_FILES = 65_536
 _MAX_OPEN_FILES = 1024
 _MAX_FD = 1 << 16
 _NUM_OURS = 8
-"""More processes than the box itself has; they count against the number of processes too."""
+"""More processes than the box itself has. They also count toward the kernel's limit on processes."""
 _PROC_FLAGS = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class CommandOrder:
-    """An agent program and what it may use."""
+    """An agent program and its limits."""
 
     spec: Mapping[str, Any]
-    """`program`: path of its file. `argv` and `env`. `folder`: its current folder. `kept`: paths in /tmp that
-    stay visible. `result`: the path at which it may leave a result."""
+    """`program`: path of its file. `argv` and `env`: as for execve(2). `folder`: its current folder. `kept`:
+    paths in /tmp that stay visible. `result`: the path at which it may leave a result."""
     files: Mapping[str, bytes]
-    """What is in its /tmp, by relative path."""
+    """The files in its /tmp, by relative path."""
     limits: Mapping[str, Any]
     """The fields of `sandbox.command.CommandLimits`."""
     filter: bytes
@@ -52,10 +52,13 @@ class CommandOrder:
 
 
 def become(order: CommandOrder, *, streams: Sequence[int], started: int, report: int) -> NoReturn:
-    """Makes this process the keeper of the program. `streams`: the program's standard input and outputs.
+    """Makes this process the keeper of the program, and starts the program.
 
-    If that fails, the reason is written to `started`; else `started` is closed before the program begins.
-    When the program has ended, the keeper writes to `report` and ends, and with it all that is left.
+    `streams`: the program's standard input and outputs.
+
+    If that fails, the reason is written to `started`. Otherwise, `started` is closed before the program
+    begins. When the program has ended, the keeper writes to `report` and ends, which ends everything that is
+    left.
     """
     try:
         _enter_folder(order)
@@ -75,13 +78,14 @@ def become(order: CommandOrder, *, streams: Sequence[int], started: int, report:
     os.close(started)
     code = _wait_for(pid)
     _write_all(report, _report(code, order.spec["result"]))
-    # The exit code says only whether the program was started: a code has no room for a signal.
+    # The exit code says only whether the program was started, because it cannot also represent a signal.
     os._exit(EXIT_UNSTARTABLE if code == EXIT_UNSTARTABLE else 0)
 
 
 def _enter_folder(order: CommandOrder) -> None:
-    """Mounts a /tmp and a /proc of the program's own, and writes its files."""
+    """Mounts a /tmp and a /proc for this program alone, and writes its files."""
     kernel.unshare(kernel.CLONE_NEWNS)
+    # Opened before the new /tmp is mounted, because that hides them.
     kept = [(os.open(path, os.O_PATH), path) for path in order.spec["kept"]]
     options = f"size={order.limits['disk_bytes']},nr_inodes={_MAX_FILES},mode=700"
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -96,7 +100,7 @@ def _enter_folder(order: CommandOrder) -> None:
 
 
 def _close_all_but(first: int, *kept: int) -> None:
-    """Closes all files from number `first` on, except some."""
+    """Closes all file descriptors from number `first` on, except those in `kept`."""
     for fd in sorted(kept):
         os.closerange(first, fd)
         first = fd + 1
@@ -135,9 +139,9 @@ def _wait_for(pid: int) -> int:
 
 
 def _report(code: int, path: str) -> bytes:
-    """The exit code, and the file at `path` if the program left one there."""
+    """Returns the exit code and the file at `path`, if the program left one there."""
     try:
-        # Not a link, and no pipe that would have to be waited for.
+        # Don't follow a link, and don't wait for the writer of a pipe: the program may have made either.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return REPORT_HEAD.pack(code, False)

@@ -1,8 +1,9 @@
 """Makes a box around this process and becomes its zygote. The service starts it with a `Plan` as JSON.
 
-As root, it first becomes a user that owns nothing and that no one else is: the kernel limits root's processes
-less than others', and a program that broke out would be root. That user may not be allowed to reach the
-interpreter's files where they are, so they are mounted where it can.
+If this process is root, it first becomes a user that owns nothing and that nobody else uses. The kernel
+limits root's processes less than those of other users, and a program that broke out of the box would be root.
+The new user may not be allowed to reach the interpreter's files at their usual paths, so they are first
+mounted where it can reach them.
 """
 
 import contextlib
@@ -17,10 +18,10 @@ from astraflow.addons.sandbox.inside import kernel, program
 __all__ = ["Plan", "boot_code", "main"]
 
 _OUTER_IDS = (2_000_000_000, 65_534)
-"""Users that root becomes, the first one that can be: one that no system assigns to anybody, or `nobody`
-where a container has few users."""
+"""Users that root can become; the first possible one is used. No system assigns the first one to anybody. The
+second one is `nobody`, for containers that have few user ids."""
 _INNER_ID = 1000
-"""User and group in the box; they mean nothing outside."""
+"""User and group in the box. They have no meaning outside."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _LINKS = {
     "/dev/fd": "/proc/self/fd",
@@ -29,44 +30,45 @@ _LINKS = {
     "/dev/stderr": "/proc/self/fd/2",
     "/dev/shm": program.FOLDER,
 }
-"""Links of a box for agent programs. What is written to /dev/shm counts against the quota of /tmp."""
+"""Links in a box for agent programs. Files in /dev/shm count toward the size limit of /tmp."""
 _STAGE = "/tmp"
-"""A folder that every system has, and which may be covered here: nothing below it is opened afterwards."""
+"""A folder that every system has. It can be covered here because nothing below it is opened afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the service asks for."""
+    """The box that the service asks for."""
 
     bwrap: str
-    """Path of bubblewrap; empty: the box is made by this process itself."""
+    """Path of bubblewrap. If empty, this process makes the box itself."""
     python: str
     """The interpreter of the box."""
     visible: list[list[str]]
-    """Source and target of each file or folder that is visible, read-only."""
+    """Source and target of each visible file or folder. All of them are read-only."""
     covered: list[str]
-    """Folders of the box that are empty."""
+    """Folders that are empty in the box."""
     preloaded: list[str]
     """Modules that the zygote imports before the first program."""
     paths: list[str]
-    """Additional folders of the box from which programs import."""
+    """Additional folders of the box from which programs can import."""
     control: int
     """The socket to the service."""
     gateway: int
-    """The only port that is open in the box, which is then for an agent program: it has a /proc. 0: none."""
+    """The only port that is open in the box; 0 for none. A box with a port is for an agent program and has
+    /proc."""
     channel: int
-    """The socket by which that port's socket goes to the service."""
+    """The socket over which the zygote sends that port's socket to the service."""
     folders: list[str]
-    """Names of folders of the root that are links to folders of that name in the program's own folder."""
+    """Names of folders in the root that are links to folders of the same name in the program's own folder."""
 
 
 def boot_code(folder: str, module: str, call: str) -> str:
-    """A program for `python -c` that imports a module of this package from `folder` and calls `main`."""
+    """Returns code for `python -c` that imports a module of this package from `folder` and calls `main`."""
     return f"import sys; sys.path.insert(0, {folder!r}); from {module} import main; main({call})"
 
 
 def main() -> None:
-    """Makes the box and becomes its zygote; in the service's process group, the keeper of the box stays."""
+    """Makes the box and becomes its zygote or, without bubblewrap, the keeper that waits for the zygote."""
     plan = Plan(**json.loads(sys.argv[1]))
     visible = [(source, target) for source, target in plan.visible]
     bwrap = plan.bwrap
@@ -88,7 +90,7 @@ def _zygote(plan: Plan) -> list[str]:
         f"{plan.control}, {plan.preloaded!r}, {plan.gateway}, {plan.channel}",
     )
     code = f"import sys; sys.path += {plan.paths!r}; {code}" if plan.paths else code
-    # Programs may print and read whole numbers of any length; their CPU time is limited anyway.
+    # Programs may print and read integers of any length, because their CPU time is limited anyway.
     options = ("-I", "-S", "-X", "utf8", "-X", "int_max_str_digits=0")
     return [plan.python, *options, "-c", code]
 
@@ -97,11 +99,11 @@ def _zygote(plan: Plan) -> list[str]:
 
 
 def _staged(visible: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Mounts each source where every user can reach it, and only this process sees it."""
+    """Mounts each source at a path that every user can reach. Only this process sees these mounts."""
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
     except PermissionError:
-        return visible  # root of a container without rights, who then has no more than others have
+        return visible  # in a container without this right, root can do no more than other users
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     opened = [(os.open(source, os.O_PATH), target) for source, target in visible]
     kernel.mount("tmpfs", _STAGE, kind="tmpfs", flags=kernel.MS_NOSUID, options="mode=755")
@@ -119,7 +121,7 @@ def _become_nobody() -> None:
             os.setgroups([])
             os.setresgid(number, number, number)
             os.setresuid(number, number, number)
-            kernel.allow_looking_in(is_allowed=True)  # the change of user took its own /proc/self from it
+            kernel.allow_looking_in(is_allowed=True)  # the change made /proc/self unreadable
             return
 
 
@@ -136,7 +138,7 @@ def _bwrap_options(plan: Plan, visible: list[tuple[str, str]]) -> list[str]:
         *("--uid", str(_INNER_ID)),
         *("--gid", str(_INNER_ID)),
         *("--hostname", "box"),
-        # The zygote gives each program namespaces of its own; the program itself has no capability.
+        # The zygote needs this to give each program its own namespaces. The program has no capability.
         *("--cap-add", "CAP_SYS_ADMIN"),
     ]
     for source, target in visible:
@@ -158,7 +160,7 @@ def _bwrap_options(plan: Plan, visible: list[tuple[str, str]]) -> list[str]:
 
 
 def _enter_namespaces(plan: Plan, visible: list[tuple[str, str]]) -> NoReturn:
-    """Makes the same box as bubblewrap, from the kernel's own calls. This process stays as its keeper."""
+    """Makes the same box as bubblewrap, but by system calls. This process stays as its keeper."""
     kernel.enter_user_namespace(
         kernel.CLONE_NEWNS
         | kernel.CLONE_NEWPID
@@ -187,7 +189,7 @@ def _enter_namespaces(plan: Plan, visible: list[tuple[str, str]]) -> NoReturn:
 
 
 def _change_root(plan: Plan, visible: list[tuple[str, str]]) -> None:
-    """Makes a root folder that holds only what is visible."""
+    """Makes a root folder that holds only the visible files and folders."""
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     visible = [*visible, *((device, device) for device in _DEVICES)]
     opened = [(os.open(source, os.O_PATH), target) for source, target in visible]
@@ -211,7 +213,7 @@ def _change_root(plan: Plan, visible: list[tuple[str, str]]) -> None:
 
 
 def _add_processes() -> None:
-    """Adds a /proc with the box's own processes. The kernel allows it while the machine's is still there."""
+    """Adds a /proc with the box's own processes. The kernel allows it only while the old /proc is mounted."""
     os.mkdir(f"{_STAGE}/proc")
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("proc", f"{_STAGE}/proc", kind="proc", flags=flags)

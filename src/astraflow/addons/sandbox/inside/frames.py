@@ -1,8 +1,8 @@
-"""How a service and a box talk: frames of a JSON object and some byte strings, over a stream socket.
+"""The frames in which a service and a box talk over a stream socket: a JSON object and some byte strings.
 
     length of the head (4 bytes, big-endian) | head: JSON | the byte strings, one after the other
 
-The head's key `sizes` says how long each byte string is.
+The head's key `sizes` holds the length of each byte string.
 """
 
 import json
@@ -15,17 +15,17 @@ __all__ = ["LENGTH_BYTES", "MAX_HEAD_BYTES", "decoded_head", "decoded_length", "
 
 LENGTH_BYTES = 4
 MAX_HEAD_BYTES = 65_536
-"""Names of files make up the most of a head."""
+"""Largest head. Most of a head is names of files."""
 
 
 def encoded(head: dict[str, Any], parts: Sequence[bytes]) -> bytes:
-    """A frame."""
+    """Returns a frame."""
     text = json.dumps({**head, "sizes": [len(part) for part in parts]}).encode()
     return b"".join([struct.pack(">I", len(text)), text, *parts])
 
 
 def decoded_length(start: bytes) -> int:
-    """The length of the head. Raises: ValueError if it is too large."""
+    """Returns the length of the head. Raises: ValueError if it is too large."""
     (length,) = struct.unpack(">I", start)
     if length > MAX_HEAD_BYTES:
         raise ValueError(f"the head of a frame has {length} bytes; at most {MAX_HEAD_BYTES} are allowed")
@@ -33,9 +33,9 @@ def decoded_length(start: bytes) -> int:
 
 
 def decoded_head(text: bytes, max_bytes: int) -> tuple[dict[str, Any], list[int]]:
-    """The head and the sizes of the byte strings, `max_bytes` together at most.
+    """Returns the head and the sizes of the byte strings.
 
-    Raises: ValueError if it isn't such a head, or if the byte strings are larger.
+    Raises: ValueError if the text isn't JSON, or if the byte strings together have more than `max_bytes`.
     """
     head: dict[str, Any] = json.loads(text)
     sizes: list[int] = head["sizes"]
@@ -45,7 +45,7 @@ def decoded_head(text: bytes, max_bytes: int) -> tuple[dict[str, Any], list[int]
 
 
 def received(source: socket.socket, max_bytes: int) -> tuple[dict[str, Any], list[bytes]] | None:
-    """The next frame: its head and its byte strings; None if the other end has closed the socket."""
+    """Reads a frame. Returns its head and its byte strings; None if the other end has closed the socket."""
     start = _read(source, LENGTH_BYTES)
     if start is None:
         return None
@@ -55,7 +55,7 @@ def received(source: socket.socket, max_bytes: int) -> tuple[dict[str, Any], lis
 
 
 def _read(source: socket.socket, num_bytes: int) -> bytes | None:
-    """Exactly this many bytes; None if the socket ends before."""
+    """Reads exactly this many bytes. Returns None if the socket closes before that."""
     data = bytearray(num_bytes)
     view = memoryview(data)
     filled = 0

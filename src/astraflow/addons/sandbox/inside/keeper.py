@@ -1,15 +1,15 @@
 """The keeper of an agent program or a host: it starts the program and kills what the program leaves behind.
 
 The rollout service starts it in an interpreter without installed packages, so it uses only the standard
-library and what the sandbox is made of:
+library and the modules of this package:
 
     python -I -S -c "...; main()" SPECIFICATION CONTROL_FD STATUS_FD
 
-An agent program runs in a box, which consists of user and mount namespaces of its own. In it, the program
-has no capability, the folders that the specification names are empty or read-only, and the program cannot
-look into any process outside.
-From Linux 6.12 on, it cannot send a signal to one either. Process ids and the network stay the machine's.
-A program that is to see nothing of the machine runs in the sandbox instead (`sandboxed_program.py`).
+An agent program runs in a box, which consists of its own user and mount namespaces. In it, the program has
+no capabilities, the folders that the specification names are empty or read-only, and the program cannot look
+into any process outside. From Linux 6.12 on, it cannot send signals to such a process either. The box shares
+process ids and the network with the machine. A program that must not see anything of the machine runs in the
+sandbox instead (`sandboxed_program.py`).
 
 When the program ends, or when the other end of CONTROL_FD closes, everything that the program started is
 killed. This includes orphans in other sessions, because orphans become children of this process. The keeper
@@ -30,10 +30,10 @@ from astraflow.addons.sandbox.inside import kernel
 __all__ = ["LIMIT_S", "main"]
 
 LIMIT_S = 10.0
-"""A process that still runs this long after SIGKILL hangs in the kernel, so the wait for it ends."""
+"""A process that still runs this long after SIGKILL hangs in the kernel, so the keeper stops waiting."""
 
 _PAUSE_S = 0.005
-"""Pause between two searches for processes that are left."""
+"""Pause between two searches for remaining processes."""
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "dri", "kfd")
 """Devices other than NVIDIA's GPUs that root's programs see in /dev. Disks and memory are not among them."""
@@ -94,7 +94,7 @@ def _wait_for(pid: int) -> int:
 
 
 def _kill_when_let_go(control: int, pid: int, is_walled: bool) -> None:
-    """Kills everything once the service closes its end of CONTROL_FD, as its death also does."""
+    """Kills everything once the service closes its end of CONTROL_FD or dies, which closes it too."""
     _read_all(control)
     _kill_all(pid, is_walled=is_walled)
 
@@ -125,7 +125,7 @@ def _kill_all(pid: int, *, is_walled: bool) -> None:
 
 
 def _descendants() -> list[int]:
-    """All processes below this one, except zombies. Returns an empty list where there is no /proc."""
+    """Returns all processes below this one, except zombies. Without a /proc, the list is empty."""
     parents: dict[int, int] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
@@ -140,10 +140,10 @@ def _descendants() -> list[int]:
 
 
 def _living_parent(pid: str) -> int:
-    """The parent of a process; 0 if the process has ended."""
+    """Returns the parent of a process; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command's name comes first, in parentheses, and may itself contain parentheses and blanks.
+            # The command's name comes before, in parentheses, and may itself contain parentheses and blanks.
             state, parent = file.read().rpartition(b")")[2].split()[:2]
     except OSError:
         return 0
@@ -176,7 +176,7 @@ def _become(spec: _Specification, problem_write: int) -> None:
     except Exception as err:  # noqa: BLE001 - reported to the service; this process must end here
         reason = str(err)
         if isinstance(err, OSError) and (kind == "start" or err.filename is None):
-            reason = err.strerror  # without the number; a start's file is named by the service
+            reason = err.strerror  # without the error number; the service names the file of a failed start
         os.write(problem_write, json.dumps({kind: reason or type(err).__name__}).encode())
         os._exit(127)
 
@@ -218,7 +218,7 @@ def _enter_namespaces() -> None:
     kernel.enter_user_namespace(
         kernel.CLONE_NEWNS, user=os.geteuid(), group=os.getegid(), what="user and mount namespaces"
     )
-    # In a further namespace, the program would have rights again.
+    # Forbid further namespaces: in a new one, the program would regain capabilities.
     with open("/proc/sys/user/max_user_namespaces", "wb") as file:
         file.write(b"0")
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)

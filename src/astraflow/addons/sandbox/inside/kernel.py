@@ -1,6 +1,6 @@
-"""The kernel's calls that make a box, under the kernel's names; the standard library does not have them.
+"""The system calls that make a box, under the kernel's names. The standard library doesn't have them.
 
-Each raises OSError that says what could not be done.
+Each function raises an OSError that says what could not be done.
 """
 
 import ctypes
@@ -95,24 +95,24 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _LANDLOCK_ASKS_VERSION = 1
 _LANDLOCK_PATH_BENEATH = 1
 _LANDLOCK_ALL_NETWORK = 3
-"""Binding (1) and connecting (2) TCP sockets; since version 4."""
+"""The rights to bind (1) and to connect (2) TCP sockets. Landlock has them since version 4."""
 _LANDLOCK_ALL_SCOPES = 3
-"""Abstract Unix sockets (1) and signals (2)."""
+"""The scopes of abstract Unix sockets (1) and of signals (2)."""
 _LANDLOCK_WITH_SCOPES = 6
 """The version of Landlock in Linux 6.12."""
 _NUM_CAPABILITIES = 64
-"""More than any kernel has: capability sets have 64 bits."""
+"""At least as many as any kernel has, because its capability sets have 64 bits."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int, *, what: str = "new namespaces") -> None:
-    """Moves this process into new namespaces. `what`: what they are called if that fails."""
+    """Moves this process into new namespaces. `what`: the name of these namespaces in an error."""
     _checked(_libc.unshare(flags), what)
 
 
 def enter_user_namespace(others: int, *, user: int, group: int, what: str = "new namespaces") -> None:
-    """Moves this process into a new user namespace, in which it has these numbers, and into others."""
+    """Moves this process into a new user namespace, where it has this user and group, and into `others`."""
     numbers = os.geteuid(), os.getegid()
     unshare(CLONE_NEWUSER | others, what=what)
     for path, text in (
@@ -120,18 +120,18 @@ def enter_user_namespace(others: int, *, user: int, group: int, what: str = "new
         ("/proc/self/uid_map", f"{user} {numbers[0]} 1"),
         ("/proc/self/gid_map", f"{group} {numbers[1]} 1"),
     ):
-        # As bytes: this user may not be able to read the module of an encoding.
+        # Written as bytes, because this user may not be able to read the module of a text encoding.
         with open(path, "wb") as file:
             file.write(text.encode())
 
 
 def setns(fd: int, kind: int) -> None:
-    """Moves this process, or its later children, into a namespace of the process that `fd` names."""
+    """Moves this process, or its later children, into a namespace of the process that `fd` refers to."""
     _checked(_libc.setns(fd, kind), "entering a namespace")
 
 
 def mount(source: str, target: str, *, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """Mounts a file system (`kind`) or a path (`MS_BIND`)."""
+    """Mounts a file system of type `kind`, or with `MS_BIND`, an existing path."""
     result = _libc.mount(
         os.fsencode(source),
         os.fsencode(target),
@@ -143,9 +143,9 @@ def mount(source: str, target: str, *, kind: str = "", flags: int = 0, options: 
 
 
 def bind_opened(fd: int, place: str) -> None:
-    """Mounts an open file or folder, with all mounts below it, at a place, and closes it.
+    """Mounts an open file or folder, with all mounts below it, at a place, then closes `fd`.
 
-    The place is made unless it is there. A mount that is read-only stays so at its new place.
+    The place is created if it doesn't exist. A read-only mount stays read-only at its new place.
     """
     source = f"/proc/self/fd/{fd}"
     os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -158,12 +158,12 @@ def bind_opened(fd: int, place: str) -> None:
 
 
 def umount(target: str, flags: int = 0) -> None:
-    """Unmounts what is mounted at a path."""
+    """Removes the mount at a path."""
     _checked(_libc.umount2(os.fsencode(target), flags), f"unmounting {target}")
 
 
 def set_read_only(path: str) -> None:
-    """Makes a mount, with all mounts below it, read-only and without set-user-id programs."""
+    """Makes a mount and all mounts below it read-only, and makes them ignore set-user-id bits."""
     attributes = struct.pack("=QQQQ", _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
     result = _libc.syscall(
         _SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, attributes, len(attributes)
@@ -172,53 +172,55 @@ def set_read_only(path: str) -> None:
 
 
 def open_loopback() -> None:
-    """Makes 127.0.0.1 work in a new network, which has no other address."""
+    """Brings up 127.0.0.1 in a new network namespace, which has no other address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
 def pivot_root(new: str, old: str) -> None:
-    """Makes the mount at `new` the root; the old root is then mounted at `old`."""
+    """Makes the mount at `new` the root, and mounts the old root at `old`."""
     number = _SYS_PIVOT_ROOT[os.uname().machine]
     _checked(_libc.syscall(number, os.fsencode(new), os.fsencode(old)), "changing the root")
 
 
 def die_with_parent() -> None:
-    """From now on, this process is killed when the thread that started it ends."""
+    """Makes the kernel kill this process when the thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL, what="asking to end with the parent")
 
 
 def adopt_orphans() -> None:
-    """From now on, descendants of this process whose parents have ended become its children."""
+    """Makes descendants of this process become its children when their own parents end."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, what="adopting orphans")
 
 
 def allow_looking_in(*, is_allowed: bool) -> None:
-    """Whether processes of the same user can trace this one and read its memory; without, its files in /proc
-    belong to root."""
+    """Sets whether processes of the same user can trace this process and read its memory.
+
+    If they cannot, the files of this process in /proc belong to root.
+    """
     _prctl(_PR_SET_DUMPABLE, int(is_allowed), what="saying who can look into this process")
 
 
 def forbid_new_rights() -> None:
-    """From now on, no program that is started here gains rights by its file."""
+    """Prevents programs that this process starts from gaining rights by their files, such as set-user-id."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, what="forbidding new rights")
 
 
 def keep_right(capability: int) -> None:
-    """The next program that this process becomes keeps this capability, and no other."""
+    """Makes the next program that this process executes keep this capability, and no other."""
     bit = 1 << capability
     _set_capabilities(effective=bit, permitted=bit, inheritable=bit)
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability, what="keeping a capability")
 
 
 def drop_bounding_rights() -> None:
-    """No program that is started here can get a capability back by its file."""
+    """Prevents programs that this process starts from getting a capability back from their files."""
     for capability in range(_NUM_CAPABILITIES):
-        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for those that the kernel does not have
+        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for those that the kernel doesn't have
 
 
 def give_up_rights() -> None:
-    """Gives up all capabilities for good."""
+    """Gives up all capabilities permanently."""
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, what="giving up capabilities")
     _set_capabilities(effective=0, permitted=0, inheritable=0)
     forbid_new_rights()
@@ -233,20 +235,21 @@ def seccomp(instructions: bytes) -> None:
 
 
 def landlock_version() -> int:
-    """Version of Landlock in this kernel; 0 if the kernel has none."""
+    """Returns the version of Landlock in this kernel; 0 if the kernel has none."""
     return max(0, _libc.syscall(_SYS_LANDLOCK_CREATE, None, 0, _LANDLOCK_ASKS_VERSION))
 
 
 def landlock(handled: int, allowed: dict[str, int], *, has_network: bool) -> None:
-    """Takes from this process, for good, all rights to files that are in `handled` and not in `allowed`.
+    """Permanently removes this process's rights to files that are in `handled` but not in `allowed`.
 
-    `allowed`: rights by path, for all files below it. Where the kernel can, the process also loses signals
-    and abstract Unix sockets outside the processes that it starts and, without `has_network`, TCP.
+    `allowed`: rights by path; they hold for all files below the path. If the kernel supports it, the process
+    can then send signals, and connect over abstract Unix sockets, only to itself and the processes that it
+    starts. Without `has_network`, it can't use TCP either.
     """
     version = landlock_version()
     network = _LANDLOCK_ALL_NETWORK if version >= 4 and not has_network else 0
     scopes = _LANDLOCK_ALL_SCOPES if version >= _LANDLOCK_WITH_SCOPES else 0
-    # Earlier kernels refuse the later fields unless they are 0.
+    # Older kernels refuse fields that they don't know unless these are 0.
     attributes = struct.pack("=QQQ", handled, network, scopes)
     rules = _libc.syscall(_SYS_LANDLOCK_CREATE, attributes, len(attributes), 0)
     _checked(min(rules, 0), "making Landlock rules")
@@ -261,9 +264,9 @@ def landlock(handled: int, allowed: dict[str, int], *, has_network: bool) -> Non
 
 
 def keep_signals_in() -> bool:
-    """From now on, this process and everything that it starts can send signals only to what it started.
+    """Lets this process, and everything that it starts, send signals only to what it started.
 
-    Returns False where the kernel cannot do that.
+    Returns False if the kernel cannot do that.
     """
     if sys.platform != "linux" or landlock_version() < _LANDLOCK_WITH_SCOPES:
         return False

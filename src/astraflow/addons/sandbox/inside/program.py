@@ -1,7 +1,7 @@
 """The process of one program, from its fork to its end.
 
-It is the first process of a process namespace of its own, so the kernel ends everything that it started when
-it ends. It sees the box's read-only files and an empty /tmp of its own, which is gone with it.
+It is the first process of its own process namespace, so when it ends, the kernel ends everything that it
+started. It sees the box's read-only files and its own /tmp, which holds only its files and is gone with it.
 """
 
 import atexit
@@ -24,40 +24,40 @@ from astraflow.addons.sandbox.inside import kernel, walls
 __all__ = ["BOX_FOLDER", "EXIT_MEMORY", "EXIT_OUTPUT", "FOLDER", "MAIN", "STDIN_PATHS", "Order", "become"]
 
 FOLDER = "/tmp"
-"""The only folder in which a program can write, and its current one."""
+"""The only folder in which a program can write, and its current folder."""
 BOX_FOLDER = "/box"
-"""Where a box has this package. Programs cannot import it."""
+"""The folder in which a box has this package. Programs cannot import it."""
 MAIN = "main.py"
 """Name of the program's own file."""
 STDIN_PATHS = ("/dev/stdin", "/dev/fd/0")
-"""Names by which a program can open its standard input. Boxes for programs have a file at each of them, and
-each program mounts its own input there."""
+"""Paths at which a program can open its standard input. Boxes for programs have a file at each path, and
+each program mounts its own input over these files."""
 EXIT_MEMORY = 251
-"""Exit code of a program that an uncaught MemoryError ended. A program that exits with it is mistaken for
-one, which harms nobody: either way it has not passed."""
+"""Exit code of a program that was ended by an uncaught MemoryError. A program that exits with this code on
+purpose is mistaken for one. That does no harm: either way, it has not passed."""
 EXIT_OUTPUT = 252
-"""Exit code of a program that ended because it could write no more to its files."""
+"""Exit code of a program that ended because it could no longer write to its files."""
 
 _EXIT_UNFLUSHED = 120
-"""As CPython exits if its outputs cannot be flushed."""
+"""Exit code of CPython if its outputs cannot be flushed."""
 _MAX_FD = 1 << 16
-"""More than a zygote has files open."""
+"""Upper bound on the file descriptors of a zygote."""
 _MAX_OPEN_FILES = 64
 _MAX_FILES = 1024
-"""Number of files in the folder of a program."""
+"""Largest number of files in the folder of a program."""
 _MAX_FILES_OF_COMMANDS = 16_384
-"""The same, of one that runs commands of a shell."""
+"""The same for a program that runs shell commands."""
 _MAX_THREADS = 64
-"""The kernel's limit counts threads as processes; this many threads are allowed in addition to processes."""
+"""Number of threads that are allowed in addition to processes: the kernel counts threads as processes."""
 _OUT_OF_SPACE = (EDQUOT, EFBIG, ENOSPC)
 _STACK_BYTES = 120 << 20
-"""Stack of the main thread: recursion through C code needs more than the usual 8 MiB. The kernel keeps at
-least 128 MiB free below a stack, so a process can be given this much after it has started."""
+"""Stack of the main thread. Recursion through C code needs more than the usual 8 MiB. The kernel keeps at
+least 128 MiB free below a stack, so a process can get this much even after it has started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A program and what it may use; the keys of `limits` are the fields of `sandbox.verdict.Limits`."""
+    """A program and its limits. The keys of `limits` are the fields of `sandbox.verdict.Limits`."""
 
     source: bytes
     files: Mapping[str, bytes]
@@ -69,7 +69,8 @@ class Order:
 def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
     """Makes this process the program. `streams`: its standard input and outputs.
 
-    If that fails, the reason is written to `started`; else `started` is closed before the program begins.
+    If that fails, the reason is written to `started`. Otherwise, `started` is closed before the program
+    begins.
     """
     stdin, *outputs = streams
     try:
@@ -79,7 +80,7 @@ def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
         _enter_folder(order)
         for number, fd in enumerate((stdin, *outputs)):
             os.dup2(fd, number)
-        # Moved to a number that is known, so that all others can be closed.
+        # Moved to the next number, so that all higher descriptors can be closed.
         started = os.dup2(started, len(streams), inheritable=False)
         os.closerange(started + 1, _MAX_FD)
         _limit(order.limits)
@@ -98,9 +99,9 @@ def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
 
 
 def _named_stdin(given: int) -> int:
-    """Opens a copy of the standard input that programs can also open by the names in `STDIN_PATHS`.
+    """Opens a copy of the standard input, and makes it available at `STDIN_PATHS`.
 
-    A box has no /proc, so these names cannot be links to the open file, as they are elsewhere.
+    A box has no /proc, so these paths cannot be links to the open file, as they usually are.
     """
     kernel.mount("tmpfs", FOLDER, kind="tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     path = f"{FOLDER}/stdin"
@@ -118,7 +119,7 @@ def _named_stdin(given: int) -> int:
 
 
 def _enter_folder(order: Order) -> None:
-    """Mounts a folder of its own for the program, and writes its files."""
+    """Mounts the program's own folder, and writes its files."""
     runs_commands = order.limits["runs_commands"]
     num_files = _MAX_FILES_OF_COMMANDS if runs_commands else _MAX_FILES
     options = f"size={order.limits['disk_bytes']},nr_inodes={num_files},mode=700"
@@ -133,8 +134,10 @@ def _enter_folder(order: Order) -> None:
 
 
 def _limit(limits: Mapping[str, Any]) -> None:
-    """The kernel's limits of one process. Only those of files and memory are also limits of all processes
-    together, by the folder's size and by the number of processes."""
+    """Sets the kernel's limits, which hold for one process each.
+
+    For all processes together, files are limited by the folder's size, and memory by the number of processes.
+    """
     walls.limit(
         {
             resource.RLIMIT_CPU: math.ceil(limits["cpu_s"]),
@@ -179,7 +182,7 @@ def _code_of(stop: SystemExit) -> int:
 
 
 def _shown(error: BaseException) -> int:
-    """Prints the traceback of the program's own lines. Returns the exit code."""
+    """Prints the traceback, without this module's own frame. Returns the exit code."""
     trace = error.__traceback__
     error = error.with_traceback(trace.tb_next if trace else None)
     _try(lambda: sys.excepthook(type(error), error, error.__traceback__))
@@ -191,7 +194,10 @@ def _shown(error: BaseException) -> int:
 
 
 def _ended(code: int, main: ModuleType) -> int:
-    """What CPython does at the end: waits for threads, calls what is registered, flushes and closes files."""
+    """Does what CPython does at the end: waits for threads, calls exit handlers, and flushes files.
+
+    `code`: the exit code so far. Returns the final one.
+    """
     shutdown = getattr(threading, "_shutdown")  # noqa: B009 - private, but the only way to wait as CPython does
     run_registered = getattr(atexit, "_run_exitfuncs")  # noqa: B009 - as above
     _try(shutdown)
@@ -210,7 +216,7 @@ def _flush(file: Any) -> None:
 
 
 def _try(call: Any) -> bool:
-    """Calls what the program may have replaced by anything. Returns whether it raised nothing."""
+    """Calls a function that the program may have replaced. Returns whether it raised nothing."""
     try:
         call()
     except BaseException:  # noqa: BLE001 - the program is over, so nobody is left to be told

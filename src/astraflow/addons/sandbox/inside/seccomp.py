@@ -1,7 +1,7 @@
-"""Builds the filter of system calls, as classic BPF: see seccomp(2) and `syscalls.py`.
+"""Builds the filter of system calls in classic BPF: see seccomp(2) and `syscalls.py`.
 
-The filter looks at the number of a call and at the low 32 bits of one argument. The kernel itself looks at no
-more of the arguments that are compared here.
+The filter looks at the number of a call and at the low 32 bits of one argument. That is enough, because the
+kernel itself ignores the high bits of the arguments that are compared here.
 """
 
 import errno
@@ -36,24 +36,27 @@ _AF_UNIX = 1
 _AF_INET = 2
 _AF_INET6 = 10
 _PROTOCOLS = (0, 6, 17)
-"""That of the socket's kind, TCP, UDP."""
+"""The default protocol of a socket's type (0), TCP, and UDP."""
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""TCGETS and TIOCGWINSZ, by which Python asks whether a file is a terminal; FIONREAD, FIONBIO, FIONCLEX,
+"""TCGETS and TIOCGWINSZ, which tell Python whether a file is a terminal; FIONREAD, FIONBIO, FIONCLEX, and
 FIOCLEX."""
 _PRCTLS = (3, 15, 16, 0x53564D41)
-"""PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME; PR_SET_VMA, by which glibc names memory."""
+"""PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, and PR_SET_VMA, with which glibc names memory."""
 _AGENT_PRCTLS = (1, 2, 23, 36, 37, 38, 39)
 """PR_SET_PDEATHSIG, PR_GET_PDEATHSIG, PR_CAPBSET_READ, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER,
-PR_SET_NO_NEW_PRIVS, PR_GET_NO_NEW_PRIVS."""
+PR_SET_NO_NEW_PRIVS, and PR_GET_NO_NEW_PRIVS."""
 
 
 def is_known_machine() -> bool:
-    """Whether the numbers of this machine's system calls are known."""
+    """Returns whether the numbers of this machine's system calls are known."""
     return os.uname().machine in _MACHINES
 
 
 def filter_of(*, may_start_processes: bool) -> bytes:
-    """The filter for programs of a model on this machine: what nothing needs that solves a task ends them."""
+    """Returns the filter for programs written by a model on this machine.
+
+    It ends a program that makes a call that no solution of a task needs.
+    """
     pairs = [*_answer_if(_AF_UNIX, _ALLOW), _instruction(_RETURN, _KILL)]
     judged = {
         "clone": (0, _clone_rules(may_start_processes=may_start_processes, otherwise=_KILL)),
@@ -67,10 +70,11 @@ def filter_of(*, may_start_processes: bool) -> bytes:
 
 
 def agent_filter() -> bytes:
-    """The filter for agent programs on this machine.
+    """Returns the filter for agent programs on this machine.
 
-    They are programs of any kind, which try what a machine can do: a call that is refused fails, and ends
-    nothing. They have TCP and UDP, and no Unix sockets but pairs.
+    Agent programs can be of any kind, and may try out what a machine supports. A refused call therefore fails
+    instead of ending the program. Agent programs can use TCP, UDP, and pairs of Unix sockets, but no other
+    Unix sockets.
     """
     allowed = ALLOWED | PROCESSES | AGENTS
     refused = {name: numbers for name, numbers in REFUSED.items() if name not in (*AGENTS, "socket")}
@@ -90,8 +94,11 @@ def _filter(
     refusal: int,
     judged: Mapping[str, tuple[int, list[bytes]]],
 ) -> bytes:
-    """A filter. `refusal`: the answer to calls that are refused. `judged`: call -> an argument's place and
-    the rules over it."""
+    """Returns a filter.
+
+    `refusal`: the answer to refused calls. `judged`: for each call, the position of the argument that
+    decides, and the rules for it.
+    """
     machine = os.uname().machine
     column = _MACHINES.index(machine)
 
@@ -112,7 +119,7 @@ def _filter(
     for name, (idx, rules) in judged.items():
         (number,) = numbers({name: (JUDGED | REFUSED)[name]})
         code += _with_argument(number, idx, rules)
-    # `clone3` is among the others: glibc then calls `clone`, whose flags a filter can see.
+    # `clone3` is among the other calls. When it fails, glibc calls `clone`, whose flags a filter can see.
     code.append(_instruction(_RETURN, _ERRNO | errno.ENOSYS))
     return b"".join(code)
 
@@ -128,7 +135,7 @@ def _clone_rules(*, may_start_processes: bool, otherwise: int) -> list[bytes]:
 
 
 def _socket_rules() -> list[bytes]:
-    """IPv4 and IPv6 with the usual protocols: the kernel would load a module for another one."""
+    """Allows IPv4 and IPv6 with the usual protocols. For others, the kernel would load a module."""
     return [
         _instruction(_JUMP_EQUAL, _AF_INET, if_true=2),
         _instruction(_JUMP_EQUAL, _AF_INET6, if_true=1),
@@ -139,13 +146,13 @@ def _socket_rules() -> list[bytes]:
 
 
 def _only(values: Iterable[int], otherwise: int) -> list[bytes]:
-    """Allows some values; any other fails with the error `otherwise`."""
+    """Allows some values. Any other value makes the call fail with the error `otherwise`."""
     rules = [instruction for value in values for instruction in _answer_if(value, _ALLOW)]
     return [*rules, _instruction(_RETURN, _ERRNO | otherwise)]
 
 
 def _with_argument(number: int, idx: int, rules: list[bytes]) -> list[bytes]:
-    """For one call: rules over the low half of argument `idx`. They have to end with an answer."""
+    """Applies rules to the low half of argument `idx` of one call. The rules have to end with an answer."""
     load = _instruction(_LOAD_WORD, _OFFSET_ARGUMENTS + 8 * idx)
     return [_instruction(_JUMP_EQUAL, number, if_false=1 + len(rules)), load, *rules]
 
@@ -155,5 +162,5 @@ def _answer_if(value: int, answer: int) -> list[bytes]:
 
 
 def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
-    """One instruction; the jumps are numbers of instructions to skip."""
+    """Returns one instruction. The jumps are numbers of instructions to skip."""
     return struct.pack("=HBBI", code, if_true, if_false, value)

@@ -1,8 +1,8 @@
-"""The program of a box that runs commands of a shell. Its text is what the box is sent, so it imports the
-standard library alone.
+"""The program of a box that runs shell commands.
 
-It puts the files where they were, runs one command after the other, and prints what became of them and, if it
-is asked to, all files. Between two commands it ends all processes that the first one left.
+Its source is sent to the box, so it imports only the standard library. It restores the files, runs one
+command after the other, and prints the results and, on request, all files. After each command, it ends all
+processes that the command left.
 """
 
 import base64
@@ -26,9 +26,9 @@ _ROOT = "/tmp"
 _SHELLS = ("/bin/bash", "/bin/sh")
 _CHUNK = 65_536
 _LATE = 124
-"""Exit code of a command that was ended because its time was over, as of timeout(1)."""
+"""Exit code of a command that was ended because its time was over, as in timeout(1)."""
 _UNSTARTABLE = 126
-"""Exit code of a command that could not be started, as of shells."""
+"""Exit code of a command that could not be started, as in shells."""
 
 
 def _main() -> None:
@@ -52,13 +52,13 @@ def _text(data: bytes) -> str:
 def _unpack(archive: bytes) -> None:
     if archive:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            # What came from this box may hold any link; it reaches no further than the box does.
+            # The archive may hold any link, but a link reaches no further than the box does.
             tar.extraction_filter = lambda member, _: member
             tar.extractall(_ROOT)
 
 
 def _packed(most: int) -> tuple[bytes, str]:
-    """All files, and why they cannot be kept; empty if they can."""
+    """Returns all files, and the reason why they cannot be kept; empty if they can."""
     sink = io.BytesIO()
     total = 0
 
@@ -95,7 +95,7 @@ def _run(step: Mapping[str, Any], files: bytes, max_output: int) -> dict[str, An
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-    except (OSError, ValueError) as error:  # the folder may be gone, and a command may hold a zero
+    except (OSError, ValueError) as error:  # the folder may be gone, and a command may hold a zero byte
         code = _UNSTARTABLE
         is_late = False
         outputs = [b"", f"{error}\n".encode(errors="replace")]
@@ -112,7 +112,7 @@ def _run(step: Mapping[str, Any], files: bytes, max_output: int) -> dict[str, An
 
 
 def _clear(path: str) -> None:
-    """Makes an empty folder. What was there is moved aside, because parts of it may not be deletable."""
+    """Makes an empty folder. Its old content is moved aside, because parts of it may not be deletable."""
     place = _ROOT
     names = path.strip("/").split("/")
     for depth, name in enumerate(names, start=1):
@@ -129,7 +129,10 @@ def _clear(path: str) -> None:
 
 
 def _watch(process: "subprocess.Popen[bytes]", until_s: float, most: int) -> tuple[bool, list[bytes]]:
-    """Reads the outputs until the command ends or is late, then ends all that it started."""
+    """Reads the outputs until the command ends or is late, then ends everything that it started.
+
+    Returns whether it is late, and the outputs.
+    """
     assert process.stdout is not None
     assert process.stderr is not None
     sinks = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
@@ -144,7 +147,7 @@ def _watch(process: "subprocess.Popen[bytes]", until_s: float, most: int) -> tup
             if not _take(fd, sinks[fd], most):
                 poll.unregister(fd)
         is_running = ended not in found
-    # This is the first process of its namespace, so -1 means all others that there are.
+    # This is the first process of its namespace, so -1 means all other processes in it.
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     process.wait()
@@ -159,14 +162,14 @@ def _watch(process: "subprocess.Popen[bytes]", until_s: float, most: int) -> tup
 
 
 def _take(fd: int, sink: bytearray, most: int) -> bool:
-    """Reads what is there, and keeps what there is room for. Returns False at the end."""
+    """Reads what is available, and keeps what fits. Returns False at the end of the output."""
     chunk = os.read(fd, _CHUNK)
     sink += chunk[: most - len(sink)]
     return bool(chunk)
 
 
 def _read(path: str, most: int) -> str | None:
-    """The beginning of a file; None if there is none."""
+    """Returns the beginning of a file; None if there is no regular file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

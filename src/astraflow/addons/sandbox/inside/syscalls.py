@@ -1,13 +1,13 @@
-"""Which system calls a program in a box may make, and their numbers on x86_64 and on aarch64 in Linux 6.12.
+"""The system calls that a program in a box may make, with their numbers on x86_64 and aarch64 in Linux 6.12.
 
-Every call that is not listed here, which includes those that later kernels add, fails with ENOSYS, as on a
-kernel that does not have it.
+Every call that isn't listed here fails with ENOSYS, as on a kernel that doesn't have it. This includes calls
+that later kernels add.
 """
 
 __all__ = ["AGENTS", "ALLOWED", "JUDGED", "PROCESSES", "REFUSED", "Numbers"]
 
 Numbers = tuple[int | None, int | None]
-"""None where the architecture does not have the call."""
+"""The numbers of a call on x86_64 and aarch64; None if the architecture doesn't have the call."""
 
 ALLOWED: dict[str, Numbers] = {
     "access": (21, None),
@@ -179,14 +179,14 @@ ALLOWED: dict[str, Numbers] = {
     "write": (1, 64),
     "writev": (20, 66),
 }
-"""What CPython and its standard library need."""
+"""Calls that CPython and its standard library need."""
 PROCESSES: dict[str, Numbers] = {
     "execve": (59, 221),
     "execveat": (322, 281),
     "fork": (57, None),
     "vfork": (58, None),
 }
-"""Allowed if the program may start processes, and else refused."""
+"""Calls that are allowed if the program may start processes, and otherwise refused."""
 AGENTS: dict[str, Numbers] = {
     "accept": (43, 202),
     "accept4": (288, 242),
@@ -233,15 +233,15 @@ AGENTS: dict[str, Numbers] = {
     "syncfs": (306, 267),
     "tee": (276, 77),
 }
-"""Also allowed for agent programs: the network, of which their box has one port, and what shells, tools and
-other languages' runtimes need."""
+"""Calls that are also allowed for agent programs: the network, of which their box has one port, and what
+shells, tools, and runtimes of other languages need."""
 JUDGED: dict[str, Numbers] = {
     "clone": (56, 220),
     "ioctl": (16, 29),
     "prctl": (157, 167),
     "socketpair": (53, 199),
 }
-"""Arguments decide: see `seccomp.py`."""
+"""Calls whose arguments decide: see `seccomp.py`."""
 REFUSED: dict[str, Numbers] = {
     "accept": (43, 202),
     "accept4": (288, 242),
@@ -308,4 +308,4 @@ REFUSED: dict[str, Numbers] = {
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
 }
-"""They end the program: nothing that solves a task makes one."""
+"""Calls that end a program written by a model, because no solution of a task makes them."""

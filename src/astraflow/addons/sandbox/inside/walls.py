@@ -1,4 +1,4 @@
-"""The restrictions of every process in a box, in addition to the mounts: kernel limits and Landlock rules."""
+"""The restrictions of a process in a box, in addition to the mounts: resource limits and Landlock rules."""
 
 import resource
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ __all__ = ["limit", "restrict_files"]
 
 _ALWAYS = {resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0}
 
-# Landlock's rights to files, as bits of the version of Landlock that brought them.
+# Landlock's rights to files.
 _EXECUTE = 1 << 0
 _WRITE_FILE = 1 << 1
 _READ_FILE = 1 << 2
@@ -17,13 +17,13 @@ _READ_FOLDER = 1 << 3
 _MAKE_DEVICES_OR_SOCKETS = 1 << 6 | 1 << 9 | 1 << 11
 _IOCTL_DEVICE = 1 << 15
 _ALL_RIGHTS = ((5, 16), (3, 15), (2, 14), (1, 13))
-"""From this version of Landlock on, so many rights are known."""
+"""Pairs of a version of Landlock and the number of rights known from that version on."""
 
 
 def limit(values: Mapping[int, int]) -> None:
-    """Sets the kernel's limits of this process, for good: `resource.RLIMIT_...` -> largest value.
+    """Permanently sets resource limits of this process. `values`: `resource.RLIMIT_...` -> largest value.
 
-    A limit that is lower already stays, because nobody but root may raise it.
+    A limit that is already lower stays, because only root may raise it.
     """
     for kind, value in {**values, **_ALWAYS}.items():
         _, hard = resource.getrlimit(kind)
@@ -32,10 +32,11 @@ def limit(values: Mapping[int, int]) -> None:
 
 
 def restrict_files(folder: str, *, reads_programs: bool, runs_own_files: bool, has_network: bool) -> None:
-    """The walls of the mounts again, by Landlock where the kernel has it: a mistake there opens nothing.
+    """Repeats the restrictions of the mounts with Landlock, if the kernel has it, in case a mount is wrong.
 
-    `folder`: the only one in which this process and what it starts can write. `reads_programs`: whether
-    they can start programs that are not in it; `runs_own_files`: whether also those that are.
+    `folder`: the only folder in which this process and the processes that it starts can write.
+    `reads_programs`: whether they can start programs outside this folder. `runs_own_files`: whether they can
+    start programs inside it. `has_network`: whether they can use TCP.
     """
     version = kernel.landlock_version()
     if version == 0:

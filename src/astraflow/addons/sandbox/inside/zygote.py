@@ -1,10 +1,11 @@
-"""The first process of a box: for each program that the service sends, it forks a process, and watches it.
+"""The first process of a box. For each program that the service sends, it forks a process and watches it.
 
     service --(socket)--> zygote --(fork)--> program, or the keeper of an agent program
                              ^---- pipes ------'
 
-The zygote runs nothing of a program. No program can look into it or signal it: it is in a process namespace
-above theirs. When it ends, the kernel ends everything in the box; it ends when the service closes the socket.
+The zygote runs none of a program's code. Programs cannot look into the zygote or signal it, because it is in
+a process namespace above theirs. It ends when the service closes the socket, and the kernel then ends
+everything in the box.
 """
 
 import atexit
@@ -50,28 +51,29 @@ _PRELOADED = (
     "traceback",
     "typing",
 )
-"""Modules that many programs import. Each program gets them with the fork, instead of reading them again."""
+"""Modules that many programs import. Each program inherits them through the fork instead of loading them."""
 _SCRATCH = f"size={64 << 20},nr_inodes=1024,mode=700"
-"""The folder that libraries may write to while they are imported."""
+"""Mount options of the folder that libraries may write to while they are imported."""
 _CHUNK = 65_536
 _MAX_REQUEST_BYTES = 1 << 30
 _LONGEST_POLL_S = 3600.0
-"""The kernel takes no more than 24 days."""
+"""Longest wait of one poll. The kernel accepts at most about 24 days."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 _LOOPBACK = "127.0.0.1"
 _PROBE_S = 0.05
-"""CPU time that shows how busy the machine is: several turns of the processor."""
+"""CPU time of the computation that measures how busy the machine is. It spans several time slices."""
 _BACKLOG = 128
-"""Connections to the gateway that wait for the service to accept them."""
+"""Largest number of connections to the gateway that wait for the service to accept them."""
 _Order = program.Order | command.CommandOrder
 
 
 def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int) -> None:
     """Serves programs until the service closes the socket.
 
-    `gateway`: the only port that is open in the box, whose socket goes to the service by `channel`; 0: none.
+    `gateway`: the only port that is open in the box; 0 for none. `channel`: the socket over which the port's
+    listening socket is sent to the service.
     """
     kernel.allow_looking_in(is_allowed=False)
     with socket.socket(fileno=channel) as to_service:
@@ -81,7 +83,7 @@ def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int) 
     _import((*_PRELOADED, *preloaded), needs_scratch=bool(preloaded))
     _add_exit()
     gc.collect()
-    gc.disable()  # a collection would copy pages that zygote and program share; the program enables it again
+    gc.disable()  # a collection would copy pages that zygote and program share; programs enable it again
     gc.freeze()
     with socket.socket(fileno=control_fd) as control:
         control.sendall(frames.encoded({"ready": True}, []))
@@ -95,13 +97,13 @@ def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int) 
 
 
 def _open_gateway(port: int, to_service: socket.socket) -> None:
-    """Opens the only port of the box's network, and hands its socket to the service, which is outside."""
+    """Opens the only port of the box's network, and sends its socket to the service, which is outside."""
     with socket.create_server((_LOOPBACK, port), backlog=_BACKLOG) as listener:
         socket.send_fds(to_service, [b"."], [listener.fileno()])
 
 
 def _order(head: dict[str, Any], source: bytes, files: dict[str, bytes]) -> _Order:
-    """What the service asks for: a program of a model, or an agent program whose description is `source`."""
+    """Returns the order for a program of a model, or for an agent program that `source` describes."""
     limits = head["limits"]
     if head["is_command"]:
         return command.CommandOrder(json.loads(source), files, limits, seccomp.agent_filter())
@@ -117,9 +119,9 @@ def _filter_of(may_start_processes: bool) -> bytes:
 
 
 def _import(names: Sequence[str], *, needs_scratch: bool) -> None:
-    """Imports modules. Libraries may want a folder to write to meanwhile; it is gone before any program."""
+    """Imports modules. Meanwhile, libraries can get a folder to write to, which no program sees."""
     before = dict(os.environ)
-    os.environ["OMP_NUM_THREADS"] = "1"  # threads that a library starts at its import do not survive a fork
+    os.environ["OMP_NUM_THREADS"] = "1"  # threads that a library starts on import don't survive a fork
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     if needs_scratch:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
@@ -128,21 +130,21 @@ def _import(names: Sequence[str], *, needs_scratch: bool) -> None:
         importlib.import_module(name)
     if needs_scratch:
         kernel.umount(program.FOLDER, kernel.MNT_DETACH)
-        # What libraries want to do at the end is none of a program's.
+        # Exit handlers of these libraries must not run at the end of each program.
         atexit._clear()  # pyright: ignore[reportPrivateUsage] - nothing public forgets all callbacks
     os.environ.clear()
     os.environ.update(before)
 
 
 def _add_exit() -> None:
-    """`exit` and `quit`, which scripts have from the module `site`; a box does not load it."""
+    """Adds `exit` and `quit`. Scripts usually get them from the module `site`, which a box doesn't load."""
     quitter = importlib.import_module("_sitebuiltins").Quitter
     for name in ("exit", "quit"):
         setattr(builtins, name, quitter(name, "Ctrl-D"))
 
 
 def _verdict(order: _Order, stdin: bytes, control: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
-    """Runs a program: what became of it, its two outputs, and the report of an agent program's keeper."""
+    """Runs a program. Returns how it ended, its two outputs, and the report of an agent program's keeper."""
     started_s = time.monotonic()
     pid, watched = _forked(order, stdin)
     try:
@@ -167,7 +169,7 @@ def _verdict(order: _Order, stdin: bytes, control: socket.socket) -> tuple[dict[
 
 
 def _slowdown() -> float:
-    """How many times longer than its CPU time a computation takes now: about 1 on an idle machine."""
+    """Returns the ratio of wall time to CPU time of a computation: about 1 on an idle machine."""
     wall_s = time.monotonic()
     cpu_s = time.process_time()
     while (used_s := time.process_time() - cpu_s) < _PROBE_S:
@@ -176,7 +178,7 @@ def _slowdown() -> float:
 
 
 def _forked(order: _Order, stdin: bytes) -> "tuple[int, _Watched]":
-    """Forks the process of a program, as the first one of a process namespace."""
+    """Forks the process of a program, as the first process of a new process namespace."""
     given = _read_only_file(stdin)
     stdout, stdout_write = os.pipe()
     stderr, stderr_write = os.pipe()
@@ -190,7 +192,7 @@ def _forked(order: _Order, stdin: bytes) -> "tuple[int, _Watched]":
         if isinstance(order, command.CommandOrder):
             command.become(order, streams=streams, started=started_write, report=report_write)
         program.become(order, streams=streams, started=started_write)
-    kernel.setns(me, kernel.CLONE_NEWPID)  # the next fork is of this namespace again, and can be unshared
+    kernel.setns(me, kernel.CLONE_NEWPID)  # forks are of this namespace again, so `unshare` can succeed again
     for fd in (given, stdout_write, stderr_write, started_write, report_write, me):
         os.close(fd)
     pipes = (stdout, stderr, started, report)
@@ -198,7 +200,7 @@ def _forked(order: _Order, stdin: bytes) -> "tuple[int, _Watched]":
 
 
 def _read_only_file(content: bytes) -> int:
-    """A file in memory that nobody can change, from its beginning."""
+    """Returns a file in memory that nobody can change, positioned at its beginning."""
     fd = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(content)
     while view:
@@ -210,7 +212,7 @@ def _read_only_file(content: bytes) -> int:
 
 @dataclass(slots=True)
 class _Watched:
-    """The other ends of a program's outputs, and what came out of them so far."""
+    """The reading ends of a program's outputs, and what has been read from them so far."""
 
     ended_fd: int
     stdout_fd: int
@@ -218,15 +220,15 @@ class _Watched:
     started_fd: int
     report_fd: int
     max_bytes: int
-    """Of each output."""
+    """Largest size of each output."""
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
     problem: bytearray = field(default_factory=bytearray)
     """Why the program could not be started."""
     report: bytearray = field(default_factory=bytearray)
-    """What the keeper of an agent program says at its end."""
+    """What the keeper of an agent program reports at its end."""
     is_full: bool = False
-    """An output was larger than allowed."""
+    """Whether an output was larger than allowed."""
 
     def wait(self, until_s: float, control: socket.socket) -> bool:
         """Reads the outputs until the program ends, is late, or prints too much. Returns whether it is late.
@@ -260,7 +262,7 @@ class _Watched:
         return False
 
     def _read(self, fd: int, sink: bytearray) -> bool:
-        """Reads what is there. Returns False at the end, and if there is too much."""
+        """Reads what is available. Returns False at the end of the output, or if there is too much."""
         chunk = os.read(fd, _CHUNK)
         room = self.max_bytes - len(sink)
         sink += chunk[:room]
@@ -268,7 +270,7 @@ class _Watched:
         return bool(chunk) and not self.is_full
 
     def _read_rest(self, sinks: dict[int, bytearray]) -> None:
-        """Reads what is left in the pipes. They have no writer any more."""
+        """Reads what is left in the pipes, which no longer have a writer."""
         for fd, sink in sinks.items():
             while self._read(fd, sink):
                 pass
