@@ -1,1 +1,1 @@
-"""The live screen, `astraflow status`, and `astraflow view`: an index of runs, with a page and commands."""
+"""The live screen, `astraflow status`, and `astraflow view`: a web page, an index of runs, and commands."""

@@ -1,8 +1,9 @@
-"""The advantages of a group, computed again from the rewards in the journal.
+"""The advantages of a group, recomputed from the rewards in the journal.
 
-The journal does not hold advantages: the dataflow computes them from the recipe when a group completes, and
-here the same functions do it again. They are unknown where the recipe names code of the user's own (which a
-viewer must not run), where credit remembers earlier groups, and where the trainer's critic gives them.
+The journal does not store advantages. The dataflow computes them from the recipe when a group completes, and
+this module calls the same functions again. Advantages are unknown in three cases: the recipe names the user's
+own code (which a viewer must not run), the credit depends on earlier groups, or the trainer's critic computes
+them.
 """
 
 from collections.abc import Sequence
@@ -18,16 +19,19 @@ from astraflow.errors import Error
 __all__ = ["Advantages", "Spans"]
 
 Spans = tuple[tuple[int, int, float], ...]
-"""(start, end, advantage) of the tokens of one trajectory."""
+"""(start, end, advantage) for each span of tokens of one trajectory."""
 
 _BY_REWARD = {"zero_variance", "truncated", "reward_range"}
-"""Filters that look at nothing but rewards and ends."""
+"""Filters that use only rewards and finish reasons."""
 _MAX_KNOWN = 100_000
-"""Patterns of rewards that are remembered."""
+"""Maximum number of reward patterns whose advantages are cached."""
 
 
 class Advantages:
-    """Advantages of one policy's trajectories. Example: `Advantages("actor", table).of(7, {0: facts})`."""
+    """Computes the advantages of one policy's trajectories.
+
+    Example: `Advantages("actor", table).of(7, {0: facts})`.
+    """
 
     def __init__(self, policy: str, table: TableConfig) -> None:
         self._policy = policy
@@ -35,9 +39,9 @@ class Advantages:
         self._valuation: Valuation | None = None
         if not has_own and not isinstance(table.credit, GaeCredit):
             valuation = Valuation(table)
-            # One that remembers depends on all earlier groups, some of which may be gone.
+            # A valuation with a memory depends on all earlier groups, some of which may be gone.
             self._valuation = valuation if valuation.memory is None else None
-        # For this credit, and without shaping, nothing but the key in `means` counts.
+        # With this credit and without shaping, the advantages depend only on the key that `means` uses.
         self._is_plain = (
             table.credit.name == "group_relative"
             and not table.shaping
@@ -46,7 +50,7 @@ class Advantages:
         self._known: dict[object, dict[tuple[int, int], float]] = {}
 
     def of(self, group_id: int, episodes: dict[int, EpisodeFacts]) -> dict[tuple[int, int], Spans]:
-        """(episode, position of the trajectory in it) -> spans; empty if the advantages are unknown."""
+        """Maps (episode, position of the trajectory in it) to spans; empty if the advantages are unknown."""
         if self._valuation is None or not episodes:
             return {}
         states = [
@@ -73,8 +77,10 @@ class Advantages:
         return dict(zip(self._places(episodes), (s.advantages for s in worth.samples), strict=True))
 
     def means(self, group_id: int, episodes: dict[int, EpisodeFacts]) -> dict[tuple[int, int], float]:
-        """(episode, position of the trajectory in it) -> its advantage; the mean over spans by their length
-        if turns have their own."""
+        """Maps (episode, position of the trajectory in it) to the advantage of the trajectory.
+
+        If turns have their own advantages, this is the mean over the spans, weighted by length.
+        """
         key = self._key(episodes) if self._is_plain else None
         if key is not None and (known := self._known.get(key)) is not None:
             return known
@@ -86,7 +92,7 @@ class Advantages:
         return means
 
     def _places(self, episodes: dict[int, EpisodeFacts]) -> list[tuple[int, int]]:
-        """The trajectories that the policy trains on, in the order of the samples."""
+        """Returns the trajectories that the policy trains on, in the order of the samples."""
         return [
             (idx, part)
             for idx in sorted(episodes)
@@ -95,8 +101,10 @@ class Advantages:
         ]
 
     def _key(self, episodes: dict[int, EpisodeFacts]) -> object:
-        """All that plain credit depends on; None if lengths count too, as they do between the trajectories of
-        one role in an episode."""
+        """Returns everything that plain credit depends on.
+
+        Returns None if lengths count too, as they do among several trajectories of one role in an episode.
+        """
         key: list[object] = []
         for idx, facts in sorted(episodes.items()):
             if len(facts.trajectories) > 1:

@@ -1,23 +1,23 @@
-"""The viewer's HTTP interface: the page, and what it asks for. It reads run folders and changes nothing.
+"""The viewer's HTTP interface: the page and the data that it requests. It only reads run folders.
 
-    GET /                                    the page; the fragment says what it shows
+    GET /                                    the page; the URL fragment selects what it shows
     GET /assets/NAME                         its scripts and styles, from the package
-    GET /api/runs                            the runs that are shown
-    GET /api/runs/RUN                        status, services, notes, and how far the index is
+    GET /api/runs                            the runs that the viewer shows
+    GET /api/runs/RUN                        status, services, notes, and the progress of the index
     GET /api/runs/RUN/metrics?after=ID       rows of metrics.jsonl
-    GET /api/runs/RUN/episodes?FILTERS       a part of a search
+    GET /api/runs/RUN/episodes?FILTERS       one page of search results
     GET /api/runs/RUN/episodes/ID            one episode in full
-    GET /api/runs/RUN/groups/KIND/NUMBER     a group, each episode in full
+    GET /api/runs/RUN/groups/KIND/NUMBER     a group, with each episode in full
     GET /api/runs/RUN/versions               published versions
     GET /api/runs/RUN/timeline?from&to       spans and events
     GET /api/runs/RUN/slots?worker&from&to   what each slot of a service did
     GET /api/runs/RUN/loads                  how long services took to load versions
-    GET /api/runs/RUN/trace                  the same for Perfetto
-    GET /api/runs/RUN/recipe                 the resolved recipe, flat
-    GET /api/runs/RUN/export?form&FILTERS    JSONL or Parquet
+    GET /api/runs/RUN/trace                  all spans and events, for Perfetto
+    GET /api/runs/RUN/recipe                 the resolved recipe, flattened
+    GET /api/runs/RUN/export?form&FILTERS    episodes as JSONL or Parquet
 
-An index is filled while somebody looks: each question first takes what is new, for a bounded time. Everything
-that blocks runs in threads.
+An index is filled on demand: each request first adds what is new, for a bounded time. All blocking work runs
+in threads.
 """
 
 import asyncio
@@ -53,12 +53,12 @@ from astraflow.types import ErrorReply
 __all__ = ["make_app"]
 
 _FILL_S = 0.5
-"""Time that one question spends on filling the index; the page shows how far it is."""
+"""Time that one request spends on filling the index. The page shows the progress."""
 _PAUSE_S = 0.1
-"""Between two looks at an index that is being filled."""
+"""Time between two checks of an index that is being filled."""
 _MAX_LIMIT = 200
 _MAX_GROUP = 64
-"""Episodes of a group that are shown side by side."""
+"""Maximum number of a group's episodes that the page shows side by side."""
 _MAX_EXPORT = 100_000
 _MAX_METRIC_ROWS = 4000
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(runs: ShownRuns) -> Starlette:
-    """The ASGI app over some runs."""
+    """Builds the ASGI app that serves these runs."""
     views = _Views(runs)
     routes = [
         *(Route(path, _file(*found)) for path, found in page_files().items()),
@@ -96,7 +96,7 @@ def _file(media_type: str, content: bytes) -> _Handler:
 
 
 def _guarded(handler: _Handler) -> _Handler:
-    """Turns what is wrong with a question, or with a run, into an answer that says it."""
+    """Turns errors in a request or in a run folder into error replies."""
 
     @functools.wraps(handler)
     async def answer(request: Request) -> Response:
@@ -106,7 +106,7 @@ def _guarded(handler: _Handler) -> _Handler:
             return _json(ErrorReply(code="wrong_question", message=str(err)[:1000]), status=400)
         except (Error, sqlite3.Error, OSError) as err:
             return _json(ErrorReply(code="unreadable", message=str(err)[:1000]), status=500)
-        except OverflowError:  # a number that SQLite cannot hold, so no row has it
+        except OverflowError:  # SQLite can't hold the number, so no row has it
             return _json(ErrorReply(code="not_found", message="there is no such number here"), status=404)
         except HTTPException as err:
             return _json(ErrorReply(code="not_found", message=err.detail), status=err.status_code)
@@ -115,12 +115,12 @@ def _guarded(handler: _Handler) -> _Handler:
 
 
 def _json(value: object, *, status: int = 200) -> Response:
-    # NaN and infinity become null: JSON has neither.
+    # NaN and infinity become null because JSON has neither.
     return Response(msgspec.json.encode(value), status, PAGE_HEADERS, "application/json")
 
 
 class _Views:
-    """The handlers."""
+    """The request handlers."""
 
     def __init__(self, runs: ShownRuns) -> None:
         self._runs = runs
@@ -132,7 +132,7 @@ class _Views:
         return run
 
     async def _read(self, request: Request, question: Callable[[sqlite3.Connection, ShownRun], _T]) -> _T:
-        """Asks the index of the request's run, after it took what is new."""
+        """Queries the index of the request's run after adding what is new."""
         return await asyncio.to_thread(_ask, self._run(request), question)
 
     # --- runs ---
@@ -166,7 +166,7 @@ class _Views:
         def question(database: sqlite3.Connection, run: ShownRun) -> list[dict[str, Any]]:
             del run
             (num,) = database.execute("SELECT count(*) FROM metrics WHERE id > ?", (after,)).fetchone()
-            # Of a very long run, every nth step: a screen has no room for more.
+            # For a very long run, return only every nth step: a screen has no room for more.
             every = max(1, -(-num // _MAX_METRIC_ROWS))
             query = (
                 "SELECT id, columns FROM metrics WHERE id > ? AND (kind = 'eval' OR step % ? = 0) "
@@ -217,7 +217,8 @@ class _Views:
             data = await asyncio.to_thread(_parquet, run, wanted, limit)
             return Response(data, headers=headers, media_type="application/vnd.apache.parquet")
         lines = _lines(run, wanted, limit)
-        # What fails at once is an answer that says why; a stream that has begun could only break off.
+        # Read the first line before the reply starts: an early failure then becomes an error reply, while a
+        # stream that has started could only break off.
         first = await asyncio.to_thread(next, lines, b"")
         return StreamingResponse(itertools.chain([first], lines), 200, headers, "application/jsonl")
 
@@ -257,7 +258,11 @@ class _Views:
 
 
 def _ask(run: ShownRun, question: Callable[[sqlite3.Connection, ShownRun], _T]) -> _T:
-    """In a thread. One question at a time fills the index; the others read what is there."""
+    """Answers a question from the index, in a thread.
+
+    Only one request at a time fills the index; the others read what is there.
+    """
+    # Until the first refresh has returned, there is nothing to read, so all requests wait for it.
     if run.lock.acquire(blocking=not run.index.is_begun):
         try:
             if run.remote is not None:
@@ -270,7 +275,7 @@ def _ask(run: ShownRun, question: Callable[[sqlite3.Connection, ShownRun], _T]) 
 
 
 def _fill(run: ShownRun) -> None:
-    """In a thread. Returns when the index holds everything, as a file of all episodes needs it."""
+    """Fills the index completely, in a thread, because an export has to contain all episodes."""
     while not _ask(run, lambda database, _: _meta(database, "is_complete") == "1"):
         time.sleep(_PAUSE_S)
 
@@ -289,7 +294,7 @@ def _episode(database: sqlite3.Connection, run: ShownRun, episode_id: int) -> Ep
 
 
 async def _status(run: ShownRun) -> Any:
-    """What is known of a run now, as `astraflow status --json` prints it; an error in words if nothing is."""
+    """Returns the run's current status, as `astraflow status --json` prints it, or the problem as text."""
     try:
         if run.remote is not None:
             status = await run_status(run.remote.url, run.remote.token_file, ca_file=run.remote.ca_file)
@@ -297,7 +302,7 @@ async def _status(run: ShownRun) -> Any:
             status = await run_status(str(run.folder.path), None)
     except (Error, OSError) as err:
         return {"problem": str(err)}
-    # The page asks for steps and evaluations by themselves.
+    # The page requests steps and evaluations separately.
     return msgspec.structs.replace(status, steps=(), evals=())
 
 
@@ -327,7 +332,7 @@ def _filter(request: Request) -> EpisodeFilter:
 
 
 def _number(request: Request, name: str, default: int) -> int:
-    """A whole number of the query, at least 0. Raises: ConfigError."""
+    """Returns an integer >= 0 from the query. Raises: ConfigError."""
     text = request.query_params.get(name, str(default))
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
         raise ConfigError(f"{name} = {text[:100]!r} is not a whole number")
@@ -335,7 +340,7 @@ def _number(request: Request, name: str, default: int) -> int:
 
 
 def _decimal(request: Request, name: str) -> float | None:
-    """A number of the query; None if it is not given. Raises: ConfigError."""
+    """Returns a number from the query, or None if it is not given. Raises: ConfigError."""
     text = request.query_params.get(name, "")
     try:
         return float(text) if text else None

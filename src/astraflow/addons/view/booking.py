@@ -1,8 +1,9 @@
-"""From the records of the journal to the rows of the index.
+"""Turns the records of the journal into rows of the index.
 
-`Booker.book` takes the records in order; `flush` puts what came of them into the tables. A row of `episodes`
-is one trajectory of a result, or a result without trajectories (an evaluation's, or a failed attempt). Its
-fate comes later, with another record: rows that are not flushed yet get it in memory, others by an update.
+`Booker.book` takes the records in order, and `flush` writes the resulting rows to the tables. A row of
+`episodes` is one trajectory of a result, or a result without trajectories (from an evaluation or a failed
+attempt). Its fate arrives later, in another record. Rows that are still in memory get it there; rows that are
+already flushed get it by an update.
 """
 
 import sqlite3
@@ -48,11 +49,11 @@ from astraflow.types import Failure, Manifest
 __all__ = ["Booker", "EpisodeRow"]
 
 _MAX_LEASES = 200_000
-"""Leases whose service is remembered, in case they fail without a word from it."""
+"""Maximum number of leases whose service is remembered, in case they fail without a report from it."""
 
 
 class EpisodeRow(msgspec.Struct, gc=False):
-    """A row of `episodes`, in the order of its columns. Names are ids in the table `names`."""
+    """A row of `episodes`, in column order. Names are stored as ids from the table `names`."""
 
     id: int
     kind: int
@@ -117,7 +118,7 @@ class Booker:
         """Policy -> bytes of a full version."""
         self._texts: list[tuple[int, str]] = []
         self._workers: dict[str, str] = {}
-        """Lease -> the service that has it."""
+        """Lease -> the service that holds it."""
         self._place: Place = (0, 0)
         self._at_s = 0.0
         self.last_seq = 0
@@ -133,11 +134,11 @@ class Booker:
 
     @property
     def num_waiting(self) -> int:
-        """Rows and updates that are not in the tables yet."""
+        """Number of rows and updates that are not in the tables yet."""
         return len(self._rows) + len(self._updates)
 
     def book(self, entry: LogEntry) -> None:
-        """Takes the records of one entry. Raises: JournalError if they cannot be decoded."""
+        """Processes the records of one entry. Raises: JournalError if they cannot be decoded."""
         self._place = entry.begin
         for record in decode_records(entry.data):
             if record.seq > self.last_seq:
@@ -169,7 +170,7 @@ class Booker:
             return
         group = self._groups.get(lease.kind, lease.group_id)
         if lease.episode_idx in group.good:
-            return  # it was sent twice
+            return  # the result was sent twice
         group.good.add(lease.episode_idx)
         if lease.kind == EVAL:
             row = self._row(lease, group, command.worker_id)
@@ -185,7 +186,7 @@ class Booker:
             row.duration_s = facts.duration_s
 
     def _row(self, lease: Lease, group: OpenGroup, worker_id: str) -> EpisodeRow:
-        """A new row, with what the lease says."""
+        """Makes a row from what the lease contains."""
         row = EpisodeRow(
             id=self._next_id,
             kind=lease.kind,
@@ -252,7 +253,7 @@ class Booker:
         self._workers[event.lease_id] = event.worker_id
 
     def _decide(self, event: FateDecided) -> None:
-        """Gives a group's rows of one policy their fate and, now that the group is complete, advantages."""
+        """Sets the fate of a group's rows of one policy and, since the group is now complete, advantages."""
         group = self._groups.get(TRAIN, event.group_id)
         step = event.step + 1 if event.step >= 0 else None  # as people count
         fate = (self._names.id_of(event.fate), step, event.staleness)
@@ -293,7 +294,10 @@ class Booker:
         self._happen("publish", manifest.policy, step=step, version=manifest.version)
 
     def _full_bytes(self, manifest: Manifest) -> int:
-        """Bytes of all tensors of a version whose record has no table; the policy's first one has."""
+        """Returns the size in bytes of all tensors of a version whose record has no table of tensors.
+
+        The record of the policy's first version has the table, so its size is reused.
+        """
         policy = manifest.policy
         if manifest.kind == "full":
             return sum(chunk.num_bytes for chunk in manifest.chunks)
@@ -303,7 +307,7 @@ class Booker:
         return self._sizes[policy]
 
     def _note(self, event: Event) -> None:
-        """Remembers an event about the steps of a policy."""
+        """Stores an event about the steps of a policy."""
         match event:
             case BatchTaken():
                 text = f"{len(event.group_ids)} groups, staleness up to {max(event.staleness, default=0)}"
@@ -324,7 +328,7 @@ class Booker:
                 pass
 
     def _note_change(self, event: Event) -> None:
-        """Remembers an event about a service or the run."""
+        """Stores an event about a service or the run."""
         match event:
             case ServiceSetAside():
                 self._happen("set aside", event.worker_id, text=event.last_failure)
@@ -347,7 +351,7 @@ class Booker:
     # --- the tables ---
 
     def flush(self) -> None:
-        """Puts everything into the tables, within the caller's transaction. Raises: sqlite3.Error."""
+        """Writes everything to the tables, within the caller's transaction. Raises: sqlite3.Error."""
         run = self._database.executemany
         self._names.flush()
         run("INSERT OR REPLACE INTO groups VALUES (?, ?, ?)", self._drawn)

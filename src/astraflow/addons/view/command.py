@@ -1,4 +1,4 @@
-"""Commands that show what is in run folders: `status`, `view`, `top`, `episodes`, `report`, `traces`."""
+"""Commands that show the contents of run folders: `status`, `view`, `top`, `episodes`, `report`, `traces`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,9 +59,8 @@ def episodes(  # size: one parameter per filter
 ) -> None:
     """List the episodes of a run that pass all filters, or print one in full.
 
-    Works on a live run, a finished one and a copied one. A line is one trajectory of an episode, an
-    evaluation, or an attempt that failed. The first call on a large run takes longer: it makes an index in
-    RUN_DIR/view.
+    Works on live, finished, and copied runs. Each line is one trajectory of an episode, an evaluation, or a
+    failed attempt. The first call on a large run takes longer because it builds an index in RUN_DIR/view.
 
     Examples: `astraflow episodes runs/quickstart --reward 0 --fate trained`,
     `astraflow episodes runs/quickstart --kind eval --format parquet --out evals.parquet`.
@@ -117,11 +116,12 @@ def view(  # size: one parameter per option, each with its help
         Path | None, typer.Option(help="PEM file that the certificates of these dataflows are checked with.")
     ] = None,
 ) -> None:
-    """Show runs in a browser: curves, services, every episode down to the token, weights, a time line.
+    """Show runs in a browser: curves, services, every episode down to the token, weights, and a timeline.
 
-    It only reads the run folders, so it can be started and stopped at any time: for live runs, finished ones
-    and copies. Of a run that is named by the URL of its dataflow it shows what that tells: services, alarms,
-    curves and recipe. Beyond loopback it needs the token that it prints.
+    The viewer only reads run folders, so you can start and stop it at any time. It works for live, finished,
+    and copied runs. For a run that you name by the URL of its dataflow, it shows what the dataflow reports:
+    services, alarms, curves, and the recipe. If it listens beyond loopback, browsers need the token that it
+    prints.
 
     Examples: `astraflow view`, `astraflow view runs/a runs/b`,
     `astraflow view runs --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem`,
@@ -151,9 +151,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN_DIR...")],
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
 ) -> None:
-    """Write one HTML file about one run or several: curves, how they ended, their differences, episodes.
+    """Write an HTML report on one or more runs: curves, outcomes, differences, and episodes.
 
-    The file needs nothing else, so it can be sent and kept.
+    The file is self-contained, so you can send and archive it.
 
     Example: `astraflow report runs/a runs/b --out comparison.html`.
     """
@@ -173,7 +173,7 @@ def top(
         Path | None, typer.Option("--token-file", help="File with the token. Default: the run folder's own.")
     ] = None,
 ) -> None:
-    """Show a run on the whole terminal: state and newest episodes. `q` quits, `space` pauses.
+    """Show a run's state and newest episodes in the full terminal. `q` quits, `space` pauses.
 
     Example: `astraflow top runs/quickstart`.
     """
@@ -203,9 +203,9 @@ def traces(
 ) -> None:
     """Send a run's episodes as OpenTelemetry traces, and its metrics, to a collector.
 
-    One trace per episode: its attempts on rollout services, its time in the table, and the step of the
-    trainer. Made from the journal of a live run, a finished one or a copy; sending a run twice sends the same
-    spans. Needs `astraflow[otel]`.
+    Each episode becomes one trace: its attempts on rollout services, its time in the table, and the step of
+    the trainer. The traces are made from the journal of a live, finished, or copied run. Sending a run twice
+    sends the same spans. Needs `astraflow[otel]`.
 
     Example: `astraflow traces runs/quickstart --endpoint http://localhost:4318`.
     """
@@ -225,7 +225,8 @@ def status(
 ) -> None:
     """Show the state of a run: steps, queues, services, their last signs of life, and who waits for whom.
 
-    Answers within seconds, whatever hangs. Exits with 1 if a run that should be running does not answer.
+    Answers within seconds, even if parts of the run hang. Exits with 1 if a run that should be running does
+    not answer.
     """
     from astraflow.addons.view.status import show_status
 

@@ -1,4 +1,4 @@
-"""What the commands `astraflow view`, `astraflow episodes` and `astraflow report` do and print."""
+"""Implements `astraflow view`, `astraflow episodes`, `astraflow report`, and `astraflow traces`."""
 
 import asyncio
 import contextlib
@@ -44,28 +44,28 @@ __all__ = [
 _FORMATS = ("table", "jsonl", "parquet")
 _PLAIN_WIDTH = 180
 _PAUSE_S = 0.2
-"""Between two looks at an index that another process fills."""
+"""Time between two checks of an index that another process is filling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where episodes go, and how many."""
+    """Where episodes are written, in which format, and how many."""
 
     form: str
     """One of `_FORMATS`."""
     out: Path | None
-    """None: standard output."""
+    """The file to write; None for standard output."""
     limit: int
 
 
 def check_run(run_dir: Path) -> None:
-    """Raises: DataError if a folder holds no run."""
+    """Checks that a folder contains a run. Raises: DataError if it doesn't."""
     if not (run_dir / "journal").is_dir():
         raise DataError(f"{run_dir} is not a run folder: it has no journal; pass for example runs/quickstart")
 
 
 def fill(index: RunIndex) -> None:
-    """Takes everything that is new, or waits until another process has."""
+    """Fills the index completely, or waits until another process has."""
     while not index.refresh():
         time.sleep(_PAUSE_S)
 
@@ -90,7 +90,7 @@ def show_episodes(run_dir: Path, filters: Mapping[str, str], output: Output) -> 
 
 
 def show_episode(run_dir: Path, episode_id: int) -> None:
-    """Prints one episode in full. Raises: DataError if there is none of this number."""
+    """Prints one episode in full. Raises: DataError if no episode has this id."""
     check_run(run_dir)
     with RunIndex(run_dir) as index:
         fill(index)
@@ -128,7 +128,7 @@ def _write(database: sqlite3.Connection, index: RunIndex, wanted: EpisodeFilter,
 def _write_table(rows: Iterable[EpisodeDict], out: Path | None) -> int:
     with contextlib.ExitStack() as files:
         file = files.enter_context(out.open("w", encoding="utf-8")) if out else sys.stdout
-        # Without a terminal, there is no width to ask for.
+        # Only a terminal has a width.
         return print_table(rows, Console(file=file, width=None if file.isatty() else _PLAIN_WIDTH))
 
 
@@ -168,7 +168,7 @@ def send_traces(run_dir: Path, endpoint: str, *, every: int, until_end: bool, he
     try:
         follow(export, run_dir, until_end=until_end)
     except KeyboardInterrupt:
-        pass  # what was sent is there
+        pass  # the collector keeps what was sent
     finally:
         collector.close()
     for problem in export.problems:

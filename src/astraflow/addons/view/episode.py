@@ -1,7 +1,7 @@
-"""One episode in full: tokens with their logprobs, advantages, versions and turns, messages and metrics.
+"""One episode in full: messages, metrics, and tokens with their logprobs, advantages, versions, and turns.
 
-Everything is read from the run folder when somebody asks. What is gone (compaction drops payloads), or
-damaged, is left out, and `problems` says so.
+Everything is read from the run folder on request. Data that is damaged or gone (compaction drops payloads) is
+left out, and `problems` says so.
 """
 
 import sqlite3
@@ -28,9 +28,9 @@ from astraflow.types import Failure, Item, Trajectory
 __all__ = ["EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view"]
 
 MAX_TOKENS = 20_000
-"""Tokens that are shown of one trajectory."""
+"""Maximum number of tokens shown of one trajectory."""
 _MAX_MESSAGE = 200_000
-"""Characters that are shown of one message."""
+"""Maximum number of characters shown of one message."""
 _MAX_STREAMS = 8
 
 
@@ -43,27 +43,27 @@ class TurnView(Item, frozen=True, kw_only=True):
 
 
 class Tokens(Item, frozen=True, kw_only=True):
-    """Columns of one entry per token, and what holds for spans of them."""
+    """The tokens of a trajectory: columns with one entry per token, and data about spans of tokens."""
 
     pieces: list[str]
     ids: list[int]
     mask: list[int]
     logprobs: list[float]
-    """Of the policy that sampled them, in nats; 0 where the mask is 0."""
+    """Logprobs under the policy that sampled the tokens, in nats; 0 where the mask is 0."""
     advantages: list[float]
-    """Empty if they are unknown."""
+    """Empty if the advantages are unknown."""
     versions: list[int]
-    """The version that sampled each; -1 where the mask is 0."""
+    """The version that sampled each token; -1 where the mask is 0."""
     streams: dict[str, list[float]]
     turns: tuple[TurnView, ...] = ()
     temperature: float = 1.0
     is_fork: bool = False
     num_left_out: int = 0
-    """Tokens beyond those that are shown."""
+    """Number of tokens that are not shown."""
 
 
 class MessageView(Item, frozen=True, kw_only=True):
-    """A message as people read it."""
+    """A message in readable form."""
 
     role: str
     name: str
@@ -71,7 +71,7 @@ class MessageView(Item, frozen=True, kw_only=True):
 
 
 class EpisodeView(Item, frozen=True, kw_only=True):
-    """Answer to a look at one episode."""
+    """One episode, as the page and the terminal show it."""
 
     row: EpisodeDict
     tokens: Tokens | None = None
@@ -84,7 +84,7 @@ class EpisodeView(Item, frozen=True, kw_only=True):
 def episode_view(
     database: sqlite3.Connection, folder: RunFolder, texts: TokenText, episode_id: int
 ) -> EpisodeView | None:
-    """One row of the index with all that the run folder has of it; None if there is no such row."""
+    """Returns a row of the index with its data from the run folder; None if there is no such row."""
     row = row_of(database, episode_id)
     if row is None:
         return None
@@ -121,7 +121,7 @@ def episode_view(
 
 
 def _told(folder: RunFolder, place: tuple[int, int], row: EpisodeDict) -> tuple[dict[str, float], str]:
-    """(metrics, message of the failure) that the result brought, as far as the log still has it."""
+    """Returns the (metrics, failure message) of the result; both are empty if the log no longer has it."""
     kind = EVAL if row["kind"] == "eval" else TRAIN
     own = (kind, row["group"], row["episode"], row["attempt"])
     for lease, outcome in results_in(entry_at(folder.journal / "segments", place)):
@@ -133,7 +133,7 @@ def _told(folder: RunFolder, place: tuple[int, int], row: EpisodeDict) -> tuple[
 
 
 def _payload(folder: RunFolder, ref: PayloadRef) -> Trajectory:
-    """Raises: JournalError, WireError."""
+    """Reads a trajectory from the journal. Raises: JournalError, WireError."""
     segments = SegmentReader(folder.journal / "segments")
     try:
         return wire.decode(segments.read(ref), Trajectory)
@@ -176,7 +176,7 @@ def _tokens(trajectory: Trajectory, texts: TokenText, spans: Sequence[tuple[int,
 def _spans(
     database: sqlite3.Connection, folder: RunFolder, row: EpisodeDict
 ) -> Sequence[tuple[int, int, float]]:
-    """The advantages of the trajectory, computed from its whole group; none if they are unknown."""
+    """Computes the advantages of the trajectory from its whole group; empty if they are unknown."""
     if row["advantage"] is None:
         return ()
     query = "SELECT DISTINCT log_segment, log_offset FROM episodes WHERE group_id = ? AND kind = ?"
@@ -188,7 +188,7 @@ def _spans(
     if advantages is None:
         return ()
     spans = _group_spans(folder.journal / "segments", advantages, row["group"], places)
-    # Without the log's entry, which compaction drops, the index still has the mean.
+    # Compaction may have dropped the log's entry, but the index still has the mean.
     return spans.get((row["episode"], row["part"]), ((0, row["tokens"], row["advantage"]),))
 
 
@@ -196,7 +196,10 @@ def _spans(
 def _group_spans(
     segments: Path, advantages: Advantages, group_id: int, places: tuple[tuple[int, int], ...]
 ) -> dict[tuple[int, int], Spans]:
-    """The advantages of a group whose episodes are in these entries of the log; read once for all."""
+    """Computes the advantages of a group from the log entries of its episodes.
+
+    The result is cached because the page may show all episodes of a group together.
+    """
     facts: dict[int, EpisodeFacts] = {}
     for place in places:
         facts |= facts_in(entry_at(segments, place), group_id)
@@ -205,14 +208,14 @@ def _group_spans(
 
 @lru_cache(32)
 def _advantages(recipe: Path, mtime_ns: int) -> dict[str, Advantages]:
-    """Policy -> its advantages, by the recipe of a run folder, which is read once. Raises: Error, OSError."""
-    del mtime_ns  # part of the key: a recipe may change when its run is resumed
+    """Maps each policy in the recipe of a run folder to its advantages. Raises: Error, OSError."""
+    del mtime_ns  # part of the cache key: a recipe may change when its run is resumed
     policies = RunFolder(recipe.parent).load_recipe().trained
     return {name: Advantages(name, policy.table) for name, policy in policies.items()}
 
 
 def _clean(text: str) -> str:
-    """Text that JSON can hold: halves of surrogate pairs are replaced; cut if it is very long."""
+    """Replaces lone surrogates, which JSON can't hold, and truncates very long text."""
     cut = text[:_MAX_MESSAGE]
     if len(text) > _MAX_MESSAGE:
         cut += f"\n... {len(text) - _MAX_MESSAGE} more characters"

@@ -1,4 +1,4 @@
-"""Episodes as JSONL and Parquet: the rows of the index, with the text of each episode."""
+"""Exports episodes as JSONL and Parquet: the rows of the index, with the text of each episode."""
 
 import contextlib
 import json
@@ -57,10 +57,10 @@ _COLUMNS = {
 def exported(
     database: sqlite3.Connection, folder: RunFolder, wanted: EpisodeFilter, *, limit: int
 ) -> Iterator[EpisodeDict]:
-    """Up to `limit` episodes, newest first, each with `text` and `messages`. Raises: sqlite3.Error.
+    """Yields up to `limit` episodes, newest first, each with `text` and `messages`. Raises: sqlite3.Error.
 
-    `text` is that of its tokens, or of its messages if there are no tokens; `messages` is JSON text of those
-    that were kept. What is gone is empty.
+    `text` is the text of the episode's tokens or, if there are no tokens, of its messages. `messages` is the
+    JSON text of the messages that were kept. Text that is no longer available is empty.
     """
     texts = TokenText(folder)
     segments = SegmentReader(folder.journal / "segments")
@@ -88,17 +88,17 @@ def exported(
 
 
 def json_line(row: EpisodeDict) -> bytes:
-    """One line of JSONL; text that isn't valid Unicode is escaped."""
+    """Encodes one line of JSONL. Text that isn't valid Unicode is escaped."""
     return json.dumps(row).encode("ascii") + b"\n"
 
 
 def check_parquet() -> None:
-    """Raises: ConfigError if Parquet cannot be written here."""
+    """Checks that Parquet can be written. Raises: ConfigError if pyarrow is not installed."""
     _pyarrow()
 
 
 def _pyarrow() -> Any:
-    """The library, which an extra brings. Raises: ConfigError."""
+    """Imports pyarrow, which the extra `parquet` installs. Raises: ConfigError if it is missing."""
     try:
         import_module("pyarrow.parquet")
         return import_module("pyarrow")
@@ -107,7 +107,7 @@ def _pyarrow() -> Any:
 
 
 def write_parquet(rows: Iterable[EpisodeDict], out: Path | BinaryIO) -> int:
-    """Writes rows to a file; returns how many. Raises: ConfigError without pyarrow; OSError."""
+    """Writes rows to a file and returns their number. Raises: ConfigError without pyarrow; OSError."""
     arrow = _pyarrow()
     schema = arrow.schema([(name, arrow.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
     num = 0
@@ -119,7 +119,7 @@ def write_parquet(rows: Iterable[EpisodeDict], out: Path | BinaryIO) -> int:
 
 
 def _parts(rows: Iterable[EpisodeDict]) -> Iterator[list[EpisodeDict]]:
-    """The rows in pieces of `_ROW_GROUP`, as Parquet can hold them."""
+    """Splits the rows into pieces of `_ROW_GROUP`, with text that Parquet can hold."""
     part: list[EpisodeDict] = []
     for row in rows:
         part.append({name: _clean(value) for name, value in row.items()})
@@ -131,5 +131,5 @@ def _parts(rows: Iterable[EpisodeDict]) -> Iterator[list[EpisodeDict]]:
 
 
 def _clean(value: object) -> object:
-    """Text without halves of surrogate pairs, which Parquet cannot hold."""
+    """Replaces lone surrogates in text, which Parquet can't hold."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

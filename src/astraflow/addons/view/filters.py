@@ -1,4 +1,4 @@
-"""What of a run's episodes somebody wants to see: the same filters for the page, the terminal and exports."""
+"""Filters of a run's episodes, which the page, the terminal, and exports share."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,21 @@ from astraflow.user_input.mistakes import hint
 __all__ = ["FILTER_NAMES", "EpisodeFilter", "Range", "filter_of"]
 
 _MAX_DIGITS = 18
-"""Of a number that SQLite can hold."""
+"""Maximum number of digits, so that SQLite can hold the number."""
 _MAX_VALUE = 1000
-"""Characters of one filter."""
+"""Maximum number of characters in one filter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from `low` to `high`, inclusive. Example: `Range.parse("0.5..1")`."""
+    """Numbers from `low` to `high`, inclusive. Example: `Range.parse("reward", "0.5..1")`."""
 
     low: float
     high: float
 
     @staticmethod
     def parse(name: str, text: str) -> "Range":
-        """`0.5..1`, `0.5..`, `..1` or `1`. Raises: ConfigError."""
+        """Parses `0.5..1`, `0.5..`, `..1`, or `1`; `name` is for the error. Raises: ConfigError."""
         first, dots, last = text.strip().partition("..")
         try:
             low = float(first) if first else -math.inf
@@ -38,32 +38,32 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """An empty field lets everything pass."""
+    """What an episode must match. An empty field matches everything."""
 
     kind: str = ""
     """`train` or `eval`."""
     policy: str = ""
     role: str = ""
     task: str = ""
-    """A task's id; with a `*` at its end, all ids that begin so."""
+    """A task's id. A `*` at the end matches all ids with this prefix."""
     group: str = ""
-    """Number of a group (or, of evaluations, of a round)."""
+    """Number of a group or, for evaluations, of a round."""
     text: str = ""
-    """Words of the messages that were kept, or of a failure's message."""
+    """Words in the messages that were kept, or in a failure's message."""
     reward: Range | None = None
     advantage: Range | None = None
     tokens: Range | None = None
     version: Range | None = None
-    """Any version that sampled tokens of the episode."""
+    """Matches if any version in the range sampled tokens of the episode."""
     step: Range | None = None
-    """The step that trained on it, as people count."""
+    """The step that trained on the episode, counted from 1."""
     worker: str = ""
-    """A rollout service: its name, or its id."""
+    """A rollout service, by name or id."""
     finish: str = ""
     error: str = ""
-    """Class of a failure; `any` for all that failed, `none` for all others."""
+    """Class of a failure; `any` for all failed episodes, `none` for all others."""
     fate: str = ""
-    """`live` for those without a fate."""
+    """Fate of the group; `live` for episodes without a fate."""
 
 
 FILTER_NAMES = tuple(field.name for field in fields(EpisodeFilter))
@@ -86,7 +86,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
 
 
 def filter_of(values: Mapping[str, str]) -> EpisodeFilter:
-    """The filter that these texts say; empty ones are passed over. Raises: ConfigError naming a wrong one."""
+    """Makes a filter from texts, ignoring empty ones. Raises: ConfigError, which names the wrong filter."""
     found: dict[str, str | Range] = {}
     for name, text in values.items():
         if name not in FILTER_NAMES:

@@ -1,7 +1,7 @@
-"""Groups whose fates are not all known: what the index must remember of them until then.
+"""Groups that still wait for fates, and what the index must remember about them until then.
 
-A group that was not begun while this process looked is read back: its rows from the index, and the facts of
-its episodes from the log.
+If a group began before this process started to read, it is read back: its rows from the index, and the facts
+about its episodes from the log.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ __all__ = ["Lease", "OpenGroup", "OpenGroups", "facts_in", "lease_of", "results_
 
 _LEASE_ID = re.compile(r"(e?)(\d{1,18})\.(\d{1,18})\.(\d{1,18})")
 _MAX_OPEN = 20_000
-"""Groups that are remembered; older ones are read back if anything is still heard of them."""
+"""Maximum number of groups in memory. Older groups are read back if another record mentions them."""
 
 Fate = tuple[int, int | None, int]
-"""(id of the fate's name, step as people count, staleness)."""
+"""(id of the fate's name, step counted from 1, staleness)."""
 
 
 class Lease(NamedTuple):
-    """What the id of a lease says."""
+    """The parts of a lease's id."""
 
     kind: int
     group_id: int
@@ -38,7 +38,7 @@ class Lease(NamedTuple):
 
 
 def lease_of(lease_id: str) -> Lease | None:
-    """The parts of an id; None if it is none that the dataflow gives."""
+    """Parses the id of a lease; returns None if the dataflow doesn't issue such ids."""
     match = _LEASE_ID.fullmatch(lease_id)
     if match is None:
         return None
@@ -51,7 +51,7 @@ class OpenGroup:
 
     task: int | None = None
     good: set[int] = field(default_factory=set[int])
-    """Episodes with a result."""
+    """Episodes that have a result."""
     facts: dict[int, EpisodeFacts] = field(default_factory=dict[int, EpisodeFacts])
     rows: dict[str, list[tuple[int, int, int]]] = field(
         default_factory=dict[str, "list[tuple[int, int, int]]"]
@@ -59,11 +59,11 @@ class OpenGroup:
     """Policy -> (row, episode, position of the trajectory in it)."""
     fates: dict[str, Fate] = field(default_factory=dict[str, Fate])
     undecided: set[str] | None = None
-    """Policies whose fates are to come; None: unknown."""
+    """Policies that still wait for their fate; None if unknown."""
 
 
 class OpenGroups:
-    """Example: `groups.get(TRAIN, 17).good`."""
+    """The groups that are still in memory. Example: `groups.get(TRAIN, 17).good`."""
 
     def __init__(self, database: sqlite3.Connection, entry_at: Callable[[Place], LogEntry | None]) -> None:
         self._database = database
@@ -71,11 +71,11 @@ class OpenGroups:
         self._open: dict[tuple[int, int], OpenGroup] = {}
 
     def begin(self, group_id: int, task: int, admitted: set[str]) -> None:
-        """A group was drawn."""
+        """Adds a group that was drawn."""
         self._put(TRAIN, group_id, OpenGroup(task=task, undecided=admitted))
 
     def get(self, kind: int, group_id: int) -> OpenGroup:
-        """A group, read back if need be."""
+        """Returns a group, which is read back if it isn't in memory."""
         group = self._open.get((kind, group_id))
         if group is None:
             group = self._read_back(kind, group_id)
@@ -83,7 +83,7 @@ class OpenGroups:
         return group
 
     def decided(self, group_id: int, policy: str) -> None:
-        """A fate was booked; the group is forgotten after the last one."""
+        """Notes that a policy's fate is known. After the last fate, the group is dropped from memory."""
         group = self._open.get((TRAIN, group_id))
         if group is not None and group.undecided is not None:
             group.undecided.discard(policy)
@@ -121,7 +121,7 @@ class OpenGroups:
 
 
 def facts_in(entry: LogEntry | None, group_id: int) -> dict[int, EpisodeFacts]:
-    """The facts of a group's training episodes in one entry of the log; none if it cannot be read."""
+    """Returns the facts about a group's training episodes in one log entry; empty if it can't be read."""
     found: dict[int, EpisodeFacts] = {}
     for lease, outcome in results_in(entry):
         if (lease.kind, lease.group_id) == (TRAIN, group_id) and isinstance(outcome, EpisodeFacts):
@@ -130,7 +130,7 @@ def facts_in(entry: LogEntry | None, group_id: int) -> dict[int, EpisodeFacts]:
 
 
 def results_in(entry: LogEntry | None) -> Iterator[tuple[Lease, EpisodeFacts | Failure]]:
-    """The results in one entry of the log; none if it cannot be read."""
+    """Yields the results in one entry of the log; nothing if it can't be read."""
     if entry is None:
         return
     with contextlib.suppress(JournalError):

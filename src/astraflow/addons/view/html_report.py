@@ -1,6 +1,6 @@
-"""A report on runs as one HTML file: what they were, their curves, and episodes from before and after.
+"""Writes a report on runs as one HTML file: facts, curves, and episodes from before and after training.
 
-The file has no script and asks for nothing, so it can be kept, sent and opened anywhere.
+The file has no scripts and loads nothing, so it can be archived, sent, and opened anywhere.
 """
 
 import sqlite3
@@ -35,14 +35,14 @@ _CHARTS = (
     "batch_wait_s",
 )
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""No script, and nothing from elsewhere."""
+"""Content security policy: no scripts, and nothing loaded from elsewhere."""
 _NUM_SAMPLES = 3
 _MAX_TEXT = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedRun:
-    """A run, and its index."""
+    """A run and its index."""
 
     name: str
     folder: RunFolder
@@ -50,7 +50,7 @@ class ReportedRun:
 
 
 def html_report(runs: Sequence[ReportedRun]) -> str:
-    """The report. What cannot be read of a run is said in it. Raises: sqlite3.Error."""
+    """Makes the report, which also names the parts of a run that can't be read. Raises: sqlite3.Error."""
     rows = {run.name: _metric_rows(run.database) for run in runs}
     title = escape(", ".join(run.name for run in runs))
     style = (
@@ -117,7 +117,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _facts(runs: Sequence[ReportedRun]) -> str:
-    """One row per run: its state, and what its index counts."""
+    """Makes a table with one row per run: its state and the counts from its index."""
     rows: list[list[object]] = []
     for run in runs:
         try:
@@ -151,7 +151,7 @@ def _differences(runs: Sequence[ReportedRun]) -> str:
 
 
 def _samples(run: ReportedRun) -> str:
-    """Episodes of the same tasks, of the first and the last version that were evaluated."""
+    """Shows episodes of the same tasks from the first and the last version that were evaluated."""
     query = (
         "SELECT e.newest AS version, t.name AS task, e.score, e.sample FROM episodes e "
         "JOIN tasks t ON t.id = e.task WHERE e.kind = 1 AND e.sample IS NOT NULL ORDER BY e.id"
@@ -164,7 +164,7 @@ def _samples(run: ReportedRun) -> str:
     first = kept[min(kept)]
     last = kept[max(kept)]
     both = [task for task in first if task in last]
-    # Those whose score changed say most.
+    # Tasks whose score changed come first because they are the most informative.
     chosen = sorted(both, key=lambda task: first[task][0] == last[task][0])[:_NUM_SAMPLES]
     parts = [f"<h2>Episodes of {escape(run.name)}</h2>"]
     for task in chosen:

@@ -1,13 +1,14 @@
-"""The index of one run folder: filled from the journal and `metrics.jsonl`, little by little, by one process.
+"""The index of one run folder, which one process fills step by step from the journal and `metrics.jsonl`.
 
     journal/segments  ->  episodes, groups, happenings, versions   (`Booker`)
     journal.sqlite    ->  texts of kept messages, busy spans
     metrics.jsonl     ->  metrics
 
-The run folder is only read, but for `view/` in it. If that cannot be written, the index is a temporary file.
-Two processes may show one run: whoever holds the lock fills the index, both read it.
+The run folder is only read, except for its subfolder `view/`. If that folder isn't writable, the index is a
+temporary file. Several processes may show the same run: the one that holds the lock fills the index, and all
+of them read it.
 
-What cannot be read is left out, with a note. Nothing here raises for the sake of a damaged run.
+Data that can't be read is left out, with a note. Damage in a run never raises an error here.
 """
 
 import contextlib
@@ -39,13 +40,16 @@ from astraflow.recipe.run_folder import RunFolder
 __all__ = ["RunIndex", "run_id_of"]
 
 _FLUSH_ROWS = 20_000
-"""Rows of one transaction."""
+"""Number of rows per transaction."""
 _MAX_LINE_BYTES = 1024 * 1024
 """A longer line of `metrics.jsonl` is not a row."""
 
 
 class RunIndex:
-    """Example: `with RunIndex(Path("runs/quickstart")) as index: index.refresh(); index.reader()`."""
+    """The index of a run folder.
+
+    Example: `with RunIndex(Path("runs/quickstart")) as index: index.refresh(); index.reader()`.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = RunFolder(run_dir)
@@ -54,7 +58,7 @@ class RunIndex:
         self.path = self._own / "index.sqlite"
         self._filling: _Filling | None = None
         self.is_begun = False
-        """Whether a `refresh` has returned, so that there is something to read."""
+        """Whether a `refresh` has returned. Before that, there is nothing to read."""
 
     def __enter__(self) -> "RunIndex":
         return self
@@ -63,18 +67,20 @@ class RunIndex:
         self.close()
 
     def close(self) -> None:
-        """Closes the index; a temporary one is deleted."""
+        """Closes the index and deletes it if it is temporary."""
         self._forget()
         if self._temporary is not None:
             self._temporary.cleanup()
 
     def reader(self) -> sqlite3.Connection:
-        """A connection that sees what is filled so far; close it. Raises: sqlite3.Error."""
+        """Opens a connection that reads what is filled so far; close it after use. Raises: sqlite3.Error."""
         return open_to_read(self.path)
 
     def refresh(self, *, longest_s: float = float("inf")) -> bool:
-        """Takes what is new; returns whether all of it is taken. False after `longest_s`, or if another
-        process is filling the index now."""
+        """Adds what is new and returns whether the index is complete.
+
+        Returns False if `longest_s` was too short, or if another process is still filling the index.
+        """
         try:
             return self._refresh_if_mine(time.monotonic() + longest_s)
         finally:
@@ -83,7 +89,7 @@ class RunIndex:
     def _refresh_if_mine(self, deadline_s: float) -> bool:
         with self._lock() as is_mine:
             if not is_mine:
-                self._forget()  # the other process moves the index on
+                self._forget()  # the other process changes the index, so the open one here becomes outdated
                 return self.path.exists() and not self._is_behind()
             for _ in range(2):
                 try:
@@ -116,20 +122,21 @@ class RunIndex:
             Path(f"{self.path}{ending}").unlink(missing_ok=True)
 
     def _place(self) -> Path:
-        """The folder of the index."""
+        """Returns the folder of the index: `view/` in the run folder or, if that isn't writable, a temporary
+        folder."""
         own = self.folder.path / "view"
         try:
             own.mkdir(exist_ok=True)
             if os.access(own, os.W_OK | os.X_OK):
                 return own
         except OSError:
-            pass  # read-only, or somebody else's
+            pass  # the folder is read-only, or belongs to another user
         self._temporary = tempfile.TemporaryDirectory(prefix="astraflow-view-")
         return Path(self._temporary.name)
 
     @contextmanager
     def _lock(self) -> Generator[bool]:
-        """Whether this process may fill the index now."""
+        """Tries to take the lock; yields whether this process may fill the index now."""
         with (self._own / "lock").open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,11 +147,11 @@ class RunIndex:
 
 
 class _StaleIndexError(Exception):
-    """The index is of another version or run, or the log is not the one that it was made of."""
+    """The index belongs to another version or run, or was made from another log."""
 
 
 class _Filling:
-    """An index that is open to be filled."""
+    """An index that is open for filling."""
 
     def __init__(self, folder: RunFolder, path: Path) -> None:
         self._folder = folder
@@ -171,11 +178,14 @@ class _Filling:
         self._database.close()
 
     def note(self, text: str, source: str = "log") -> None:
-        """Keeps a line for whoever looks at the run."""
+        """Stores a line of text that the viewer shows with the run."""
         self._database.execute("INSERT OR IGNORE INTO notes VALUES (?, ?)", (text, source))
 
     def _note_now(self, source: str, texts: Sequence[str]) -> None:
-        """Keeps what is wrong now instead of what was: it may be repaired, or only have been too early."""
+        """Replaces the notes of a source.
+
+        A problem may have been repaired, or may only have come from reading too early.
+        """
         known = self._database.execute("SELECT text FROM notes WHERE source = ?", (source,)).fetchall()
         if {text for (text,) in known} != {*texts}:
             self._database.execute("DELETE FROM notes WHERE source = ?", (source,))
@@ -183,8 +193,8 @@ class _Filling:
                 self.note(text, source)
 
     def refresh(self, deadline_s: float) -> bool:
-        """Takes what is new until the deadline; whether that is all."""
-        self._take_metrics()  # first: curves do not wait for the episodes
+        """Adds what is new until the deadline; returns whether the index is complete."""
+        self._take_metrics()  # first, so that curves don't wait for the episodes
         is_complete = self._follow_log(deadline_s)
         if is_complete:
             self._note_now("tables", self._copy.take())
@@ -237,8 +247,10 @@ class _Filling:
                 self._database.execute("ROLLBACK")
 
     def _check_place(self) -> None:
-        """Raises _StaleIndexError unless the log still has the entry that was booked last, as far as it is
-        kept."""
+        """Checks that the log still has the last booked entry, unless compaction dropped its segment.
+
+        Raises: _StaleIndexError.
+        """
         last = _place_of(self._meta("last_entry"))
         is_kept = (self._segments / f"{last[0]:08d}.seg").exists()
         if last[1] > 0 and is_kept:
@@ -248,7 +260,7 @@ class _Filling:
 
     @staticmethod
     def _seq_of(entry: LogEntry) -> int:
-        """The number of an entry's first record."""
+        """Returns the number of an entry's first record."""
         records = msgspec.msgpack.decode(entry.data, type=list[tuple[int, float, bytes, bytes, bytes]])
         return records[0][0]
 
@@ -264,7 +276,7 @@ class _Filling:
     # --- metrics.jsonl ---
 
     def _take_metrics(self) -> None:
-        """Takes the whole lines that `metrics.jsonl` has got; all again if it became shorter."""
+        """Adds the new complete lines of `metrics.jsonl`, or all lines if the file became shorter."""
         offset = int(self._meta("metrics_offset") or 0)
         try:
             with self._folder.metrics.open("rb") as file:
@@ -291,7 +303,7 @@ class _Filling:
         self._database.execute("COMMIT")
 
     def _metric_row(self, line: bytes) -> tuple[str, str, int, float, str] | None:
-        """A line as a row of `metrics`; None, with a note, if it is none."""
+        """Parses a line as a row of `metrics`; returns None and adds a note if it isn't one."""
         try:
             if len(line) > _MAX_LINE_BYTES:
                 raise ValueError("it is too long")
@@ -324,7 +336,7 @@ def _text_of(place: Place) -> str:
 
 
 def run_id_of(folder: RunFolder) -> str:
-    """The id of the run that a folder holds; empty if nothing says it."""
+    """Returns the id of the run in a folder; empty if it can't be determined."""
     with contextlib.suppress(sqlite3.Error, OSError):
         path = folder.journal / DATABASE
         uri = f"{path.resolve().as_uri()}?mode=ro"
@@ -332,7 +344,7 @@ def run_id_of(folder: RunFolder) -> str:
             row = database.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
             if row is not None:
                 return str(row[0])
-    # Without its tables, the log says it: with the first plan, if that is still there.
+    # Without the tables, the id is in the log's first plan, if compaction hasn't dropped it.
     with contextlib.suppress(JournalError, OSError):
         for item in LogTail(folder.journal / "segments", (0, 0)).read():
             if isinstance(item, LogEntry):

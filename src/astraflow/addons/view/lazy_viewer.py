@@ -1,11 +1,11 @@
-"""The viewer that `astraflow run` offers: a listening socket, and a process as soon as somebody connects.
+"""The viewer that `astraflow run` offers: a listening socket, and a process that starts on a connection.
 
-    launching process:  listens on loopback; at a connection, starts the viewer, and serves the empty page
+    launching process:  listens on loopback; on a connection, starts the viewer and serves the empty page
                         until the viewer is ready
     viewer process:     accepts from the same socket; reads the run folder; exits after ten idle minutes
 
-A viewer that nobody opens costs the run one open socket. A viewer that has exited, for whatever reason, is
-started again at the next connection.
+If nobody opens the viewer, it costs the run only one open socket. If the viewer has exited, for whatever
+reason, the next connection starts it again.
 """
 
 import asyncio
@@ -26,25 +26,25 @@ __all__ = ["LazyViewer", "make_viewer"]
 
 _HOST = "127.0.0.1"
 _PORT = 7433
-"""Used if it is free, so that a link to the page stays valid; otherwise any free port."""
+"""The preferred port, so that a link to the page stays valid. If it is taken, any free port is used."""
 _PAUSE_S = 2.0
-"""Pause before a viewer is started again, so that one that fails at once does not use up a CPU."""
+"""Pause before a viewer is restarted, so that a viewer that fails immediately doesn't occupy a CPU."""
 _GRACE_S = 1.0
 _MODULE = "astraflow.addons.view.process"
 
 
 class LazyViewer(RunPage):
-    """Example: `await LazyViewer(run_dir, log_path).open(print)`."""
+    """The page of a live run. Example: `await LazyViewer(run_dir, log_path).open(print)`."""
 
     def __init__(self, run_dir: Path, log_path: Path) -> None:
         self._run_dir = run_dir
         self._log_path = log_path
         self._stack = contextlib.AsyncExitStack()
         self.url = ""
-        """Where a browser finds the page while it is open."""
+        """Address of the page while it is open."""
 
     async def open(self, note: Callable[[str], None]) -> None:
-        """Starts to listen. Raises: OSError if no port of loopback can be bound."""
+        """Starts to listen. Raises: OSError if no loopback port can be bound."""
         listener = self._stack.enter_context(_make_listener())
         self.url = f"http://{_HOST}:{listener.getsockname()[1]}"
         task = asyncio.create_task(self._serve(listener), name="lazy viewer")
@@ -57,7 +57,7 @@ class LazyViewer(RunPage):
         await self._stack.aclose()
 
     async def _serve(self, listener: socket.socket) -> None:
-        """Starts a viewer at each connection that finds none, until cancelled."""
+        """Starts a viewer whenever a connection arrives and none runs, until cancelled."""
         while True:
             await until_readable(listener.fileno())  # the connection stays in the backlog for the viewer
             try:
@@ -70,8 +70,8 @@ class LazyViewer(RunPage):
         """Runs one viewer until it ends; ends it when cancelled. Raises: OSError."""
         read_fd, write_fd = os.pipe()
         ready_fd, tells_fd = os.pipe()
-        # The first pipe closes when the launching process ends; the viewer then ends, too. The second one
-        # closes when the viewer is ready, or has ended.
+        # The first pipe closes when the launching process ends, which also ends the viewer. The second pipe
+        # closes when the viewer is ready or has ended.
         try:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             fd = listener.fileno()
@@ -95,7 +95,7 @@ class LazyViewer(RunPage):
             tells_fd = -1
             try:
                 with StartupPage(listener):
-                    await until_readable(ready_fd)  # closed by a viewer that is ready, or has ended
+                    await until_readable(ready_fd)  # at end of file: the viewer is ready or has ended
                 await process.wait()
             finally:
                 await _end(process)
@@ -110,7 +110,7 @@ class LazyViewer(RunPage):
 
 
 def _make_listener() -> socket.socket:
-    """Raises: OSError."""
+    """Binds a listening socket on loopback. Raises: OSError if no port can be bound."""
     for port in (_PORT, 0):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -127,7 +127,7 @@ def _make_listener() -> socket.socket:
 
 
 def _environment(parent_fd: int) -> dict[str, str]:
-    """The environment of the launching process without what only services may have, such as tokens."""
+    """Returns the launching process's environment without variables for services only, such as tokens."""
     dropped = {TOKEN_VARIABLE, PRIVATE_VARIABLE, LIFE_FD_VARIABLE}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, PARENT_FD_VARIABLE: str(parent_fd)}
@@ -140,7 +140,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ends a process that still runs: asks it to exit, then kills it."""
+    """Ends a process if it still runs: asks it to exit, then kills it."""
     for signal_process in (process.terminate, process.kill):
         if process.returncode is not None:
             return
@@ -152,5 +152,5 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def make_viewer(run: ShownRun) -> LazyViewer | None:
-    """The viewer of a run; None if its recipe has `view: false`."""
+    """Makes the viewer of a run; returns None if its recipe has `view: false`."""
     return LazyViewer(run.folder.path, run.folder.logs / "viewer.log") if run.has_link else None

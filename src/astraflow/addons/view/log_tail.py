@@ -1,11 +1,11 @@
-"""Follows the journal's log as far as it can be read: for people who look at a run, not for the run itself.
+"""Follows the journal's log as far as it can be read, for people who look at a run, not for the run itself.
 
-Opening or auditing a journal refuses a damaged one. A viewer, however, shows everything that is still intact:
-`LogTail` continues after damage, and says what it left out. It skips payloads without reading them; each is
-checked when somebody requests it.
+Opening or auditing a journal fails if the journal is damaged. A viewer, however, shows everything that is
+still intact: `LogTail` continues after damage and reports what it left out. It skips payloads without reading
+them; each payload is checked when somebody requests it.
 
-A live journal grows while it is read. If an entry is incomplete and no complete one follows, it is being
-written, or a crash cut it off. The next reading starts there again.
+A live journal grows while it is read. If an entry is incomplete and no complete one follows, either it is
+still being written or a crash cut it off. The next reading starts there again.
 """
 
 import os
@@ -32,23 +32,26 @@ from astraflow.dataflow.journal.segments import (
 __all__ = ["LogEntry", "LogGap", "LogTail", "Place", "entry_at"]
 
 Place = tuple[int, int]
-"""Segment and offset."""
+"""(segment, offset in bytes)."""
 
 _WINDOW_BYTES = 1024 * 1024
-"""Read at once: small payloads lie within, large ones are passed over without reading them."""
+"""Bytes per read. The window contains small payloads; large payloads are skipped without reading them."""
 _SEARCH_BYTES = 4 * 1024 * 1024
-"""Read at once when whole records are looked for behind damage."""
+"""Bytes per read while searching for complete records after damage."""
 _LIST_OF_RECORDS = re.compile(rb"(?:[\x90-\x9f]|\xdc..|\xdd....)\x95", re.DOTALL)
-"""How a list of records begins in msgpack: a list, whose first member is a list of five. Most bytes that look
-like a head are followed by something else, and need no checksum over megabytes."""
+"""How a list of records begins in msgpack: a list whose first item is a list of five items.
+
+Most bytes that look like the head of an entry are followed by something else. This check rejects them without
+a checksum over megabytes.
+"""
 _PEEK_BYTES = 6
 _KIND_AT = 4
-"""Bytes of an entry before its kind."""
+"""Number of bytes of an entry before its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Records of one flush, or a plan."""
+    """The records of one flush, or a plan."""
 
     kind: int
     """`RECORDS` or `PLAN`."""
@@ -60,7 +63,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogGap:
-    """Bytes that cannot be read although what follows can."""
+    """Bytes that can't be read although the bytes after them can."""
 
     path: Path
     begin: int
@@ -69,24 +72,27 @@ class LogGap:
 
     @property
     def text(self) -> str:
-        """For people. Example: `journal/segments/00000000.seg: damaged from byte 4711 on (...)`."""
+        """A message for people: `journal/segments/00000000.seg: damaged from byte 4711 on (...)`."""
         return f"{self.path.name}: {self.reason} from byte {self.begin} on; what lies there is not shown"
 
 
 class LogTail:
-    """Reads on from a place each time it is asked. Example: `for entry in LogTail(folder, (0, 0)).read()`."""
+    """Reads the log from a place; each call continues where the previous one stopped.
+
+    Example: `for entry in LogTail(folder, (0, 0)).read()`.
+    """
 
     def __init__(self, folder: Path, place: Place) -> None:
-        """`folder`: the segments."""
+        """Starts at `place` in `folder`, which contains the segments."""
         self._folder = folder
         self.place = place
-        """Everything before it was read, or cannot be read."""
+        """Everything before this place was read or can't be read."""
         self._stuck: tuple[Place, int] | None = None
-        """Where a reading ended at an entry that is not whole, and how long the segment was."""
+        """Where the last reading ended at an incomplete entry, and the segment's size then, in bytes."""
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the log ends before the place: it is not the log that was read, or it was cut."""
+        """Whether the log ends before the place: it was truncated, or isn't the log that was read before."""
         segment, offset = self.place
         numbers = segment_numbers(self._folder)
         if not numbers:
@@ -96,10 +102,10 @@ class LogTail:
         return segment_path(self._folder, segment).stat().st_size < offset
 
     def read(self) -> Iterator[LogEntry | LogGap]:
-        """Whole entries from the place on, which moves along. Raises: OSError."""
+        """Yields the complete entries from `place` on and advances `place`. Raises: OSError."""
         numbers = [number for number in segment_numbers(self._folder) if number >= self.place[0]]
         if numbers and numbers[0] > self.place[0]:
-            # Compaction drops whole segments, the oldest first.
+            # Compaction drops entire segments, oldest first.
             self.place = (numbers[0], 0)
         for idx, number in enumerate(numbers):
             if number > self.place[0]:
@@ -142,19 +148,19 @@ class LogTail:
 
 
 class _Window:
-    """A segment of which some bytes are in memory."""
+    """A segment, part of which is in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.size = file.seek(0, 2)
-        """What is appended later is not looked at."""
+        """Size when the segment was opened, in bytes. Later bytes are ignored."""
         self.is_read_up = False
-        """Whether `next_entry` last found that nothing follows, rather than something that is not whole."""
+        """Whether the last `next_entry` reached the end of the segment rather than an incomplete entry."""
         self._begin = 0
         self._data = b""
 
     def bytes_at(self, offset: int, length: int) -> bytes:
-        """That many bytes, or fewer at the end of the segment."""
+        """Returns `length` bytes, or fewer at the end of the segment."""
         first = offset - self._begin
         if first < 0 or first + length > len(self._data):
             self._file.seek(offset)
@@ -164,7 +170,7 @@ class _Window:
         return self._data[first : first + length]
 
     def next_entry(self, number: int, offset: int) -> LogEntry | None:
-        """The first entry from `offset` on that is no payload; None if there is no whole one."""
+        """Returns the first entry from `offset` on that isn't a payload; None if there is no complete one."""
         head_bytes = ENTRY_HEAD.size
         while offset + head_bytes <= self.size:
             length, kind, checksum = ENTRY_HEAD.unpack(self.bytes_at(offset, head_bytes))
@@ -183,9 +189,9 @@ class _Window:
         return None
 
     def whole_records_after(self, offset: int) -> int:
-        """Where the first whole entry of records behind `offset` begins; -1 if there is none."""
+        """Returns the offset of the first complete entry of records from `offset` on; -1 if there is none."""
         for begin in range(offset, self.size, _SEARCH_BYTES):
-            # One head more, for an entry that begins at the end of the piece.
+            # The pieces overlap by one head, for an entry that begins at the end of a piece.
             piece = os.pread(self._file.fileno(), _SEARCH_BYTES + ENTRY_HEAD.size, begin)
             kind_at = piece.find(RECORDS, _KIND_AT)
             while 0 <= kind_at < len(piece) - (ENTRY_HEAD.size - _KIND_AT):
@@ -196,7 +202,7 @@ class _Window:
         return -1
 
     def _are_records(self, offset: int, head: bytes) -> bool:
-        """Whether an entry that has this head at this offset is whole."""
+        """Checks whether this head at this offset belongs to a complete entry of records."""
         length, kind, checksum = ENTRY_HEAD.unpack(head)
         first = offset + ENTRY_HEAD.size
         if not 0 < length <= self.size - first or not _LIST_OF_RECORDS.match(
@@ -208,7 +214,7 @@ class _Window:
 
 
 def entry_at(folder: Path, place: Place) -> LogEntry | None:
-    """The entry that begins at a place; None if there is no whole one there any more."""
+    """Returns the entry that begins at a place; None if it is gone or damaged."""
     number, offset = place
     try:
         with segment_path(folder, number).open("rb") as file:

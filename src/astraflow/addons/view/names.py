@@ -1,17 +1,17 @@
-"""Names of policies, services, errors, fates and tasks: the index holds each once, rows hold its id."""
+"""Names of policies, services, errors, fates, and tasks. The index stores each once; rows refer to its id."""
 
 import sqlite3
 
 __all__ = ["Names"]
 
 _MAX_TASKS = 50_000
-"""Ids of tasks that are remembered; others are looked up."""
+"""Maximum number of tasks whose ids are cached. The ids of others are looked up."""
 _MAX_NAMES = 100_000
-"""The same for other names: each service that joins has a new one."""
+"""The same for all other names. It is large because each service that joins has a new name."""
 
 
 class Names:
-    """Gives ids to names. Example: `names.id_of("actor")`, then `names.flush()`."""
+    """Assigns ids to names. Example: `names.id_of("actor")`, then `names.flush()`."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._names = _Table(database, "names", _MAX_NAMES)
@@ -23,7 +23,7 @@ class Names:
         self._new_seen: list[tuple[str, int]] = []
 
     def id_of(self, name: str, column: str = "") -> int:
-        """The id of any name but a task's; notes that it occurs in this column of `episodes`."""
+        """Returns the id of a name that isn't a task's. `column` of `episodes` is where the name occurs."""
         found = self._names.id_of(name)
         if column and (column, found) not in self._seen:
             self._seen.add((column, found))
@@ -31,11 +31,11 @@ class Names:
         return found
 
     def task_id_of(self, name: str) -> int:
-        """The id of a task."""
+        """Returns the id of a task."""
         return self._tasks.id_of(name)
 
     def flush(self) -> None:
-        """Puts new names into the tables. Raises: sqlite3.Error."""
+        """Writes new names to the tables. Raises: sqlite3.Error."""
         self._names.flush()
         self._tasks.flush()
         self._database.executemany("INSERT OR IGNORE INTO seen VALUES (?, ?)", self._new_seen)

@@ -1,6 +1,6 @@
-"""Sends traces and metrics of a run to a collector, by OpenTelemetry's own exporters (OTLP over HTTP).
+"""Sends a run's traces and metrics to a collector with OpenTelemetry's own exporters (OTLP over HTTP).
 
-The libraries are the extra `otel`. They are imported when a collector is made, nowhere else.
+The extra `otel` installs the libraries. They are imported only when a `Collector` is made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,18 @@ _EXPORTERS = "opentelemetry.exporter.otlp.proto.http"
 
 
 class Collector:
-    """Example: `collector = Collector("http://localhost:4318", run="quickstart")`; `collector.send(spans)`;
-    `collector.close()`."""
+    """Sends spans and metrics to an OTLP collector.
+
+    Example: `collector = Collector("http://localhost:4318", run="quickstart")`; `collector.send(spans)`;
+    `collector.close()`.
+    """
 
     def __init__(self, endpoint: str, *, run: str, headers: Mapping[str, str] | None = None) -> None:
-        """`endpoint`: the collector's base URL. `headers` go with each request, such as an API key.
+        """Connects to a collector by its base URL. `headers`, such as an API key, are sent with each request.
 
         Raises: ConfigError if the libraries are not installed.
         """
-        # Any: the libraries are not part of the environment that checks types.
+        # The types are Any because the libraries aren't installed where types are checked.
         try:
             span_exporter: Any = import_module(f"{_EXPORTERS}.trace_exporter")
             metric_exporter: Any = import_module(f"{_EXPORTERS}.metric_exporter")
@@ -45,13 +48,15 @@ class Collector:
         self._resources: dict[str, Any] = {}
 
     def send(self, spans: Sequence[Span]) -> None:
-        """Sends some spans. Raises: UnavailableError if the collector does not take them."""
+        """Sends spans. Raises: UnavailableError if the collector does not accept them."""
         if spans:
             self._check(self._spans.export([*map(self._span, spans)]), "spans")
 
     def send_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Sends lines of `metrics.jsonl` as gauges, `astraflow.step.loss` for example. Raises:
-        UnavailableError."""
+        """Sends lines of `metrics.jsonl` as gauges, such as `astraflow.step.loss`.
+
+        Raises: UnavailableError.
+        """
         sdk = self._metrics_sdk
         points: dict[str, list[Any]] = {}
         for row in map(MetricRow.from_flat, rows):

@@ -1,9 +1,10 @@
-"""The main function of the viewer's process that `astraflow run` starts, once somebody opens the page.
+"""The main function of the viewer process, which `astraflow run` starts when somebody opens the page.
 
     python -m astraflow.addons.view.process RUN_DIR FD READY_FD
 
-FD is a socket that listens on loopback. READY_FD is closed when the viewer accepts from it. The process ends
-with its launcher, or after ten minutes without a question; the launcher starts another one at the next.
+FD is a socket that listens on loopback. The viewer closes READY_FD when it accepts connections. The process
+ends with its launcher, or after ten minutes without a request. The launcher then starts another one on the
+next connection.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ __all__ = ["main"]
 
 _IDLE_S = 600.0
 _NICE = 19
-"""The services of the run go first: on a machine that they fill, the viewer takes what they leave."""
+"""The lowest priority: on a busy machine, the services of the run come first."""
 
 
 def main() -> int:
@@ -39,11 +40,14 @@ def main() -> int:
 
 
 def _go_last() -> None:
-    """Lowers the priority of this process; and of its session, which on many systems has a share of the
-    processors like every other one, whatever the priority of its processes (autogroups, sched(7))."""
+    """Lowers the priority of this process and of its session.
+
+    Many systems give each session an equal share of the CPUs, whatever the priority of its processes
+    (autogroups, see sched(7)).
+    """
     os.nice(_NICE)
     if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError):  # systems without them
+        with contextlib.suppress(OSError):  # the system has no autogroups
             Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 

@@ -1,4 +1,4 @@
-"""A recipe as flat lines, so that two of them can be compared."""
+"""A recipe as flat lines, so that two recipes can be compared."""
 
 from typing import Any, cast
 
@@ -8,7 +8,7 @@ __all__ = ["recipe_lines"]
 
 
 def recipe_lines(folder: RunFolder) -> dict[str, str]:
-    """Key with dots -> value, of the run's resolved recipe without its secrets.
+    """Maps dotted keys to the values of the run's resolved recipe, without its secrets.
 
     Raises: DataError or ConfigError if it cannot be read.
     """

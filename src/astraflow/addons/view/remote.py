@@ -1,8 +1,8 @@
-"""A run on another machine, as far as its dataflow tells it: a small run folder of its own, kept up to date.
+"""A run on another machine, as its dataflow reports it: a small local run folder that is kept up to date.
 
-The dataflow answers a viewer's token with the status, the steps, the evaluations and the recipe. They are
-written into a temporary folder as a run writes them, so that the page shows them as it shows any run.
-Episodes, spans and versions are in the run folder of that machine, and stay there.
+With a viewer's token, the dataflow returns the status, the steps, the evaluations, and the recipe. They are
+written to a temporary folder in the format of a run folder, so the page shows them like any other run.
+Episodes, spans, and versions stay in the run folder of the other machine.
 """
 
 import asyncio
@@ -20,12 +20,15 @@ from astraflow.service.client import ServiceClient
 __all__ = ["RemoteRun"]
 
 _EVERY_S = 1.0
-"""Between two questions to the dataflow, however many people look."""
+"""Least time between two requests to the dataflow, however many browsers are open."""
 _PATIENCE_S = 1.0
 
 
 class RemoteRun:
-    """Example: `RemoteRun("https://far:8000", token_file=Path("viewer")).pull()`; `close` it."""
+    """A run that is known by the URL of its dataflow. Call `close` at the end.
+
+    Example: `RemoteRun("https://far:8000", token_file=Path("viewer")).pull()`.
+    """
 
     def __init__(
         self, url: str, *, token_file: Path | None = None, ca_file: str = "", every_s: float = _EVERY_S
@@ -40,10 +43,10 @@ class RemoteRun:
         self._metrics = MetricsLog(self.folder.metrics)
         self._pulled_s = float("-inf")
         self.problem = ""
-        """Why the newest question was not answered; empty if it was."""
+        """Why the newest request failed; empty if it succeeded."""
 
     def pull(self) -> None:
-        """Takes what is new, unless somebody just did. Blocks for some seconds at most."""
+        """Fetches what is new, unless the last call was a moment ago. Blocks for at most a few seconds."""
         if time.monotonic() - self._pulled_s < self._every_s:
             return
         self._pulled_s = time.monotonic()
@@ -65,7 +68,7 @@ class RemoteRun:
         try:
             if not self.folder.recipe.is_file():
                 info = await dataflow.run()
-                # The recipe as JSON, which is YAML as well.
+                # The recipe arrives as JSON, which is also valid YAML.
                 write_atomic(self.folder.recipe, info.recipe.encode())
             status = await dataflow.status()
             for policy in status.policies:

@@ -1,6 +1,6 @@
-"""Which runs a viewer shows, under which names.
+"""The runs that a viewer shows, and their names.
 
-Names in URLs are looked up here; no path ever comes from a request.
+Names in URLs are looked up here, so a path never comes from a request.
 """
 
 import re
@@ -30,23 +30,23 @@ class ShownRun:
     index: RunIndex
     texts: TokenText
     lock: threading.Lock
-    """Held to fill the index."""
+    """Held while the index is filled."""
     remote: RemoteRun | None = None
-    """Where the run is, if it is on another machine."""
+    """The source of the run if it is on another machine."""
 
 
 class ShownRuns:
-    """Example: `ShownRuns([Path("runs")]).all()`; `close` it."""
+    """The runs of a viewer. Call `close` at the end. Example: `ShownRuns([Path("runs")]).all()`."""
 
     def __init__(self, roots: Sequence[Path], remotes: Sequence[RemoteRun] = ()) -> None:
-        """`roots`: run folders, or folders of run folders. `remotes` are closed with this."""
+        """Shows `roots` (run folders, or folders of them) and `remotes`, which `close` closes as well."""
         self._roots = [root.resolve() for root in roots]
         self._remotes = {remote.folder.path: remote for remote in remotes}
         self._runs: dict[Path, ShownRun] = {}
         self._lock = threading.Lock()
 
     def all(self) -> list[ShownRun]:
-        """The runs that are there now, up to 200. Their names stay as they are."""
+        """Returns the runs that exist now, up to 200. A run keeps its name."""
         with self._lock:
             for path in (*self._remotes, *_run_folders(self._roots)):
                 if path not in self._runs and len(self._runs) < _MAX_RUNS:
@@ -54,7 +54,7 @@ class ShownRuns:
             return [run for path, run in self._runs.items() if path.is_dir()]
 
     def get(self, name: str) -> ShownRun | None:
-        """The run of a name."""
+        """Returns the run with a name; None if there is none."""
         return next((run for run in self.all() if run.name == name), None)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ class SampleEpisodes(RunPage):
 
 
 def _episodes_text(folder: RunFolder) -> str:
-    """Three episodes of the first evaluation and three of the last, from the same tasks if possible."""
+    """Returns three episodes each of the first and the last evaluation, from the same tasks if possible."""
     kept = load_transcripts(folder.journal, "eval") or load_transcripts(folder.journal, "train")
     if not kept:
         return "the run kept no episodes\n"
@@ -43,7 +43,7 @@ def _episodes_text(folder: RunFolder) -> str:
 
 
 def _shared_tasks(first: Sequence[_Transcript], last: Sequence[_Transcript]) -> list[str]:
-    """Up to three tasks that are in both rounds; those whose score changed come first."""
+    """Returns up to three tasks that are in both rounds; tasks whose score changed come first."""
     before = {row.task_id: row.score for row, _ in first}
     after = {row.task_id: row.score for row, _ in last}
     both = [task_id for task_id in before if task_id in after]

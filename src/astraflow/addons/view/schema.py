@@ -1,8 +1,8 @@
 """The index of a run: its tables, its version, and how it is opened.
 
-The index is a SQLite file in the run folder, `view/index.sqlite`. It holds nothing that is not in the journal
-or in `metrics.jsonl`, so it may be deleted at any time. An index of another version of AstraFlow, of another
-run, or one that is damaged, is made again.
+The index is a SQLite file in the run folder, `view/index.sqlite`. Everything in it comes from the journal and
+`metrics.jsonl`, so you can delete it at any time. It is rebuilt if it is damaged, or if it belongs to another
+version of AstraFlow or to another run.
 """
 
 import sqlite3
@@ -11,11 +11,11 @@ from pathlib import Path
 __all__ = ["EVAL", "INDEX_VERSION", "TRAIN", "create", "open_to_fill", "open_to_read"]
 
 INDEX_VERSION = 2
-"""Raise it with each change of the tables or of what is put into them."""
+"""Increase this number whenever the tables or their contents change."""
 
 TRAIN = 0
 EVAL = 1
-"""Kinds of episodes, as the column `kind` holds them."""
+"""`TRAIN` and `EVAL` are the kinds of episodes in the column `kind`."""
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -57,11 +57,11 @@ _BUSY_TIMEOUT_S = 5.0
 
 
 def open_to_fill(path: Path) -> sqlite3.Connection:
-    """The index of a file, which is made if need be; without tables if it is new. Raises: sqlite3.Error."""
+    """Opens an index for filling. A new file has no tables yet. Raises: sqlite3.Error."""
     database = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
     try:
         database.execute("PRAGMA journal_mode=WAL")
-        # A power loss may damage it: it is made again then.
+        # A power loss may damage the index, but then it is rebuilt.
         database.execute("PRAGMA synchronous=OFF")
         database.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
     except sqlite3.Error:
@@ -71,7 +71,7 @@ def open_to_fill(path: Path) -> sqlite3.Connection:
 
 
 def create(database: sqlite3.Connection, run_id: str) -> None:
-    """Makes the tables of a new index. Raises: sqlite3.Error."""
+    """Creates the tables of a new index. Raises: sqlite3.Error."""
     database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA}")
     database.executemany(
         "INSERT INTO meta VALUES (?, ?)", [("version", str(INDEX_VERSION)), ("run_id", run_id)]
@@ -80,9 +80,9 @@ def create(database: sqlite3.Connection, run_id: str) -> None:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """The index of a file that exists. Raises: sqlite3.Error."""
+    """Opens an existing index for reading. Raises: sqlite3.Error."""
     uri = f"{path.resolve().as_uri()}?mode=ro"
-    # One thread at a time uses it, but a download is continued by whichever is free.
+    # Only one thread at a time uses the connection, but any free thread may continue a download.
     database = sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
     database.row_factory = sqlite3.Row
     return database

@@ -1,6 +1,6 @@
-"""The live screen of `astraflow run` in a terminal; `astraflow top` draws the same.
+"""The live screen of `astraflow run` in a terminal, which `astraflow top` draws too.
 
-`render`, which is pure, turns what is known of a run into text.
+`render`, which is pure, turns the state of a run into text.
 """
 
 import contextlib
@@ -42,13 +42,13 @@ _LEARNING_COLUMNS = ("policy", "step", "reward", "held-out", "staleness")
 _FLOW_COLUMNS = ("policy", "tickets", "ready", "committed", "gradient", "dropped")
 _POLICY_COLUMNS = (*_LEARNING_COLUMNS, *_FLOW_COLUMNS[1:])
 _ANY_WIDTH = 10_000
-"""More columns than any terminal has, to measure how wide a table would like to be."""
+"""More columns than any terminal has, to measure the natural width of a table."""
 
 
 def render(
     run: RunOverview, now_s: float, *, notes: Sequence[str] = (), unanswered_s: float = 0.0
 ) -> RenderableType:
-    """The whole screen. `unanswered_s`: for how long the dataflow has not answered."""
+    """Renders the whole screen. `unanswered_s` is the time since the dataflow last answered."""
     head = Text.assemble(
         (f"astraflow {printable(run.name)}", "bold"),
         f"  {run.status.state if run.status else 'starting'}  {duration_text(now_s - run.started_s)}",
@@ -89,7 +89,7 @@ def _policies_table(run: RunOverview) -> RenderableType:
 
 @dataclass(frozen=True)
 class _PoliciesTable:
-    """The table of policies; two tables, one below the other, where one is too wide for the terminal."""
+    """The table of policies. If it is too wide for the terminal, it is split into two stacked tables."""
 
     rows: Sequence[tuple[str, ...]]
 
@@ -114,7 +114,7 @@ class _PoliciesTable:
 
 
 def _numbers_texts(run: RunOverview) -> list[Text]:
-    """One line per policy: what its newest step measured, and when it will be done."""
+    """Returns one line per policy: the measurements of its newest step, and when the policy will be done."""
     lines: list[Text] = []
     for policy in run.status.policies if run.status else ():
         if records := run.steps.get(policy.name):
@@ -147,7 +147,7 @@ def _workers_table(run: RunOverview) -> Table:
 
 
 def _scoring_texts(run: RunOverview) -> list[Text]:
-    """One line per rollout service whose scores did not all arrive."""
+    """Returns one line per rollout service with missing scores."""
     workers = run.status.workers if run.status else ()
     counts = [(worker.name, scores_text(worker)) for worker in workers]
     return [Text(f"{printable(name)}: {count}", style="yellow") for name, count in counts if count]
@@ -214,17 +214,17 @@ class LiveView(View):
         screen = render(
             self._run, now_s, notes=self._notes, unanswered_s=age_s if age_s > _UNANSWERED_S else 0.0
         )
-        with contextlib.suppress(OSError):  # the terminal is gone, but the run continues
+        with contextlib.suppress(OSError):  # if the terminal is gone, the run continues
             self._live.update(screen, refresh=True)
 
 
 class Screen(RunPage):
-    """The page in the terminal of a run."""
+    """The live screen as a page of the run."""
 
     def __init__(self, name: str, where: str, console: Console) -> None:
         self.view = LiveView(name, where, console)
 
 
 def make_screen(run: ShownRun) -> Screen | None:
-    """The live screen of a run; None without a terminal."""
+    """Makes the live screen of a run; returns None without a terminal."""
     return Screen(run.recipe.name, run.where, run.terminal) if run.terminal is not None else None

@@ -1,8 +1,8 @@
 """Finds episodes in an index, newest first, in bounded time.
 
-A run may have millions of episodes, and a filter may fit none. So a search looks through the rows in windows
-until it has enough, or its time is up, and says where it stopped: the caller goes on from there. Groups,
-tasks and texts are looked up by index.
+A run may have millions of episodes, and a filter may match none of them. A search therefore scans the rows in
+windows until it has enough results or its time is up. It reports where it stopped, and the caller continues
+from there. Groups, tasks, and texts are looked up by index.
 """
 
 import sqlite3
@@ -17,9 +17,9 @@ from astraflow.addons.view.schema import EVAL, TRAIN
 __all__ = ["EpisodeDict", "Found", "all_found", "choices", "group_rows", "row_of", "search"]
 
 _WINDOW = 20_000
-"""Rows that are looked through between two looks at the clock."""
+"""Number of rows scanned between two checks of the time."""
 _MAX_TEXT_HITS = 5_000
-"""Episodes with a searched text; of more, the newest count."""
+"""Maximum number of episodes that a text search finds; the newest ones are used."""
 _SELECT = """
 SELECT e.id, CASE e.kind WHEN 1 THEN 'eval' ELSE 'train' END AS kind, e.group_id AS "group",
     e.episode_idx AS episode, e.attempt, e.part, e.at_s, e.duration_s, t.name AS task, p.name AS policy,
@@ -38,13 +38,13 @@ EpisodeDict = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Answer to one search."""
+    """The result of one search."""
 
     rows: list[EpisodeDict]
     next_before: int | None
-    """Search on with `before` = this; None if everything was looked through."""
+    """Pass this as `before` to continue the search; None if all rows were searched."""
     num_episodes: int
-    """All rows of the index."""
+    """Number of rows in the index."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Conditions:
     parts: list[str] = field(default_factory=list[str])
     values: list[object] = field(default_factory=list[object])
     is_indexed: bool = False
-    """Whether one of them finds its rows by an index, so that no windows are needed."""
+    """Whether one of the conditions finds its rows by an index, so that no windows are needed."""
 
     def add(self, part: str, *values: object) -> None:
         self.parts.append(part)
@@ -67,13 +67,14 @@ def search(
     limit: int = 50,
     longest_s: float = 0.05,
 ) -> Found:
-    """Episodes with smaller row numbers than `before`, newest first. Raises: sqlite3.Error."""
+    """Finds episodes with row numbers below `before`, newest first. Raises: sqlite3.Error."""
     deadline_s = time.monotonic() + longest_s
     newest = int(database.execute("SELECT max(id) FROM episodes").fetchone()[0] or 0)
     upper = newest if before is None else min(newest, before - 1)
     conditions = _conditions(database, wanted)
     window = newest if conditions.is_indexed else _WINDOW
-    # The index of a rare value is better than any window; of a number, there is none.
+    # If a condition has a selective index, use it. Otherwise, keep SQLite from using an index, because a
+    # window must be a bounded scan of rows.
     order = "" if conditions.is_indexed else " NOT INDEXED"
     query = (
         f"SELECT e.id FROM episodes e{order} WHERE "
@@ -91,7 +92,7 @@ def search(
 
 
 def all_found(database: sqlite3.Connection, wanted: EpisodeFilter, *, limit: int) -> Iterator[EpisodeDict]:
-    """Up to `limit` episodes, newest first, however long it takes. Raises: sqlite3.Error."""
+    """Yields up to `limit` episodes, newest first, however long it takes. Raises: sqlite3.Error."""
     before: int | None = None
     while limit > 0:
         found = search(database, wanted, before=before, limit=min(limit, 500))
@@ -103,14 +104,14 @@ def all_found(database: sqlite3.Connection, wanted: EpisodeFilter, *, limit: int
 
 
 def row_of(database: sqlite3.Connection, episode_id: int) -> EpisodeDict | None:
-    """One episode; None if there is none of this number."""
+    """Returns one episode; None if no episode has this id."""
     return next(iter(_rows(database, [episode_id])), None)
 
 
 def group_rows(
     database: sqlite3.Connection, kind: str, group_id: int, *, limit: int = 512
 ) -> list[EpisodeDict]:
-    """The episodes of a group in their order, up to `limit`."""
+    """Returns the episodes of a group in order, up to `limit`."""
     query = (
         "SELECT id FROM episodes WHERE group_id = ? AND kind = ? ORDER BY episode_idx, attempt, part LIMIT ?"
     )
@@ -119,10 +120,10 @@ def group_rows(
 
 
 def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
-    """What a person may choose from: the names that occur in some columns."""
+    """Returns the choices for filters: the names that occur in some columns."""
     found: dict[str, list[str]] = {}
     for column in ("policy", "role", "worker", "error"):
-        # One look-up per name, by the table of names; a DISTINCT would read all episodes.
+        # This takes one lookup per name; a DISTINCT would read all episodes.
         query = f"SELECT name FROM names WHERE id IN (SELECT value FROM seen WHERE name = '{column}')"
         found[column] = sorted(row[0] for row in database.execute(query))
     return found
@@ -154,7 +155,7 @@ def _conditions(database: sqlite3.Connection, wanted: EpisodeFilter) -> _Conditi
     if wanted.text:
         query = '"' + wanted.text.replace('"', '""') + '"'
         hits = "SELECT rowid FROM texts WHERE texts MATCH ? ORDER BY rowid DESC LIMIT ?"
-        if len(wanted.text) < 3:  # trigrams find nothing shorter
+        if len(wanted.text) < 3:  # the trigram index can't find shorter texts
             hits = "SELECT rowid FROM texts WHERE body LIKE ? ESCAPE '\\' ORDER BY rowid DESC LIMIT ?"
             query = "%" + wanted.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         found.add(f"e.id IN ({hits})", query, _MAX_TEXT_HITS)
@@ -207,12 +208,12 @@ def _add_ranges(found: _Conditions, wanted: EpisodeFilter) -> None:
 
 
 def _id_of(database: sqlite3.Connection, name: str) -> int:
-    """The id of a name; -1, which no row has, if it is unknown."""
+    """Returns the id of a name; -1, which no row has, if the name is unknown."""
     row = database.execute("SELECT id FROM names WHERE name = ?", (name,)).fetchone()
     return int(row[0]) if row else -1
 
 
 def _ids_of(worker: str) -> tuple[str, str]:
-    """A service's id, and a pattern of the ids that services of this name have had."""
+    """Returns a service's id and a pattern for the ids of services with this name."""
     escaped = "".join(f"[{char}]" if char in "*?[" else char for char in worker)
     return worker, f"{escaped}.*"

@@ -1,7 +1,7 @@
 """Serves the viewer's page, for `astraflow view` and for the process that `astraflow run` starts.
 
-On loopback it is open, as the services are; beyond it, everything but the empty page needs a token, for which
-the page asks.
+On loopback, the page needs no token, like the services. Beyond loopback, everything except the empty page
+needs a token, which the page asks for.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from astraflow.service.web_guard import WebRules
 __all__ = ["DEFAULT_PORT", "Viewing", "free_listener", "new_token", "serve"]
 
 DEFAULT_PORT = 7433
-"""Taken if it is free and no other is named, so that a link to the page lasts."""
+"""Used if it is free and no other port is given, so that a link to the page stays valid."""
 _LOOK_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Viewing:
-    """How a viewer is reached.
+    """How browsers reach a viewer.
 
     Example: `Viewing(host="127.0.0.1", port=7433)`.
     """
@@ -40,15 +40,15 @@ class Viewing:
     host: str = "127.0.0.1"
     port: int = 0
     token: str = ""
-    """Needed beyond loopback."""
+    """Required beyond loopback."""
     tls: tuple[str, str] | None = None
-    """Files of a certificate and its key."""
+    """Paths of a certificate and its key."""
     idle_s: float = float("inf")
-    """The server ends after this time without a question."""
+    """The server exits after this time without a request."""
 
 
 class _LastAsked:
-    """ASGI middleware that knows when the newest question came."""
+    """ASGI middleware that records the time of the newest request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -60,7 +60,7 @@ class _LastAsked:
 
 
 def free_listener(host: str, port: int) -> socket.socket:
-    """A socket that listens on the port or, if that is taken, on a free one. Raises: ConfigError."""
+    """Opens a socket that listens on the port or, if that is taken, on a free one. Raises: ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in (port, 0):
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -86,9 +86,9 @@ async def serve(
     listener: socket.socket | None = None,
     started: "asyncio.Future[str] | None" = None,
 ) -> None:
-    """Serves until `stop`. `started` gets the base URL.
+    """Serves until `stop` is set. `started` receives the base URL.
 
-    Raises: ConfigError if the address cannot be listened on, or needs a token and has none.
+    Raises: ConfigError if the server can't listen on the address, or if a required token is missing.
     """
     if not is_loopback(viewing.host) and not viewing.token:
         raise ConfigError(f"the viewer on {viewing.host} needs a token, for others reach it there")
@@ -118,5 +118,5 @@ async def serve(
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """Makes a random token that can't be guessed."""
     return secrets.token_urlsafe(24)

@@ -1,7 +1,8 @@
-"""What each slot of a rollout service did: one lane per episode that ran at the same time as others.
+"""What each slot of a rollout service did, as lanes of episodes that ran at the same time.
 
-The journal knows when an episode's result came and how long the episode took, not in which slot it ran: slots
-are alike. So each episode is put into the lowest lane that was free when it began.
+The journal records when an episode's result arrived and how long the episode took, but not the slot that it
+ran in, since slots are interchangeable. Each episode is therefore put into the lowest lane that was free when
+it began.
 """
 
 import heapq
@@ -11,9 +12,9 @@ from typing import Any
 __all__ = ["slot_lanes"]
 
 _MAX_EPISODES = 4000
-"""Of more, the newest are shown."""
+"""If there are more episodes, the newest are shown."""
 _LONGEST_S = 3600.0
-"""An episode that ends this long after the shown time is not looked for."""
+"""Episodes that end later than this after the shown interval are not searched for."""
 _QUERY = """
 SELECT e.id, e.at_s - e.duration_s, e.at_s, e.kind, e.reward, t.name
 FROM episodes e LEFT JOIN tasks t ON t.id = e.task
@@ -26,8 +27,11 @@ ORDER BY e.id DESC LIMIT ?
 def slot_lanes(
     database: sqlite3.Connection, worker: str, begin_s: float, end_s: float
 ) -> list[dict[str, Any]]:
-    """Lanes of the service with this name, between two moments: `name`, and `episodes` as (row of the index,
-    start, end, `train` or `eval`, reward, task). Raises: sqlite3.Error."""
+    """Returns the lanes of a service, which is given by its name, between two times.
+
+    A lane has a `name`, and `episodes` as (row of the index, start, end, `train` or `eval`, reward, task).
+    Raises: sqlite3.Error.
+    """
     escaped = "".join(f"[{char}]" if char in "*?[" else char for char in worker)
     first = _first_after(database, begin_s)
     last = _first_after(database, end_s + _LONGEST_S)
@@ -49,7 +53,7 @@ def slot_lanes(
 
 
 def _first_after(database: sqlite3.Connection, at_s: float) -> int:
-    """The first row whose result came after a moment; rows are in the order in which they came."""
+    """Returns the first row whose result arrived after a time. Rows are in order of arrival."""
     low = 1
     high = int(database.execute("SELECT max(id) FROM episodes").fetchone()[0] or 0) + 1
     while low < high:

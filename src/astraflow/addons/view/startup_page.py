@@ -1,7 +1,7 @@
 """Serves the viewer's page while the viewer is still starting, which takes seconds on a busy machine.
 
-The empty page loads at once. Its requests for data wait until the viewer accepts connections, and are then
-sent there by a redirect to the same address.
+The empty page loads immediately. Its requests for data wait until the viewer accepts connections. Then a
+redirect to the same address sends them to the viewer.
 """
 
 import socket
@@ -15,11 +15,11 @@ __all__ = ["StartupPage"]
 
 _POLL_S = 0.02
 _READ_S = 5.0
-"""Longest pause of a client in the middle of its request."""
+"""Longest pause allowed within a client's request."""
 
 
 class StartupPage:
-    """Answers on a listening socket until its block ends. Example: `with StartupPage(listener): ...`."""
+    """Serves on a listening socket until its block ends. Example: `with StartupPage(listener): ...`."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._server = _Server(listener)
@@ -39,7 +39,7 @@ class StartupPage:
 
 
 class _Server(ThreadingHTTPServer):
-    """Accepts from a socket that the viewer accepts from, too. A slow client does not block others."""
+    """Accepts from the socket that the viewer also accepts from. A slow client doesn't block others."""
 
     daemon_threads = True
     block_on_close = False

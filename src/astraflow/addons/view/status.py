@@ -1,4 +1,4 @@
-"""What `astraflow status` reports about a run. It answers within seconds, whatever hangs.
+"""What `astraflow status` reports about a run. It answers within seconds, even if parts of the run hang.
 
 It has three sources and can do without any of them: the dataflow, which knows who waits for whom; `run.json`,
 in which the launcher records the state of its processes; and the operating system, which knows whether the
@@ -83,7 +83,7 @@ class RunStatus(Item, frozen=True, kw_only=True):
     """The results, if the run has ended."""
 
     def overview(self) -> RunOverview:
-        """What is known of a run whose dataflow answers."""
+        """Makes an overview of a run whose dataflow answers."""
         assert self.dataflow is not None
         began_s = self.dataflow.now_s - self.elapsed_s
         recent = Recent(self.steps, self.evals)

@@ -1,4 +1,4 @@
-"""The text of `astraflow status`, parts of which the live screen shows too."""
+"""The text of `astraflow status`. The live screen shows parts of it too."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,8 +25,10 @@ heartbeat every few seconds."""
 
 
 def status_lines(run: RunOverview, status: StatusReply) -> list[str]:
-    """The lines of `astraflow status`: the run, then one line per policy and rollout service, then who waits
-    for whom."""
+    """Returns the lines of `astraflow status`.
+
+    The run comes first, then one line per policy and rollout service, then who waits for whom.
+    """
     silent = silent_parts(run.services, status)
     elapsed = duration_text(status.now_s - run.started_s)
     speed = f"generating {run.generated_tokens_per_s():,.0f} tok/s"
@@ -67,13 +69,13 @@ def _worker_line(worker: WorkerStatus, status: StatusReply, silent: Mapping[str,
 
 
 def num_dropped(policy: PolicyStatus) -> int:
-    """Groups that have ended without being trained."""
+    """Returns the number of groups that ended without being trained on."""
     fates = policy.fates
     return fates.drawn - fates.trained - fates.live
 
 
 def scores_text(worker: WorkerStatus) -> str:
-    """The scores of a rollout service that did not arrive in time or at all; empty if there are none."""
+    """Describes the scores of a rollout service that arrived late or not at all; empty if there are none."""
     load = worker.load
     if not load.num_late_scores and not load.num_scorer_errors:
         return ""
@@ -81,7 +83,7 @@ def scores_text(worker: WorkerStatus) -> str:
 
 
 def pushed_text(status: StatusReply | None) -> str:
-    """How many tasks users pushed to the run; empty if none."""
+    """Says how many tasks users pushed to the run; empty if none."""
     if status is None or not (status.pushed.num_accepted or status.pushed.num_refused):
         return ""
     pushed = status.pushed
@@ -90,7 +92,7 @@ def pushed_text(status: StatusReply | None) -> str:
 
 
 def worker_wait_text(worker: WorkerStatus, unheard_s: float, silent: Mapping[str, float]) -> str:
-    """What a rollout service waits for, or that it is silent or set aside; empty if it works."""
+    """Says what a rollout service waits for, or that it is silent or set aside; empty if it is working."""
     if unheard_s >= SILENT_S:
         return "silent"
     if worker.is_set_aside:
@@ -99,7 +101,7 @@ def worker_wait_text(worker: WorkerStatus, unheard_s: float, silent: Mapping[str
 
 
 def services_text(services: Sequence[ServiceState]) -> Text:
-    """The processes, and when each showed its last sign of life."""
+    """Lists the processes and the time of each one's last sign of life."""
     text = Text()
     for service in services:
         word = "restart" if service.restarts == 1 else "restarts"
@@ -112,7 +114,7 @@ def services_text(services: Sequence[ServiceState]) -> Text:
 
 
 def _sign_of_life(service: ServiceState) -> str:
-    """When a running process showed its last sign of life, or for how long it has been starting."""
+    """Says when a running process last showed a sign of life, or for how long it has been starting."""
     if service.state != "running":
         return ""
     if service.silent_s is not None:

@@ -1,4 +1,4 @@
-"""Curves as SVG, for reports that must be one file: no script, no other file."""
+"""Curves as SVG, for reports that must be a single file without scripts."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _TOP = 8
 _RIGHT = 8
 _NUM_COLOURS = 8
 _MAX_POINTS = 600
-"""Of one line; more than a screen has room for."""
+"""Maximum number of points per line, which is more than a screen can show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Line:
     label: str
     points: Sequence[tuple[float, float]]
     error: Sequence[float] = ()
-    """Half the length of an error bar per point."""
+    """Half the length of each point's error bar; empty for none."""
 
 
 def svg_chart(title: str, lines: Sequence[Line]) -> str:
-    """A figure with its legend as HTML; empty if no line has a finite point."""
+    """Draws a figure with its legend as HTML; empty if no line has a finite point."""
     lines = [finite for line in lines if (finite := _finite(line)).points]
     if not lines:
         return ""
@@ -74,7 +74,7 @@ def _with_errors(line: Line) -> list[tuple[tuple[float, float], float]]:
 
 
 def _finite(line: Line) -> Line:
-    """The line without points that cannot be drawn, and thinned if it has too many."""
+    """Drops points that can't be drawn, and thins out the line if it has too many."""
     kept = [each for each in _with_errors(line) if all(map(math.isfinite, (*each[0], each[1])))]
     every = -(-len(kept) // _MAX_POINTS) or 1
     kept = [each for idx, each in enumerate(kept) if idx % every == 0 or idx + 1 == len(kept)]
@@ -82,7 +82,7 @@ def _finite(line: Line) -> Line:
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
-    """Least and greatest value, apart from each other."""
+    """Returns the limits of an axis: the smallest and largest value, widened if they are equal."""
     low = min(values)
     high = max(values)
     if high - low > 1e-12 * max(abs(low), abs(high)):

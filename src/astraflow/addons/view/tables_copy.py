@@ -1,4 +1,4 @@
-"""Takes over from `journal.sqlite` what is in no segment: whose messages were kept, and busy spans."""
+"""Copies what only `journal.sqlite` has: which episodes' messages were kept, and busy spans."""
 
 import contextlib
 import sqlite3
@@ -19,11 +19,11 @@ __all__ = ["TablesCopy", "messages_of"]
 
 _CHUNK = 2000
 _MAX_TEXT = 20_000
-"""Characters of an episode that can be searched."""
+"""Maximum number of characters of an episode that can be searched."""
 
 
 class TablesCopy:
-    """Example: `notes = TablesCopy(index, journal_folder).take()`."""
+    """Copies new rows into the index. Example: `notes = TablesCopy(index, names, journal_folder).take()`."""
 
     def __init__(self, database: sqlite3.Connection, names: Names, journal: Path) -> None:
         self._database = database
@@ -31,7 +31,7 @@ class TablesCopy:
         self._journal = journal
 
     def take(self) -> list[str]:
-        """Takes what is new; returns what went wrong, for people."""
+        """Copies what is new and returns notes about what went wrong, for people."""
         path = self._journal / DATABASE
         if not path.is_file():
             return [f"{DATABASE} is missing: messages and busy spans are unknown"]
@@ -52,7 +52,7 @@ class TablesCopy:
         return SegmentReader(self._journal / "segments")
 
     def _take_samples(self, source: sqlite3.Connection, segments: SegmentReader) -> bool:
-        """Gives up to `_CHUNK` episodes their messages; whether there were any."""
+        """Assigns kept messages to up to `_CHUNK` episodes; returns whether there were any."""
         query = (
             "SELECT rowid, kind, group_id, task_id, policy, version, score, segment, offset, length, data "
             "FROM samples WHERE rowid > ? ORDER BY rowid LIMIT ?"
@@ -71,7 +71,8 @@ class TablesCopy:
     def _take_sample(self, row: Sequence[Any], segments: SegmentReader) -> None:
         rowid, kind, group_id, task_id, policy, version, score, *place = row
         is_eval = kind == "eval"
-        # Messages are kept in the order of the results, so the first of this score without any is theirs.
+        # Messages are kept in the order of the results, so they belong to the first episode of the group that
+        # has this score and no messages yet.
         query = (
             "SELECT id, episode_idx FROM episodes WHERE group_id = ? AND kind = ? AND sample IS NULL "
             "AND error IS NULL AND score = ? ORDER BY id LIMIT 1"
@@ -80,7 +81,7 @@ class TablesCopy:
         if found is None:
             return
         if is_eval:
-            # Its results name neither the task nor the policy.
+            # The results of evaluations name neither the task nor the policy, so they are filled in here.
             values = (rowid, self._names.task_id_of(str(task_id)), self._names.id_of(str(policy), "policy"))
             update = (
                 "UPDATE episodes SET sample = ?, task = ?, policy = ?, oldest = ?, newest = ? WHERE id = ?"
@@ -98,7 +99,7 @@ class TablesCopy:
             )
 
     def _take_spans(self, source: sqlite3.Connection) -> bool:
-        """Copies up to `_CHUNK` busy spans; whether there were any."""
+        """Copies up to `_CHUNK` busy spans; returns whether there were any."""
         query = (
             "SELECT rowid, source, kind, start_s, end_s FROM telemetry WHERE rowid > ? ORDER BY rowid LIMIT ?"
         )
@@ -106,7 +107,7 @@ class TablesCopy:
         if not rows:
             return False
         self._database.execute("BEGIN IMMEDIATE")
-        # SQLite stores what is not a number as NULL; such a span says nothing.
+        # SQLite stores NaN as NULL. A span with such a time carries no information.
         whole: Iterable[Sequence[Any]] = (row[1:] for row in rows if None not in row)
         self._database.executemany(
             "INSERT INTO spans (source, kind, start_s, end_s) VALUES (?, ?, ?, ?)", whole
@@ -125,7 +126,7 @@ class TablesCopy:
 
 
 def messages_of(journal: Path, sample: int) -> tuple[Message, ...]:
-    """The kept messages of an episode, by its row in the table `samples`. Raises: JournalError."""
+    """Returns the kept messages of an episode by its row in the table `samples`. Raises: JournalError."""
     path = journal / DATABASE
     try:
         source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)

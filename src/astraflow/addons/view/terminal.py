@@ -1,4 +1,4 @@
-"""Episodes in a terminal: a table of many, or one in full. All text is made safe for it."""
+"""Shows episodes in a terminal: many in a table, or one in full. All text is made safe for the terminal."""
 
 import math
 from collections.abc import Iterable
@@ -16,20 +16,20 @@ __all__ = ["episodes_table", "print_episode", "print_table"]
 _COLUMNS = ("id", "episode", "task", "policy", "versions", "reward", "advantage", "tokens", "end", "text")
 _NUMBERS = {"id", "reward", "advantage", "tokens"}
 _MAX_TEXT = 60
-"""Characters of an episode's text in the table."""
+"""Maximum number of characters of an episode's text in the table."""
 _UNLIKELY = (0.01, "bold red"), (0.1, "red"), (0.5, "yellow")
-"""Below this probability, tokens have this style."""
+"""(probability, style of tokens below it)."""
 
 
 def print_table(rows: Iterable[EpisodeDict], console: Console) -> int:
-    """Prints one line per episode; returns how many."""
+    """Prints one line per episode and returns their number."""
     table, num = episodes_table(rows)
     console.print(table)
     return num
 
 
 def episodes_table(rows: Iterable[EpisodeDict]) -> tuple[Table, int]:
-    """A table of one line per episode, and how many they are."""
+    """Makes a table with one line per episode; returns it and the number of episodes."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name in _NUMBERS else "left")
@@ -71,7 +71,7 @@ def _cut(text: str) -> str:
 
 
 def print_episode(view: EpisodeView, console: Console) -> None:
-    """Prints one episode: what is known of it, its messages, and its tokens coloured by probability."""
+    """Prints one episode: its facts, its messages, and its tokens colored by probability."""
     facts = {name: value for name, value in view.row.items() if value is not None}
     shown = ", ".join(f"{name} {_shown_any(value)}" for name, value in facts.items())
     console.print(Text(shown), soft_wrap=True)

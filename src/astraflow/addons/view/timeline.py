@@ -1,4 +1,4 @@
-"""What happened when: busy spans of services, and events. For the page, and as a trace for Perfetto."""
+"""Busy spans of services, and events, over time: for the page, and as a trace for Perfetto."""
 
 import sqlite3
 from typing import Any
@@ -10,20 +10,20 @@ __all__ = ["between", "loads", "newest_happenings", "perfetto"]
 _MAX_SPANS = 4000
 _LARGE_PART = 0.2
 _MAX_MET = 50_000
-"""Spans of a small part of the run that are looked at."""
+"""Maximum number of spans examined for a small part of the run."""
 _MAX_LOADS = 2000
 _MAX_HAPPENINGS = 500
 _NUM_NEWEST = 30
 _MAX_TRACED = 500_000
 _QUIET = ("take", "commit", "publish")
-"""Events that come with each step; the newest others are news."""
+"""Events that occur at each step, which the list of news leaves out."""
 
 
 def between(database: sqlite3.Connection, begin_s: float | None, end_s: float | None) -> dict[str, Any]:
-    """Lanes with their spans, and events, between two moments; without them, of the whole run.
+    """Returns lanes with their spans, and events, between two times; by default, for the whole run.
 
-    Of more spans than a screen can show, the longest are given. `begin_s` and `end_s` of the answer are those
-    of the whole run.
+    If there are more spans than a screen can show, only the longest are returned. `begin_s` and `end_s` in
+    the result are those of the whole run.
     """
     first, last = _extent(database)
     begin = first if begin_s is None else begin_s
@@ -47,10 +47,10 @@ def between(database: sqlite3.Connection, begin_s: float | None, end_s: float | 
 def _longest_spans(
     database: sqlite3.Connection, begin: float, end: float, *, whole_s: float
 ) -> list[tuple[str, str, float, float]]:
-    """The longest spans that meet `[begin, end]`, up to `_MAX_SPANS`.
+    """Returns the longest spans that overlap `[begin, end]`, up to `_MAX_SPANS`.
 
-    In a large part of the run, nearly all of the longest do; in a small one, few spans begin at all. Each has
-    its index, so that neither question reads all spans.
+    If the interval is a large part of the run, nearly all of the longest spans overlap it. If it is a small
+    part, few spans begin in it. Each case has its own index, so neither query reads all spans.
     """
     columns = "SELECT source, kind, start_s, end_s FROM spans"
     if end - begin > _LARGE_PART * whole_s:
@@ -76,7 +76,7 @@ def _extent(database: sqlite3.Connection) -> tuple[float, float]:
 
 
 def newest_happenings(database: sqlite3.Connection) -> list[dict[str, Any]]:
-    """The newest joins, leaves, evaluations and the like, newest first."""
+    """Returns the newest joins, leaves, evaluations, and similar events, newest first."""
     query = (
         "SELECT at_s, kind, who, step, version, text FROM happenings WHERE kind NOT IN (?, ?, ?) "
         "ORDER BY id DESC LIMIT ?"
@@ -85,7 +85,7 @@ def newest_happenings(database: sqlite3.Connection) -> list[dict[str, Any]]:
 
 
 def loads(database: sqlite3.Connection) -> list[dict[str, Any]]:
-    """How long services took to fetch and install versions: the newest, oldest first."""
+    """Returns how long services took to fetch and install the newest versions, oldest first."""
     query = (
         "SELECT source, start_s, end_s FROM spans WHERE kind = 'load' AND id > "
         "(SELECT max(id) FROM spans) - ? ORDER BY id DESC LIMIT ?"
@@ -95,7 +95,7 @@ def loads(database: sqlite3.Connection) -> list[dict[str, Any]]:
 
 
 def perfetto(database: sqlite3.Connection) -> bytes:
-    """All spans and events in the JSON format of Chrome's trace viewer, which Perfetto opens."""
+    """Encodes all spans and events in the JSON format of Chrome's trace viewer, which Perfetto opens."""
     lanes: dict[str, int] = {}
     events: list[dict[str, object]] = []
 

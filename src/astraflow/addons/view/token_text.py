@@ -1,8 +1,8 @@
-"""The text of tokens, by the tokenizer of their policy.
+"""The text of tokens, decoded with the tokenizer of their policy.
 
-A tokenizer is looked for in the run folder (published versions carry it, rollout services keep a copy), then
-in the model's own folder. It is data of the run: nothing of it is executed. Without one, or without the
-library `tokenizers`, tokens are shown by their ids.
+The tokenizer is searched for in the run folder (published versions include it, and rollout services keep a
+copy), then in the model's folder. It is data, and none of it is executed. Without a tokenizer or the library
+`tokenizers`, tokens are shown as ids.
 """
 
 import contextlib
@@ -25,19 +25,22 @@ _MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
 class TokenText:
-    """Example: `TokenText(folder).pieces("actor", [5, 6])` is `["2", "+"]`."""
+    """Decodes the tokens of a run. Example: `TokenText(folder).pieces("actor", [5, 6])` is `["2", "+"]`."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._decoders: dict[str, Callable[[tuple[int, ...]], str]] = {}
 
     def pieces(self, policy: str, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token; a character of several tokens shows as a replacement character in each."""
+        """Returns the text of each token.
+
+        A character that spans several tokens shows as a replacement character in each of them.
+        """
         decode = self._decoder(policy)
         return [decode((token_id,)) for token_id in token_ids]
 
     def text(self, policy: str, token_ids: Sequence[int]) -> str:
-        """The text of all tokens together, special ones too."""
+        """Returns the text of all tokens together, including special tokens."""
         return self._decoder(policy)(tuple(token_ids))
 
     def _decoder(self, policy: str) -> Callable[[tuple[int, ...]], str]:
@@ -46,21 +49,23 @@ class TokenText:
         return self._decoders[policy]
 
     def _tokenizer(self, policy: str) -> Any:
-        """The tokenizer of a policy; None if there is none that can be read."""
+        """Loads the tokenizer of a policy; returns None if none can be read."""
         try:
             from tokenizers import Tokenizer
         except ImportError:
             return None
         for path in self._places(policy):
-            # Whatever its library raises: it derives from Exception alone.
+            # The library raises only plain exceptions, which have no more specific base class.
             with contextlib.suppress(Exception):
                 if path.stat().st_size <= _MAX_FILE_BYTES:
                     return Tokenizer.from_file(str(path))
         return None
 
     def _places(self, policy: str) -> list[Path]:
-        """Files that may hold the tokenizer. The policy comes from the journal: as a folder's name it counts
-        only if the recipe names it too."""
+        """Returns the files that may contain the tokenizer.
+
+        The policy's name comes from the journal, so it is used in paths only if the recipe has this policy.
+        """
         model_dir: Path | None = None
         with contextlib.suppress(Error, OSError):
             config = self._folder.load_recipe().policies.get(policy)
@@ -84,7 +89,7 @@ def _decoder_of(tokenizer: Any) -> Callable[[tuple[int, ...]], str]:
     def decode(ids: tuple[int, ...]) -> str:
         try:
             return str(tokenizer.decode(list(ids), skip_special_tokens=False))
-        except Exception:  # noqa: BLE001 - an id that the tokenizer does not know, for example
+        except Exception:  # noqa: BLE001 - for example, an id that the tokenizer doesn't know
             return "".join(f"\u27e8{token_id}\u27e9" for token_id in ids)
 
     return decode

@@ -1,7 +1,7 @@
-"""`astraflow top`: a run on the whole terminal, with keys. Needs the extra `top` (textual).
+"""`astraflow top`: a run in the full terminal, with keyboard control. Needs the extra `top` (textual).
 
-Only `astraflow top` imports this module. The two pages ask for what they show and nothing else: the state of
-the run through `run_status`, its newest episodes through the index.
+Only `astraflow top` imports this module. Each of the two pages requests only what it shows: the state of the
+run comes from `run_status`, and its newest episodes come from the index.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _FILL_S = 0.5
 
 
 class Top(App[None]):
-    """Example: `Top("runs/quickstart", None, every_s=1.0).run()`."""
+    """The app in the terminal. Example: `Top("runs/quickstart", None, every_s=1.0).run()`."""
 
     CSS = "Static { height: auto; padding: 0 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -46,7 +46,7 @@ class Top(App[None]):
     ]
 
     def __init__(self, where: str, token_file: Path | None, *, every_s: float) -> None:
-        """`where`: a run folder, or the URL of a dataflow, which shows no episodes."""
+        """Shows `where`, which is a run folder or the URL of a dataflow. A URL shows no episodes."""
         super().__init__()
         self._where = where
         self._token_file = token_file
@@ -56,7 +56,7 @@ class Top(App[None]):
         self._index = RunIndex(folder) if (folder / "journal").is_dir() else None
 
     def compose(self) -> ComposeResult:
-        """The pages and the line of keys."""
+        """Lays out the pages and the line of keys."""
         with TabbedContent(initial="state", id="pages"):
             with TabPane("State", id="state"), VerticalScroll():
                 yield Static("asking ...", id="state-text")
@@ -65,7 +65,7 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Asks at once, then again and again."""
+        """Refreshes immediately, then at regular intervals."""
         self.set_interval(self._every_s, self._tick)
         self.action_renew()
 
@@ -75,11 +75,11 @@ class Top(App[None]):
             self._index.close()
 
     def action_renew(self) -> None:
-        """Asks now."""
+        """Refreshes now."""
         self.run_worker(self._renew(), exclusive=True)
 
     def action_pause(self) -> None:
-        """Stops asking, or goes on."""
+        """Pauses or resumes refreshing."""
         self._is_paused = not self._is_paused
         self.notify("paused" if self._is_paused else "goes on")
 
@@ -93,7 +93,7 @@ class Top(App[None]):
             self.action_renew()
 
     async def _renew(self) -> None:
-        """Asks for what the page shows."""
+        """Requests the data that the current page shows."""
         page = self.query_one("#pages", TabbedContent).active or "state"
         try:
             shown = await (self._state() if page == "state" else asyncio.to_thread(self._episodes))
@@ -113,7 +113,7 @@ class Top(App[None]):
 
 
 def state_of(status: RunStatus) -> RenderableType:
-    """What is known of a run, as a person reads it."""
+    """Renders the state of a run as readable text."""
     problems = [Text(printable(alarm.text), style="bold red") for alarm in status.alarms]
     if status.dataflow is None:
         reason = f": {status.reason}" if status.reason else ""

@@ -1,4 +1,4 @@
-"""What `astraflow traces` does: follows a run folder and hands spans and metrics to a collector."""
+"""Implements `astraflow traces`: follows a run folder and sends spans and metrics to a collector."""
 
 import time
 from collections.abc import Sequence
@@ -18,25 +18,28 @@ from astraflow.report.ending import known_end
 __all__ = ["Takes", "TraceExport", "follow"]
 
 _BATCH = 512
-"""Spans of one request."""
+"""Maximum number of spans per request."""
 _PAUSE_S = 1.0
-"""Between two looks at a run that goes on."""
+"""Time between two reads of a live run."""
 
 
 class Takes(Protocol):
-    """Where spans and rows go; `otlp.Collector` is one."""
+    """Receives spans and rows. `otlp.Collector` is an implementation."""
 
     def send(self, spans: Sequence[Span]) -> None:
-        """Takes some spans."""
+        """Receives spans."""
         ...
 
     def send_rows(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Takes some lines of `metrics.jsonl`."""
+        """Receives lines of `metrics.jsonl`."""
         ...
 
 
 class TraceExport:
-    """Example: `TraceExport(RunFolder(path), collector).take()`, again and again while the run goes on."""
+    """Sends the spans and metrics of a run as they appear.
+
+    Example: `TraceExport(RunFolder(path), collector, run_id="r1").take()`, repeated while the run continues.
+    """
 
     def __init__(self, folder: RunFolder, takes: Takes, *, run_id: str, every: int = 1) -> None:
         self._folder = folder
@@ -46,12 +49,12 @@ class TraceExport:
         self._last_seq = 0
         self._metrics_at = 0
         self.num_spans = 0
-        """Spans that were handed over."""
+        """Number of spans sent so far."""
         self.problems: list[str] = []
-        """What could not be read."""
+        """Descriptions of what couldn't be read."""
 
     def take(self) -> None:
-        """Hands over what is new. Raises: what the collector raises."""
+        """Sends what is new. Raises: whatever the collector raises."""
         waiting: list[Span] = []
         for item in self._tail.read():
             if not isinstance(item, LogEntry):
@@ -100,10 +103,10 @@ class TraceExport:
 
 
 def follow(export: TraceExport, run_dir: Path, *, until_end: bool) -> None:
-    """Hands over what there is and, with `until_end`, what comes until the run has ended."""
+    """Sends what exists now and, with `until_end`, everything new until the run has ended."""
     is_over = False
     while not is_over:
-        is_over = not until_end or not _is_running(run_dir)  # before reading, so that the end is not missed
+        is_over = not until_end or not _is_running(run_dir)  # before reading, so that nothing is missed
         export.take()
         if not is_over:
             time.sleep(_PAUSE_S)

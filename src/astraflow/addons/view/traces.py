@@ -1,13 +1,13 @@
-"""One trace per episode across the services, made from the records of the journal.
+"""Makes one trace per episode across the services from the records of the journal.
 
     episode (dataflow)  from the draw of its group until its last fate
-      attempt (a rollout service)  from the lease until its result, or until it failed
-        workflow (the same)        as long as the service says that the episode took
+      attempt (a rollout service)  from the lease until its result or failure
+        workflow (the same)        the duration that the service reports for the episode
       table POLICY (dataflow)      from the completion of the group until a batch takes it
       step POLICY (a trainer)      from then until the step is committed
 
-The journal knows all of it, so no service measures anything for a trace, and a run can be traced after its
-end. The ids follow from the run and the episode: who exports a run twice sends the same spans.
+The journal has all this data, so services measure nothing for traces, and a run can be traced after it has
+ended. Ids are derived from the run and the episode, so exporting a run twice sends the same spans.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from astraflow.types import Failure
 __all__ = ["Span", "TraceMaker"]
 
 _MAX_OPEN = 50_000
-"""Groups whose end is waited for; of more, the oldest are not traced to their end."""
+"""Maximum number of unfinished groups. If there are more, the oldest are not traced to their end."""
 _MAX_LEASES = 200_000
 
 Value = str | int | float
@@ -45,7 +45,7 @@ class Span:
     trace_id: int
     span_id: int
     parent_id: int
-    """0: the root of its trace."""
+    """0 for the root of a trace."""
     service: str
     name: str
     start_s: float
@@ -56,32 +56,35 @@ class Span:
 
 @dataclass(slots=True)
 class _Open:
-    """A group whose fates are not all known."""
+    """A group that still waits for fates."""
 
     task: str
     drawn_s: float
     waiting: set[str]
-    """Policies without a fate."""
+    """Policies that don't have a fate yet."""
     ended_s: float = 0.0
-    """When its newest result came."""
+    """When the group's newest result arrived."""
     scores: dict[int, float] = field(default_factory=dict[int, float])
     taken_s: dict[str, float] = field(default_factory=dict[str, float])
     fates: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class TraceMaker:
-    """Example: `maker = TraceMaker("run-1")`, then `for span in maker.spans(record)` for each record."""
+    """Turns records into spans.
+
+    Example: `maker = TraceMaker("run-1")`, then `for span in maker.spans(record)` for each record.
+    """
 
     def __init__(self, run_id: str, *, every: int = 1) -> None:
-        """`every`: only one group in so many is traced, by its number."""
+        """Traces only the groups whose number is a multiple of `every`."""
         self._run_id = run_id
         self._every = every
         self._groups: dict[int, _Open] = {}
         self._leases: dict[str, tuple[str, float]] = {}
-        """Lease -> the service that has it, and since when."""
+        """Lease -> (the service that holds it, time when it was issued)."""
 
     def spans(self, record: Record) -> Iterator[Span]:
-        """The spans that a record ends. Raises: JournalError if it cannot be decoded."""
+        """Yields the spans that end with a record. Raises: JournalError if it cannot be decoded."""
         for command, events in zip(decode_commands(record), decode_events(record), strict=True):
             for event in events:
                 self._begin(event, record.at_s)
@@ -214,11 +217,11 @@ class TraceMaker:
 
 
 def _service_of(worker_id: str) -> str:
-    """The name of a service, from the id that the journal has for it (`NAME.NUMBER`)."""
+    """Returns the name of a service from its id in the journal (`NAME.NUMBER`)."""
     return worker_id.partition(".")[0] or "unknown"
 
 
 def _number(num_bytes: int, *parts: object) -> int:
-    """An id that follows from what it names; not 0, which is none."""
+    """Derives an id from the parts that it identifies. It is never 0, which would mean "no id"."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=num_bytes).digest()
     return int.from_bytes(digest) or 1

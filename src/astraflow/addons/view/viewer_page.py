@@ -1,4 +1,4 @@
-"""The viewer's page as files: what a browser gets before it asks for any run."""
+"""The files of the viewer's page, which a browser loads before it requests any run."""
 
 from importlib import resources
 
@@ -12,7 +12,7 @@ PAGE_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer to a browser."""
+"""Headers of every response to a browser."""
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/assets/app.js": ("app.js", "text/javascript"),
@@ -20,10 +20,10 @@ _FILES = {
     "/assets/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 PAGE_PATHS = frozenset(_FILES)
-"""Paths of the page's files; the page is empty until it has asked for a run."""
+"""Paths of the page's files. They contain no data of runs."""
 
 
 def page_files() -> dict[str, tuple[str, bytes]]:
-    """Media type and content of each file, by its path."""
+    """Returns the media type and content of each file, by path."""
     folder = resources.files("astraflow.addons.view").joinpath("assets")
     return {path: (media, folder.joinpath(name).read_bytes()) for path, (name, media) in _FILES.items()}
