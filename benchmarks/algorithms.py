@@ -1,14 +1,15 @@
-"""What data algorithms buy: rollouts, steps and accuracy, for the quickstart's model on sums. One process.
+"""Measures what the data algorithms gain in rollouts, steps and accuracy, for the quickstart's model on sums.
+The benchmark answers four questions, each over several seeds:
 
-Four questions, each over several seeds:
+    a. `greso` with dynamic sampling, against dynamic sampling alone, when the model solves most tasks either
+       always or never
+    b. accuracy when every batch is 0, 8, 64 or 256 versions old, for a clipped loss and for `m2po`
+    c. rollouts to an accuracy with 0, 0.3 and 0.5 replayed groups per fresh group
+    d. `fifo`, `edf` and `sweep` with episodes of very different durations
 
-a. `greso` and dynamic sampling against dynamic sampling alone, where most tasks are always right or never;
-b. accuracy when every batch is 0, 8, 64 or 256 versions old, for a clip and for `m2po`;
-c. rollouts to an accuracy with 0, 0.3 and 0.5 replayed groups for each fresh one;
-d. `fifo`, `edf` and `sweep` under episodes of very different durations.
-
-Real parts under a deterministic schedule (see `exact_run.py`): nothing here is measured by the clock, so a
-loaded machine gives the same figures as an idle one. `--results` keeps finished runs, which are not repeated.
+Everything runs in one process. The parts are real and follow a deterministic schedule (see `exact_run.py`).
+No figure depends on the clock, so a loaded machine gives the same figures as an idle one. `--results` keeps
+finished runs, which are not repeated.
 
     python benchmarks/algorithms.py [--only a b c d] [--seeds 0 1 2] [--small] [--results runs/a.jsonl]
 """
@@ -39,19 +40,19 @@ SPEC = ROOT / "recipes" / "models" / "quickstart.yaml"
 IMAGES = ROOT / "docs" / "images"
 NUM_HELDOUT = 512
 ENOUGH = 0.75
-"""Accuracy to which rollouts are counted, in c."""
+"""Accuracy up to which rollouts are counted, in c."""
 STALENESS = (0, 8, 64, 256)
 REPLAY = (0.0, 0.3, 0.5)
 SAMPLERS = ("fifo", "edf", "sweep")
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Arm -> one record a seed."""
+"""Arm -> one record per seed."""
 
 
 def behavior_clip(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
-    """PPO's clip of current / behavior: what PPO does with data of an older policy.
+    """Computes PPO's clip of current / behavior, which is how PPO treats data from an older policy.
 
-    The losses `ppo` and `grpo` take the policy at the step's start instead, for which a batch of one
-    minibatch is always on policy, however old it is.
+    The losses `ppo` and `grpo` use the policy at the start of the step instead. For that policy, a batch of
+    one minibatch is always on-policy, no matter how old it is.
     """
     inputs = replace(inputs, proximal_logprobs=inputs.behavior_logprobs)
     return grpo(inputs, clip_low=clip_low, clip_high=clip_high)
@@ -63,11 +64,11 @@ CLIP = {"name": "use", "use": "algorithms:behavior_clip", "args": {"clip_low": 0
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One line of a picture: what is measured, and what of it."""
+    """One line of a plot: the setting that is run, and the figures that are plotted."""
 
     name: str
     make: Callable[[int, bool], Setting]
-    """From seed and whether the run is to be small."""
+    """Makes the setting from a seed and whether the run is small."""
 
 
 def _table(**fields: object) -> TableConfig:
@@ -87,7 +88,8 @@ def _heldout() -> tuple[Problem, ...]:
 
 
 def _mixed(seed: int) -> tuple[Problem, ...]:
-    """One task in four can be learned, one the model solves already, two it never will: six digits."""
+    """Returns tasks: a quarter can be learned, a quarter is solved already, and half, with six digits, never
+    is."""
     return tuple(
         sums(128, digits=3, carries=True, seed=seed)
         + sums(128, digits=3, carries=False, seed=seed)
@@ -99,8 +101,8 @@ def _mixed(seed: int) -> tuple[Problem, ...]:
 
 
 def greso_arm(name: str, curators: Sequence[str], *, steps: int) -> Arm:
-    """a: on policy, so that the only difference is which tasks are drawn. GRESO's steps take fewer rollouts,
-    and it gets more of them."""
+    """Makes an arm for a. Runs are on-policy, so the only difference is which tasks are drawn. GRESO needs
+    fewer rollouts per step, so it gets more steps."""
 
     def make(seed: int, is_small: bool) -> Setting:
         return Setting(
@@ -116,7 +118,8 @@ def greso_arm(name: str, curators: Sequence[str], *, steps: int) -> Arm:
 
 
 def parse_curator(name: str) -> Any:
-    """A curator's config with its defaults; those that follow outcomes follow the policy's rewards."""
+    """Returns a curator's config with its defaults. Curators that follow outcomes follow the policy's
+    rewards."""
     from pydantic import TypeAdapter
 
     from astraflow.algorithms.curation import CuratorConfig
@@ -126,7 +129,7 @@ def parse_curator(name: str) -> Any:
 
 
 def stale_arm(loss_name: str, staleness: int) -> Arm:
-    """b: every batch is exactly so many versions old; one update a batch."""
+    """Makes an arm for b: every batch is exactly `staleness` versions old, with one update per batch."""
 
     def make(seed: int, is_small: bool) -> Setting:
         loss = CLIP if loss_name == "clip" else {"name": loss_name}
@@ -142,7 +145,7 @@ def stale_arm(loss_name: str, staleness: int) -> Arm:
 
 
 def replay_arm(ratio: float) -> Arm:
-    """c: two of four versions of staleness are left to replay."""
+    """Makes an arm for c: of four versions of staleness, two are left to replay."""
 
     def make(seed: int, is_small: bool) -> Setting:
         replay = {"ratio": ratio, "select": "uniform", "max_uses": 2, "reserve": 2}
@@ -158,7 +161,8 @@ def replay_arm(ratio: float) -> Arm:
 
 
 def sampler_arm(name: str) -> Arm:
-    """d: a training step takes as long as five median episodes; one episode in a hundred takes 16 of them."""
+    """Makes an arm for d: a training step takes as long as five median episodes, and 1 in 100 episodes takes
+    as long as 16."""
 
     def make(seed: int, is_small: bool) -> Setting:
         return Setting(
@@ -188,7 +192,7 @@ QUESTIONS: dict[str, list[Arm]] = {
 
 
 def run(arm: Arm, seed: int, is_small: bool) -> dict[str, Any]:
-    """What one run came to."""
+    """Runs an arm once. Returns its record."""
     done = ExactRun(arm.make(seed, is_small), MODEL, seed=seed).run()
     fates = done.fates()
     return {
@@ -212,7 +216,8 @@ def run(arm: Arm, seed: int, is_small: bool) -> dict[str, Any]:
 def run_all(
     questions: Sequence[str], seeds: Sequence[int], *, is_small: bool, kept: Path | None
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Question -> arm -> records by seed. Seeds are the outer loop: a run cut short has whole seeds."""
+    """Returns question -> arm -> records by seed. Seeds are the outer loop, so an interrupted run has
+    complete seeds."""
     known: dict[str, dict[str, Any]] = {}
     if kept is not None and kept.exists():
         known = {line["key"]: line["record"] for line in map(json.loads, kept.read_text().splitlines())}
@@ -239,17 +244,18 @@ def run_all(
 
 
 def mean_of(records: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Mean over the seeds."""
+    """Returns the mean over the seeds."""
     return statistics.fmean(float(r[key]) for r in records)
 
 
 def final(records: Sequence[Mapping[str, Any]]) -> float:
-    """Held-out accuracy at the end: mean over the last two evaluations and the seeds."""
+    """Returns the held-out accuracy at the end: the mean over the last two evaluations and the seeds."""
     return statistics.fmean(p["accuracy"] for r in records for p in r["points"][-2:])
 
 
 def rollouts_to(record: Mapping[str, Any], accuracy: float) -> float:
-    """Rollouts until the accuracy is first reached, between evaluations by a straight line; nan if never."""
+    """Returns the rollouts until the accuracy is first reached, interpolated linearly between evaluations;
+    nan if never."""
     points = record["points"]
     for before, after in pairwise(points):
         if after["accuracy"] >= accuracy > before["accuracy"]:
@@ -259,12 +265,13 @@ def rollouts_to(record: Mapping[str, Any], accuracy: float) -> float:
 
 
 def _median(values: Sequence[float]) -> float:
-    """Median where all are numbers, else nan."""
+    """Returns the median, or nan if any value is not a number."""
     return statistics.median(values) if all(v == v for v in values) else float("nan")
 
 
 def answer_a(records: Records) -> dict[str, float]:
-    """Rollouts of both at the same number of steps, and to the best accuracy that both reach, by seed."""
+    """Compares rollouts at the same number of steps, and rollouts to the best accuracy that both reach, by
+    seed."""
     dynamic = records["dynamic"]
     greso = records["greso"]
     shared = [min(_best(a), _best(b)) - 0.01 for a, b in zip(dynamic, greso, strict=True)]
@@ -288,7 +295,7 @@ def answer_a(records: Records) -> dict[str, float]:
 
 
 def _rollouts_after(records: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> float:
-    """Mean rollouts of the first at the step at which the others end."""
+    """Returns the mean rollouts of the first records at the step at which the others end."""
     ends = [other["points"][-1]["step"] for other in others]
     return statistics.fmean(
         next(p["rollouts"] for p in record["points"] if p["step"] >= end)
@@ -301,7 +308,7 @@ def _best(record: Mapping[str, Any]) -> float:
 
 
 def answer_b(records: Records) -> dict[str, float]:
-    """Accuracy at each staleness, and what it loses against on-policy data."""
+    """Returns the accuracy at each staleness, and the loss compared with on-policy data."""
     fresh = final(records["m2po-0"])
     rows = [
         (
@@ -322,7 +329,7 @@ def answer_b(records: Records) -> dict[str, float]:
 
 
 def answer_c(records: Records) -> dict[str, float]:
-    """Rollouts to `ENOUGH`, compared with no replay."""
+    """Returns the rollouts to `ENOUGH`, compared with no replay."""
     needed = {name: _median([rollouts_to(r, ENOUGH) for r in rs]) for name, rs in records.items()}
     base = needed["replay-0.0"]
     rows = [
@@ -338,7 +345,8 @@ def answer_c(records: Records) -> dict[str, float]:
 
 
 def answer_d(records: Records) -> dict[str, float]:
-    """Staleness, what is thrown away, and how long the trainer waits, in virtual time."""
+    """Returns the staleness, the share that is discarded, and the time that the trainer waits, in virtual
+    time."""
     figures: dict[str, float] = {}
     rows: list[tuple[object, ...]] = []
     for name, rs in records.items():
@@ -359,7 +367,7 @@ def answer_d(records: Records) -> dict[str, float]:
 
 
 def draw(question: str, records: Records) -> None:
-    """Mean over the seeds, with the range as a band."""
+    """Plots the mean over the seeds, with the range as a band."""
     mpl.use("Agg")
     figure, axes = plt.subplots(figsize=(7, 4), dpi=130)
     for name, rs in records.items():
@@ -392,7 +400,7 @@ ANSWERS = {"a": answer_a, "b": answer_b, "c": answer_c, "d": answer_d}
 
 
 def main(questions: Sequence[str], seeds: Sequence[int], *, is_small: bool, kept: Path | None) -> None:
-    """Runs, prints and draws; small runs draw nothing."""
+    """Runs, prints, and plots. Small runs are not plotted."""
     if not MODEL.exists():
         raise SystemExit(f"{MODEL} is not there; make it by: astraflow model init {SPEC} --out {MODEL}")
     records = run_all(questions, seeds, is_small=is_small, kept=kept)

@@ -1,32 +1,31 @@
-"""What a pool that sizes itself saves, on emulated GPUs under a virtual clock (`pool_run.py`).
+"""Measures what a pool that sizes itself saves, on emulated GPUs under a virtual clock (`pool_run.py`).
 
-Part `lengths`: completions grow from 600 tokens to 4,800 and shrink to 1,200 as training goes on. Beside the
-pool that sizes itself (2 to 16 services) stand fixed pools; it is compared with the smallest of them that
-takes at most 3 % longer. What can be saved at all is shown by a pool whose size follows what the load will
-need six steps later, which no run can know. How much there is to save depends on the load, so there are four,
-which need equally many services at the longest lengths. The figure is of the first:
+Part `lengths`: completions grow from 600 to 4,800 tokens and shrink to 1,200 as training proceeds. The pool
+that sizes itself (2 to 16 services) is compared with the smallest fixed pool that takes at most 3 % longer.
+For reference, another pool shows how much can be saved at all: its size follows what the load will need six
+steps later, which a real run can't know. The possible savings depend on the load, so there are four loads,
+which need the same number of services at the longest lengths. The reported figure is that of the first load:
 
     x8, half      half of a step's time is constant, the other half grows with the tokens of its batch
     x4, half      the same, with lengths that begin at 1,200 and end at 1,800
     x8, constant  a step's time is constant
     x8, tokens    all of a step's time grows with its tokens: training slows down as much as generation, so
-                  any length asks for as many services
+                  every length needs the same number of services
 
-A fifth load, added after the figures of these four were known, is the one on which the AstraFlow paper
-(arXiv 2605.15565) measured its 13 %: Qwen3-14B on math, 745 steps. The paper compares all GPUs, four of the
-trainer included, with a fixed pool of 11 that is larger than needed. How many services that run needed is
-read from the figure on the project's page: 6 / (1 - w), where w is the share that its trainer waited for six,
-less the 3.5 % that it waits for any pool. Both comparisons are reported, and the paper's
-has a target.
+A fifth load was added after the figures of these four were known. It is the one on which the AstraFlow paper
+(arXiv 2605.15565) measured its 13 %: Qwen3-14B on math, 745 steps. The paper compares all GPUs, including the
+trainer's four, with a fixed pool of 11 that is larger than needed. The number of services that this run
+needed is read from the figure on the project's page: 6 / (1 - w), where w is the share of time that its
+trainer waited for six services, minus the 3.5 % that it waits for any pool. Both comparisons are reported,
+and the paper's has a target.
 
-Part `spot`: the same load with constant lengths, on spot machines (cost 0.3) and on-demand ones (1.0). How
-many spot machines there are follows a trace that changes every two to six minutes; if there are too few,
-services lose theirs. The baseline is the same pool with on-demand machines only. The trace is made up, from
-a seed: `--trace FILE` replays another one, with lines `SECONDS MACHINES`.
+Part `spot`: the same load with constant lengths, on spot machines (cost 0.3) and on-demand machines (1.0).
+The number of available spot machines follows a trace that changes every two to six minutes. If there are too
+few, services lose their machines. The baseline is the same pool with on-demand machines only. The trace is
+synthetic and made from a seed. `--trace FILE` replays another one, with lines `SECONDS MACHINES`.
 
     python benchmarks/autoscale.py [--quick] [--only lengths|spot] [--small] [--load NAME] [--trace FILE]
         [--processes 2]
-
 """
 
 import argparse
@@ -63,29 +62,30 @@ LOADS = {
     "x8, constant": (600.0, 1200.0, 1.0),
     "x8, tokens": (600.0, 1200.0, 0.0),
 }
-"""Load -> first and last mean length, and the constant share of a step at the longest lengths."""
+"""Load -> first mean length, last mean length, and constant share of a step's time at the longest lengths."""
 PAPER = "paper"
 PAPER_NEEDS = (
     (0.0, 5.5), (0.11, 5.8), (0.2, 7.5), (0.31, 8.2), (0.44, 8.8), (0.6, 8.8), (0.67, 9.6), (0.79, 9.1),
     (0.84, 10.3), (0.91, 9.5), (1.0, 10.0),
 )  # fmt: skip
-"""Share of the steps that are done -> services that the paper's run needed. Before 0.11 it is only known that
-six were enough."""
+"""Share of the steps that are done -> services that the paper's run needed. Before 0.11, it is only known
+that six were enough."""
 PAPER_STEPS = 745
 PAPER_STEP_S = 137.0
-"""As `LONGEST_S`; with it, the steps take 113 s on average, as the paper's did."""
+"""Like `LONGEST_S`. With this value, the steps take 113 s on average, as the paper's did."""
 PAPER_FIXED = 11
 PAPER_FIRST = 6
 PAPER_TRAINERS = 4
 SAME_WALL = 1.03
 FORESIGHT = 6
-"""Steps: a start of 90 s, and the stock that is to be made before it is needed."""
+"""In steps. Covers a start, which takes 90 s, and the stock that must be generated before it is needed."""
 SPOT_COST = 0.3
 TRACE_S = 100_000.0
 
 
 def length_at(first: float, last: float, done: float) -> float:
-    """Mean length of completions: it grows for 40 % of the steps, stays, and shrinks in the last 40 %."""
+    """Returns the mean completion length. It grows for 40 % of the steps, stays constant, and shrinks in the
+    last 40 %."""
     points = ((0.0, first), (0.4, LONGEST), (0.6, LONGEST), (1.0, last))
     for (left, low), (right, high) in itertools.pairwise(points):
         if done <= right:
@@ -94,7 +94,7 @@ def length_at(first: float, last: float, done: float) -> float:
 
 
 def paper_length(done: float) -> float:
-    """Mean length with which as many services are needed as in the paper's run, if half of a step's time is
+    """Returns the mean length that needs as many services as the paper's run, if half of a step's time is
     constant."""
     needed = next(
         low + (high - low) * (done - left) / (right - left)
@@ -106,12 +106,12 @@ def paper_length(done: float) -> float:
 
 @cache
 def _at_longest() -> float:
-    """Services that every load needs at the longest lengths."""
+    """Returns the number of services that every load needs at the longest lengths."""
     return make_load(1, 0.5, constant_length).needed_for(LONGEST)
 
 
 def constant_length(done: float) -> float:
-    """The same for the whole run."""
+    """Returns the same mean length for the whole run."""
     del done
     return 2400.0
 
@@ -124,8 +124,8 @@ def make_load(
     is_small: bool = False,
     longest_s: float = LONGEST_S,
 ) -> Load:
-    """The load whose trainer needs this share of its time whatever a batch holds; `longest_s`: seconds of a
-    step at lengths that grow with it."""
+    """Makes a load whose step has this constant share of its time. `longest_s`: seconds of a step at the
+    longest lengths, when its time grows with them."""
     groups, num_slots = (8, 4) if is_small else (32, 16)
     millions = LONGEST * GROUP_SIZE * groups / 1e6
     return Load(
@@ -139,7 +139,7 @@ def make_load(
 
 
 def load_named(name: str, steps: int, *, is_small: bool) -> Load:
-    """One of the loads that change."""
+    """Returns one of the loads that change."""
     if name == PAPER:
         paper_steps = round(PAPER_STEPS * steps / STEPS)
         return make_load(paper_steps, 0.5, paper_length, is_small=is_small, longest_s=PAPER_STEP_S)
@@ -148,7 +148,7 @@ def load_named(name: str, steps: int, *, is_small: bool) -> Load:
 
 
 def pool_of(kinds: Mapping[str, Mapping[str, float]] | None = None) -> ClusterConfig:
-    """The pool that sizes itself, with the recipe's defaults but for the patience."""
+    """Makes the config of the pool that sizes itself: the recipe's defaults, except for the patience."""
     pool = {"kinds": kinds or {}, "patience_s": 120.0}
     fields = {"min_services": 2, "max_services": MOST, "pool": pool}
     return parse_config(fields, ClusterConfig, where="cluster")
@@ -156,7 +156,7 @@ def pool_of(kinds: Mapping[str, Mapping[str, float]] | None = None) -> ClusterCo
 
 @dataclass(frozen=True)
 class Trace:
-    """How many machines there are: sorted times, and a number from each on."""
+    """The number of available machines: sorted times, and the number from each time on."""
 
     times: tuple[float, ...]
     numbers: tuple[int, ...]
@@ -166,7 +166,7 @@ class Trace:
 
 
 def made_up(seed: int) -> Trace:
-    """Machines come and go by a few; now and then there is none at all for a while."""
+    """Makes a trace in which a few machines come and go. Occasionally, none is available for a while."""
     rng = random.Random(seed)
     times: list[float] = []
     numbers: list[int] = []
@@ -180,18 +180,18 @@ def made_up(seed: int) -> Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """A trace from a file."""
+    """Reads a trace from a file."""
     pairs = [line.split() for line in path.read_text().splitlines() if line.strip()]
     return Trace(tuple(float(first) for first, _ in pairs), tuple(int(second) for _, second in pairs))
 
 
 def run_one(job: Mapping[str, Any]) -> PoolMeasured:
-    """One run, in a process of its own."""
+    """Makes one run, in its own process."""
     return PoolRun(**job).run()
 
 
 def run_all(jobs: Mapping[str, Mapping[str, Any]], num_processes: int) -> dict[str, PoolMeasured]:
-    """The runs by name."""
+    """Makes the runs; returns them by name."""
     found: dict[str, PoolMeasured] = {}
     with ProcessPoolExecutor(num_processes) as pool:
         for name, run in zip(jobs, pool.map(run_one, jobs.values()), strict=True):
@@ -249,12 +249,12 @@ def _jobs_of(name: str, given: argparse.Namespace) -> dict[str, Mapping[str, Any
 
 
 def _fixed_of(name: str, runs: Mapping[str, PoolMeasured]) -> list[PoolMeasured]:
-    """The fixed pools of a load, the smallest first."""
+    """Returns the fixed pools of a load, the smallest first."""
     return [run for other, run in runs.items() if other.startswith(f"{name}: fixed ")]
 
 
 def _compared(name: str, runs: Mapping[str, PoolMeasured]) -> tuple[PoolMeasured, list[tuple[object, ...]]]:
-    """The fixed pool that a load's pool is compared with, and the rows of all its pools."""
+    """Returns the fixed pool with which a load's pool is compared, and the rows of all its pools."""
     sized = runs[f"{name}: sized"]
     other = _same_wall(_fixed_of(name, runs), sized)
     of_load = {full: run for full, run in runs.items() if full.startswith(f"{name}:")}
@@ -263,7 +263,7 @@ def _compared(name: str, runs: Mapping[str, PoolMeasured]) -> tuple[PoolMeasured
 
 
 def _as_in_the_paper(runs: Mapping[str, PoolMeasured]) -> dict[str, object]:
-    """Compares as the paper does: with the larger fixed pool, with and without the trainer."""
+    """Compares as the paper does: with the larger fixed pool, including and excluding the trainer."""
     sized, larger = runs[f"{PAPER}: sized"], runs[f"{PAPER}: fixed {PAPER_FIXED}"]
     total_h = [run.used_h + PAPER_TRAINERS * run.wall_s / 3600 for run in (sized, larger)]
     return {
@@ -274,7 +274,7 @@ def _as_in_the_paper(runs: Mapping[str, PoolMeasured]) -> dict[str, object]:
 
 
 def _same_wall(pools: Sequence[PoolMeasured], run: PoolMeasured) -> PoolMeasured:
-    """The smallest fixed pool that takes at most 3 % longer than a run."""
+    """Returns the smallest fixed pool that takes at most 3 % longer than a run."""
     return next((pool for pool in pools if pool.wall_s <= SAME_WALL * run.wall_s), pools[-1])
 
 
@@ -285,7 +285,7 @@ def _row(name: str, run: PoolMeasured, mark: str) -> tuple[object, ...]:
 
 
 def draw(runs: Mapping[str, PoolMeasured], names: Sequence[str], image: Path) -> None:
-    """Services over the share of the time, a line per load."""
+    """Plots the number of services over the share of elapsed time, with a line per load."""
     mpl.use("Agg")
     figure, axes = plt.subplots(figsize=(8, 3.4), dpi=130)
     for idx, name in enumerate(names):
@@ -304,7 +304,7 @@ def draw(runs: Mapping[str, PoolMeasured], names: Sequence[str], image: Path) ->
 
 
 def spot(given: argparse.Namespace) -> dict[str, object]:
-    """Compares spot and on-demand machines with on-demand ones only."""
+    """Compares spot and on-demand machines with on-demand machines only."""
     trace = read_trace(given.trace) if given.trace else made_up(1)
     load = make_load(given.steps, 0.5, constant_length, is_small=given.small)
     on_demand = {"most": MOST, "cost": 1.0}
@@ -340,7 +340,7 @@ def spot(given: argparse.Namespace) -> dict[str, object]:
 
 
 def per_unit(run: PoolMeasured, *, with_trainer: bool = False) -> float:
-    """Trained tokens for the cost of an on-demand hour. The trainer has one on-demand machine."""
+    """Returns the trained tokens per cost of an on-demand hour. The trainer has one on-demand machine."""
     hours = run.used_s["spot"] * SPOT_COST + run.used_s["on_demand"] + with_trainer * run.wall_s
     return run.num_tokens / (hours / 3600)
 
@@ -349,7 +349,7 @@ PARTS = {"lengths": lengths, "spot": spot}
 
 
 def main(given: argparse.Namespace) -> None:
-    """Runs what was asked for, and prints."""
+    """Runs the requested parts, and prints the figures."""
     given.steps = given.steps or (24 if given.quick else STEPS)
     figures: dict[str, object] = {"is_virtual": True, "steps": given.steps}
     chosen: Sequence[str] = (given.only,) if given.only else tuple(PARTS)

@@ -1,4 +1,4 @@
-"""Pictures of how accuracy on held-out tasks grows in several runs of several systems."""
+"""Plots how accuracy on held-out tasks grows in several runs of several systems."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +9,12 @@ import matplotlib.pyplot as plt
 __all__ = ["draw_curves"]
 
 Curve = Sequence[tuple[float, float]]
-"""(what the run has spent, its accuracy), in order."""
+"""(what the run has spent, its accuracy) pairs, in order."""
 
 
 def draw_curves(found: Mapping[str, Sequence[Curve]], image: Path, *, over: str, lowest: float) -> None:
-    """Accuracy from `lowest` to 1 over what `over` names: a color for each system, a line for each run."""
+    """Plots accuracy from `lowest` to 1 over the quantity named `over`, with a color per system and a line
+    per run."""
     mpl.use("Agg")
     figure, axes = plt.subplots(figsize=(7, 4), dpi=130)
     for idx, (system, curves) in enumerate(found.items()):

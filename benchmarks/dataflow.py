@@ -1,8 +1,9 @@
-"""Speed of the dataflow service: real processes, durable journal, HTTP on loopback, clients on its cores.
+"""Measures the speed of the dataflow service: real processes, durable journal, HTTP on loopback, clients on
+its cores.
 
-Trajectories have 4,096 tokens, sent as bytes; `tiny` ones have 25, as the quickstart's. Each figure stands
-beside what a bare HTTP server of the same stack (`dataflow_server.py`) moves with the same bodies in the same
-run. CPU is that of the server's process, for one trajectory or cycle.
+Trajectories have 4,096 tokens, sent as bytes. Those of `tiny` have 25, as in the quickstart. Each figure is
+compared with that of a bare HTTP server of the same stack (`dataflow_server.py`), which handles the same
+bodies in the same run. CPU time is that of the server's process, per trajectory or cycle.
 
     python benchmarks/dataflow.py [--only ingest,grouped,tiny,cycles,parked,batch,trickle,rss] [--quick]
 """
@@ -52,7 +53,7 @@ NUM_WORKERS = 500
 
 Figures = dict[str, float]
 Found = tuple[dict[str, Runs], dict[str, Runs]]
-"""What the dataflow and the bare server did in all rounds."""
+"""The figures of the dataflow and of the bare server in all rounds."""
 
 
 async def send_all(side: Side, chunks: Iterator[Sequence[str]], trajectory: Trajectory) -> None:
@@ -67,7 +68,7 @@ async def send_all(side: Side, chunks: Iterator[Sequence[str]], trajectory: Traj
 
 
 async def ingest(side: Side, *, num: int, per_request: int) -> Figures:
-    """Trajectories a second over 32 connections; their leases are out before."""
+    """Measures trajectories per second over 32 connections. Their leases are handed out before."""
     trajectory = make_trajectory(LONG)
     ids = [f"{i // GROUP}.{i % GROUP}.0" for i in range(num)] if side.is_bare else await lease(side, num)
     chunks = iter([ids[i : i + per_request] for i in range(0, num, per_request)])
@@ -80,7 +81,7 @@ async def ingest(side: Side, *, num: int, per_request: int) -> Figures:
 
 @asynccontextmanager
 async def training(side: Side) -> AsyncGenerator[None]:
-    """A trainer that takes, publishes, commits and releases meanwhile."""
+    """Runs a trainer in the background that takes, publishes, commits, and releases."""
 
     async def train() -> None:
         for step in itertools.count():
@@ -98,7 +99,8 @@ async def training(side: Side) -> AsyncGenerator[None]:
 async def tiny(
     side: Side, *, num: int, per_request: int, num_tasks: int = 2, seen: Callable[[int], None] | None = None
 ) -> Figures:
-    """Whole cycles of the quickstart's size: lease, then send; `seen` is told how many are done."""
+    """Measures whole cycles of the quickstart's size: lease, then send. `seen` gets the number of finished
+    cycles."""
     num_left = num
     num_done = 0
     trajectory = make_trajectory(TINY, side.version)
@@ -125,7 +127,8 @@ async def tiny(
 
 
 async def cycles(side: Side, *, workers: Sequence[str], seconds: float, offered: float) -> Figures:
-    """Each worker in its turn leases one episode and sends it; cycles begin at the offered rate."""
+    """Measures cycles in which each worker in turn leases one episode and sends it. Cycles begin at the
+    offered rate."""
     trajectory = make_trajectory(LONG)
     waits = list[float]()
     num_done = 0
@@ -157,7 +160,7 @@ async def cycles(side: Side, *, workers: Sequence[str], seconds: float, offered:
 
 
 class Parked:
-    """Services that wait for leases, each with its request open."""
+    """Services that wait for leases, each with an open request."""
 
     def __init__(self, side: Side, workers: Sequence[str]) -> None:
         self._side = side
@@ -170,7 +173,8 @@ class Parked:
         self._asked[worker] = asyncio.create_task(lease(self._side, 1, worker, wait_s=20.0))
 
     async def first_leased(self) -> tuple[str, str]:
-        """Who got a lease, and which; those whose wait was over ask again."""
+        """Returns the service that got a lease, and the lease. Services whose wait has timed out ask
+        again."""
         while True:
             await asyncio.wait(self._asked.values(), return_when=asyncio.FIRST_COMPLETED)
             for worker in [name for name, task in self._asked.items() if task.done()]:
@@ -179,16 +183,17 @@ class Parked:
                 self.ask(worker)
 
     async def close(self) -> None:
-        """Gives up all requests."""
+        """Cancels all requests."""
         for task in self._asked.values():
             task.cancel()
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
 
 
 async def parked(side: Side, *, workers: Sequence[str], num: int) -> Figures:
-    """Each lease that comes back goes to one of many services that wait; the others wait on.
+    """Measures how long a returned lease takes to reach one of many waiting services. The others keep
+    waiting.
 
-    The bare server is asked for the same two answers, one after the other: nobody waits there.
+    The bare server gets requests for the same two responses, one after the other. No services wait there.
     """
     held = [(side.worker_id, lease_id) for lease_id in await lease(side, BATCH)]
     waiting = Parked(side, () if side.is_bare else workers)
@@ -211,7 +216,8 @@ async def parked(side: Side, *, workers: Sequence[str], num: int) -> Figures:
 
 
 async def batch_ready(side: Side, *, num_tokens: int, step: int, pause_s: float = 0.0) -> Figures:
-    """From sending the episode that fills a batch to padded arrays in the waiting trainer."""
+    """Measures the time from sending the episode that fills a batch to padded arrays in the waiting
+    trainer."""
     trajectory = make_trajectory(num_tokens)
     ids = [f"0.{i}.0" for i in range(BATCH)] if side.is_bare else await lease(side, BATCH)
     waiting = asyncio.create_task(fetch(side, step))
@@ -226,7 +232,7 @@ async def batch_ready(side: Side, *, num_tokens: int, step: int, pause_s: float 
     last = asyncio.create_task(side.client.episodes(make_results(side.worker_id, ids[-1:], trajectory)))
     arrays = padded(await fetch(side, step) if side.is_bare else await waiting)
     wall_s = time.perf_counter() - start
-    del waiting  # which holds the first batch: its memory serves the next one, on both sides
+    del waiting  # this still holds the first batch; on both sides, the next batch reuses its memory
     await last
     num_bytes = sum(array.nbytes for array in arrays)
     fetched = time.perf_counter()
@@ -242,7 +248,7 @@ async def batch_ready(side: Side, *, num_tokens: int, step: int, pause_s: float 
 async def compare(
     rounds: int, ours: Side, theirs: Side, measure: Callable[[Side], Awaitable[Figures]]
 ) -> Found:
-    """What both servers did; rounds alternate, so that other load on the machine meets both alike."""
+    """Measures both servers. Rounds alternate, so that other load on the machine affects both equally."""
     found: tuple[list[Figures], list[Figures]] = [], []
     for _ in range(rounds):
         found[0].append(await measure(ours))
@@ -283,7 +289,7 @@ async def run_cycles(setting: Setting) -> Found:
 
 
 async def run_parked(setting: Setting) -> Found:
-    """One round: an episode has only so many attempts."""
+    """Runs one round, because the number of attempts of an episode is limited."""
     async with open_sides(setting, connections=NUM_WORKERS + 8, staleness=1) as sides:
         workers = [await join(sides[0], f"w{idx}") for idx in range(NUM_WORKERS)]
         num = setting.scaled(400)
@@ -303,7 +309,8 @@ async def run_batch(setting: Setting, num_tokens: int, pause_s: float) -> Found:
 
 
 async def run_growth(setting: Setting) -> Found:
-    """Resident memory from the first tenth to the end of many short trajectories, batches being trained."""
+    """Measures resident memory from the first tenth to the end of many short trajectories, while batches are
+    trained."""
     async with open_sides(setting, connections=8, groups_per_batch=64, staleness=2) as (ours, theirs):
         async with training(ours):
             figures = await growth(ours, setting.scaled(1_000_000))
@@ -355,11 +362,11 @@ REPORTED: dict[str, tuple[str, str, str]] = {
     "trickle_ms": ("trickle", "ms", "<= 20"),
     "rss_growth_mb": ("rss", "mb", "<= 200"),
 }
-"""Name of the figure -> scenario, its figure, target."""
+"""Name of the figure -> scenario, its figure, and target."""
 
 
 async def main(setting: Setting, only: Sequence[str]) -> None:
-    """Runs the scenarios, prints the table and the figures."""
+    """Runs the scenarios, and prints the table and the figures."""
     found = {name: await SCENARIOS[name](setting) for name in only}
     rows: list[tuple[object, ...]] = []
     figures: dict[str, object] = {"cores": os.cpu_count(), "is_quick": setting.is_quick}

@@ -1,11 +1,11 @@
-"""Thousands of rollout services that wait at one dataflow: what they cost, and how fast they get leases.
+"""Measures what thousands of rollout services that wait at one dataflow cost, and how fast they get leases.
 
-All join over HTTP, each with a connection of its own, and ask for leases; there is room for 64 episodes, so
-nearly all of them wait in a long-poll. Each sends heartbeats meanwhile. Then, round after round: the 64
-episodes arrive, the trainer takes the batch, publishes a version, which all services say they have loaded,
-and commits its step; 64 of those who wait get the new leases while all others stay. Every round wakes
-whoever waits, so its time tells what a crowd costs; the baseline is the same with 100 services. The clients
-run on the same cores as the service.
+All services join over HTTP, each with its own connection, and ask for leases. There is room for 64 episodes,
+so nearly all services wait in a long poll. Each sends heartbeats in the meantime. Then, in each round, the 64
+episodes arrive, and the trainer takes the batch, publishes a version, which all services announce as loaded,
+and commits its step. 64 of the waiting services get the new leases, and all others keep waiting. Every round
+wakes all waiting services, so its duration shows the cost of a crowd. The baseline is the same with 100
+services. The clients run on the same cores as the service.
 
     python benchmarks/dataflow_parked.py [--workers 2000]
 """
@@ -41,27 +41,28 @@ BATCH = GROUPS * GROUP
 BEAT_S = 10.0
 BASELINE = 100
 JOINERS = 64
-"""Services that join at once."""
+"""Services that join at the same time."""
 
 
 @dataclass
 class Crowd:
-    """Services that ask for leases for ever."""
+    """Services that ask for leases forever."""
 
     side: Side
     workers: Sequence[str]
     leased: "asyncio.Queue[tuple[str, str, float]]" = field(default_factory=asyncio.Queue)
-    """(service, lease, when)."""
+    """(service, lease, time)."""
     beats_s: list[float] = field(default_factory=list)
 
     async def ask(self, worker: str) -> None:
-        """One service's lease loop."""
+        """Runs one service's lease loop."""
         while True:
             for lease_id in await lease(self.side, 1, worker):
                 self.leased.put_nowait((worker, lease_id, time.perf_counter()))
 
     async def beat(self, worker: str, offset_s: float) -> None:
-        """One service's heartbeats. It names no leases: their timeout is longer than the benchmark."""
+        """Sends one service's heartbeats. They don't name leases, because the lease timeout is longer than
+        the benchmark."""
         await asyncio.sleep(offset_s)
         while True:
             began_s = time.perf_counter()
@@ -70,7 +71,8 @@ class Crowd:
             await asyncio.sleep(BEAT_S)
 
     async def announce(self) -> float:
-        """All say that they have loaded the newest version. Returns: the time until all are answered."""
+        """Announces for all services that they have loaded the newest version. Returns the time until all
+        have a response."""
         began_s = time.perf_counter()
         await asyncio.gather(*(self._beat(worker) for worker in self.workers))
         return time.perf_counter() - began_s
@@ -82,7 +84,7 @@ class Crowd:
 
 
 async def measure(folder: Path, *, num_workers: int, rounds: int) -> dict[str, float]:
-    """One service, so many workers."""
+    """Measures one dataflow with this number of workers."""
     setting = Setting(folder, is_quick=False, rounds=1, offered_per_s=0.0)
     sides = open_sides(setting, connections=2 * num_workers + 16, groups_per_batch=GROUPS, staleness=1)
     async with sides as (side, _):
@@ -123,9 +125,10 @@ async def measure(folder: Path, *, num_workers: int, rounds: int) -> dict[str, f
 
 
 async def run_rounds(crowd: Crowd, rounds: int) -> tuple[list[float], list[float], float]:
-    """Rounds of 64 leases.
+    """Runs rounds of 64 leases.
 
-    Returns: from the commit to each lease; until all have told a version; CPU time of the service in all.
+    Returns the times from the commit to each lease, the times until all services have announced a version,
+    and the total CPU time of the dataflow.
     """
     side = crowd.side
     waits_s = list[float]()
@@ -151,7 +154,7 @@ async def run_rounds(crowd: Crowd, rounds: int) -> tuple[list[float], list[float
 
 
 async def main(args: argparse.Namespace) -> None:
-    """Both crowds, one after the other."""
+    """Measures both crowds, one after the other."""
     found: dict[int, dict[str, float]] = {}
     for num_workers in (BASELINE, args.workers):
         found[num_workers] = await measure(args.folder, num_workers=num_workers, rounds=args.rounds)

@@ -1,5 +1,5 @@
-"""What `dataflow.py` measures with: server processes, clients of them, and what rollout services and trainers
-say."""
+"""The instruments of `dataflow.py`: server processes, their clients, and the messages of rollout services and
+trainers."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ GROUPS_PER_BATCH = 32
 
 
 class Server:
-    """A server's process; `cpu_s` and `rss_mb` are its own."""
+    """A server's process. `cpu_s` and `rss_mb` cover only this process."""
 
     def __init__(self, *argv: str) -> None:
         command = [sys.executable, str(SERVER), *argv]
@@ -60,24 +60,24 @@ class Server:
         self.url = self._process.stdout.readline().strip()
 
     def cpu_s(self) -> float:
-        """User and system time of its threads so far."""
+        """Returns the user and system time of its threads so far."""
         threads = Path(f"/proc/{self._process.pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
     def rss_mb(self) -> float:
-        """Resident memory now."""
+        """Returns the current resident memory."""
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def close(self) -> None:
-        """Lets it end."""
+        """Lets the process end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
 
 
 class Recording:
-    """A transport that keeps the last answer of each path: what the bare server then answers."""
+    """A transport that keeps the last response for each path, which the bare server then returns."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -86,7 +86,7 @@ class Recording:
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> HttpReply:
-        """One request."""
+        """Sends one request."""
         reply = await self._transport.request(method, target, headers=headers, body=body, timeout_s=timeout_s)
         if reply.status == 200:
             self.answers[target.partition("?")[0]] = reply.body
@@ -99,7 +99,7 @@ class Recording:
 
 @dataclass
 class Side:
-    """One server and a client of it."""
+    """One server and its client."""
 
     server: Server
     client: DataflowClient
@@ -122,13 +122,13 @@ class Setting:
     offered_per_s: float
 
     def scaled(self, num: int) -> int:
-        """Fewer for `--quick`."""
+        """Returns a smaller number for `--quick`."""
         return num // 8 if self.is_quick else num
 
 
 @asynccontextmanager
 async def open_side(server: Server, *, connections: int, is_bare: bool) -> AsyncGenerator[Side]:
-    """A client with its own connections."""
+    """Opens a client with its own connections."""
     transport = Recording(LeanTransport(server.url, num_connections=connections))
     calls = ServiceClient(server.url, transport=transport)
     try:
@@ -141,7 +141,7 @@ async def open_side(server: Server, *, connections: int, is_bare: bool) -> Async
 async def open_sides(
     setting: Setting, *, connections: int, groups_per_batch: int = GROUPS_PER_BATCH, staleness: int = 100_000
 ) -> AsyncGenerator[tuple[Side, Side]]:
-    """A fresh service with a trainer and a rollout service, and a bare server."""
+    """Opens a fresh service with a trainer and a rollout service, and a bare server."""
     folder = Path(tempfile.mkdtemp(dir=setting.folder))
     argv = ("service", str(folder / "journal"), str(groups_per_batch), str(staleness))
     service = Server(*argv)
@@ -165,9 +165,9 @@ async def open_sides(
 
 
 async def can(ours: Side, theirs: Side) -> None:
-    """The bare server answers from now on what the service answered last.
+    """From now on, makes the bare server return the last responses of the service.
 
-    Nothing stays recorded: a client that keeps ten batches works in cold memory, and only one side would.
+    Clears the recordings. A client that kept ten batches would work in cold memory, and only on one side.
     """
     while ours.transport.answers:
         path, body = ours.transport.answers.popitem()
@@ -178,7 +178,7 @@ async def can(ours: Side, theirs: Side) -> None:
 
 
 def make_trajectory(num_tokens: int, version: int = 0) -> Trajectory:
-    """A quarter prompt, the rest sampled."""
+    """Makes a trajectory: a quarter is prompt, the rest is sampled."""
     rng = np.random.default_rng(0)
     mask = np.arange(num_tokens) >= num_tokens // 4
     num_sampled = int(mask.sum())
@@ -197,7 +197,7 @@ def make_trajectory(num_tokens: int, version: int = 0) -> Trajectory:
 
 
 def make_results(worker_id: str, lease_ids: Sequence[str], trajectory: Trajectory) -> EpisodeResults:
-    """One episode a lease."""
+    """Makes one episode per lease."""
     messages = (
         Message(role="user", content="Calculate 378 + 937."),
         Message(role="assistant", content="1315"),
@@ -221,20 +221,20 @@ async def join(side: Side, name: str) -> str:
 
 
 def make_failures(worker_id: str, lease_ids: Sequence[str]) -> EpisodeResults:
-    """One attempt a lease that failed and may be tried again."""
+    """Makes one failed attempt per lease, which may be retried."""
     failure = Failure(error_class="engine", message="out of memory", is_retryable=True)
     results = tuple(EpisodeResult(lease_id=lease_id, outcome=failure) for lease_id in lease_ids)
     return EpisodeResults(worker_id=worker_id, results=results)
 
 
 async def until_parked(side: Side, num: int) -> None:
-    """Returns once that many services wait for leases."""
+    """Returns once this number of services wait for leases."""
     while len([wait for wait in (await side.client.status()).waits if wait.what == "leases"]) < num:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 
 async def lease(side: Side, num: int, worker_id: str = "", wait_s: float = 0.0) -> list[str]:
-    """Ids of leases; on the bare server those of the answer that it gives always."""
+    """Returns ids of leases. The bare server always returns the same ones."""
     served = (ServedVersions(policy="actor", versions=(side.version,)),)
     request = LeaseRequest(worker_id=worker_id or side.worker_id, num_free=num, served=served, wait_s=wait_s)
     return [item.id for item in (await side.client.leases(request)).leases]
@@ -253,7 +253,7 @@ async def publish(side: Side, step: int) -> None:
 
 
 async def finish_step(side: Side, step: int) -> None:
-    """Publishes, commits and releases a step, as a trainer after it took the batch."""
+    """Publishes, commits, and releases a step, as a trainer does after it has taken the batch."""
     if side.is_bare:
         return
     await publish(side, step + 1)
@@ -268,7 +268,7 @@ async def fetch(side: Side, step: int) -> Batch:
 
 
 def padded(batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.float32]]:
-    """Ids, mask and logprobs [B, T] of a batch."""
+    """Returns ids, mask and logprobs [B, T] of a batch."""
     items = [sample.trajectory for sample in batch.samples]
     shape = (len(items), max(len(item.mask) for item in items))
     arrays = np.zeros(shape, np.int32), np.zeros(shape, np.uint8), np.zeros(shape, np.float32)

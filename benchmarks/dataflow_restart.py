@@ -1,10 +1,11 @@
-"""How long the dataflow takes to restart, and how long a snapshot stops it, with many live items.
+"""Measures how long the dataflow takes to restart, and how long a snapshot blocks it, with many live items.
 
-Live items are trajectories of groups that are being rolled out (half), ready, or in a batch. The journal has
-their snapshot and the records of a whole snapshot interval after it: the most that a restart replays.
+Live items are trajectories of groups that are still incomplete (half of them), complete, or in a batch. The
+journal has their snapshot and the records of a whole snapshot interval after it, which is the most that a
+restart replays.
 
-`snapshot_stop_ms` is CPU time of the event loop, `snapshot_piece_ms` that of the longest piece after it, in
-the journal's thread.
+`snapshot_stop_ms` is CPU time of the event loop. `snapshot_piece_ms` is that of the longest piece after it,
+in the journal's thread.
 
     python benchmarks/dataflow_restart.py [--items 100000]
 """
@@ -95,7 +96,7 @@ class Filler:
         self.apply(RecordResult(lease_id=lease.id, worker_id="w", outcome=make_facts(number)))
 
     def fill(self, num: int) -> None:
-        """Half of the items in groups that lack one episode, the others complete."""
+        """Puts half of the items into groups that lack one episode, and the others into complete groups."""
         for number in range(0, num, 2 * GROUP):
             for idx, lease in enumerate(self.lease()):
                 if idx != GROUP:
@@ -103,7 +104,7 @@ class Filler:
 
 
 async def measure(folder: Path, num: int) -> dict[str, float]:
-    """Fills, snapshots, adds an interval of records, restarts."""
+    """Fills, takes a snapshot, adds an interval of records, and restarts."""
     every = DataflowConfig().snapshot_every
     journal = Journal(folder, snapshot_every=10**9)
     filler = Filler(Core(make_plan()), journal)

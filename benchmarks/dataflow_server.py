@@ -1,7 +1,8 @@
-"""The servers that `dataflow.py` measures: the dataflow service, or a bare server that answers from memory.
+"""Runs the servers that `dataflow.py` measures: the dataflow service, or a bare server that responds from
+memory.
 
-Prints its URL, serves until its standard input closes. The bare one is the same uvicorn and Starlette: it
-reads each body and answers what was last put at `/canned` for the path.
+The program prints the server's URL, and serves until its standard input closes. The bare server is the same
+uvicorn and Starlette. It reads each body, and responds with what was last stored at `/canned` for the path.
 
     python benchmarks/dataflow_server.py service FOLDER GROUPS_PER_BATCH MAX_STALENESS
     python benchmarks/dataflow_server.py bare
@@ -38,12 +39,12 @@ class SumSource:
         return NUM_TASKS
 
     def task(self, idx: int) -> Task:
-        """One problem."""
+        """Returns one problem."""
         return Task(id=f"sums/{idx}", source="sums", prompt=f"Calculate {idx} + 1.", answer=str(idx + 1))
 
 
 def make_service(folder: Path, *, groups_per_batch: int, max_staleness: int) -> DataflowService:
-    """A run of one policy that never ends by itself; groups of 8."""
+    """Makes a run of one policy that never ends by itself, with groups of 8."""
     table = TableConfig(group_size=8, groups_per_batch=groups_per_batch, max_staleness=max_staleness)
     plan = RunPlan(
         seed=0,
@@ -70,7 +71,7 @@ def make_service(folder: Path, *, groups_per_batch: int, max_staleness: int) -> 
 
 
 def make_bare_app() -> Starlette:
-    """Answers what was put there; does no work."""
+    """Makes an app that only responds with what was stored there."""
     canned: dict[str, bytes] = {}
 
     async def put(request: Request) -> Response:

@@ -1,14 +1,15 @@
-"""How large the delta of a 14B model would be, if its weights changed as those of a real run do.
+"""Computes how large the delta of a 14B model would be if its weights changed like those of a real run.
 
-The quickstart trains for 16 steps in bfloat16 at each learning rate, and keeps all versions. Per kind of
-tensor (embedding, head, attention, MLP, norms), all pairs (weight before, weight after) of these steps are
-put into one pool. For each kind, a tensor of 8M weights is drawn from its pool at random, encoded by the real
-codec, decoded and compared bit by bit. Its bytes per weight, times the number of weights of that kind in a
-Qwen3-14B, is the size in the table: COMPUTED, not measured. Drawing at random takes away whatever order the
-changes have, which could only make a delta smaller. A larger model at the same learning rate may change more
-or fewer of its weights.
+The quickstart trains for 16 steps in bfloat16 at each learning rate, and keeps all versions. For each kind of
+tensor (embedding, head, attention, MLP, norms), all pairs (weight before, weight after) of these steps form
+one pool. For each kind, a tensor of 8M weights is drawn at random from its pool, encoded by the real codec,
+decoded, and compared bit by bit. The size in the table is its bytes per weight times the number of weights of
+that kind in a Qwen3-14B: COMPUTED, not measured. Random drawing removes any order in the changes, and such
+order could only make a delta smaller. A larger model at the same learning rate may change more or fewer of
+its weights.
 
-For comparison: the full version, and the index (4 bytes) and value (2 bytes) of each changed weight.
+For comparison, the table also has the full version, and the index (4 bytes) and value (2 bytes) of each
+changed weight.
 
     python benchmarks/delta_14b.py [--rates 1e-6 5e-6] [--out runs/deltas] [--picture FILE]
 """
@@ -50,7 +51,7 @@ SHAPES = {
     "mlp": LAYERS * 3 * HIDDEN * MLP,
     "norm": LAYERS * (2 * HIDDEN + 2 * HEAD_DIM) + HIDDEN,
 }
-"""Weights of each kind in a Qwen3-14B."""
+"""Number of weights of each kind in a Qwen3-14B."""
 SAMPLE = 8 * 1024 * 1024
 LINKS = {"1 Gbit/s": 1e9, "4 Gbit/s": 4e9, "10 Gbit/s": 10e9}
 Words = NDArray[np.uint16]
@@ -58,14 +59,14 @@ Words = NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class Kind:
-    """How tensors of a kind change in a step."""
+    """How tensors of one kind change in a step."""
 
     density: float
     bytes_per_weight: float
 
 
 def kind_of(name: str) -> str:
-    """The kind of a tensor, by its Hugging Face name."""
+    """Returns the kind of a tensor, by its Hugging Face name."""
     if "embed_tokens" in name:
         return "embedding"
     if "lm_head" in name:
@@ -76,7 +77,7 @@ def kind_of(name: str) -> str:
 
 
 def train(rate: float, out: Path) -> Path:
-    """A run that keeps all its versions, unless it is there already."""
+    """Makes a run that keeps all its versions, unless it exists already."""
     run_dir = out / f"lr-{rate:g}"
     model = out / "model"
     argv = [sys.executable, "-m", "astraflow.cli.main"]
@@ -102,7 +103,7 @@ def train(rate: float, out: Path) -> Path:
 
 
 def pools_of(run_dir: Path) -> dict[str, tuple[Words, Words]]:
-    """Kind -> all weights before and after a step, over all steps."""
+    """Returns kind -> all weights before and after a step, over all steps."""
     stored = SavedVersions(RunFolder(run_dir).weights / "actor", "actor")
     versions = [stored.read(number) for number in stored.versions()]
     before: defaultdict[str, list[Words]] = defaultdict(list)
@@ -115,7 +116,8 @@ def pools_of(run_dir: Path) -> dict[str, tuple[Words, Words]]:
 
 
 def measure(pool: tuple[Words, Words], num: int) -> Kind:
-    """Encodes `num` weights of a kind. Raises: AssertionError if they do not come back bit by bit."""
+    """Encodes `num` weights of a kind. Raises: AssertionError if decoding does not restore them bit by
+    bit."""
     chosen = np.random.default_rng(0).integers(len(pool[0]), size=num)
     before = pool[0][chosen]
     after = pool[1][chosen]
@@ -129,7 +131,8 @@ def measure(pool: tuple[Words, Words], num: int) -> Kind:
 
 
 def show(rate: float, kinds: Mapping[str, Kind]) -> dict[str, float]:
-    """The table of a learning rate. Returns: bytes of a full version, its delta, and index and value."""
+    """Prints the table of a learning rate. Returns the bytes of a full version, its delta, and index and
+    value."""
     sizes = {
         "full": 2.0 * sum(SHAPES.values()),
         "delta": sum(SHAPES[name] * kind.bytes_per_weight for name, kind in kinds.items()),
@@ -152,7 +155,7 @@ def show(rate: float, kinds: Mapping[str, Kind]) -> dict[str, float]:
 
 
 def draw(found: Mapping[float, Mapping[str, float]], image: Path) -> None:
-    """Sizes on a logarithmic scale."""
+    """Plots the sizes on a logarithmic scale."""
     mpl.use("Agg")
     figure, axes = plt.subplots(figsize=(7, 3), dpi=130)
     names = [f"{name}, lr {rate:g}" for rate, sizes in found.items() for name in sizes]
@@ -167,7 +170,7 @@ def draw(found: Mapping[float, Mapping[str, float]], image: Path) -> None:
 
 
 def main(rates: Sequence[float], out: Path, num: int, image: Path | None) -> None:
-    """Trains, encodes, prints and draws."""
+    """Trains, encodes, prints, and plots."""
     found: dict[float, dict[str, float]] = {}
     for rate in rates:
         kinds = {kind: measure(pool, num) for kind, pool in pools_of(train(rate, out)).items()}

@@ -1,20 +1,21 @@
-"""Throughput of a rollout pool that changes while a run goes on, with emulated GPUs and everything else real.
+"""Measures the throughput of a rollout pool that changes during a run, with emulated GPUs and everything else
+real.
 
 Services with `paced` engines (no model; `--slots` requests at `--tokens-per-s` each) join a run and are
-killed with SIGKILL; nothing and nobody is told. The phases, each measured for `--window-s` after
+killed with SIGKILL, without notice to any other process. Each phase is measured for `--window-s` after
 `--settle-s`:
 
     pool    1 -> 2 -> 4 -> 8 -> 3 services of equal speed
-    mixed   three services of 1x, 2x and 4x the slowest one's speed
+    mixed   three services with 1x, 2x and 4x the speed of the slowest
     links   two services on the dataflow's machine; two behind a link of 150 ms and 50 Mbit/s each way; two
-            behind 300 ms and 4 Gbit/s; dataflow and weights alike (a proxy in this process)
+            behind 300 ms and 4 Gbit/s. Dataflow and weights use the same link (a proxy in this process).
 
-Throughput is what was delivered: the sampled tokens of accepted episodes, from the journal, each spread over
-the time that its episode took. Before services are killed, `--tail-s` pass, so that what ran in the window
-arrives: what a kill costs is printed apart, as leases that went out again. Baselines: the emulated speed
-itself (slots x tokens/s x services), which is what `linear_frac` and `mixed_frac` are shares of; the first
-phase times the number of services; for the mix, equal shares for all, as with a fixed assignment, which ends
-with the slowest; for the links, the same services without one.
+Throughput counts what was delivered: the sampled tokens of accepted episodes, from the journal, each spread
+over the duration of its episode. `--tail-s` pass before services are killed, so that the episodes that ran in
+the window arrive. The cost of a kill is printed separately, as leases that were reissued. The baselines are:
+the emulated speed itself (slots x tokens/s x services), to which `linear_frac` and `mixed_frac` relate; the
+first phase times the number of services; for the mix, equal shares for all services, as with a fixed
+assignment, which ends with the slowest service; for the links, the same services without a link.
 
     python benchmarks/elastic.py [--only pool] [--picture docs/images/elastic.png]
 """
@@ -66,7 +67,7 @@ class Member:
 
     name: str
     speed: float = 1.0
-    """Times `--tokens-per-s`."""
+    """Multiple of `--tokens-per-s`."""
     link: str = ""
     """One of LINKS; empty: none."""
 
@@ -79,13 +80,13 @@ class Phase:
     title: str
     members: tuple[Member, ...]
     changed_s: float = 0.0
-    """When the services of the phase before were killed and those of this one started."""
+    """When the services of the previous phase were killed and those of this phase were started."""
     begin_s: float = 0.0
     end_s: float = 0.0
     join_s: float = 0.0
-    """Until all of them had leases."""
+    """Time until all of them had leases."""
     rates: dict[str, float] = field(default_factory=dict)
-    """Tokens a second by service."""
+    """Service -> tokens per second."""
 
     @property
     def rate(self) -> float:
@@ -93,12 +94,12 @@ class Phase:
         return sum(self.rates.values())
 
     def nominal(self, args: argparse.Namespace) -> float:
-        """What the emulated devices can do."""
+        """Returns the throughput that the emulated devices can reach."""
         return sum(member.speed for member in self.members) * args.slots * args.tokens_per_s
 
 
 def phases(args: argparse.Namespace) -> list[Phase]:
-    """All that were asked for, in order."""
+    """Returns all requested phases, in order."""
     found: list[Phase] = []
     if args.only in ("", "pool"):
         for num in args.pool:
@@ -118,7 +119,8 @@ def phases(args: argparse.Namespace) -> list[Phase]:
 
 
 def make_recipe(folder: Path, args: argparse.Namespace) -> Recipe:
-    """Everything but the models is as in a real run; rollout services come by themselves."""
+    """Makes a recipe in which everything but the models is as in a real run. Rollout services join by
+    themselves."""
     spec = load_spec(SPEC, {"warm_start.steps": 0})
     init_model(spec, folder / "model")
     tasks = [json.dumps({"prompt": f"Calculate {n} + 1.", "answer": str(n + 1)}) for n in range(5000)]
@@ -133,7 +135,8 @@ def make_recipe(folder: Path, args: argparse.Namespace) -> Recipe:
         "update_s": args.update_s,
         "max_context": args.max_tokens + 64,
     }
-    # Batches take the oldest draws, so tickets must last while the longest episode runs, or runs again.
+    # Batches take the oldest draws, so there must be enough tickets while the longest episode runs, or runs
+    # again.
     table = {
         "group_size": 8,
         "groups_per_batch": args.groups,
@@ -173,7 +176,7 @@ class Pool:
         self._links: list[ShapedLink] = []
 
     async def change(self, members: tuple[Member, ...]) -> None:
-        """Kills who is not in it and starts who is missing."""
+        """Kills the services that are not members, and starts the missing ones."""
         wanted = {member.name for member in members}
         for name in [name for name in self._processes if name not in wanted]:
             process = self._processes.pop(name)
@@ -184,7 +187,7 @@ class Pool:
                 self._processes[member.name] = await self._start(member)
 
     async def all_work(self) -> None:
-        """Returns when each of them has leases. Raises: RuntimeError naming one that ended."""
+        """Returns when each service has leases. Raises: RuntimeError that names a service that ended."""
         async with asyncio.timeout(JOIN_S):
             while True:
                 for name, process in self._processes.items():
@@ -196,7 +199,7 @@ class Pool:
                 await asyncio.sleep(0.2)
 
     async def close(self) -> None:
-        """Ends them and their links."""
+        """Ends the services and their links."""
         await self.change(())
         for link in self._links:
             await link.close()
@@ -227,7 +230,7 @@ class Pool:
 
 
 async def drive(recipe: Recipe, folder: Path, plan: list[Phase], args: argparse.Namespace) -> None:
-    """Goes through the phases, and notes when each was."""
+    """Runs the phases, and notes when each took place."""
     async with launch(recipe, folder / "run") as run:
         record = run.folder.load_record()
         publisher = next(s for s in record.services if s.name.startswith("publisher"))
@@ -257,7 +260,7 @@ async def drive(recipe: Recipe, folder: Path, plan: list[Phase], args: argparse.
 
 @dataclass
 class Delivered:
-    """What the journal says."""
+    """The contents of the journal."""
 
     episodes: list[tuple[str, float, float, int]] = field(default_factory=list)
     """(service, begin, end, sampled tokens) of each accepted episode."""
@@ -267,7 +270,7 @@ class Delivered:
 
 
 def read_journal(folder: Path) -> Delivered:
-    """Every accepted episode of a journal."""
+    """Reads every accepted episode of a journal."""
     found = Delivered()
     names = dict[str, str]()
     with JournalReader(folder) as journal:
@@ -289,7 +292,7 @@ def read_journal(folder: Path) -> Delivered:
 
 
 def rates(delivered: Delivered, begin_s: float, end_s: float) -> dict[str, float]:
-    """Tokens a second of each service within a window."""
+    """Returns the tokens per second of each service within a window."""
     tokens: defaultdict[str, float] = defaultdict(float)
     for name, start_s, stop_s, num in delivered.episodes:
         inside_s = min(stop_s, end_s) - max(start_s, begin_s)
@@ -369,7 +372,7 @@ def _steps(folder: Path) -> int:
 
 
 def draw(pool: list[Phase], delivered: Delivered, args: argparse.Namespace) -> None:
-    """Throughput over time against what the pool could do."""
+    """Plots throughput over time, and the throughput that the pool could reach."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -396,7 +399,7 @@ def draw(pool: list[Phase], delivered: Delivered, args: argparse.Namespace) -> N
 
 
 def main() -> None:
-    """Runs the phases and reports."""
+    """Runs the phases, and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", choices=("", "pool", "mixed", "links"), default="")
     parser.add_argument(

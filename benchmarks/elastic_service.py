@@ -1,7 +1,8 @@
-"""One rollout service of `elastic.py`: `astraflow join` with a speed and a way to the publisher of its own.
+"""Runs one rollout service of `elastic.py`: `astraflow join` with its own speed and its own route to the
+publisher.
 
-Its only argument is a JSON object: `url`, `name`, `cache` (folder), `engine` (what differs from the
-recipe's), `routes` (announced URL -> the one to use), and if need be `rollout` (what else differs).
+The only argument is a JSON object: `url`, `name`, `cache` (folder), `engine` (what differs from the
+recipe's), `routes` (announced URL -> URL to use), and optionally `rollout` (what else differs).
 """
 
 import asyncio
@@ -23,14 +24,14 @@ from astraflow.types import Manifest, VersionsReply
 
 
 class Rerouted(DataflowClient):
-    """Takes other ways to the sources of weights than those that their publishers announce."""
+    """Uses other routes to the sources of weights than the announced ones."""
 
     def __init__(self, client: ServiceClient, routes: dict[str, str]) -> None:
         super().__init__(client)
         self._routes = routes
 
     async def versions(self, policy: str, *, after: int, wait_s: float = 25.0) -> VersionsReply:
-        """As the dataflow says, but for the sources."""
+        """Returns the dataflow's reply with other sources."""
         reply = await super().versions(policy, after=after, wait_s=wait_s)
         return msgspec.structs.replace(reply, manifests=tuple(self._rerouted(m) for m in reply.manifests))
 
@@ -43,7 +44,7 @@ class Rerouted(DataflowClient):
 
 
 async def start_service(settings: Mapping[str, Any], log_path: Path) -> asyncio.subprocess.Process:
-    """Starts one in a process of its own, which appends what it prints to a file."""
+    """Starts a service in its own process, which appends its output to a file."""
     with log_path.open("a") as log:
         return await asyncio.create_subprocess_exec(
             sys.executable, __file__, json.dumps(settings), stdout=log, stderr=log
@@ -51,7 +52,7 @@ async def start_service(settings: Mapping[str, Any], log_path: Path) -> asyncio.
 
 
 async def serve(stop: asyncio.Event, settings: dict[str, Any]) -> None:
-    """Serves until the run ends or `stop`."""
+    """Serves until the run ends or `stop` is set."""
     client = ServiceClient(settings["url"])
     try:
         link = Rerouted(client, settings["routes"])

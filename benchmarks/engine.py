@@ -1,13 +1,13 @@
-"""Generation speed of the torch engine against `model.generate` with padded batches, one thread.
+"""Compares the generation speed of the torch engine with `model.generate` on padded batches, one thread.
 
-Useful tokens are those that were asked for. The baseline takes the requests in batches of 64, pads the
-prompts on the left and generates until the longest request of the batch is done; it computes no logprobs, the
-engine does. Prompts are distinct, so nothing is gained here by sharing them within groups.
+Useful tokens are the requested ones. The baseline takes the requests in batches of 64, pads the prompts on
+the left, and generates until the longest request of the batch is done. It doesn't compute logprobs, whereas
+the engine does. Prompts are distinct, so the engine gains nothing from sharing them within groups.
 
-`generate` takes the requests as they come. `sorted` puts prompts of similar length together; `static` does so
-too, and allocates the cache of a batch once. `oracle` sorts by what is known only afterwards: how long the
-completions are. `speedup` compares with `generate`, and `speedup_best` with the fastest baseline that a
-server could use, which the oracle is not.
+`generate` takes the requests in their given order. `sorted` puts prompts of similar length together. `static`
+does so too, and allocates the cache of a batch once. `oracle` sorts by the lengths of the completions, which
+are known only afterwards. `speedup` compares with `generate`, and `speedup_best` with the fastest baseline
+that a server could use, so not with the oracle.
 
     python benchmarks/engine.py [--repeats 3] [--requests 192]
 """
@@ -43,19 +43,20 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts and the number of tokens that each asks for."""
+    """Prompts, and the number of tokens that each requests."""
 
     prompts: list[tuple[int, ...]]
     outputs: list[int]
 
     def ordered(self, lengths: Sequence[int]) -> "Workload":
-        """The same requests, those with the greatest of these lengths first."""
+        """Returns the same requests, sorted by these lengths, longest first."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         return Workload([self.prompts[i] for i in order], [self.outputs[i] for i in order])
 
 
 def make_workload(kind: str, num_requests: int) -> Workload:
-    """`mixed`: prompts of 16-256 tokens, outputs of 8-256, uniform. `equal`: 136 and 132, the same means."""
+    """Makes the requests. `mixed`: prompts of 16-256 tokens and outputs of 8-256, uniform. `equal`: 136 and
+    132, which are the same means."""
     rng = np.random.default_rng(0)
     if kind == "mixed":
         prompts = rng.integers(16, 257, num_requests)
@@ -67,7 +68,7 @@ def make_workload(kind: str, num_requests: int) -> Workload:
 
 
 def make_model(size: str) -> Any:
-    """A random model of the quickstart's architecture, without an end-of-text token."""
+    """Makes a random model of the quickstart's architecture, without an end-of-text token."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -84,7 +85,7 @@ def make_model(size: str) -> Any:
 
 
 def run_generate(model: Any, work: Workload, *, cache: str | None = None) -> None:
-    """The baseline, with transformers' own cache or another of its kinds."""
+    """Runs the baseline, with transformers' default cache or another kind."""
     for start in range(0, len(work.prompts), BATCH):
         prompts = work.prompts[start : start + BATCH]
         longest = max(len(p) for p in prompts)
@@ -100,13 +101,13 @@ def run_generate(model: Any, work: Workload, *, cache: str | None = None) -> Non
                 temperature=1.0,
                 top_k=0,
                 cache_implementation=cache,
-                disable_compile=True,  # on a CPU a compiled loop is slower, and takes a minute to compile
+                disable_compile=True,  # on a CPU, a compiled loop is slower, and takes a minute to compile
             )
         assert out.shape[1] == longest + new
 
 
 def run_engine(engine: TorchEngine, work: Workload, runner: asyncio.Runner) -> None:
-    """All requests at once; the engine runs 64 of them at a time."""
+    """Sends all requests at the same time. The engine runs 64 of them at a time."""
 
     async def main() -> None:
         requests = [
@@ -120,7 +121,7 @@ def run_engine(engine: TorchEngine, work: Workload, runner: asyncio.Runner) -> N
 
 
 def measure(size: str, num_requests: int, repeats: int) -> dict[str, Runs]:
-    """Tokens/s of all, for both workloads of one size of model."""
+    """Measures the tokens per second of all, for both workloads of one model size."""
     model = make_model(size)
     figures: dict[str, Runs] = {"params": Runs((float(sum(p.numel() for p in model.parameters())),))}
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
@@ -147,7 +148,7 @@ def measure(size: str, num_requests: int, repeats: int) -> dict[str, Runs]:
 
 
 def main() -> None:
-    """Measures, prints the table and the JSON object."""
+    """Measures, and prints the table and the JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=192)

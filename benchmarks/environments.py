@@ -1,7 +1,8 @@
-"""Virtual environments for the systems that benchmarks compare with: their dependencies and ours differ.
+"""Makes virtual environments for the systems that benchmarks compare with, because their dependencies differ
+from ours.
 
-Torch is chosen as by `make`, so `TORCH` in the process's environment may change it; all else that
-`constraints.txt` names has its version.
+Torch is chosen as by `make`, so `TORCH` in the process's environment may change it. Everything else that
+`constraints.txt` names has the version there.
 """
 
 import os

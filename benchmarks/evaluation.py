@@ -1,16 +1,19 @@
-"""What evaluation costs training: throughput inside and outside of evaluation rounds, from one run's journal.
+"""Measures what evaluation costs training: throughput inside and outside evaluation rounds, from one run's
+journal.
 
-The quickstart's recipe runs with all its services and evaluates every few steps. A round lasts from its first
-lease to its record. Of each accepted episode the journal knows arrival, duration and sampled tokens; the
-tokens are spread evenly over the duration. Compared are the times between the first and the last commit:
+The quickstart's recipe runs with all its services, and evaluates every few steps. A round lasts from its
+first lease to its record. The journal has the arrival, duration, and sampled tokens of each accepted episode;
+the tokens are spread evenly over the duration. The comparison covers the time between the first and the last
+commit:
 
-    throughput   sampled tokens of training episodes a second, inside rounds against outside of them
-    eval share   sampled tokens of evaluation over all sampled tokens, inside rounds
-    eval slots   slots that evaluation's episodes hold over all that are held, inside rounds
+    throughput   sampled tokens of training episodes per second, inside rounds compared with outside them
+    eval share   sampled tokens of evaluation as a share of all sampled tokens, inside rounds
+    eval slots   slots that evaluation's episodes hold as a share of all held slots, inside rounds
     fall         1 - throughput inside / throughput outside
 
-It also reports the trainer's own speed: tokens of committed steps, spread over the time since the commit
-before. A round is paid for if that falls by no more than the share; no attempt or group may be lost by it.
+The benchmark also reports the trainer's own speed: tokens of committed steps, spread over the time since the
+previous commit. A round pays for itself if this speed falls by no more than the share. A round must not lose
+any attempt or group.
 
     python benchmarks/evaluation.py [--every 5] [--run RUN_DIR]
 """
@@ -55,30 +58,30 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens that came about in an interval."""
+    """Tokens that were produced in an interval."""
 
     span: Interval
     num_tokens: int
 
     def within(self, times: list[Interval]) -> float:
-        """Its tokens in these disjoint times."""
+        """Returns the tokens within these disjoint times."""
         seconds = self.span[1] - self.span[0]
         return self.num_tokens * total_s(intersection([self.span], times)) / seconds if seconds > 0 else 0.0
 
 
 @dataclass
 class Books:
-    """What a journal says of generation and of evaluation rounds."""
+    """What a journal says about generation and evaluation rounds."""
 
     episodes: dict[LeaseKind, list[Work]] = field(default_factory=lambda: {"train": [], "eval": []})
     begun_s: dict[int, float] = field(default_factory=dict[int, float])
-    """Round -> its first lease."""
+    """Round -> time of its first lease."""
     ended_s: list[float] = field(default_factory=list[float])
-    """Ends of rounds, in order; with one set and one policy, rounds end in the order in which they begin."""
+    """Ends of rounds, in order. With one set and one policy, rounds end in the order in which they begin."""
     failed_attempts: int = 0
     dropped_results: int = 0
     lost_groups: int = 0
-    """Groups with another fate than `trained`, but those that the run's end cancelled."""
+    """Groups with a fate other than `trained`, except for those that the end of the run cancelled."""
 
     def book(self, record: Record) -> None:
         """Adds a record."""
@@ -114,12 +117,12 @@ class Books:
 
     @property
     def rounds(self) -> list[Interval]:
-        """When evaluation ran."""
+        """Returns the times when evaluation ran."""
         return union(zip(sorted(self.begun_s.values()), self.ended_s, strict=True))
 
 
 def main() -> None:
-    """Runs the recipe, or reads a run that is there, and reports."""
+    """Runs the recipe, or reads an existing run, and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--every", type=int, default=5, help="steps between two evaluations")
     parser.add_argument("--steps", type=int, default=100)
@@ -140,7 +143,7 @@ def main() -> None:
 
 
 async def train(args: argparse.Namespace, run_dir: Path) -> None:
-    """A run of the recipe with all its services. Raises: ServiceError if it fails."""
+    """Runs the recipe with all its services. Raises: ServiceError if it fails."""
     overrides = {
         "eval.every": args.every,
         "policies.actor.train.steps": args.steps,
@@ -199,13 +202,13 @@ def conclude(run_dir: Path) -> None:
 
 
 def trained_work(steps: Sequence[StepRecord]) -> Iterator[Work]:
-    """The tokens of each committed step, over the time since the commit before."""
+    """Yields the tokens of each committed step, over the time since the previous commit."""
     for before, step in itertools.pairwise(steps):
         yield Work((before.at_s, step.at_s), step.num_trained_tokens)
 
 
 def without(times: list[Interval], cut: list[Interval]) -> Iterator[Interval]:
-    """The parts of one interval outside of disjoint others, in order."""
+    """Yields the parts of intervals that lie outside other, disjoint intervals, in order."""
     ((start, end),) = times
     for cut_start, cut_end in cut:
         yield start, cut_start
@@ -214,12 +217,12 @@ def without(times: list[Interval], cut: list[Interval]) -> Iterator[Interval]:
 
 
 def tokens(works: Iterable[Work], times: list[Interval]) -> float:
-    """Tokens that came about in these times."""
+    """Returns the tokens that were produced in these times."""
     return sum(work.within(times) for work in works)
 
 
 def rate(works: Iterable[Work], times: list[Interval]) -> float:
-    """Tokens a second in these times."""
+    """Returns the tokens per second in these times."""
     return tokens(works, times) / max(1e-9, total_s(times))
 
 

@@ -1,11 +1,12 @@
-"""What `exact: true` costs: the same steps and the same generation with and without it, on one thread each.
+"""Measures what `exact: true` costs: the same steps and the same generation with and without it, on one
+thread each.
 
-    step_ratio            time of a training step with it, over the time without
-    step_cpu_ratio        the same in CPU time, which depends little on what else runs
-    generate_ratio        time of generation by the torch engine with it, over the time without
+    step_ratio            time of a training step with it, divided by the time without
+    step_cpu_ratio        the same in CPU time, which hardly depends on other load
+    generate_ratio        time of generation by the torch engine with it, divided by the time without
     generate_cpu_ratio    the same in CPU time
-    gap_max               largest distance of the trainer's logprobs from the engine's, nats; it must be 0
-    usual_gap_max         the same without
+    gap_max               largest difference between the logprobs of trainer and engine, in nats; must be 0
+    usual_gap_max         the same without `exact: true`
 
 The model has the quickstart's shape and random weights. A batch is what the engine generates from random
 prompts of the quickstart's length: 64 groups of 8. `--rounds` sets how many times each is timed, in turns.
@@ -47,7 +48,7 @@ _NAMES = {True: "exact", False: "usual"}
 
 
 def main() -> None:
-    """Measures and prints; the last line is the figures as JSON."""
+    """Measures and prints; the last line has the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="times that each is measured")
     parser.add_argument("--groups", type=int, default=_NUM_GROUPS, help="groups of a batch")
@@ -81,7 +82,7 @@ def _measure(model_dir: Path, rounds: int, num_groups: int) -> dict[str, Any]:
         figures[f"{name}_tokens_per_s"] = Runs(tuple(num_tokens / value for value in runs.values))
     figures |= {"generate_ratio": _ratios(wall), "generate_cpu_ratio": _ratios(cpu)}
     steps = {exact: _Steps(model_dir, prompts, made[exact], exact=exact) for exact in _NAMES}
-    # With a learning rate of 0 every step has the engine's weights.
+    # With a learning rate of 0, every step has the engine's weights.
     gaps = {exact: step.gap_max() for exact, step in steps.items()}
     wall, cpu = _timed({name: steps[exact].step for exact, name in _NAMES.items()}, rounds)
     figures |= {f"{name}_step_s": runs for name, runs in wall.items()}
@@ -90,7 +91,7 @@ def _measure(model_dir: Path, rounds: int, num_groups: int) -> dict[str, Any]:
 
 
 def _timed(runs: Mapping[str, Callable[[], object]], rounds: int) -> tuple[dict[str, Runs], dict[str, Runs]]:
-    """Seconds of each run, of the wall clock and of CPU time; the runs alternate."""
+    """Measures the seconds of each run, in wall-clock and CPU time; the runs alternate."""
     wall: dict[str, list[float]] = {name: [] for name in runs}
     cpu: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
@@ -121,7 +122,7 @@ async def _engine(model_dir: Path, *, exact: bool) -> TorchEngine:
 
 
 async def _generate(engine: TorchEngine, prompts: list[tuple[int, ...]]) -> list[Generation]:
-    """Completions of 8 to 19 tokens."""
+    """Generates completions of 8 to 19 tokens."""
     requests = [
         GenerateRequest(token_ids=prompt, sampling=Sampling(max_tokens=8 + idx % 12, seed=idx))
         for idx, prompt in enumerate(prompts)
@@ -130,7 +131,7 @@ async def _generate(engine: TorchEngine, prompts: list[tuple[int, ...]]) -> list
 
 
 class _Steps:
-    """Training steps on what an engine generated."""
+    """Training steps on the engine's completions."""
 
     def __init__(
         self, model_dir: Path, prompts: list[tuple[int, ...]], made: list[Generation], *, exact: bool
@@ -154,7 +155,7 @@ class _Steps:
         return self._learner.train_step(batch)
 
     def gap_max(self) -> float:
-        """The largest gap of one step."""
+        """Returns the largest gap of one step."""
         return next(item.value for item in self.step().metrics if item.name == "behavior_gap_max")
 
 

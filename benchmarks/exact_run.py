@@ -1,13 +1,13 @@
-"""A run in one process, under a schedule that is always the same: no other load changes what it finds.
+"""Makes a run in one process under a deterministic schedule, so that other load never changes its results.
 
 The parts are the real ones: the dataflow's core (curators, tickets, filters, credit, samplers, replay), the
-torch engine's lane, the torch trainer, the weights that go from one to the other. What is left out is what
-makes a run's course depend on the machine: processes, HTTP, the journal, and the clock. Time is virtual: an
-episode and a training step take as long as the `Pace` says, whatever the machine does meanwhile.
+torch engine's lane, the torch trainer, and the weights that pass from one to the other. The run leaves out
+what would make its course depend on the machine: processes, HTTP, the journal, and the clock. Time is
+virtual: an episode and a training step take as long as the `Pace` says, no matter how long the machine takes.
 
-Without a pace, rollout is as fast as may be: whatever has a ticket is rolled out before the next batch is
-taken, so that with `fifo` and no filters every batch is exactly `max_staleness` versions old, once as many
-have passed.
+Without a pace, rollout is as fast as possible: everything that has a ticket is rolled out before the next
+batch is taken. With `fifo` and no filters, every batch is then exactly `max_staleness` versions old, after
+the first `max_staleness` versions.
 """
 
 import heapq
@@ -84,9 +84,10 @@ class Problem:
 def sums(
     num: int, *, digits: int, seed: int, carries: bool | None = None, split: str = "train"
 ) -> list[Problem]:
-    """`num` different sums of two numbers of `digits` digits; `carries`: with or without any carry, if given.
+    """Makes `num` different sums of two numbers of `digits` digits. `carries`: whether the sums have carries,
+    if given.
 
-    No prompt of the split `heldout` is in `train`.
+    Prompts of the split `heldout` never occur in `train`.
     """
     rng = random.Random(f"{seed}/{digits}/{carries}/{split}")
     found = dict[str, Problem]()
@@ -104,19 +105,19 @@ class Pace:
     """How long things take, in units of an episode's median duration."""
 
     num_slots: int
-    """Episodes that run at once."""
+    """Episodes that run at the same time."""
     step_s: float
-    """A training step."""
+    """Duration of a training step."""
     sigma: float
-    """Episodes take exp(N(0, sigma)): the larger, the heavier the tail."""
+    """Episodes take exp(N(0, sigma)). Larger values give a heavier tail."""
     resolution_s: float = 0.125
     """Durations are rounded up to multiples of this."""
 
     factors: tuple[float, ...] = ()
-    """What the duration of an episode is multiplied by, for each problem; empty: by 1."""
+    """For each problem, the factor by which the duration of an episode is multiplied; empty: 1."""
 
     def duration_s(self, lease: LeaseView, seed: int) -> float:
-        """Duration of a lease's episode, the same for every sampler."""
+        """Returns the duration of a lease's episode, which is the same for every sampler."""
         drawn = math.exp(random.Random(f"{seed}/{lease.id}").gauss(0.0, self.sigma))
         if self.factors:
             drawn *= self.factors[lease.task_idx]
@@ -125,7 +126,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Everything that determines a run but its seed."""
+    """Everything that determines a run, except for its seed."""
 
     table: TableConfig
     train: TrainConfig
@@ -138,7 +139,7 @@ class Setting:
 
 @dataclass(slots=True)
 class Point:
-    """Where a run stands after some steps."""
+    """The state of a run after some steps."""
 
     step: int
     rollouts: int
@@ -147,7 +148,7 @@ class Point:
 
 @dataclass
 class ExactRun:
-    """One run. Example: `ExactRun(setting, model_dir, seed=0).run()`, and then its fields."""
+    """One run. Example: `ExactRun(setting, model_dir, seed=0).run()`, and then read its fields."""
 
     setting: Setting
     model_dir: Path
@@ -156,12 +157,12 @@ class ExactRun:
     metrics: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     """Metrics of each step, as the trainer reports them."""
     staleness: list[float] = field(default_factory=list[float])
-    """Mean of each batch."""
+    """Mean staleness of each batch."""
     staleness_max: int = 0
     rollouts: int = 0
-    """Episodes that were generated."""
+    """Number of generated episodes."""
     idle_s: float = 0.0
-    """Virtual time in which the trainer waited for a batch, since its first."""
+    """Virtual time in which the trainer waited for a batch, since its first one."""
     end_s: float = 0.0
     begin_s: float = 0.0
     durations_s: dict[int, float] = field(default_factory=dict[int, float])
@@ -169,11 +170,11 @@ class ExactRun:
     problem_of: dict[int, int] = field(default_factory=dict[int, int])
     """Group -> its problem, with a pace."""
     stale_groups: list[int] = field(default_factory=list[int])
-    """Groups that were dropped because they had grown stale."""
+    """Groups that were dropped because they had become stale."""
     trained_groups: list[int] = field(default_factory=list[int])
 
     def run(self) -> "ExactRun":
-        """The whole run."""
+        """Makes the whole run."""
         torch.set_num_threads(1)
         setting = self.setting
         self._core = Core(
@@ -206,11 +207,11 @@ class ExactRun:
         return self
 
     def fates(self) -> FateCounts:
-        """The accounting so far."""
+        """Returns the accounting so far."""
         return self._core.policy_status()[0].fates
 
     def curation(self) -> dict[str, float]:
-        """The curators' metrics so far."""
+        """Returns the curators' metrics so far."""
         return {item.name: item.value for item in self._core.curation()}
 
     # --- schedules --------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ class ExactRun:
                     self._make(running, done)
                 self._record(lease, done.pop(lease.id))
             if busy_until <= self._now_s:
-                self._make(running, done)  # the rest of what the version before was to say
+                self._make(running, done)  # the rest of what the previous version had to generate
                 self._publish(step + 1)
                 self._commit(step)
                 step = step + 1
@@ -271,7 +272,7 @@ class ExactRun:
         self.end_s = self._now_s
 
     def _make(self, running: dict[str, LeaseView], done: dict[str, Episode]) -> None:
-        """Generates, at once, all that runs and has not been generated yet: by the version it began with."""
+        """Generates everything that runs and has not been generated yet, with the version it began with."""
         leases = list(running.values())
         done.update(zip(running, self._generate(leases), strict=True))
         running.clear()

@@ -1,12 +1,13 @@
-"""Does every tiny recipe learn, from nothing and within minutes? Runs each, and writes docs/gallery.md.
+"""Checks whether every tiny recipe learns, from scratch and within minutes. Runs each, and writes
+docs/gallery.md.
 
-Recipes are run as somebody would who has just installed AstraFlow: by their names, one after the other in a
-folder that is empty at first. So the time of a recipe includes building its models, but for those that an
-earlier one has built, and the page says which. It shows each recipe's curve, one episode from before and one
-from after training, the times and the command.
+Recipes are run like a user who has just installed AstraFlow would run them: by name, one after the other, in
+a folder that is empty at first. The time of a recipe therefore includes building its models, except for those
+that an earlier recipe has built; the page says which. The page shows each recipe's curve, one episode from
+before training and one from after it, the times, and the command.
 
     python benchmarks/gallery.py [--only search/tiny code/tiny] [--seed 0] [--out FOLDER] [--no-page]
-    python benchmarks/gallery.py --read --out FOLDER     # writes the page about runs that are there
+    python benchmarks/gallery.py --read --out FOLDER     # writes the page about existing runs
 """
 
 import argparse
@@ -33,19 +34,19 @@ IMAGES = ROOT / "docs" / "images" / "gallery"
 _SCORE = "score_mean"
 MOST_LINES = 6
 MOST_WIDTH = 120
-"""How much of an episode the page shows."""
+"""Longest line of an episode on the page, in characters."""
 MEASURED = "measured.json"
-"""In a run's folder: how long the command took, and how busy the machine was."""
+"""File in a run's folder that says how long the command took, and how busy the machine was."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """From where to where a number of the held-out evaluations must come."""
+    """The values that a number of the held-out evaluations must reach."""
 
     after: float
-    """At least this after training."""
+    """Smallest value after training."""
     before: float = 1.0
-    """At most this before: else there was little to learn."""
+    """Largest value before training. If the value is higher, there was little to learn."""
 
 
 BARS: dict[str, dict[str, Bar]] = {
@@ -61,15 +62,15 @@ BARS: dict[str, dict[str, Bar]] = {
     "proposer-solver/tiny-uniform": {_SCORE: Bar(0.48, before=0.42)},
     "code-multi-agent/tiny": {_SCORE: Bar(0.85), "episode/valid_cases": Bar(0.85, before=0.55)},
 }
-"""By recipe, those with bars of their own; the others have `USUAL`."""
+"""Recipe -> its own bars. The other recipes have `USUAL`."""
 USUAL = {_SCORE: Bar(0.85)}
 RL_LIMIT_S = 150.0
 WALL_LIMIT_S = 300.0
-"""From the command to its end, with the warm start of the models."""
+"""From the start of the command to its end, including the warm start of the models."""
 GAMES = frozenset({"alfworld", "nim", "terminal-bench", "textcraft", "webshop"})
 GAME_RL_LIMIT_S = 180.0
 GAME_WALL_LIMIT_S = 360.0
-"""The same for games, whose episodes have many turns or run programs."""
+"""The same limit for games, whose episodes have many turns or run programs."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +83,17 @@ class Shown:
     rl_s: float
     wall_s: float
     others_load: float
-    """Cores that other programs used meanwhile."""
+    """Cores that other programs used during the run."""
     audit_ok: bool
     episodes: str
-    """The content of `samples/episodes.md`."""
+    """Contents of `samples/episodes.md`."""
     curve: Path | None
     reused: tuple[str, ...] = ()
     """Its models that an earlier recipe had built."""
 
     @property
     def command(self) -> str:
-        """What anybody types."""
+        """The command that users type."""
         return f"astraflow run {self.entry.name}"
 
     @property
@@ -107,12 +108,12 @@ class Shown:
 
     @property
     def bars(self) -> dict[str, Bar]:
-        """What it must reach."""
+        """The bars that the recipe must reach."""
         return BARS.get(self.entry.name, USUAL)
 
     @property
     def missed(self) -> list[str]:
-        """What it did not reach; none for a good one."""
+        """The bars that the recipe missed; empty for a good one."""
         is_game = self.entry.name.partition("/")[0] in GAMES
         rl_limit_s = GAME_RL_LIMIT_S if is_game else RL_LIMIT_S
         wall_limit_s = GAME_WALL_LIMIT_S if is_game else WALL_LIMIT_S
@@ -136,12 +137,12 @@ class Shown:
 
 
 def label(name: str) -> str:
-    """A number of an evaluation for people."""
+    """Returns the name of an evaluation's number as people read it."""
     return "score" if name == _SCORE else name.removeprefix("episode/").replace("_", " ")
 
 
 def figure(value: float | None) -> str:
-    """A score for people."""
+    """Formats a score for people."""
     return "none" if value is None else f"{value:.3f}"
 
 
@@ -149,12 +150,12 @@ def figure(value: float | None) -> str:
 
 
 def tiny_recipes() -> list[GalleryItem]:
-    """The tiny recipe of each family, and its variants."""
+    """Returns the tiny recipe of each family, and its variants."""
     return [e for e in entries() if e.kind == "recipe" and e.name.rpartition("/")[2].startswith("tiny")]
 
 
 def run_recipe(entry: GalleryItem, out: Path, seed: int) -> None:
-    """Runs one in the folder of all, and leaves in one of its own how long that took."""
+    """Runs a recipe in the shared folder, and writes to the recipe's own folder how long that took."""
     own = out / anchor(entry.name)
     own.mkdir(parents=True)
     run_dir = own / "run"
@@ -172,7 +173,7 @@ def run_recipe(entry: GalleryItem, out: Path, seed: int) -> None:
 
 
 def read_run(entry: GalleryItem, work: Path) -> Shown:
-    """What became of a run. One that failed is shown as such."""
+    """Reads the result of a run. A failed run is shown as failed."""
     run_dir = work / "run"
     measured: dict[str, Any] = json.loads((work / MEASURED).read_text())
     evals = run_dir / "metrics.jsonl"
@@ -195,7 +196,7 @@ def read_run(entry: GalleryItem, work: Path) -> Shown:
 
 
 def first_and_last(metrics: str, policy: str) -> dict[str, tuple[float, float]]:
-    """The numbers of the first and the last evaluation of a policy in a `metrics.jsonl`.
+    """Returns the numbers of the first and the last evaluation of a policy in a `metrics.jsonl`.
 
     A number that only one of the two has is left out.
     """
@@ -215,7 +216,7 @@ def first_and_last(metrics: str, policy: str) -> dict[str, tuple[float, float]]:
 
 
 def page_text(shown: Sequence[Shown]) -> str:
-    """The whole page as Markdown."""
+    """Returns the whole page as Markdown."""
     lines = [
         "# Gallery",
         "",
@@ -240,7 +241,7 @@ def page_text(shown: Sequence[Shown]) -> str:
 
 
 def busy_lines(shown: Sequence[Shown]) -> list[str]:
-    """That the times are those of a machine with other work, if they are."""
+    """Returns lines saying that the machine also did other work during the runs, if it did."""
     load = max((one.others_load for one in shown), default=0.0)
     if load <= MOST_LOAD:
         return []
@@ -251,7 +252,8 @@ def busy_lines(shown: Sequence[Shown]) -> list[str]:
 
 
 def section(one: Shown) -> list[str]:
-    """One recipe: what it shows, the command, the curve, and an episode from before and from after."""
+    """Returns a recipe's section: what it shows, the command, the curve, and an episode from before and
+    after."""
     lines = [f"## {one.entry.name}", "", f"{one.entry.about}.", ""]
     lines += [f"{player.capitalize()}: {told}.\n" for player, told in players(one.entry)]
     lines += ["<!-- not run: trains for minutes -->", "```bash", one.command, "```"]
@@ -274,19 +276,20 @@ def section(one: Shown) -> list[str]:
 
 
 def players(entry: GalleryItem) -> list[tuple[str, str]]:
-    """How an expert and a random player do in the world of a recipe, as the world's README says."""
+    """Returns how an expert and a random player do in the world of a recipe, according to the world's
+    README."""
     readme = entry.path.parent / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     return re.findall(r"^\| (expert|random player) \| (.+) \|$", text, re.M)
 
 
 def anchor(name: str) -> str:
-    """A recipe's name as Sphinx writes it in links and as a file."""
+    """Returns a recipe's name as Sphinx writes it in links and in file names."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def first_episode(episodes: str, title: str) -> str:
-    """The first episode below a title of `episodes.md`, as plain text; empty if there is none."""
+    """Returns the first episode below a title of `episodes.md`, as plain text; empty if there is none."""
     part = re.search(rf"^# {title}\n(.*?)(?=^# |\Z)", episodes, re.M | re.S)
     found = re.search(r"^## .*?\n(.*?)(?=^## |\Z)", part[1], re.M | re.S) if part else None
     if not found:
@@ -296,7 +299,7 @@ def first_episode(episodes: str, title: str) -> str:
 
 
 def clipped(episode: str) -> str:
-    """An episode short enough for the page: the middle of long lines and of many lines is left out."""
+    """Shortens an episode for the page: leaves out the middle of long lines and of many lines."""
     lines = [_clipped(line) for line in episode.splitlines()]
     if len(lines) > MOST_LINES:
         half = MOST_LINES // 2
@@ -308,16 +311,16 @@ def _clipped(line: str) -> str:
     if len(line) <= MOST_WIDTH:
         return line
     begin, end = line[: MOST_WIDTH // 2], line[-MOST_WIDTH // 2 :]
-    return f"{begin.rpartition(' ')[0] or begin} ... {end.partition(' ')[2] or end}"  # whole words
+    return f"{begin.rpartition(' ')[0] or begin} ... {end.partition(' ')[2] or end}"  # whole words only
 
 
 def longest_run(text: str, character: str) -> int:
-    """Length of the longest run of a character."""
+    """Returns the length of the longest run of a character."""
     return max((len(run) for run in re.findall(f"{re.escape(character)}+", text)), default=0)
 
 
 def write_page(shown: Sequence[Shown]) -> None:
-    """Writes the page and copies the curves to its images."""
+    """Writes the page, and copies the curves to its images."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     for one in shown:
         if one.curve is not None:
@@ -329,7 +332,7 @@ def write_page(shown: Sequence[Shown]) -> None:
 
 
 def main(chosen: Sequence[GalleryItem], out: Path, *, writes_page: bool) -> None:
-    """Prints and writes what became of the runs."""
+    """Prints and writes the results of the runs."""
     shown = [read_run(entry, out / anchor(entry.name)) for entry in chosen]
     header = ("recipe", "before", "after", "RL s", "in all s", "missed")
     rows = [

@@ -1,21 +1,21 @@
-"""What the agents' gateway adds to a request while 500 episodes are open; hosted episodes per second.
+"""Measures what the agents' gateway adds to a request while 500 episodes are open, and hosted episodes per
+second.
 
     python benchmarks/gateway.py [--episodes N] [--turns N] [--rounds N] [--hosted N]
 
-Each episode has its own address and key, and a client that holds a conversation of `--turns` requests by
-OpenAI's chat completions, each with the whole history, as agent programs do. The clients are in another
-process. The engine takes 20 ms per token, so a request's time at the engine is known: `max_tokens` of the
-request, 100 to 300, times 20 ms. `gateway_p99_ms` is the 99th percentile of what a client waited beyond
-that: network, decoding, the chat template, the recorder, and the event loop that is busy with other
-episodes.
+Each episode has its own address and key. Its client holds a conversation of `--turns` requests by OpenAI's
+chat completions, each with the whole history, as agent programs do. The clients run in another process. The
+engine takes 20 ms per token, so a request's time in the engine is known: `max_tokens` of the request, 100 to
+300, times 20 ms. `gateway_p99_ms` is the 99th percentile of the time that a client waited beyond that:
+network, decoding, the chat template, the recorder, and the event loop while it is busy with other episodes.
 
 The baseline, in the same run and with the same clients, is `bare_p99_ms` of a server without episodes. It
-decodes the request, waits as long as the engine would, and sends a reply of the same length. What it adds
-is the clients', the network's and the machine's. `gateway_cpu_ms` and `bare_cpu_ms` are the processor time
-of each per request.
+decodes the request, waits as long as the engine would, and sends a reply of the same length. What the
+baseline adds is due to the clients, the network, and the machine. `gateway_cpu_ms` and `bare_cpu_ms` are the
+CPU time of each server per request.
 
-`hosted_episodes_per_s`: episodes of the task set `examples/verifiers_sums.py` by `verifiers` in its own
-Python, with an engine that answers at once; with `.venv-verifiers` alone.
+`hosted_episodes_per_s` counts episodes of the task set `examples/verifiers_sums.py`, run by `verifiers` in
+its own Python, with an engine that responds immediately. It is measured only if `.venv-verifiers` exists.
 """
 
 import argparse
@@ -72,18 +72,18 @@ TOKEN_S = 0.02
 """Seconds per token of an engine: 50 tokens per second and request."""
 FEWEST = 100
 MOST = 300
-"""Tokens of a completion: 2 to 6 s."""
+"""Largest number of tokens of a completion; 100 to 300 tokens take 2 to 6 s."""
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-=.,?"
 HOSTED_AT_ONCE = 64
 NUM_WARMING = 8
-"""Episodes of one request before those that are measured."""
+"""Number of episodes with one request that run before the measured ones."""
 
 
 # --- the engine -----------------------------------------------------------------------------------
 
 
 class KnownEngine:
-    """Takes `token_s` per token, and always says as many as it may."""
+    """An engine that takes `token_s` per token, and always generates as many tokens as allowed."""
 
     def __init__(self, token_s: float) -> None:
         self._token_s = token_s
@@ -113,7 +113,7 @@ class KnownEngine:
 
 
 def hosted_policy(folder: Path, engine: KnownEngine, *, max_tokens: int) -> HostedPolicy:
-    """A policy with a real tokenizer and chat template."""
+    """Makes a policy with a real tokenizer and chat template."""
     make_tokenizer(TokenizerConfig(characters=CHARACTERS)).save_pretrained(folder)
     (folder / "generation_config.json").write_text('{"eos_token_id": 1}')
     sampling = Sampling(temperature=1.0, max_tokens=max_tokens)
@@ -126,14 +126,15 @@ def hosted_policy(folder: Path, engine: KnownEngine, *, max_tokens: int) -> Host
 
 @dataclass(frozen=True)
 class Address:
-    """Where an episode is asked, and by which key."""
+    """The address and the key of an episode's endpoint."""
 
     url: str
     key: str
 
 
 def serve_clients(pipe: Connection) -> None:
-    """Plays the clients of each list of addresses that comes by the pipe; the answer is what they waited."""
+    """Plays the clients of each list of addresses that arrives through the pipe. Responds with their waiting
+    times."""
     while (asked := pipe.recv()) is not None:
         addresses, num_turns = asked
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -148,7 +149,7 @@ async def _clients(addresses: Sequence[Address], num_turns: int) -> list[float]:
 
 
 async def _client(address: Address, num_turns: int, seed: int) -> list[float]:
-    """Milliseconds beyond the engine's, one per turn."""
+    """Returns the milliseconds beyond the engine's time, one per turn."""
     dice = random.Random(seed)
     http = LeanTransport(address.url, num_connections=1)
     headers = {"authorization": f"Bearer {address.key}", "content-type": "application/json"}
@@ -183,7 +184,7 @@ class Clients:
         self._process.start()
 
     async def play(self, addresses: Sequence[Address], num_turns: int) -> list[float]:
-        """What all turns waited beyond the engine, in milliseconds."""
+        """Returns the milliseconds that each turn waited beyond the engine's time."""
         self._pipe.send((list(addresses), num_turns))
         return await asyncio.to_thread(self._pipe.recv)
 
@@ -219,7 +220,7 @@ class OpenEpisodes:
 async def gateway_ms(
     clients: Clients, hosted: HostedPolicy, num_episodes: int, num_turns: int
 ) -> list[float]:
-    """What the clients of so many open episodes waited beyond the engine."""
+    """Returns how long the clients of this number of open episodes waited beyond the engine's time."""
     workflow = OpenEpisodes(num_episodes)
 
     async def no_score(task: Task, text: str) -> float:
@@ -237,7 +238,7 @@ async def gateway_ms(
 
 
 async def bare_ms(clients: Clients, num_episodes: int, num_turns: int) -> list[float]:
-    """What the same clients waited beyond the engine's time at a server that only waits."""
+    """Returns how long the same clients waited beyond the engine's time at a server that only waits."""
 
     async def answer(request: Request) -> Response:
         asked = json.loads(await request.body())
@@ -262,7 +263,7 @@ async def bare_ms(clients: Clients, num_episodes: int, num_turns: int) -> list[f
 
 @asynccontextmanager
 async def hosted_runner(hosted: HostedPolicy) -> AsyncGenerator[tuple[EpisodeRunner, Task]]:
-    """A runner of `verifiers` in its own Python, and one of its tasks."""
+    """Yields a runner of `verifiers` in its own Python, and one of its tasks."""
     agent = {"harness": {"id": "astraflow_chat"}, "runtime": {"type": "subprocess"}}
     section: dict[str, Any] = {
         "name": "hosted",
@@ -283,7 +284,7 @@ async def hosted_runner(hosted: HostedPolicy) -> AsyncGenerator[tuple[EpisodeRun
 
 
 async def hosted_per_s(hosted: HostedPolicy, num_episodes: int) -> float:
-    """Episodes per second, after one for each slot."""
+    """Returns the episodes per second, after one warm-up episode per slot."""
     sys.path.insert(0, str(ROOT / "examples"))
     left = iter(range(num_episodes))
 
@@ -303,7 +304,7 @@ async def hosted_per_s(hosted: HostedPolicy, num_episodes: int) -> float:
 
 
 async def measured(given: argparse.Namespace, folder: Path) -> dict[str, Runs]:
-    """All figures."""
+    """Measures all figures."""
     found: dict[str, list[float]] = {}
     if given.episodes:
         clients = Clients()

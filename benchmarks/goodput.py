@@ -1,27 +1,28 @@
-"""What is left of a run's throughput when processes are killed, with unfinished episodes resumed and without.
+"""Measures how much of a run's throughput remains when processes are killed, with and without resuming
+episodes.
 
 Thirty rollout services with emulated GPUs (`paced` engines: `--slots` requests at `--tokens-per-s` each) run
-episodes of 64 turns; dataflow, publisher, trainer and all processes are real. One process after the other is
-killed with SIGKILL: a rollout service, the trainer, the publisher or the dataflow, each with the same
-probability. Who was killed starts again at once, as under any supervisor. The same kills fall on two runs:
+episodes of 64 turns. Dataflow, publisher, trainer, and all processes are real. One process after the other is
+killed with SIGKILL: a rollout service, the trainer, the publisher, or the dataflow, each with the same
+probability. A killed process restarts immediately, as under any supervisor. Two runs have the same kills:
 
-    resume   unfinished episodes go on from the turns that they have reported (`rollout.resume: auto`)
+    resume   unfinished episodes continue after the turns that they have reported (`rollout.resume: auto`)
     afresh   they are sampled again from their start (`never`)
 
-and a third run is left undisturbed. From the journals:
+A third run is left undisturbed. The figures come from the journals:
 
     goodput_frac     trained tokens per second, as a share of those of the undisturbed run
-    resampled_frac   tokens that were sampled and are in no accepted episode, because their service was
-                     killed, as a share of those that are
+    resampled_frac   tokens that were sampled but are not part of an accepted episode, because their service
+                     was killed, as a share of those that are
 
-The last heartbeat of a killed service says how many tokens it had sampled; what it sampled since then, and of
-turns that were not complete, is added from its speed. What its successors took over of that is subtracted. A
-step is trained in `--step-s`, so the rollout services are the bottleneck.
+The last heartbeat of a killed service says how many tokens it had sampled. The tokens sampled since then, and
+those of incomplete turns, are added based on its speed. The tokens that its successors took over are
+subtracted. A step is trained in `--step-s`, so the rollout services are the bottleneck.
 
     python benchmarks/goodput.py [--quick]
 
-The default takes 70 minutes. `--quick` takes 2, with fewer services and shorter episodes: it shows that
-everything works, and its figures say little.
+The default takes 70 minutes. `--quick` takes 2, with fewer services and shorter episodes. It shows that
+everything works, but its figures mean little.
 """
 
 import argparse
@@ -59,25 +60,25 @@ SPEC = ROOT / "recipes" / "models" / "quickstart.yaml"
 POLICY = "actor"
 GROUP_SIZE = 4
 PARTS = ("trainer-actor", "publisher-actor", "dataflow")
-"""What may be killed in addition to the rollout services."""
+"""Processes that may be killed in addition to the rollout services."""
 SIGMA = 0.5
-"""Of the logarithm of the lengths of turns."""
+"""Standard deviation of log(length of a turn)."""
 JOIN_S = 300.0
 LOOK_S = 0.5
 REISSUE_S = 10.0
-"""Longest time, about, until the episodes of the last service that was killed run again."""
+"""Longest time, approximately, until the episodes of the service that was killed last run again."""
 STARTS_AT_ONCE = 4
-"""Services that start at the same time: more would only compete for the processors."""
+"""Number of services that start at the same time. More would only compete for the CPU cores."""
 MODES = ("undisturbed", "resume", "afresh")
 
 
 @dataclass
 class Killed:
-    """A rollout service as it was when it was killed."""
+    """The state of a rollout service when it was killed."""
 
     worker_id: str
     num_tokens: float
-    """Tokens that it had sampled, complete turns and others."""
+    """Tokens that it had sampled, in complete and incomplete turns."""
 
 
 @dataclass
@@ -88,12 +89,12 @@ class Outcome:
     begin_s: float = 0.0
     end_s: float = 0.0
     kills: Counter[str] = field(default_factory=Counter[str])
-    """By kind of process."""
+    """Number of kills by kind of process."""
     killed: list[Killed] = field(default_factory=list[Killed])
     tokens_per_s: float = 0.0
-    """Trained ones."""
+    """Trained tokens per second."""
     accepted_tokens: float = 0.0
-    """Sampled tokens of accepted episodes, of the time in which processes were killed."""
+    """Sampled tokens of accepted episodes, during the time in which processes were killed."""
     resumed_tokens: int = 0
     wasted_tokens: float = 0.0
     steps: int = 0
@@ -101,7 +102,7 @@ class Outcome:
 
     @property
     def resampled_frac(self) -> float:
-        """Wasted tokens by accepted ones."""
+        """Wasted tokens divided by accepted tokens."""
         return max(0.0, self.wasted_tokens) / max(1.0, self.accepted_tokens)
 
 
@@ -109,7 +110,8 @@ class Outcome:
 
 
 def make_recipe(folder: Path, mode: str, args: argparse.Namespace) -> Recipe:
-    """Everything but the models is as in a real run; rollout services come by themselves."""
+    """Makes a recipe in which everything but the models is as in a real run. Rollout services join by
+    themselves."""
     folder.mkdir(parents=True)
     model = folder.parent / "model"
     if not model.exists():
@@ -117,7 +119,8 @@ def make_recipe(folder: Path, mode: str, args: argparse.Namespace) -> Recipe:
     tasks = [json.dumps({"prompt": f"Calculate {n} + 1.", "answer": str(n + 1)}) for n in range(5000)]
     (folder / "tasks.jsonl").write_text("\n".join(tasks))
     max_tokens = 4 * args.turn_tokens
-    # Batches take the oldest draws, so tickets must last while the longest episode runs, or runs again.
+    # Batches take the oldest draws, so there must be enough tickets while the longest episode runs, or runs
+    # again.
     table = {
         "group_size": GROUP_SIZE,
         "groups_per_batch": args.groups,
@@ -162,7 +165,7 @@ def make_recipe(folder: Path, mode: str, args: argparse.Namespace) -> Recipe:
 
 
 class Pool:
-    """The rollout services, and what was last heard of each."""
+    """The rollout services, and the last known state of each."""
 
     def __init__(self, run: Run, folder: Path, args: argparse.Namespace) -> None:
         self._run = run
@@ -172,41 +175,41 @@ class Pool:
         self._seen: dict[str, WorkerStatus] = {}
         """Name -> newest status of the newest service of this name."""
         self._dead: set[str] = set()
-        """Ids of services that were killed; the dataflow still lists them for a while."""
+        """Ids of services that were killed. The dataflow still lists them for a while."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, in the order in which they started first."""
+        """All services, in the order in which they first started."""
         return tuple(f"rollout-{idx}" for idx in range(self._args.services))
 
     async def start(self) -> None:
-        """Starts all, and waits until each has episodes."""
+        """Starts all services, and waits until each has episodes."""
         for first in range(0, len(self.names), STARTS_AT_ONCE):
             for name in self.names[first : first + STARTS_AT_ONCE]:
                 await self._start(name)
             await self.all_work()
 
     async def all_work(self) -> None:
-        """Waits until each service that was started has episodes."""
+        """Waits until each started service has episodes."""
         async with asyncio.timeout(JOIN_S):
             while not set(self._processes) <= {n for n, w in self._seen.items() if w.load.num_running}:
                 self._check()
                 await asyncio.sleep(LOOK_S)
 
     async def watch(self) -> None:
-        """Notes what the services say of themselves, until it is cancelled."""
+        """Records what the services report about themselves, until it is canceled."""
         while True:
             try:
                 status = await self._run.status()
             except (UnavailableError, TimeoutError):
-                status = None  # the dataflow was killed and starts again
+                status = None  # the dataflow was killed and restarts
             for worker in status.workers if status else ():
                 if worker.id not in self._dead:
                     self._seen[worker.name] = worker
             await asyncio.sleep(LOOK_S)
 
     async def kill(self, name: str) -> Killed | None:
-        """Kills a service and starts it again. Returns what it had sampled, if it had joined."""
+        """Kills a service and restarts it. Returns what it had sampled, if it had joined."""
         process = self._processes[name]
         process.kill()
         worker = self._seen.pop(name, None)
@@ -219,12 +222,12 @@ class Pool:
         load = worker.load
         since_s = min(max(0.0, time.time() - worker.last_seen_s), 2 * self._args.heartbeat_s)
         speed = load.num_running * self._args.tokens_per_s
-        # A turn that is looked at while it runs is longer than the mean, and half done.
+        # A turn that is observed while it runs is longer than the mean, and half done.
         partial = load.num_running * self._args.turn_tokens * math.exp(SIGMA**2) / 2
         return Killed(worker.id, load.generated_tokens + speed * since_s + partial)
 
     async def close(self) -> None:
-        """Ends all."""
+        """Ends all services."""
         for process in self._processes.values():
             if process.returncode is None:
                 process.kill()
@@ -248,7 +251,7 @@ class Pool:
 
 
 async def drive(recipe: Recipe, folder: Path, outcome: Outcome, args: argparse.Namespace) -> None:
-    """The whole run, and what was done to it."""
+    """Drives the whole run, and records what was done to it."""
     async with launch(recipe, folder / "run") as run:
         pool = Pool(run, folder, args)
         watch = asyncio.create_task(pool.watch())
@@ -267,7 +270,7 @@ async def drive(recipe: Recipe, folder: Path, outcome: Outcome, args: argparse.N
 
 
 async def _kill_some(run: Run, pool: Pool, outcome: Outcome, args: argparse.Namespace) -> None:
-    """Kills a process every now and then; in the undisturbed run, time passes."""
+    """Kills a process from time to time. In the undisturbed run, only time passes."""
     rng = random.Random(args.seed)
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -290,7 +293,7 @@ async def _kill_some(run: Run, pool: Pool, outcome: Outcome, args: argparse.Name
 
 
 def read(folder: Path, outcome: Outcome) -> None:
-    """Fills in what the journal says."""
+    """Fills in the figures from the journal."""
     steps: list[tuple[float, int]] = []
     sampled: Counter[str] = Counter()
     with JournalReader(folder / "run" / "journal") as journal:
@@ -309,7 +312,7 @@ def read(folder: Path, outcome: Outcome) -> None:
     outcome.steps = len(steps)
     inside = [(at_s, num) for at_s, num in steps if outcome.begin_s <= at_s <= outcome.end_s]
     if len(inside) > 1:
-        # The tokens of a step came since the step before.
+        # The tokens of a step were produced since the previous step.
         outcome.tokens_per_s = sum(num for _, num in inside[1:]) / (inside[-1][0] - inside[0][0])
     outcome.audit_ok = audit(folder / "run" / "journal").ok
 
@@ -317,7 +320,7 @@ def read(folder: Path, outcome: Outcome) -> None:
 def _book(
     outcome: Outcome, sampled: Counter[str], command: RecordResult, *, at_s: float, is_dropped: bool
 ) -> None:
-    """An episode: what its service sampled of it, and what earlier ones had."""
+    """Counts an episode: what its service sampled, and what earlier services had sampled."""
     facts = command.outcome
     assert isinstance(facts, EpisodeFacts)
     num_tokens = _metric(facts, "sampled_tokens")

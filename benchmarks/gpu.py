@@ -1,8 +1,8 @@
-"""Does everything work on one GPU, and how fast is it? Made for one H200; `--tiny` runs every phase on a CPU.
+"""Checks that everything works on one GPU, and measures how fast. Made for one H200; `--tiny` runs on a CPU.
 
-Each phase is a process of its own with a deadline, so that one that fails or hangs costs no other. After each
-a JSON line is printed, flushed and appended to `--out`; the last line has all figures, and which demands are
-met. All phases together take 580 s at most, tiny ones four times as long.
+Each phase is a separate process with a deadline, so a phase that fails or hangs doesn't affect the others.
+After each phase, a JSON line is printed, flushed, and appended to `--out`. The last line has all figures, and
+says which demands are met. All phases together take at most 580 s, or four times as long with `--tiny`.
 
     python benchmarks/gpu.py [--only ceilings,trainer-1.7b-8k] [--out gpu.jsonl]
     python benchmarks/gpu.py --tiny
@@ -27,7 +27,8 @@ from harness import report, show_table
 
 TOTAL_S = 580.0
 TINY_FACTOR = 4.0
-"""A CPU that others use, too, gets so much longer: there, importing torch alone can take half a minute."""
+"""Factor of the deadlines on a CPU that other programs also use. There, importing torch alone can take half a
+minute."""
 _DEADLINES_S = {
     "ceilings": 30.0,
     "tests": 90.0,
@@ -69,11 +70,11 @@ class Outcome:
     seconds: float
     figures: Mapping[str, float]
     problem: str
-    """Empty if it ended well."""
+    """Empty if the phase succeeded."""
 
 
 def main() -> int:
-    """Runs the phases; the last line is all figures as JSON."""
+    """Runs the phases. The last line has all figures as JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -113,7 +114,7 @@ def main() -> int:
 
 
 def _run(name: str, deadline_s: float, options: argparse.Namespace) -> Outcome:
-    """A phase in a process of its own; prints its outcome as a line of JSON."""
+    """Runs a phase in its own process, and prints its outcome as a line of JSON."""
     began_s = time.monotonic()
     argv = [sys.executable, __file__, "--phase", name, *(["--tiny"] if options.tiny else [])]
     figures: Mapping[str, float] = {}
@@ -144,7 +145,7 @@ def _run(name: str, deadline_s: float, options: argparse.Namespace) -> Outcome:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """Ends a phase and what it left behind: they are in a session of their own, so in one process group."""
+    """Ends a phase and its remaining processes. They are in their own session, so in one process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()

@@ -1,4 +1,5 @@
-"""The phases of `gpu.py`: each is a function that returns figures. Weights are random, made on the device."""
+"""The phases of `gpu.py`. Each is a function that returns figures. Weights are random and made on the
+device."""
 
 import asyncio
 import contextlib
@@ -49,7 +50,8 @@ __all__ = ["PHASES"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12}
-"""Dense bfloat16, as NVIDIA's data sheets give it; for other devices, what `ceilings` measures stands in."""
+"""Dense bfloat16 FLOP/s from NVIDIA's data sheets. For other devices, the value that `ceilings` measures is
+used."""
 _SEQUENCE = 4_096
 _NUM_STEPS = 3
 _IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
@@ -106,7 +108,7 @@ def _wait(device: str) -> None:
 
 
 def _seconds(run: Callable[[], object], device: str, repeats: int) -> float:
-    """Of one run, after one that is not counted."""
+    """Returns the seconds of one run, after a warm-up run."""
     run()
     _wait(device)
     began_s = time.perf_counter()
@@ -117,7 +119,7 @@ def _seconds(run: Callable[[], object], device: str, repeats: int) -> float:
 
 
 def _matmul_flops(device: str, size: int) -> float:
-    """Of a square product in bfloat16."""
+    """Returns the FLOP/s of a square matrix product in bfloat16."""
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     return 2 * size**3 / _seconds(lambda: a @ a, device, 10)
 
@@ -126,7 +128,7 @@ def _matmul_flops(device: str, size: int) -> float:
 
 
 def ceilings(*, is_tiny: bool) -> dict[str, float]:
-    """What the machine can do at best."""
+    """Measures the limits of the machine."""
     device = _device(is_tiny)
     num_bytes = 2**20 if is_tiny else 2**31
     there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -141,7 +143,7 @@ def ceilings(*, is_tiny: bool) -> dict[str, float]:
 
 
 def tests(*, is_tiny: bool) -> dict[str, float]:
-    """`pytest -m gpu`."""
+    """Runs `pytest -m gpu`."""
     environment = os.environ | {"ASTRAFLOW_TEST_DEVICE": _device(is_tiny)}
     argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"]
     done = subprocess.run(argv, cwd=_ROOT, env=environment, stdout=sys.stderr, check=False)
@@ -149,7 +151,7 @@ def tests(*, is_tiny: bool) -> dict[str, float]:
 
 
 def trainer(size: str, num_tokens: int, settings: Mapping[str, Any], *, is_tiny: bool) -> dict[str, float]:
-    """Steps of two microbatches of so many packed tokens."""
+    """Measures steps of two microbatches of `num_tokens` packed tokens."""
     device = _device(is_tiny)
     if is_tiny:
         size, num_tokens = "tiny", 256
@@ -183,8 +185,8 @@ def trainer(size: str, num_tokens: int, settings: Mapping[str, Any], *, is_tiny:
 
 
 def _flops(size: str, num_weights: int, num_samples: int, length: int, *, is_lora: bool) -> float:
-    """Of a step, without what is computed again: 6 per weight and token, and causal attention. Frozen weights
-    have no gradient of their own, which is a third."""
+    """Returns the FLOPs of a step, without recomputation: 6 per weight and token, and causal attention.
+    Frozen weights don't have their own gradient, which saves a third."""
     shape = _SIZES[size]
     embedded = 0 if shape["tie_word_embeddings"] else shape["vocab_size"] * shape["hidden_size"]
     width = shape["num_attention_heads"] * shape["head_dim"]
@@ -194,7 +196,7 @@ def _flops(size: str, num_weights: int, num_samples: int, length: int, *, is_lor
 
 
 def engine(*, is_tiny: bool) -> dict[str, float]:
-    """Generation with 64 slots, and how long a new version takes to be installed."""
+    """Measures generation with 64 slots, and how long it takes to install a new version."""
     return asyncio.run(_engine("tiny" if is_tiny else "1.7b", _device(is_tiny), 4 if is_tiny else 64))
 
 
@@ -222,7 +224,7 @@ async def _engine(size: str, device: str, num_slots: int) -> dict[str, float]:
 
 
 def publish(size: str, *, is_tiny: bool) -> dict[str, float]:
-    """A version in full, then one with 1 % of the elements changed as a delta, until the engine serves it."""
+    """Measures a full version, and then a delta with 1 % changed elements, until the engine serves each."""
     return asyncio.run(_publish("tiny" if is_tiny else size, _device(is_tiny)))
 
 
@@ -261,7 +263,7 @@ async def _publish(size: str, device: str) -> dict[str, float]:
 
 
 def _exported(model: Qwen3ForCausalLM, device: str) -> tuple[float, tuple[HostTensor, ...]]:
-    """Seconds for which training stands still, and the version."""
+    """Returns the seconds for which training stops, and the version."""
     weights = dict(weights_by_name(model))
     elements = {name: (0, weight.numel()) for name, weight in weights.items()}
     began_s = time.perf_counter()
@@ -271,7 +273,7 @@ def _exported(model: Qwen3ForCausalLM, device: str) -> tuple[float, tuple[HostTe
 
 
 def quickstart(*, is_tiny: bool) -> dict[str, float]:
-    """The quickstart with engine and trainer on the device."""
+    """Runs the quickstart with engine and trainer on the device."""
     device = _device(is_tiny)
     few_steps = ("policies.actor.train.steps=2", "eval.sets.heldout.num_tasks=16") if is_tiny else ()
     few_warm = ("warm_start.steps=20",) if is_tiny else ()
@@ -312,7 +314,7 @@ def _engine_config(device: str, num_slots: int, max_context: int) -> TorchEngine
 
 @contextlib.contextmanager
 def _version_folder(size: str) -> Iterator[Path]:
-    """A folder in memory with the model's config."""
+    """Yields a folder in memory with the model's config."""
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=shared, prefix="astraflow-gpu-") as name:
         folder = Path(name)
@@ -324,7 +326,7 @@ def _version_folder(size: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _snapshots(size: str, device: str) -> Iterator[tuple[WeightSnapshot, WeightSnapshot]]:
-    """Two versions of a random model."""
+    """Yields two versions of a random model."""
     with _version_folder(size) as folder:
         _, tensors = _exported(_random_model(size, device, torch.bfloat16), device)
         yield (WeightSnapshot("actor", 0, tensors, folder), WeightSnapshot("actor", 1, tensors, folder))
@@ -332,7 +334,7 @@ def _snapshots(size: str, device: str) -> Iterator[tuple[WeightSnapshot, WeightS
 
 @contextlib.contextmanager
 def _publisher(folder: Path) -> Iterator[str]:
-    """A publisher in a process of its own, as in a run."""
+    """Runs a publisher in its own process, as in a run."""
     argv = [sys.executable, __file__, str(folder)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -348,7 +350,7 @@ def _from(manifest: Any, url: str) -> Any:
 
 
 def _samples(num: int, length: int, vocab_size: int) -> list[Sample]:
-    """Prompts of an eighth of the length; each is a group."""
+    """Makes samples whose prompts are an eighth of their length. Each is a group."""
     rng = np.random.default_rng(0)
     num_prompt = max(1, length // 8)
     found: list[Sample] = []

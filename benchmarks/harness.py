@@ -1,9 +1,9 @@
-"""Prints what a benchmark measured: tables for people, then, as the last line, one JSON object.
+"""Prints the results of a benchmark: tables for people, and one JSON object as the last line.
 
-It also measures how much of the machine *other* programs used meanwhile. A benchmark competes with them for
-cores, so its figures say nothing where they used many: every table names that load, `others_load` in the JSON
-is the largest of them, and above `MOST_LOAD` there is no verdict. The measurement begins when a benchmark
-imports this page.
+It also measures how much of the machine *other* programs used at the same time. A benchmark competes with
+them for cores, so its figures are meaningless if they used many. Every table therefore states that load, and
+`others_load` in the JSON is the largest of these values. Above `MOST_LOAD`, there is no verdict. The
+measurement begins when a benchmark imports this module.
 """
 
 import json
@@ -17,8 +17,8 @@ from pathlib import Path
 __all__ = ["MOST_LOAD", "Laps", "OthersLoad", "Runs", "interleaved", "report", "show_table", "tree_cpu_s"]
 
 MOST_LOAD = 0.5
-"""Cores that others may use while a benchmark gives a verdict: a quarter of a machine of two cores. A race
-that such a machine ran at a load of 10 read more than twice its true ratio."""
+"""Number of cores that other programs may use if a benchmark is to give a verdict: a quarter of a machine
+with two cores. At a load of 10, a race on such a machine showed more than twice its true ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Runs:
 
     @property
     def median(self) -> float:
-        """The value that stands for all."""
+        """The value that represents all runs."""
         return statistics.median(self.values)
 
     def __str__(self) -> str:
@@ -40,7 +40,8 @@ class Runs:
 
 
 def interleaved(runs: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, Runs]:
-    """Seconds of each run; the runs alternate, so that other load on the machine meets all alike."""
+    """Measures the seconds of each run. The runs alternate, so that other load on the machine affects all
+    equally."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
@@ -54,10 +55,12 @@ def interleaved(runs: Mapping[str, Callable[[], object]], *, repeats: int) -> di
 
 
 class OthersLoad:
-    """Cores that processes outside of a process's tree use; `root` is that process (0: this one).
+    """Measures the cores that processes outside a process tree use. `root` is the root of the tree (0: this
+    process).
 
-    The machine's CPU time (`/proc/stat`) minus that of the process and its descendants. Interrupts are left
-    out on both sides: their time belongs to nobody. A descendant whose parent was killed counts as another.
+    The load is the machine's CPU time (`/proc/stat`) minus that of the process and its descendants.
+    Interrupts are left out on both sides, because their time doesn't belong to any process. A descendant
+    whose parent was killed counts as an outside process.
 
     Example: `load = OthersLoad(); work(); print(load.lap())`.
     """
@@ -67,22 +70,23 @@ class OthersLoad:
         self._at = (time.monotonic(), _others_cpu_s(root))
 
     def lap(self) -> float:
-        """Cores since the last lap, or since the start."""
+        """Returns the number of cores used since the last lap, or since the start."""
         began_s, others_s = self._at
         self._at = (time.monotonic(), _others_cpu_s(self._root))
         return max(0.0, self._at[1] - others_s) / max(self._at[0] - began_s, 1e-9)
 
 
 def tree_cpu_s(root: int = 0) -> float:
-    """CPU seconds of a process (0: this one), of its live descendants, and of all that they waited for."""
+    """Returns the CPU seconds of a process (0: this one), its live descendants, and all processes that they
+    waited for."""
     times: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            # The name of a process may contain blanks and parentheses; the fields after it do not.
+            # The name of a process may contain blanks and parentheses, but the fields after it don't.
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         pid = int(folder.name)
         times[pid] = sum(map(int, fields[11:15]))
         children.setdefault(int(fields[1]), []).append(pid)
@@ -96,17 +100,17 @@ def tree_cpu_s(root: int = 0) -> float:
 
 
 def _others_cpu_s(root: int) -> float:
-    """CPU seconds of the machine since its start, without those of a process's tree."""
+    """Returns the CPU seconds of the machine since its start, without those of a process tree."""
     first = Path("/proc/stat").read_text().partition("\n")[0].split()
     user, nice, system, _idle, _waiting, _hard, _soft, stolen = map(int, first[1:9])
     return (user + nice + system + stolen) / os.sysconf("SC_CLK_TCK") - tree_cpu_s(root)
 
 
 class Laps:
-    """The load of others lap by lap, and the largest so far.
+    """The load of other programs lap by lap, and the largest so far.
 
-    A lap shorter than `shortest_s` goes on with the next: CPU times are counted in ticks of 10 ms, so that a
-    few milliseconds between two tables read as several cores.
+    A lap shorter than `shortest_s` is merged with the next one. CPU times are counted in ticks of 10 ms, so a
+    few milliseconds between two tables would look like several cores.
     """
 
     def __init__(self, load: OthersLoad, *, shortest_s: float = 1.0) -> None:
@@ -117,7 +121,8 @@ class Laps:
         self.largest = 0.0
 
     def lap(self) -> float:
-        """Cores since the last lap; those of the last lap if this one is too short."""
+        """Returns the cores used since the last lap, or the value of the last lap if this one is too
+        short."""
         now_s = time.monotonic()
         if now_s - self._began_s >= self._shortest_s:
             self._began_s = now_s
@@ -133,7 +138,8 @@ _SINCE_IMPORT = Laps(OthersLoad())
 
 
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table of plain text, and the load of others since the table before; numbers are rounded."""
+    """Prints a table as plain text, and the load of other programs since the previous table. Numbers are
+    rounded."""
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     print(title)
@@ -151,11 +157,12 @@ def report(
     at_most: Mapping[str, float] | None = None,
     laps: Laps = _SINCE_IMPORT,
 ) -> None:
-    """The last line of a benchmark's output: one JSON object.
+    """Prints the last line of a benchmark's output: one JSON object.
 
-    A figure of several runs is its median; `NAME_min`, `NAME_max` and `NAME_runs` come with it. `at_least`
-    and `at_most` are targets; those of figures that were not measured do not count. `verdict` is `met`,
-    `missed`, or `measured` without a target; it is null if others used more than `MOST_LOAD` cores.
+    A figure of several runs is represented by its median; `NAME_min`, `NAME_max`, and `NAME_runs` are added.
+    `at_least` and `at_most` are targets; targets of figures that were not measured don't count. `verdict` is
+    `met`, `missed`, or `measured` without a target. It is null if other programs used more than `MOST_LOAD`
+    cores.
     """
     laps.lap()
     flat: dict[str, object] = {"others_load": round(laps.largest, 2), "verdict": None}
@@ -176,7 +183,7 @@ def report(
 
 
 def _is_met(value: object, bound: tuple[str, str, float]) -> bool:
-    """A figure that could not be measured (None) meets no target."""
+    """Checks whether a figure meets its target. One that could not be measured (None) never does."""
     if not isinstance(value, int | float):
         return False
     return value >= bound[2] if bound[1] == "at least" else value <= bound[2]

@@ -1,4 +1,5 @@
-"""Held-out accuracy of any weights of a recipe's model, by the torch engine: one judge for all sides.
+"""Measures the held-out accuracy of any weights of a recipe's model with the torch engine, as one judge for
+all sides.
 
 Example: `await Evaluator(load_recipe("recipes/quickstart.yaml"), "actor", num_tasks=512).score(snapshot)`.
 """
@@ -23,9 +24,10 @@ __all__ = ["Evaluator"]
 
 
 class Evaluator:
-    """Held-out accuracy of weights, on the recipe's first evaluation set, by all cores.
+    """Measures the held-out accuracy of weights on the recipe's first evaluation set, using all cores.
 
-    `base` is version 0. Raises: ConfigError if the set has too few tasks.
+    `base` is version 0.
+    Raises: ConfigError if the set has too few tasks.
     """
 
     def __init__(self, recipe: Recipe, policy: str, *, num_tasks: int) -> None:
@@ -49,11 +51,11 @@ class Evaluator:
         self._num_loaded = 0
 
     async def score(self, snapshot: WeightSnapshot) -> float:
-        """Share of the tasks that are solved, one completion each, at temperature 1.
+        """Returns the share of the tasks that are solved, with one completion each, at temperature 1.
 
-        Seeds depend on version and task alone, so that equal weights score alike on all sides.
+        Seeds depend only on version and task, so equal weights get equal scores on all sides.
         """
-        self._num_loaded += 1  # the engine wants a number of its own for each set of weights
+        self._num_loaded += 1  # the engine needs a distinct number for each set of weights
         await self._engine.load(dataclasses.replace(snapshot, version=self._num_loaded), slot="live")
         first_seed = snapshot.version * len(self._tasks)
         requests = [

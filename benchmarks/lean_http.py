@@ -1,8 +1,9 @@
-"""A transport that costs the machine little: what stands for hundreds of rollout services in one process.
+"""A transport with a low CPU cost, for hundreds of emulated rollout services in one process.
 
-aiohttp's client, which real services use, takes twice the CPU time of the server that it asks; each of 500
-services would pay that on a machine of its own. Kept-alive HTTP/1.1 connections, one request at a time on
-each, answers with a content-length; no redirects, no retries, no TLS.
+aiohttp's client, which real services use, takes twice the CPU time of the server that it calls. Each of 500
+real services would pay for that on its own machine. This transport has kept-alive HTTP/1.1 connections with
+one request at a time on each, and reads responses with a Content-Length. It doesn't support redirects,
+retries, or TLS.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ _END = b"\r\n\r\n"
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; `ask` sends a request and resolves to status, media type and body."""
+    """One connection. `ask` sends a request, and resolves to status, media type, and body."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -73,7 +74,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _field(head: bytes, name: bytes) -> bytes:
-    """A header's value, or nothing."""
+    """Returns the value of a header; empty if it is missing."""
     lower = head.lower()
     start = lower.find(b"\r\n" + name + b":")
     if start < 0:
@@ -84,7 +85,7 @@ def _field(head: bytes, name: bytes) -> bytes:
 
 
 class LeanTransport:
-    """As `HttpTransport`; whoever finds no free connection waits for one."""
+    """A replacement for `HttpTransport`. If all connections are in use, a request waits for one."""
 
     def __init__(self, base_url: str, *, num_connections: int) -> None:
         url = urlsplit(base_url)
@@ -97,7 +98,7 @@ class LeanTransport:
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> HttpReply:
-        """One request. Raises: ConnectionError, TimeoutError."""
+        """Sends one request. Raises: ConnectionError, TimeoutError."""
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         first = f"{method} {target} HTTP/1.1\r\n{self._host_line}{fields}content-length: {len(body)}\r\n\r\n"
         async with self._room:
@@ -115,6 +116,6 @@ class LeanTransport:
         return connection
 
     async def close(self) -> None:
-        """Closes the free connections; nobody may be waiting."""
+        """Closes the free connections. No request may be waiting."""
         while self._free:
             self._free.pop().close()

@@ -1,14 +1,15 @@
-"""A run that learns from pools of different sizes, two of them far away, compared with the same run
-with one local pool.
+"""Compares a run that learns from pools of different sizes, two of them far away, with the same run with one
+local pool.
 
     one pool       a rollout service of 448 slots on the dataflow's machine
     three pools    services of 64, 128 and 256 slots (1x, 2x, 4x); the first is local, the other two reach
                    dataflow and publisher through 4 Gbit/s and 300 ms each way (a proxy in this process)
 
-The quickstart's model and tasks, real engines, training and weights; both runs have the same settings, seeds
-and numbers of steps. The staleness that is allowed must cover the link: a version is announced by a long poll
-that takes 600 ms to come back, and a step here takes a few tenths of a second, so `max_staleness` is 16 and
-engines may be 8 versions behind. A step of a large model takes minutes, and the same link costs it nothing.
+Both runs use the quickstart's model and tasks, with real engines, training, and weights. They have the same
+settings, seeds, and numbers of steps. The allowed staleness must cover the link: a version is announced by a
+long poll that takes 600 ms to return, and a step here takes a few tenths of a second, so `max_staleness` is
+16 and engines may be 8 versions behind. A step of a large model takes minutes, so the same link costs it
+nothing.
 
     python benchmarks/learning_pools.py [--seeds 0 1 2] [--steps 120] [--picture FILE]
 """
@@ -67,7 +68,7 @@ class Outcome:
     points: list[tuple[int, float, float]]
     """(step, seconds since the first evaluation, held-out accuracy)."""
     episodes: Mapping[str, int]
-    """Pool -> accepted episodes."""
+    """Pool -> number of accepted episodes."""
     staleness_mean: float
     staleness_max: int
     audit_ok: bool
@@ -79,12 +80,12 @@ class Outcome:
 
     @property
     def reached_s(self) -> float:
-        """Seconds to `TARGET`; infinite if it was not reached."""
+        """Seconds until `TARGET`; infinite if it was not reached."""
         return next((at_s for _, at_s, accuracy in self.points if accuracy >= TARGET), math.inf)
 
 
 def recipe_of(model: Path, *, seed: int, steps: int) -> Recipe:
-    """The quickstart without services of its own, and with room for the link."""
+    """Makes the quickstart without its own services, and with enough staleness for the link."""
     changes = {
         "seed": seed,
         "rollout.services": 0,
@@ -119,7 +120,7 @@ async def start(
 
 
 async def train(pools: Sequence[Pool], recipe: Recipe, folder: Path) -> None:
-    """A whole run. Raises: RuntimeError naming a pool that ended before it."""
+    """Makes a whole run. Raises: RuntimeError that names a pool that ended too early."""
     links: list[ShapedLink] = []
     processes: dict[str, asyncio.subprocess.Process] = {}
     async with launch(recipe, folder / "run") as run:
@@ -145,7 +146,7 @@ async def train(pools: Sequence[Pool], recipe: Recipe, folder: Path) -> None:
 
 
 def read(folder: Path) -> Outcome:
-    """From a finished run."""
+    """Reads a finished run."""
     run_dir = folder / "run"
     summary = json.loads((run_dir / "summary.json").read_text())
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -169,7 +170,7 @@ def read(folder: Path) -> Outcome:
 
 
 def draw(found: Mapping[str, Sequence[Outcome]], image: Path) -> None:
-    """Accuracy over steps, a line per run."""
+    """Plots accuracy over steps, with a line per run."""
     curves = {
         system: [[(step, accuracy) for step, _, accuracy in run.points] for run in runs]
         for system, runs in found.items()
@@ -178,7 +179,7 @@ def draw(found: Mapping[str, Sequence[Outcome]], image: Path) -> None:
 
 
 def main(seeds: Sequence[int], steps: int, out: Path, image: Path | None) -> None:
-    """Runs both with all seeds, one after the other."""
+    """Makes both runs with all seeds, one after the other."""
     model = out / "model"
     if not model.is_dir():
         argv = [sys.executable, "-m", "astraflow.cli.main", "model", "init", str(SPEC), "--out", str(model)]

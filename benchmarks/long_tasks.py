@@ -1,13 +1,14 @@
-"""EDF against FIFO where long means hard: speed, accuracy, and how long the dropped groups were.
+"""Compares EDF with FIFO when long tasks are hard: speed, accuracy, and the duration of the dropped groups.
 
-The quickstart's model on sums of three digits, half of them with carries (which it must learn) and half
-without (which it knows). An episode of a sum with carries takes `--factor` times as long. All parts are real
-but the clock (see `exact_run.py`): an episode takes `exp(N(0, 0.6))` units times its factor, a training step
-5 units, 192 episodes run at once, `max_staleness` is 4.
+The quickstart's model learns sums of three digits, half of them with carries (which it must learn) and half
+without (which it knows). An episode of a sum with carries takes `--factor` times as long. All parts except
+the clock are real (see `exact_run.py`): an episode takes `exp(N(0, 0.6))` units times its factor, a training
+step takes 5 units, 192 episodes run at the same time, and `max_staleness` is 4.
 
-`fifo` drops nothing and waits for the oldest group; `edf` takes complete groups, the oldest tokens first, and
-drops what has grown stale; `sweep` takes them as they complete. If a sampler drops long groups, it drops hard
-ones: the table shows how long the dropped and the trained groups were, and how many of them were hard.
+`fifo` drops nothing and waits for the oldest group. `edf` takes complete groups, those with the oldest tokens
+first, and drops groups that have become stale. `sweep` takes groups as they complete. A sampler that drops
+long groups drops hard ones: the table shows how long the dropped and the trained groups were, and how many of
+them were hard.
 
     python benchmarks/long_tasks.py [--seeds 0 1 2] [--steps 100] [--picture FILE]
 """
@@ -34,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "recipes" / "models" / "quickstart.yaml"
 SAMPLERS = ("fifo", "edf", "sweep")
 NUM_TASKS = 2000
-"""Of each kind."""
+"""Number of tasks of each kind."""
 NUM_HELDOUT = 512
 SIGMA = 0.6
 NUM_SLOTS = 192
@@ -44,7 +45,7 @@ Runs = Mapping[str, Sequence[ExactRun]]
 
 
 def setting(sampler: str, seed: int, steps: int, factor: float) -> Setting:
-    """Easy problems first, hard ones after them; the held-out ones are all hard."""
+    """Makes a setting: easy problems first, then hard ones. The held-out ones are all hard."""
     easy = sums(NUM_TASKS, digits=3, carries=False, seed=seed)
     hard = sums(NUM_TASKS, digits=3, carries=True, seed=seed)
     table = {"groups_per_batch": 8, "max_staleness": 4, "engine_lag": 0, "sampler": {"name": sampler}}
@@ -65,7 +66,7 @@ def setting(sampler: str, seed: int, steps: int, factor: float) -> Setting:
 
 
 def lengths(runs: Sequence[ExactRun], *, is_trained: bool) -> list[float]:
-    """Durations of the trained groups, or of those that were dropped."""
+    """Returns the durations of the trained groups, or of the dropped groups."""
     return [
         run.durations_s[group]
         for run in runs
@@ -74,7 +75,7 @@ def lengths(runs: Sequence[ExactRun], *, is_trained: bool) -> list[float]:
 
 
 def hard_frac(runs: Sequence[ExactRun], *, is_trained: bool) -> float:
-    """Share of hard problems among the trained groups, or among those that were dropped."""
+    """Returns the share of hard problems among the trained groups, or among the dropped groups."""
     chosen = [
         run.problem_of[group] >= NUM_TASKS
         for run in runs
@@ -84,12 +85,12 @@ def hard_frac(runs: Sequence[ExactRun], *, is_trained: bool) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Not a number if there are none."""
+    """Returns the mean, or nan if there are no values."""
     return statistics.fmean(values) if values else float("nan")
 
 
 def draw(found: Runs, image: Path) -> None:
-    """How long trained and dropped groups were, a panel per sampler."""
+    """Plots how long trained and dropped groups were, with a panel per sampler."""
     mpl.use("Agg")
     figure, panels = plt.subplots(1, len(found), figsize=(9, 3), dpi=130, sharey=True)
     top = max(max(lengths(runs, is_trained=True)) for runs in found.values())
