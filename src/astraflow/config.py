@@ -1,9 +1,9 @@
 """The base of all config classes, and how a mapping becomes one, with clear errors.
 
 A recipe is data, and reading it imports no component. Unknown keys and choices are errors that name the path
-and the nearest valid name. Variants are discriminated unions on `name`. A component of the user's own is
-written `{use: "module:attr", args: {...}}` (`Use`), and may stand wherever a built-in one may. `load_attr`
-loads it in the process that runs it.
+and the nearest valid name. Variants are discriminated unions on `name`. The user's own component is written
+`{use: "module:attr", args: {...}}` (`Use`), and is allowed wherever a built-in one is. `load_attr` loads it
+in the process that runs it.
 """
 
 import importlib
@@ -58,13 +58,13 @@ __all__ = [
 
 _ConfigT = TypeVar("_ConfigT", bound="Config")
 _MAX_SECONDS = 1e9
-"""30 years: clocks and timers of the system take no more."""
+"""30 years; the system's clocks and timers take no more."""
 _MAX_NUMBER = 1e15
 _MAX_TEXT = 100_000
 
 
 class Config(BaseModel):
-    """A frozen, strictly validated section of a recipe; unknown keys are refused."""
+    """A frozen, strictly validated section of a recipe. Unknown keys are refused."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -73,7 +73,7 @@ class Config(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_within_reach(cls, value: Any, info: ValidationInfo) -> Any:
-        """Bounds every setting, however a class bounds its own: nothing that runs could use larger ones."""
+        """Bounds every setting, whatever its class allows: no component could use a larger value."""
         if isinstance(value, str) and len(value) > _MAX_TEXT:
             raise ValueError(f"the text has {len(value)} characters; at most {_MAX_TEXT} are accepted")
         if isinstance(value, int | float):
@@ -123,28 +123,28 @@ class Variant(Config):
 
     The group `astraflow.cluster` adds sections to `cluster` instead (`recipe/cluster_config.py`).
 
-    The class's module is imported while the choice is defined. So it imports nothing heavy, as `make` may,
-    and no module with a choice, such as `trainer.config`. Emulated parts have `time_scale`, the same in a
-    whole recipe.
+    The class's module is imported while the choice is being defined. It must not import anything heavy, which
+    `make` may do, or a module with a choice, such as `trainer.config`. Emulated parts have a key
+    `time_scale`, which must be the same in the whole recipe.
     """
 
     name: Any
-    """A `Literal` in each subclass, and its default: the name of the entry point."""
+    """The name of the entry point. Each subclass makes it a `Literal` with that default."""
 
     def make(self, *given: Any, **named: Any) -> Any:
-        """Builds what the choice is about."""
+        """Builds the component that the config describes."""
         raise NotImplementedError
 
 
 def with_installed(choice: Any, group: str) -> Any:
-    """The discriminated union of a choice, in which installed variants replace the member without a name.
+    """Returns the discriminated union of a choice, in which installed variants replace the unnamed member.
 
-    That member is `Variant` or a base class that derives from it.
+    That member is `Variant`, or a base class that derives from it.
 
-    Only packages that are installed here can add a variant. A recipe may come over the network, so all that
-    it can do is to name a variant that is there already.
+    Only packages that are installed here can add a variant. A recipe may come over the network, so it can
+    only name a variant that is installed already.
 
-    Raises: ConfigError if an entry point does not load, or is no variant with the name of the entry point.
+    Raises: ConfigError if an entry point does not load, or is not a variant with the name of the entry point.
     """
     members: list[type[Config]] = []
     for member in get_args(choice):
@@ -177,10 +177,11 @@ def parse_config(
     where: str = "recipe",
     place: Callable[[Sequence[str | int]], str] = lambda _: "",
 ) -> _ConfigT:
-    """A validated config.
+    """Validates a mapping and returns the config.
 
     The mapping is validated as JSON, because strict validation of Python objects would refuse a list for a
-    tuple. Nothing else is converted. `place`: where the value at a path stands, for messages (`place_in`).
+    tuple. Nothing else is converted. `place` returns where the value at a path is set, for messages
+    (`place_in`).
 
     Raises: ConfigError with one line per problem: path, value, the nearest valid choice, and its place.
     """
@@ -202,16 +203,16 @@ def parse_config(
         lines = [
             told(path_of(error["loc"], config_type), explained(error, config_type, mapping))
             for error in distinct(errors)
-            # Of a list, whose invalid items do not count, this would say that it is empty.
+            # Invalid items don't count, so a list with only such items would also be reported as empty.
             if error["type"] != "too_short" or not any(_is_below(other, error) for other in errors)
         ]
         raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(lines))) from err
 
 
 def salvaged(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _ConfigT | None:
-    """What is valid of a mapping, with defaults in place of the rest; None if a required key is not valid.
+    """Returns the valid part of a mapping, with defaults for the rest; None if a required key is not valid.
 
-    Rules over several keys do not apply to it. It serves to find further mistakes, and never to run.
+    Rules about several keys are not checked. The result serves to find further mistakes, and never to run.
     """
     named = _with_names(mapping, config_type)
     values: JsonMap = {}
@@ -226,7 +227,7 @@ def salvaged(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _Config
 
 
 def _salvaged_value(value: Any, field: FieldInfo) -> Any:
-    """What is valid of the value of a key; None if nothing is."""
+    """Returns the valid part of the value of a key; None if nothing is valid."""
     kind = inner_type(field.annotation)
     try:
         text = json.dumps(value, allow_nan=False)
@@ -248,7 +249,7 @@ def _salvaged_value(value: Any, field: FieldInfo) -> Any:
 
 
 def _is_below(error: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether an error is about a part of what another one is about."""
+    """Returns whether an error is about a part of the value that the other error is about."""
     size = len(other["loc"])
     return len(error["loc"]) > size and error["loc"][:size] == other["loc"]
 
@@ -256,7 +257,7 @@ def _is_below(error: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def overridden(
     config: _ConfigT, overrides: Mapping[str, Any] | Sequence[str], *, where: str = "recipe"
 ) -> _ConfigT:
-    """The config with dotted overrides (`a.b=value`) applied.
+    """Returns the config with dotted overrides (`a.b=value`) applied.
 
     Raises: ConfigError, like `parse_config`.
     """
@@ -267,10 +268,10 @@ def overridden(
 
 
 def _with_names(mapping: Mapping[str, Any], config_type: type[BaseModel]) -> JsonMap:
-    """The mapping, with the `name` of every variant that it leaves out or writes in short.
+    """Returns the mapping with the `name` of every variant, where it is left out or written in short form.
 
-    `train.backend.device=cuda:0` alone changes a key of the default backend, and `loss: gspo` is short for
-    `loss: {name: gspo}`, as `reward: my_rewards:score` is for `reward: {use: my_rewards:score}`.
+    `train.backend.device=cuda:0` alone changes a key of the default backend. `loss: gspo` is short for
+    `loss: {name: gspo}`, and `reward: my_rewards:score` for `reward: {use: my_rewards:score}`.
     """
     named = dict(mapping)
     for key, field in config_type.model_fields.items():
@@ -280,7 +281,7 @@ def _with_names(mapping: Mapping[str, Any], config_type: type[BaseModel]) -> Jso
 
 
 def _with_name(value: Any, annotation: Any, *, default: object = None) -> Any:
-    """The same for one value of a type."""
+    """Does the same as `_with_names` for one value of a type."""
     kind = inner_type(annotation)
     origin = get_origin(kind)
     if origin is dict and isinstance(value, dict):
@@ -301,7 +302,7 @@ def _with_name(value: Any, annotation: Any, *, default: object = None) -> Any:
 
 
 def _is_choice(kind: Any) -> bool:
-    """Whether a type consists of variants alone."""
+    """Returns whether a type consists only of variants."""
     members = get_args(kind) or (kind,)
     variants = [configs_in(member) for member in members]
     return all(len(found) == 1 and tag_of(found[0]) is not None for found in variants)
@@ -313,14 +314,14 @@ def _chosen(name: str, choices: Sequence[type[BaseModel]]) -> JsonMap:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts those texts in quotes that `YamlLoader` would read as numbers."""
+    """Quotes the texts that `YamlLoader` would read as numbers."""
 
 
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", SHORT_FLOAT, list("-+0123456789"))
 
 
 def dump_yaml(config: Config) -> str:
-    """The resolved config as YAML, which parses back to an equal object."""
+    """Returns the resolved config as YAML, which parses back to an equal object."""
     data = config.model_dump(mode="json")
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
@@ -329,14 +330,14 @@ def dump_yaml(config: Config) -> str:
 
 
 def load_attr(use: str, *, where: str = "use") -> Any:
-    """The object named `module:attr`.
+    """Imports and returns the object named `module:attr`.
 
     Raises: ConfigError if the module does not import or lacks the attribute.
     """
     module_name, _, attr = use.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as err:  # code of the user's, which may raise anything
+    except Exception as err:  # the user's code may raise anything
         raise ConfigError(f"{where} = {use!r}: {_import_problem(module_name, err)}") from err
     except SystemExit as err:
         raise ConfigError(
@@ -351,7 +352,7 @@ def load_attr(use: str, *, where: str = "use") -> Any:
 
 
 def _import_problem(module: str, err: Exception) -> str:
-    """Why a module of the user's cannot be imported: it is not found, or its own code fails."""
+    """Returns why the user's module cannot be imported: it is not found, or its own code fails."""
     is_missing = isinstance(err, ModuleNotFoundError) and f"{module}.".startswith(f"{err.name}.")
     if not is_missing:
         return f"module {module!r} does not import here: {described(err)}"
@@ -363,7 +364,8 @@ def _import_problem(module: str, err: Exception) -> str:
 
 
 def _own_folders() -> list[Path]:
-    """Folders in which modules of the user's own are found: not those of Python and installed packages."""
+    """Returns the folders in which the user's own modules are found: those in `sys.path`, except the folders
+    of Python and of installed packages."""
     folders = [Path(entry).resolve() for entry in sys.path if entry]
     installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
     return [folder for folder in folders if not any(map(folder.is_relative_to, installed))]

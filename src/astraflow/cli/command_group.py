@@ -1,10 +1,10 @@
-"""The group of all commands, in which those of installed packages stand among AstraFlow's own.
+"""The group of all commands: AstraFlow's own and those of installed packages, in one list.
 
-A package adds a command by an entry point of the group `astraflow.commands` that has the command's name. Its
-module is imported when somebody calls the command, or asks for the list of all commands.
+A package adds a command with an entry point of the group `astraflow.commands` that has the command's name.
+Its module is imported when somebody calls the command, or asks for the list of all commands.
 
-A name with a dot is an option of one of AstraFlow's own commands, which calls it: `run.only` implements
-`astraflow run --only`.
+A name with a dot belongs to an option of one of AstraFlow's own commands, which calls it: `run.only`
+implements `astraflow run --only`.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,23 +23,23 @@ _GROUP = "astraflow.commands"
 
 @dataclass(frozen=True, slots=True)
 class AddedCommand:
-    """What the entry point of a command names.
+    """The object that the entry point of a command names.
 
     Example: `AddedCommand(greet, after="status")`, where `def greet(name: str) -> None` is the command.
     """
 
     run: Callable[..., object] | typer.Typer
-    """The command; a `typer.Typer` has several below the name."""
+    """The command; a `typer.Typer` has several subcommands."""
     after: str | None = None
-    """The command that it follows in the list; `""` puts it first, None last."""
+    """The command that it follows in the list. `""` puts it first, and None puts it last."""
 
 
 def added_command(name: str) -> AddedCommand | None:
-    """The command that an installed package adds; None if there is none.
+    """Returns the command that an installed package adds; None if there is none.
 
     Raises: ConfigError if it doesn't load, or isn't an `AddedCommand`.
     """
-    # Imported here because AstraFlow's own commands don't need it, and start sooner without.
+    # Imported here because AstraFlow's own commands don't need it, and start faster without it.
     from astraflow.user_input.installed import added_to, loaded
 
     for entry in added_to(_GROUP).select(name=name):
@@ -54,14 +54,14 @@ def added_command(name: str) -> AddedCommand | None:
 
 
 def in_order(own: Sequence[str]) -> list[str]:
-    """The names of all commands in the order of the list, given AstraFlow's own in theirs."""
+    """Returns the names of all commands in the order of the list, given AstraFlow's own in their order."""
     from astraflow.user_input.installed import added_to
 
     found = {name: added_command(name) for name in sorted(added_to(_GROUP).names) if "." not in name}
     waiting = {name: command.after for name, command in found.items() if command is not None}
     names = ["", *own]
     while waiting:
-        # The last ones follow nothing, or a command that isn't installed.
+        # If none is ready, the remaining commands follow nothing, or a command that isn't installed.
         ready = [name for name, after in waiting.items() if after in names] or list(waiting)
         for name in ready:
             after = waiting.pop(name)
@@ -73,11 +73,14 @@ class CommandGroup(TyperGroup):
     """Finds AstraFlow's own commands first, then those of installed packages."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of the list."""
+        """Returns the names of all commands, in the order of the list."""
         return in_order(super().list_commands(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name; None if there is none. Raises: ConfigError if it has to be installed."""
+        """Returns the command with this name; None if there is none.
+
+        Raises: ConfigError if the command has to be installed.
+        """
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
         added = added_command(cmd_name) if "." not in cmd_name else None
@@ -88,7 +91,7 @@ class CommandGroup(TyperGroup):
                 raise ConfigError(f"`astraflow {cmd_name}` {place}")
             return None
         app = typer.Typer(add_completion=False)
-        app.callback()(lambda: None)  # makes it a group, in which a single command keeps its name
+        app.callback()(lambda: None)  # makes it a group, because Typer drops the name of a single command
         if isinstance(added.run, typer.Typer):
             app.add_typer(added.run, name=cmd_name)
         else:

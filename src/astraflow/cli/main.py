@@ -1,6 +1,6 @@
 """The `astraflow` command: a thin shell over `run`. Heavy imports happen inside the commands.
 
-Commands of add-ons and other packages join the list by themselves: see `command_group`.
+Commands of add-ons and other packages join the list automatically: see `command_group`.
 """
 
 import errno
@@ -27,15 +27,18 @@ from astraflow.user_input.user_files import shown_path
 __all__ = ["app", "main"]
 
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
-"""The same as in `service.process`, whose import would slow down every command."""
+"""The same as in `service.process`, which is not imported because that would slow down every command."""
 
 _WRONG_PATHS = frozenset({errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
-"""Errors of paths that can't be right, whatever else the machine does."""
+"""Errors of paths that can't be right, whatever the state of the machine."""
 
 _STARTING_GC_THRESHOLDS = (50_000, 20, 100)
-"""For the garbage collector while modules are imported. They stay, so there is nothing to collect, and with
-Python's own thresholds the search for it takes a fifth of the seconds that torch and transformers take to
-import. A service sets its own once it is ready (`service.process.settle_memory`)."""
+"""Thresholds of the garbage collector while modules are imported.
+
+Modules stay in memory, so there is nothing to collect. With Python's default thresholds, the collector takes
+a fifth of the time that it takes to import torch and transformers. A service sets its own thresholds once it
+is ready (`service.process.settle_memory`).
+"""
 
 app = typer.Typer(
     name="astraflow",
@@ -52,7 +55,7 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    del debug  # read by `main`, which handles errors outside of typer
+    del debug  # `main` reads it, because it handles errors outside of Typer
     if version:
         print(f"astraflow {astraflow.__version__}")
         raise typer.Exit
@@ -70,11 +73,13 @@ app.command("rank", hidden=True)(rank)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command. An error of ours gives one line on stderr; the exit code is 2 if the user can correct
-    it, else 1."""
+    """Runs a command. Prints one line to stderr for an AstraFlow error.
+
+    The exit code of an error is 2 if the user can correct it, else 1.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     gc.set_threshold(*_STARTING_GC_THRESHOLDS)
-    os.environ.update(proxy_exemptions(os.environ))  # every process that this one starts inherits them
+    os.environ.update(proxy_exemptions(os.environ))  # child processes inherit them
     sys.path += [path for path in _module_path() if path not in sys.path]
     try:
         app(args=arguments, prog_name="astraflow")
@@ -83,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         print(f"error: {printable(str(err), keeps_lines=True)}", file=sys.stderr)
         sys.exit(2 if isinstance(err, ConfigError | DataError | VersionMismatchError) else 1)
-    except OSError as err:  # for example a read-only folder or a full disk
+    except OSError as err:  # for example, a read-only folder or a full disk
         if "--debug" in arguments:
             raise
         print(f"error: {printable(_reason(err))}", file=sys.stderr)
@@ -93,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"error: {install_hint(f'`astraflow {arguments[0]}`', [module])}", file=sys.stderr)
             sys.exit(2)
         calls = own_frames(err)
-        if "--debug" in arguments or not calls:  # without code of the user's on the way, the bug is ours
+        if "--debug" in arguments or not calls:  # if no user code was called, the bug is in AstraFlow
             raise
         lines = [described(err), *[f"  called from {call}" for call in reversed(calls[:-1])]]
         text = "\n".join(lines)
@@ -108,7 +113,7 @@ def _reason(err: OSError) -> str:
 
 
 def _module_path() -> list[str]:
-    """Folders where a recipe's own modules are found: those that the launcher names, then the current one."""
+    """Returns the folders of a recipe's own modules: those that the launcher names, then the current one."""
     given = os.environ.get(MODULE_PATH_VARIABLE, "")
     return [*(part for part in given.split(os.pathsep) if part), os.getcwd()]
 

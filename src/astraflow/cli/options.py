@@ -1,4 +1,4 @@
-"""Options of several commands, and checks of their values."""
+"""Options that several commands share, and checks of their values."""
 
 import math
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 __all__ = ["MOST", "Port", "finite"]
 
 MOST = 2**53
-"""Largest whole number that options take: every JSON reader and database holds it exactly."""
+"""Largest whole number that options accept; every JSON reader and database represents it exactly."""
 
 Port = Annotated[
     int,
@@ -17,7 +17,7 @@ Port = Annotated[
 
 
 def finite(value: float) -> float:
-    """The value of an option. Raises: BadParameter if it is infinite or not a number."""
+    """Returns the value of an option. Raises: BadParameter if it is infinite or not a number."""
     if not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value

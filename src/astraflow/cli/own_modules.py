@@ -1,4 +1,4 @@
-"""Where the modules that a recipe or a spec names are found."""
+"""Finds the modules that a recipe or a spec names."""
 
 import sys
 from pathlib import Path
@@ -7,10 +7,10 @@ __all__ = ["module_path"]
 
 
 def module_path(file: Path, *earlier: str) -> tuple[str, ...]:
-    """Folders with a file's own modules, which are added to this process's search path.
+    """Adds the folders with a file's own modules to this process's search path, and returns them.
 
-    They are the current one, those of `earlier`, the file's and, for one that comes with AstraFlow, the
-    folder that has `recipes` and `examples`.
+    They are the current folder, those in `earlier`, the file's folder and, for a file that comes with
+    AstraFlow, the folder that has `recipes` and `examples`.
     """
     from astraflow.recipe.gallery import root_of
 

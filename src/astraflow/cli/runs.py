@@ -86,9 +86,9 @@ def run(
 ) -> None:
     """Train: start all services of a recipe and show their progress.
 
-    Ctrl-C stops cleanly within 5 seconds; the same command again resumes. A second Ctrl-C ends everything at
-    once. Exits with 0 if the run finished, 1 if it failed, 2 if the recipe is wrong, 130 if it was
-    interrupted. A run that was stopped, has failed or is finished is trained longer by asking for more steps.
+    Ctrl-C stops the run cleanly within 5 seconds; the same command resumes it. A second Ctrl-C ends
+    everything at once. The exit code is 0 if the run finished, 1 if it failed, 2 if the recipe is wrong, and
+    130 if the run was interrupted. To train a stopped, failed or finished run longer, ask for more steps.
 
     Examples: `astraflow run math/tiny`, `astraflow run runs/quickstart steps=60`.
     """
@@ -116,10 +116,10 @@ def run(
 def load_with_checks(
     file: Path, overrides: Sequence[str] = (), run_dir: Path | None = None
 ) -> "LoadedRecipe":
-    """The recipe in a file, with overrides.
+    """Loads the recipe in a file, with overrides.
 
-    Raises: ConfigError with everything that is wrong, also with models, data and components of one that has
-    wrong keys.
+    Raises: ConfigError with everything that is wrong. Even if keys are wrong, it also covers the recipe's
+    models, data and components.
     """
     from astraflow.recipe.recipe import load_recipe
 
@@ -132,7 +132,7 @@ def load_with_checks(
 
 
 def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> None:
-    """`builds`: tiny models that are missing are built by the run."""
+    """Checks the recipe and prints it in full. `builds`: the run would build missing tiny models."""
     from astraflow.config import dump_yaml
     from astraflow.recipe.gallery import missing_models
     from astraflow.run.hub_models import cache_notes, pin_models
@@ -149,28 +149,28 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where `run` finds its recipe."""
+    """The recipe that `run` starts from, and where the run's folder is."""
 
     recipe: Path
     overrides: list[str]
     run_dir: Path | None
-    """None: the default."""
+    """Folder of the run; None means the default."""
     module_path: tuple[str, ...] = ()
     """Folders in which an earlier start of the run found the recipe's own modules."""
     is_named: bool = False
-    """The recipe is one of those that come with AstraFlow, and was named without a path."""
+    """Whether the recipe comes with AstraFlow and was given by its name, without a path."""
 
 
 def _source_of(recipe: str, overrides: list[str], run_dir: Path | None) -> _Source:
-    """The recipe file that is named, or the recipe that a run folder holds.
+    """Returns the recipe file that the user names, or the recipe in a run folder.
 
-    Raises: ConfigError if there is neither; DataError if the run folder is none.
+    Raises: ConfigError if there is neither; DataError if the run folder is not valid.
     """
     from astraflow.recipe.gallery import recipe_file
     from astraflow.recipe.run_folder import RunFolder
 
     if "=" in recipe and not is_there(Path(recipe)):
-        # It is the first override: the recipe was left out.
+        # The user left out the recipe, so this is the first override.
         overrides = [recipe, *overrides]
         recipe = ""
     if recipe and not (is_there(Path(recipe)) and Path(recipe).is_dir()):
@@ -194,16 +194,16 @@ def _source_of(recipe: str, overrides: list[str], run_dir: Path | None) -> _Sour
 
 
 def _build_missing(recipe: "LoadedRecipe") -> None:
-    """Builds the tiny models of a recipe that are not there."""
+    """Builds the tiny models of a recipe that are missing."""
     from astraflow.recipe.gallery import build_models
 
     build_models([policy.model for policy in recipe.policies.values()], print)
 
 
 def fetch_models(recipe: "LoadedRecipe", run_dir: Path | None = None) -> "LoadedRecipe":
-    """The recipe with the commits of its models on the hub, which are downloaded unless they are cached.
+    """Downloads the models of a recipe from the hub unless they are cached, and pins their commits.
 
-    `run_dir`: of the run that takes these commits now and at every resume.
+    Returns the recipe with these commits. The run in `run_dir` uses them now and at every resume.
     """
     from astraflow.run.hub_models import with_fetched_models
 
@@ -214,14 +214,14 @@ def fetch_models(recipe: "LoadedRecipe", run_dir: Path | None = None) -> "Loaded
 
 
 def _names_model(overrides: Sequence[str]) -> bool:
-    """Whether `model=NAME` gives all policies a model."""
+    """Returns whether the override `model=NAME` gives all policies a model."""
     return any(text.startswith("model=") for text in overrides)
 
 
 def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
-    """The overrides, with the launcher that `--on` names. If it is the recipe's, that keeps its settings.
+    """Returns the overrides with the launcher that `--on` names. The recipe's launcher keeps its settings.
 
-    Raises: ConfigError for another name.
+    Raises: ConfigError if the name is not that of a launcher.
     """
     from astraflow.recipe.cluster_config import launcher_names
     from astraflow.user_input.yaml_files import load_mapping
@@ -241,7 +241,7 @@ def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
 
 
 def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | None) -> int:
-    """`--only`, which an add-on does. Raises: ConfigError if it isn't installed."""
+    """Runs one half with the add-on that implements `--only`. Raises: ConfigError if it isn't installed."""
     from astraflow.cli.command_group import added_command
 
     half = added_command("run.only")
@@ -294,7 +294,7 @@ def try_task(
 def audit(
     run_dir: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN_DIR")],
 ) -> None:
-    """Recompute the accounting of a run from its journal; exit with 1 if it does not hold."""
+    """Recompute the accounting of a run from its journal. Exit with 1 if it does not add up."""
     from astraflow.run.commands import show_audit
 
     if not run_dir.is_dir():
@@ -316,9 +316,9 @@ def export(
 ) -> None:
     """Write a version of a run's weights as a Hugging Face folder, bit-equal to what was served.
 
-    `from_pretrained` opens it: weights, config, tokenizer and chat template. The written files are read back
-    and checked against the digest of the version. No service is needed. For a version that the run no longer
-    keeps, the error names the versions that it still keeps.
+    The folder has weights, config, tokenizer and chat template, and `from_pretrained` opens it. The written
+    files are read back and checked against the digest of the version. No service needs to run. If the run no
+    longer keeps the version, the error names the versions that it still keeps.
 
     Example: `astraflow export runs/quickstart models/trained`.
     """

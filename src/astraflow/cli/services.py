@@ -1,4 +1,4 @@
-"""Commands that run one service each. `astraflow run` uses them; so may a person, on any machine."""
+"""Commands that run one service each. `astraflow run` uses them, and so can you, on any machine."""
 
 import asyncio
 import ctypes
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _USER_ERROR_CODE = 2
 """Exit code of a service whose settings are wrong."""
 _PR_SET_PDEATHSIG = 1
-"""Option of `prctl` in Linux: the signal that a process gets when its parent dies."""
+"""Linux `prctl` option that sets the signal that a process gets when its parent dies."""
 
 _RunDir = Annotated[Path, typer.Argument(help="Run folder with a recipe.yaml.", metavar="RUN_DIR")]
 _Policy = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
@@ -51,11 +51,11 @@ def serve(
     *,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that has failed.")] = False,
 ) -> None:
-    """Run the dataflow of a run folder: tasks, tables and journal."""
+    """Run the dataflow of a run folder: its tasks, tables and journal."""
     from astraflow.processes.dataflow_process import run_dataflow
     from astraflow.recipe.run_folder import RunFolder
 
-    token_of(None)  # the dataflow reads the tokens from the run folder; this removes an inherited one
+    token_of(None)  # removes an inherited token; the dataflow reads the tokens from the run folder
     if resume:
         RunFolder(run_dir).ask_to_resume()
     _run("dataflow", partial(run_dataflow, run_dir=run_dir, port=port))
@@ -105,7 +105,7 @@ def rank(
     rank: Annotated[int, typer.Option("--rank", help="Its number, from 1.")],
     link: Annotated[int, typer.Option("--link", help="Descriptor of the socket to rank 0.")],
 ) -> None:
-    """Run a further rank of a trainer; trainers start it themselves."""
+    """Run another rank of a trainer. Trainers start it themselves."""
     from astraflow.processes.rank_process import run_rank
 
     run_rank(run_dir, policy=policy, url=url, rank=rank, link=link)
@@ -140,7 +140,7 @@ def join(
         ),
     ] = "",
 ) -> None:
-    """Join a run as a rollout service. Without --peer, it needs outbound connections only."""
+    """Join a run as a rollout service. Without --peer, the service only needs outbound connections."""
     if peer and url.startswith("https:"):
         raise ConfigError("--peer serves plain HTTP, and this run uses HTTPS; leave --peer out")
     trust(ca_file)
@@ -162,7 +162,7 @@ def join(
 
 
 def _private() -> tuple[Path, ...]:
-    """Files and folders that the launcher hides from agent programs."""
+    """Returns the files and folders that the launcher hides from agent programs."""
     from astraflow.processes.program import PRIVATE_VARIABLE
 
     paths = os.environ.get(PRIVATE_VARIABLE, "").split(os.pathsep)
@@ -170,10 +170,10 @@ def _private() -> tuple[Path, ...]:
 
 
 def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
-    """Runs a service; exits with its code, or with 2 if its settings are wrong."""
+    """Runs a service. Exits with its code, or with 2 if its settings are wrong."""
     from astraflow.service.process import PARENT_FD_VARIABLE, launcher_pipe, run_service
 
-    # Without the launcher's pipe, the parent is not the launcher but a shell or a scheduler's own process.
+    # Without the launcher's pipe, the parent is a shell or a scheduler's process, not the launcher.
     if launcher_pipe(PARENT_FD_VARIABLE) is not None:
         _die_with_parent()
 
@@ -189,29 +189,31 @@ def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
     code = run_service(guarded, name=name)
     logging.shutdown()
     sys.stdout.flush()
-    # A thread may still compute a training step, and unloading heavy libraries takes a second. Do not wait.
+    # Don't wait: a thread may still compute a training step, and unloading heavy libraries takes a second.
     os._exit(code)
 
 
 def is_final(err: Error) -> bool:
-    """Whether a restarted process would end with the same error, because its settings are wrong.
+    """Returns whether a restarted process would end with the same error, because its settings are wrong.
 
-    A fenced trainer is not such a case: restarted, it opens the next session and continues.
+    A fenced trainer is not such a case: after a restart, it opens the next session and continues.
     """
     is_wrong = isinstance(err, ConfigError | DataError | RefusedError | VersionMismatchError)
     return is_wrong and not isinstance(err, FencedError)
 
 
 def _die_with_parent() -> None:
-    """Makes the kernel end this process when the launcher dies, even during a long computation."""
+    """Makes the kernel kill this process when the launcher dies, even during a long computation."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def trust(ca_file: Path | None) -> None:
-    """Makes this process check https services by a file. Raises: ConfigError if it does not exist.
+    """Makes this process verify HTTPS services with the certificates in a file.
 
-    Sets the variable of OpenSSL, so that every client in the process uses it.
+    Sets OpenSSL's environment variable, so that every client in the process uses the file.
+
+    Raises: ConfigError if the file does not exist.
     """
     from astraflow.recipe.access import CA_VARIABLE
 
@@ -222,9 +224,9 @@ def trust(ca_file: Path | None) -> None:
 
 
 def token_of(token_file: Path | None) -> str:
-    """The token from a file or from the environment; never from an argument, which others could read.
+    """Returns the token from a file or from the environment; never from an argument, which others could read.
 
-    Removes it from the environment, so that nothing that this process starts inherits it.
+    Removes the token from the environment, so that no child process inherits it.
     """
     from astraflow.processes.program import TOKEN_VARIABLE
 
@@ -238,8 +240,11 @@ def token_of(token_file: Path | None) -> str:
 
 
 def _taken_from_environment(name: str) -> str:
-    """Removes a variable and returns its value. On Linux it is also wiped from `/proc/PID/environ`, which
-    shows the first environment of a process to all other processes of its user."""
+    """Removes an environment variable and returns its value.
+
+    On Linux, also wipes it from `/proc/PID/environ`, which shows the initial environment of a process to all
+    other processes of its user.
+    """
     value = os.environ.get(name, "")
     if value and sys.platform == "linux":
         find = ctypes.CDLL(None).getenv

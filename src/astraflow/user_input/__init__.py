@@ -1,1 +1,1 @@
-"""What people write: files, YAML, names and code of their own; explains what is wrong with it."""
+"""Reads what users write (files, YAML, names and their own code), and explains what is wrong with it."""

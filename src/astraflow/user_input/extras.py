@@ -1,6 +1,7 @@
-"""The extra `quickstart`, and how it is installed.
+"""The extra `quickstart`, and how to install it.
 
-The core installs small: without torch, which only trainers, engines and `astraflow model` import.
+The core's installation is small. It leaves out torch, which only trainers, engines and `astraflow model`
+import.
 """
 
 from collections.abc import Sequence
@@ -22,25 +23,25 @@ _QUICKSTART = frozenset(
         "math_verify",
     }
 )
-"""Modules of the extra `quickstart`, which has all that a run on one machine needs."""
+"""Modules of the extra `quickstart`, which has everything that a run on one machine needs."""
 
 
 def install_command(extra: str) -> str:
-    """The command that adds an extra to an installed astraflow, wherever that was installed from."""
+    """Returns the command that adds an extra to an installed astraflow, wherever it was installed from."""
     return f"pip install 'astraflow[{extra}]'"
 
 
 def install_hint(what: str, modules: Sequence[str]) -> str:
-    """That `what` needs these modules of the extra `quickstart`, and how to install them; one line."""
+    """Returns one line: `what` needs these modules of the extra `quickstart`, and how to install them."""
     hint = f"{what} needs {', '.join(modules)}, of the extra quickstart: {install_command('quickstart')}"
     if "torch" not in modules:
         return hint
-    # By itself, pip takes the CUDA build of 2.7 GB from PyPI.
+    # By default, pip installs the CUDA build from PyPI, which has 2.7 GB.
     return f"{hint} (without an NVIDIA GPU, first: pip install torch --index-url {CPU_TORCH_INDEX})"
 
 
 def missing_module(error: BaseException) -> str:
-    """The module of the extra `quickstart` whose absence is the error; empty for any other error."""
+    """Returns the module of the extra `quickstart` whose absence is the error; empty for any other error."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
     name = (error.name or "").partition(".")[0]

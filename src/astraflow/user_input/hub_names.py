@@ -1,4 +1,4 @@
-"""Tells a name on the Hugging Face Hub from a path of this machine."""
+"""Tells a name on the Hugging Face Hub from a path on this machine."""
 
 import re
 from pathlib import Path
@@ -6,20 +6,21 @@ from pathlib import Path
 __all__ = ["is_hub_name", "split_revision"]
 
 _OWNED = re.compile(r"(?=[^/]{1,96}/[^/@]{1,96}(@|\Z))\w[\w.-]*/\w[\w.-]*(@[\w.-][\w./-]{0,254})?", re.ASCII)
-"""`OWNER/NAME`, or `OWNER/NAME@REVISION`: a branch, a tag or a commit."""
+"""`OWNER/NAME`, or `OWNER/NAME@REVISION` with a branch, a tag or a commit."""
 _FILE_ENDING = re.compile(
     r"\.(arrow|avro|bin|bz2|csv|db|feather|gguf|gz|h5|html|ini|json|jsonl|md|msgpack|ndjson|npy|npz|orc|parquet|"
     r"pickle|pkl|pt|pth|py|safetensors|sqlite|tar|text|tgz|toml|tsv|txt|xls|xlsx|xml|xz|yaml|yml|zip|zst)",
     re.IGNORECASE,
 )
 _OWN_FOLDERS = frozenset({"models", "data", "runs"})
-"""Folders of users by convention, and of this documentation, whether they exist or not."""
+"""Folders that users, and this project's documentation, use by convention; they need not exist."""
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether the name of a model or a data set is `OWNER/NAME` on the hub, with or without `@REVISION`.
+    """Returns whether a text is the name of a model or data set on the hub: `OWNER/NAME` or
+    `OWNER/NAME@REVISION`.
 
-    What exists here is a path, and so is what ends like a file, or begins with a folder that exists.
+    A text is a path if it exists here, ends like the name of a file, or begins with a folder that exists.
 
     Example: `is_hub_name("Qwen/Qwen3-0.6B")` is true, `is_hub_name("data/trian.csv")` is false.
     """
@@ -32,6 +33,6 @@ def is_hub_name(text: str) -> bool:
 
 
 def split_revision(name: str) -> tuple[str, str]:
-    """The name on the hub, and its revision; empty if it names none."""
+    """Returns the name on the hub and its revision, which is empty if there is none."""
     plain, _, revision = name.partition("@")
     return plain, revision

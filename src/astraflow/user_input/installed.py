@@ -1,7 +1,7 @@
-"""What installed packages add to AstraFlow, by entry points of the groups `astraflow.*`.
+"""Finds what installed packages add to AstraFlow, through entry points of the groups `astraflow.*`.
 
-AstraFlow's own add-ons are found in the same way. An installation may leave some of them out. Entry points
-that name those are skipped.
+AstraFlow's own add-ons are found in the same way. An installation may leave some of them out. Their entry
+points are then skipped.
 """
 
 import sys
@@ -17,20 +17,20 @@ _ADD_ONS = "astraflow.addons."
 
 
 def added_to(group: str) -> EntryPoints:
-    """The entry points of a group. The first call reads the metadata of all installed packages."""
+    """Returns a group's entry points. The first call reads the metadata of all installed packages."""
     return _installed(tuple(sys.path)).select(group=group)
 
 
 @cache
 def _installed(_: tuple[str, ...]) -> EntryPoints:
-    """All entry points of the groups `astraflow.*`, as found on a search path."""
+    """Returns the entry points of all groups `astraflow.*`. The search path is the key of the cache."""
     every = entry_points()
     groups = [group for group in every.groups if group.startswith("astraflow.")]
     return EntryPoints(entry for group in groups for entry in every.select(group=group))
 
 
 def loaded(entry: EntryPoint) -> Any | None:
-    """The object that an entry point names; None if it's in an add-on that this installation leaves out.
+    """Loads the object that an entry point names; None if this installation leaves out its add-on.
 
     Raises: ImportError or AttributeError if it can't be loaded.
     """
@@ -43,7 +43,7 @@ def loaded(entry: EntryPoint) -> Any | None:
 
 
 def load_or_explain(entry: EntryPoint) -> Any | None:
-    """The same. Raises: ConfigError that names the package if it can't be loaded."""
+    """Does the same as `loaded`. Raises: ConfigError that names the package if it can't be loaded."""
     try:
         return loaded(entry)
     except (ImportError, AttributeError) as err:
@@ -51,13 +51,13 @@ def load_or_explain(entry: EntryPoint) -> Any | None:
 
 
 def source_of(entry: EntryPoint) -> str:
-    """The entry point and its package, for messages."""
+    """Returns the entry point and its package, for messages."""
     package = entry.dist.name if entry.dist is not None else "an installed package"
     return f"{entry.value} ({package}, entry point {entry.name!r} of {entry.group})"
 
 
 def where_to_find(name: str) -> str:
-    """What the user needs for something of this name that isn't installed; empty if AstraFlow doesn't know.
+    """Returns what the user must install to get something of this name; empty if AstraFlow doesn't know.
 
     Example: `needs a package: pip install "astraflow[paced]"`.
     """

@@ -1,8 +1,13 @@
 """Explains what is wrong with a mapping that should be a config: path, value, and what was probably meant.
 
-For an unknown key, the explanation is the first of these that holds: a key of the same section with nearly
-the same letters; another system's name of a setting (`synonyms`); the same key in another section; a key
-that looks somewhat alike. This file reads config classes and touches no value.
+For an unknown key, the explanation is the first of these that applies:
+
+1. a key of the same section with nearly the same letters
+2. another system's name for a setting (`synonyms`)
+3. the same key in another section
+4. a key that looks somewhat similar
+
+This module reads config classes and changes no value.
 """
 
 import difflib
@@ -36,24 +41,24 @@ __all__ = [
 
 ConfigType = type[BaseModel]
 _SURE = 0.8
-"""Similarity from which two names are taken for one with a slip of the fingers."""
+"""Similarity from which one name is taken for a typo of the other."""
 _MAX_PLACES = 3
 """A key that occurs in more sections than this is not suggested."""
 _MAX_FILES = 1000
-"""Files of a folder among which one is proposed."""
+"""Largest number of files in a folder that are compared with a missing one."""
 _MARK = re.compile(r"(literal|tuple|list|dict)\[|constrained-|function-")
-"""How pydantic's names of the members of a union begin."""
+"""Matches the beginning of pydantic's names for the members of a union."""
 _MAX_LEAVES = 4
-"""Settings of a foreign section that are explained."""
+"""Largest number of settings in an unknown section that are explained."""
 _MAX_SHOWN = 80
 """Characters of a value that a message shows."""
 
 
 def distinct(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """One error of pydantic for each mistake.
+    """Returns one of pydantic's errors for each mistake.
 
-    A key that is either a word or a number gives an error for each of the two. Here, that of the number has
-    the word as `or_word`.
+    For a key that takes either a word or a number, pydantic reports two errors. This function keeps the error
+    about the number, with the expected word as its `or_word`.
     """
     plain: list[Mapping[str, Any]] = [
         {**error, "loc": tuple(part for part in error["loc"] if not _is_mark(part))} for error in errors
@@ -68,12 +73,12 @@ def distinct(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _is_mark(part: object) -> bool:
-    """Whether a part of a location isn't a key: pydantic names the member of a union there."""
+    """Returns whether a part of a location isn't a key, but pydantic's name for the member of a union."""
     return isinstance(part, str) and _MARK.match(part) is not None
 
 
 def explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
-    """One line for one of the `distinct` errors: the path, the value, and what was expected."""
+    """Returns one line for one of the `distinct` errors: the path, the value, and what was expected."""
     line = _explained(error, config_type, mapping)
     return f"{line}, or {error['or_word']}" if error["or_word"] else line
 
@@ -99,27 +104,27 @@ def _explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mappi
         other = _other_entry(loc, config_type, mapping)
         return f"{path} {'is empty' if given is None else f'= {shown(given)}'}: {expected}{other}"
     message = str(error["msg"]).removeprefix("Value error, ")
-    if isinstance(given, dict | list):  # a rule about the whole section, whose keys it names itself
+    if isinstance(given, dict | list):  # a rule about a whole section, whose message names the keys
         return f"{path}: {message}" if path else message
     return f"{path} = {shown(given)}: {message}"
 
 
 def hint(given: str, choices: Sequence[str]) -> str:
-    """The choices, after the nearest one if there is one."""
+    """Returns the choices, after a suggestion of the nearest one if there is one."""
     listed = ", ".join(sorted(choices)) or "none"
     return f"{nearest_hint(given, choices)} (choices: {listed})"
 
 
 def nearest_hint(given: str, choices: Iterable[str]) -> str:
-    """`; did you mean "x"?` with the nearest choice; empty if none is near."""
+    """Returns `; did you mean "x"?` with the nearest choice; empty if none is near."""
     near = _nearest(given, choices)
     return f'; did you mean "{near}"?' if near else ""
 
 
 def near_path(path: Path) -> str:
-    """`; did you mean "data/train.csv"?` with the nearest name in the folder of a missing path.
+    """Returns `; did you mean "data/train.csv"?` with the nearest name in the folder of a missing path.
 
-    If that folder is missing, too, it says which is the first that is missing.
+    If that folder is missing, too, the text names the topmost folder that is missing.
     """
     folder = path.parent
     try:
@@ -127,16 +132,16 @@ def near_path(path: Path) -> str:
             missing = next(above for above in (folder, *folder.parents) if above.parent.is_dir())
             return f"; there is no folder {str(missing)!r}{near_path(missing)}"
         names = [entry.name for entry in islice(os.scandir(folder), _MAX_FILES)]
-    except (OSError, ValueError):  # ValueError: a zero byte in the path
+    except (OSError, ValueError):  # ValueError: a null byte in the path
         return ""
     near = _nearest(path.name, names)
     return f'; did you mean "{folder / near}"?' if near else ""
 
 
 def _nearest(given: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
-    """The choice that looks most like `given`, whatever the case of its letters; empty if none does.
+    """Returns the choice that is most similar to `given`, ignoring case; empty if none is similar.
 
-    `cutoff`: the similarity, from 0 to 1, from which two names look alike.
+    `cutoff` is the similarity, from 0 to 1, from which two names count as similar.
     """
     lowered = {choice.lower(): choice for choice in choices}
     wanted = given.lower()
@@ -147,7 +152,7 @@ def _nearest(given: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def shown(given: object) -> str:
-    """The value as Python writes it, cut off if it is long."""
+    """Returns the value as Python writes it, truncated if it is long."""
     text = repr(given[:_MAX_SHOWN] if isinstance(given, str) else given)
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
@@ -156,7 +161,7 @@ def shown(given: object) -> str:
 
 
 def _expected(kind: str, given: object, loc: tuple[Any, ...], config_type: ConfigType) -> str:
-    """What should stand in place of a value of the wrong kind; empty if pydantic's own words say it."""
+    """Returns what was expected instead of a value of the wrong kind; empty if pydantic's message says it."""
     _, configs = _walk(loc, config_type)
     tags = [str(tag) for config in configs if (tag := tag_of(config)) is not None]
     if tags and kind in {"union_tag_not_found", "model_attributes_type", "dict_type"}:
@@ -192,9 +197,9 @@ def _near_literal(given: object, ctx: Mapping[str, Any]) -> str:
 
 
 def _other_entry(loc: tuple[Any, ...], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
-    """The entry that was probably meant, if a misspelt name has begun a new entry of a mapping of names.
+    """Returns a hint at the entry that was probably meant, if a misspelled name has started a new entry.
 
-    Example: `policies.actr.train.lr=1e-5` begins a policy `actr`, which then lacks its model.
+    Example: `policies.actr.train.lr=1e-5` starts a policy `actr`, which then lacks its model.
     """
     node: Any = mapping
     names: list[str] = []
@@ -211,7 +216,7 @@ def _other_entry(loc: tuple[Any, ...], config_type: ConfigType, mapping: Mapping
 
 
 def _is_open(names: tuple[str, ...], config_type: ConfigType) -> bool:
-    """Whether the keys at this path are names of the user's own."""
+    """Returns whether the keys at this path are names that the user chooses."""
     annotation: Any = config_type
     for name in names:
         annotation = inner_type(annotation)
@@ -232,7 +237,7 @@ def _is_open(names: tuple[str, ...], config_type: ConfigType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A key of a config: the path of its section, in which `*` represents a name, and the key."""
+    """A key of a config: the path of its section, in which `*` stands for a name, and the key."""
 
     section: tuple[str, ...]
     key: str
@@ -268,7 +273,7 @@ def _unknown_key(
 
 
 def _meant(key: str, section: tuple[str, ...], config_type: ConfigType, policy: str) -> str:
-    """What a key that is unknown in a section probably means elsewhere; empty if nothing is likely."""
+    """Returns a hint at what an unknown key of a section probably means; empty if nothing is likely."""
     places = [place for place in _places(config_type) if place.key == key]
     below = [place for place in places if place.section[: len(section)] == section]
     variants = sorted({place.variant for place in below if place.section == section and place.variant})
@@ -283,7 +288,7 @@ def _meant(key: str, section: tuple[str, ...], config_type: ConfigType, policy: 
 
 
 def _translated(key: str, section: tuple[str, ...], config_type: ConfigType, policy: str) -> str:
-    """Our key for another system's name of a setting, if the config has it."""
+    """Returns a hint at AstraFlow's key for another system's name of a setting, if the config has the key."""
     near = key.lower() if key.lower() in SYNONYMS else _nearest(key, list(SYNONYMS), cutoff=0.88)
     if not near:
         return ""
@@ -296,7 +301,7 @@ def _translated(key: str, section: tuple[str, ...], config_type: ConfigType, pol
 
 
 def _leaves(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The paths of all values in a mapping of mappings."""
+    """Returns the paths of all values in a mapping of mappings."""
     found: list[tuple[str, ...]] = []
     for key, value in given.items():
         inner = _leaves(cast("Mapping[str, Any]", value)) if isinstance(value, dict) and value else [()]
@@ -305,7 +310,7 @@ def _leaves(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _policy(parts: Sequence[Any], mapping: Mapping[str, Any]) -> str:
-    """The name to insert for `*`: the current policy, or else the only one."""
+    """Returns the name to insert for `*`: the current policy, or the only one; else `NAME`."""
     if len(parts) > 1 and parts[0] == "policies":
         return str(parts[1])
     policies = mapping.get("policies")
@@ -314,7 +319,7 @@ def _policy(parts: Sequence[Any], mapping: Mapping[str, Any]) -> str:
 
 
 def _pattern(parts: Sequence[Any], config_type: ConfigType) -> tuple[str, ...]:
-    """A path with `*` in place of names of the user's own, and without positions in lists."""
+    """Returns the path with `*` in place of names that the user chooses, and without positions in lists."""
     names = tuple(str(part) for part in parts)
     kept = [(i, part) for i, part in enumerate(parts) if isinstance(part, str)]
     return tuple("*" if _is_open(names[:i], config_type) else part for i, part in kept)
@@ -322,7 +327,7 @@ def _pattern(parts: Sequence[Any], config_type: ConfigType) -> tuple[str, ...]:
 
 @cache
 def _places(config_type: ConfigType) -> tuple[_Place, ...]:
-    """All keys of a config, at any depth."""
+    """Returns all keys of a config, at any depth."""
     return tuple(_places_below(config_type, (), (config_type,)))
 
 
@@ -342,18 +347,19 @@ def _places_below(
 
 
 def path_of(loc: Sequence[str | int], config_type: ConfigType) -> tuple[str | int, ...]:
-    """The path as the user wrote it, without what pydantic adds: tags of variants, and marks of keys."""
+    """Returns the path as the user wrote it, without the tags of variants and marks of keys that pydantic
+    adds."""
     return tuple(part for part in _walk(tuple(loc), config_type)[0] if part != "[key]")
 
 
 def dotted_path(path: Sequence[str | int]) -> str:
-    """The path in a message; a part that is long, or has hidden characters, is cut off or written out."""
+    """Returns the path for a message. Long parts are truncated, and hidden characters are written out."""
     texts = [str(part) for part in path]
     return ".".join(text if text.isprintable() and len(text) <= _MAX_SHOWN else shown(text) for text in texts)
 
 
 def _walk(loc: tuple[Any, ...], config_type: ConfigType) -> tuple[list[Any], list[ConfigType]]:
-    """The keys and positions of a pydantic location, and the config classes at its end."""
+    """Returns the keys and positions of a pydantic location, and the config classes at its end."""
     parts: list[Any] = []
     current: list[ConfigType] = [config_type]
     for part in loc:
@@ -369,18 +375,18 @@ def _walk(loc: tuple[Any, ...], config_type: ConfigType) -> tuple[list[Any], lis
 
 
 def tag_of(config: ConfigType) -> Any:
-    """The name of a variant; None for other config classes."""
+    """Returns the name of a variant; None for other config classes."""
     field = config.model_fields.get("name")
     return field.default if field is not None and get_origin(field.annotation) is Literal else None
 
 
 def inner_type(annotation: Any) -> Any:
-    """The annotation without `Annotated`."""
+    """Returns the annotation without `Annotated`."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def configs_in(annotation: Any) -> list[ConfigType]:
-    """All config classes inside an annotation (unions, tuples, mappings, Annotated)."""
+    """Returns all config classes inside an annotation (unions, tuples, mappings, `Annotated`)."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [c for arg in get_args(annotation) for c in configs_in(arg)]

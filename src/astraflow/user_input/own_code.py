@@ -18,17 +18,17 @@ _LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
 _INSTALLED = ("site-packages", "dist-packages")
 """Folders into which packages are installed; the second one is Debian's."""
 _COMPILED = frozenset({".pyx", ".pxd", ".pxi"})
-"""Files that Cython names in the frames of a compiled module, and that are not installed. uvloop's lie around
-every exception of a service."""
+"""Extensions of files that Cython names in the frames of a compiled module, and that are not installed. The
+traceback of every exception in a service contains such frames, from uvloop."""
 _MAX_TEXT = 1_000
-"""Characters of an exception's text: enough for any message that a person wrote."""
+"""Number of characters of an exception's text that are shown; enough for any message that a person wrote."""
 _MAX_LINE = 160
-"""Characters of a source line."""
+"""Number of characters of a source line that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """One call on the way to an exception."""
+    """One call on the stack of an exception."""
 
     file: Path
     line: int
@@ -43,7 +43,7 @@ class _Frame:
 
 
 def described(error: BaseException) -> str:
-    """The exception's class, its text and the user's own line.
+    """Returns the exception's class, its text and the user's own line.
 
     Example: `KeyError: 'score' (my_rewards.py, line 12, in judge: return reply["score"])`.
     """
@@ -55,10 +55,11 @@ def described(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an exception, shortened; empty if it has none. Never raises, whatever `__str__` does."""
+    """Returns the text of an exception, truncated; empty if it has none. Never raises, whatever `__str__`
+    does."""
     error = _first_of(error)
     try:
-        # The text of a SyntaxError repeats file and line, which `raised_at` tells.
+        # The text of a SyntaxError repeats the file and the line, which `raised_at` reports.
         text = error.msg if isinstance(error, SyntaxError) else str(error)
     except Exception:  # noqa: BLE001 - code of the user's
         return "its __str__ fails, too"
@@ -66,8 +67,12 @@ def error_text(error: BaseException) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """The user's own line: the innermost one outside of this package, the standard library and installed
-    packages. If there is none, that of an installed package; or empty."""
+    """Returns the user's own line: the innermost one outside this package, the standard library and installed
+    packages.
+
+    If there is none, returns the innermost line in the installed package that was called first. If there is
+    none either, returns an empty text.
+    """
     error = _first_of(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
         place = f"{_shown(Path(error.filename))}, line {error.lineno or 0}"
@@ -76,14 +81,16 @@ def raised_at(error: BaseException) -> str:
     outside = _outside_frames(error)
     own = [frame for frame in outside if not _package_of(frame.file)]
     if not own and outside:
-        # The user's code may be an installed package: that of the first call.
+        # The user's code may be an installed package: the one that was called first.
         own = [frame for frame in outside if _package_of(frame.file) == _package_of(outside[0].file)]
     return str(own[-1]) if own else ""
 
 
 def own_frames(error: BaseException) -> list[str]:
-    """The calls in the user's own code that led to the exception, outermost first; without those in installed
-    packages, which may be libraries of AstraFlow."""
+    """Returns the calls in the user's own code that led to the exception, outermost first.
+
+    Calls in installed packages are left out, because these may be libraries that AstraFlow uses.
+    """
     return [str(frame) for frame in _outside_frames(_first_of(error)) if not _package_of(frame.file)]
 
 
@@ -92,7 +99,7 @@ def _outside_frames(error: BaseException) -> list[_Frame]:
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """The exception itself, or the first one of a group: that of a TaskGroup says nothing of its own."""
+    """Returns the exception, or the first one of a group: a TaskGroup's group adds no information."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error
@@ -108,8 +115,8 @@ def _frames(trace: TracebackType | None) -> list[_Frame]:
 
 
 def _is_outside(file: Path) -> bool:
-    """Whether a file belongs neither to this package nor to Python itself."""
-    if str(file).startswith("<"):  # frozen modules, and code made from text
+    """Returns whether a file belongs neither to this package nor to Python itself."""
+    if str(file).startswith("<"):  # frozen modules, and code that was compiled from a string
         return False
     if file.suffix in _COMPILED:
         return False
@@ -118,19 +125,19 @@ def _is_outside(file: Path) -> bool:
 
 
 def _package_of(file: Path) -> str:
-    """The folder or file of the installed package that a file belongs to; empty for other files."""
+    """Returns the folder or file of the installed package that a file belongs to; empty for other files."""
     parts = file.parts
     places = [idx for idx, part in enumerate(parts[:-1]) if part in _INSTALLED]
     return "/".join(parts[: places[-1] + 2]) if places else ""
 
 
 def _shown(file: Path) -> str:
-    """The path relative to the current folder if the file lies below it, so that an editor can open it."""
+    """Returns the path, relative to the current folder if the file is below it; editors can open it."""
     here = Path.cwd()
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
 def _one_line(source: str) -> str:
-    """A source line for messages: without indentation and hidden characters, and not too long."""
+    """Returns a source line for messages: without indentation and hidden characters, and truncated."""
     line = "".join(char if char.isprintable() else " " for char in source.strip())
     return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."

@@ -1,7 +1,7 @@
-"""Finds the files of modules that the user wrote, without running any code of theirs.
+"""Finds the files of modules that the user wrote, without running any of their code.
 
-What a component does depends on its module and on the user's modules that this one imports. Installed
-packages and the standard library are not followed: they have versions.
+What a component does depends on its module, and on the user's other modules that this module imports.
+Imports of installed packages and of the standard library are not followed, because these have versions.
 """
 
 import ast
@@ -20,11 +20,12 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def own_files(module: str) -> list[Path]:
-    """The file of any module, and the files of the user's own modules that it imports, directly
-    or not. The order is always the same.
+    """Returns the file of any module, and those of the user's own modules that it imports, directly or
+    indirectly. The order is always the same.
 
-    Example: `own_files("recipes.alfworld.household_teachers")` has `household_room.py` as well.
-    Returns an empty list if the module is not installed or has no file.
+    The list is empty if the module is not installed or has no file.
+
+    Example: `own_files("recipes.alfworld.household_teachers")` also contains `household_room.py`.
     """
     first = module_file(module)
     if first is None:
@@ -44,10 +45,10 @@ def own_files(module: str) -> list[Path]:
 
 
 def module_file(module: str) -> Path | None:
-    """The file of a module, found without running any code of the module or its parent packages.
+    """Finds the file of a module without running any code of the module or its parent packages.
 
-    `importlib.util.find_spec` imports the parent packages, so it must not get a name from the network.
-    Returns None if the module is not installed or has no file.
+    Returns None if the module is not installed or has no file. `importlib.util.find_spec` is not an
+    alternative: it imports the parent packages, and the name of the module may come from the network.
     """
     folders: Sequence[str] = sys.path
     parent = ""
@@ -70,13 +71,13 @@ def _find_spec(name: str, folders: Sequence[str] | None) -> ModuleSpec | None:
             if (spec := finder.find_spec(name, folders)) is not None:
                 return spec
     except KeyError:
-        # The finder of a namespace package inside another one asks for the imported parent.
+        # The finder of a namespace package inside another one needs its parent to be imported.
         pass
     return None
 
 
 def _is_own(file: Path) -> bool:
-    """Whether a file is neither of an installed package, nor of Python, nor of AstraFlow."""
+    """Returns whether a file belongs neither to an installed package, nor to Python, nor to AstraFlow."""
     resolved = file.resolve()
     if _INSTALLED & set(resolved.parts):
         return False
@@ -84,8 +85,8 @@ def _is_own(file: Path) -> bool:
 
 
 def _imported_by(file: Path, module: str) -> Iterator[str]:
-    """Names that a file imports: modules with the packages that they are in, and what may be a module (`from
-    package import name`)."""
+    """Yields the names that a file imports: modules, the packages that they are in, and names that may be
+    modules (`from package import name`)."""
     for name in _named_in(file, module):
         parts = name.split(".")
         yield from (".".join(parts[:num]) for num in range(1, len(parts) + 1))
@@ -95,7 +96,7 @@ def _named_in(file: Path, module: str) -> Iterator[str]:
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return  # not readable Python; importing it will report the error
+        return  # not valid Python; importing it will report the error
     is_package = file.name == "__init__.py"
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -107,7 +108,7 @@ def _named_in(file: Path, module: str) -> Iterator[str]:
 
 
 def _base(node: ast.ImportFrom, module: str, *, is_package: bool) -> str:
-    """The module of `from MODULE import name`, with the dots of a relative one resolved."""
+    """Returns the module of `from MODULE import name`, with the dots of a relative import resolved."""
     if not node.level:
         return node.module or ""
     parts = module.split(".")

@@ -1,7 +1,7 @@
-"""Plain data (texts, numbers, lists, mappings) of users: read from YAML, checked, found again by line.
+"""Reads users' plain data (texts, numbers, lists, mappings) from YAML, checks it, and finds its lines.
 
-A text may be nested very deeply, or expand enormously by aliases. This code never recurses as deeply as a
-text demands, and expands nothing before its size is known to be small.
+A YAML text may be nested very deeply, or its aliases may expand to an enormous size. This module limits the
+depth of its recursion, and expands nothing before it knows that the size is small.
 """
 
 import datetime
@@ -22,9 +22,10 @@ SHORT_FLOAT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
 text."""
 
 _MAX_DEPTH = 64
-"""Sections within sections; recipes have about 6."""
+"""Largest depth of nested sections; recipes have about 6."""
 _MAX_VALUES = 50_000
-"""Largest number of values in a YAML text, counting those of an alias each time: 1 kB can expand to 10^9."""
+"""Largest number of values in a YAML text. The values of an alias count each time it is used: 1 kB can expand
+to 10^9 values."""
 _MAX_WHOLE = 2**53
 """Largest whole number that every JSON reader represents exactly."""
 _MAX_SHOWN = 60
@@ -33,7 +34,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(slots=True)
 class _Extent:
-    """How much a value holds."""
+    """The depth of a value, and the number of values in it."""
 
     num_values: int = 1
     depth: int = 1
@@ -44,17 +45,19 @@ class _Extent:
 
 
 class YamlLoader(yaml.SafeLoader):
-    """Reads `1e-4` as a number. Refuses values that are too deep or too many, and a key that stands twice in
-    a section: YAML itself would let the later one win."""
+    """Reads `1e-4` as a number. Refuses too deep nesting, too many values, and duplicate keys.
+
+    Of two equal keys in a section, PyYAML would silently use the later one.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._open = [_Extent(0, 0)]
         self._extents: dict[int, _Extent] = {}
-        """Id of a complete node -> what it holds, for the aliases of it."""
+        """The extent of each complete node, by the node's id; for aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """One value, or another place of the value that an alias names. Raises: YAMLError with the line."""
+        """Composes one value, or returns the value that an alias names. Raises: YAMLError with the line."""
         event = cast("yaml.Event", self.peek_event())
         line = cast("int", event.start_mark.line) + 1
         is_alias = isinstance(event, yaml.AliasEvent)
@@ -79,7 +82,10 @@ class YamlLoader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """One value. Raises: YAMLError with the line if it is invalid, such as a date that does not exist."""
+        """Constructs one value.
+
+        Raises: YAMLError with the line if it is invalid, such as a date that does not exist.
+        """
         try:
             return super().construct_object(node, deep)  # pyright: ignore[reportUnknownVariableType] - any value
         except (ValueError, AttributeError, ArithmeticError) as err:
@@ -88,7 +94,7 @@ class YamlLoader(yaml.SafeLoader):
             raise yaml.YAMLError(f"line {line}: {shown!r} is not valid ({err}); put texts in quotes") from err
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """The mapping of a section."""
+        """Constructs the mapping of a section. Raises: YAMLError with both lines if a key is repeated."""
         seen: dict[str, int] = {}
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
@@ -107,7 +113,7 @@ YamlLoader.add_implicit_resolver("tag:yaml.org,2002:float", SHORT_FLOAT, list("-
 
 
 def yaml_value(text: str, where: str) -> Any:
-    """The value of a YAML text. Raises: ConfigError that begins with `where` and names the line."""
+    """Parses a YAML text. Raises: ConfigError that begins with `where` and names the line."""
     try:
         return yaml.load(text, YamlLoader)
     except yaml.reader.ReaderError as err:
@@ -119,7 +125,8 @@ def yaml_value(text: str, where: str) -> Any:
 
 
 def line_of(text: str, keys: Sequence[str | int]) -> tuple[int, int]:
-    """The line of the last key or position of a path that a YAML text has, and how many of them it has."""
+    """Returns the line of the last key or position of a path that a YAML text has, and how many of the path's
+    keys and positions it has."""
     node = cast("yaml.Node | None", yaml.compose(text, YamlLoader))
     line = 0
     for depth, key in enumerate(keys):
@@ -131,7 +138,7 @@ def line_of(text: str, keys: Sequence[str | int]) -> tuple[int, int]:
 
 
 def _below(node: yaml.Node | None, key: str | int) -> tuple[int, yaml.Node] | None:
-    """The line of a key of a section, or of an item of a list, and its value."""
+    """Returns the line and the value of a key of a section, or of an item of a list."""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             if name.value == str(key):
@@ -146,7 +153,7 @@ def _below(node: yaml.Node | None, key: str | int) -> tuple[int, yaml.Node] | No
 
 
 def problems(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Path and problem of each value that is not plain data, or cannot be passed on as JSON."""
+    """Yields path and problem of each value that is not plain data, or cannot be passed on as JSON."""
     if len(path) > _MAX_DEPTH:
         yield path, f"it is nested more than {_MAX_DEPTH} deep"
     elif isinstance(value, dict):
@@ -167,7 +174,7 @@ def problems(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[
 
 
 def _problem(value: object) -> str:
-    """The problem with a value that contains no others; empty if there is none."""
+    """Returns the problem with a value that contains no others; empty if there is none."""
     if value is None or isinstance(value, bool):
         return ""
     if isinstance(value, str):

@@ -1,9 +1,9 @@
-"""Decides which tasks are held out, only by their prompts.
+"""Decides by their prompts alone which tasks are held out.
 
-Different seeds do not keep training and evaluation apart: a small problem space repeats itself, and some
-generators derive task `i` from `seed + i`, so that neighboring seeds share nearly all tasks. A hash of the
-prompt keeps them apart, because it puts equal prompts on the same side, whatever generates them. Task sources
-and the demonstrations of a warm start use the same rule.
+Different seeds do not keep training and evaluation apart. A small problem space repeats itself, and some
+generators derive task `i` from `seed + i`, so neighboring seeds share nearly all tasks. A hash of the prompt
+keeps them apart: equal prompts are always on the same side, whatever generates them. Task sources and the
+demonstrations of a warm start use the same rule.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ _BUCKETS = 1000
 
 
 def is_heldout(prompt: str, *, frac: float) -> bool:
-    """True for about `frac` of all prompts: those with `hash(prompt) mod 1000 < 1000 * frac`.
+    """Returns true for about `frac` of all prompts: those with `hash(prompt) mod 1000 < 1000 * frac`.
 
     The hash is an 8-byte BLAKE2b of the prompt in UTF-8, read as a little-endian number. It is the same on
     every machine.

@@ -1,7 +1,7 @@
-"""What other systems call the settings of a recipe: TRL's, verl's and their kin's names, and ours.
+"""Maps the names that TRL, verl and similar systems give to settings to the keys of a recipe.
 
-A recipe that holds one of these names is refused like any other unknown key; the message then says where the
-setting is here. `*` stands for the name of a policy.
+A recipe with one of these names is refused, as it is for any other unknown key, and the message names the key
+of the setting in AstraFlow. `*` stands for the name of a policy.
 """
 
 __all__ = ["SYNONYMS"]
@@ -168,4 +168,4 @@ SYNONYMS: dict[str, tuple[str, str]] = {
     "num_workers": ("rollout.services", ""),
     "num_rollout_workers": ("rollout.services", ""),
 }
-"""Their name -> our dotted key, and what a user must know of the difference."""
+"""The other system's name -> AstraFlow's dotted key, and what users must know about the difference."""

@@ -1,4 +1,4 @@
-"""Forms of texts in a recipe: what may be a name, a host, an argument; each is checked where it enters."""
+"""Formats of texts in a recipe, such as names, hosts and arguments. Each is checked when it is read."""
 
 import re
 from typing import Annotated
@@ -9,7 +9,7 @@ __all__ = ["Argument", "Name", "Variable", "Word", "text_form"]
 
 
 def text_form(pattern: str, expected: str) -> AfterValidator:
-    """A validator of texts that match a pattern as a whole; `expected` says in words what these are."""
+    """Returns a validator for texts that fully match a pattern; `expected` describes such texts."""
     form = re.compile(pattern)
 
     def checked(value: str) -> str:
@@ -27,7 +27,7 @@ Name = Annotated[
         "a name of 1 to 64 letters, digits, `.`, `_` and `-`, which begins with a letter or digit",
     ),
 ]
-"""A name that a recipe gives to one of its parts. It becomes part of file names, metrics and commands."""
+"""A name that a recipe gives to one of its parts. File names, metrics and commands contain it."""
 Word = Annotated[
     str, text_form(r"[^\s\x00-\x1f\x7f-\x9f]{0,1000}", "a text without spaces and hidden characters")
 ]

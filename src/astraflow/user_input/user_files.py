@@ -1,7 +1,7 @@
-"""Files that a user names: read with bounds, so that a wrong one is an error with its name and line.
+"""Reads files that a user names, within limits; a wrong file is an error that names the file and the line.
 
-A path may lead to a folder, a pipe, a device, or a file of any size and content. Nothing here waits for a
-pipe, reads more than its bound, or recurses as deeply as a file wants.
+A path may lead to a folder, a pipe, a device, or a file of any size and content. This module never waits for
+a pipe, never reads more than its limit, and never recurses as deeply as a file demands.
 """
 
 import json
@@ -14,7 +14,7 @@ from astraflow.errors import DataError
 __all__ = ["check_regular", "is_there", "json_value", "line_at", "read_file", "shown_path"]
 
 _MAX_BYTES = 64 * 2**20
-"""Files that are read as a whole, such as settings of a model: tokenizers have about 20 MiB."""
+"""Size limit of files that are read as a whole, such as a model's settings; tokenizers have about 20 MiB."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -25,7 +25,8 @@ _KINDS = (
 
 
 def is_there(path: Path) -> bool:
-    """Whether something exists at a path. An invalid path (too long, or with a zero byte) has nothing."""
+    """Returns whether something exists at a path. Nothing exists at an invalid path: one that is too long or
+    contains a null byte."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -33,10 +34,10 @@ def is_there(path: Path) -> bool:
 
 
 def check_regular(path: Path, what: str) -> None:
-    """Checks that a path leads to a file that can be read without waiting. Raises: DataError."""
+    """Checks that a path leads to a file that can be read without blocking. Raises: DataError."""
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError) as err:  # ValueError: a zero byte in the path
+    except (OSError, ValueError) as err:  # ValueError: a null byte in the path
         raise DataError(f"{what} {shown_path(path)} cannot be read: {_reason(err)}") from err
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "")
     if kind:
@@ -44,7 +45,7 @@ def check_regular(path: Path, what: str) -> None:
 
 
 def read_file(path: Path, what: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
-    """The whole content of a file. Raises: DataError if it isn't a regular file, unreadable or too large."""
+    """Reads a whole file. Raises: DataError if it isn't a regular file, can't be read, or is too large."""
     check_regular(path, what)
     try:
         with path.open("rb") as file:
@@ -57,7 +58,7 @@ def read_file(path: Path, what: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
 
 
 def shown_path(path: Path) -> str:
-    """A path in a message: one that is very long, or has hidden characters, is cut off and written out."""
+    """Returns a path for a message. A very long path is truncated, and hidden characters are written out."""
     text = str(path)
     return text if text.isprintable() and len(text) <= 300 else repr(text)[:300]
 
@@ -67,7 +68,7 @@ def _reason(err: OSError | ValueError) -> str:
 
 
 def json_value(content: str | bytes, where: str) -> Any:
-    """The value of a JSON text. Raises: DataError that begins with `where` and names the line."""
+    """Parses a JSON text. Raises: DataError that begins with `where` and names the line."""
     try:
         return json.loads(content)
     except json.JSONDecodeError as err:
@@ -76,10 +77,10 @@ def json_value(content: str | bytes, where: str) -> Any:
         raise DataError(f"{where}, line {line_at(err)} is not UTF-8: {err.reason}") from err
     except RecursionError as err:
         raise DataError(f"{where} is not usable: its JSON is nested too deeply") from err
-    except ValueError as err:  # a number of thousands of digits
+    except ValueError as err:  # a number with thousands of digits
         raise DataError(f"{where} is not usable: {err}") from err
 
 
 def line_at(err: UnicodeDecodeError) -> int:
-    """The line of a text at which its bytes stop being UTF-8."""
+    """Returns the line of a text at which its bytes stop being UTF-8."""
     return err.object[: err.start].count(b"\n") + 1

@@ -1,8 +1,8 @@
-"""YAML files of users as one mapping: a file, the files that it extends, and dotted overrides on top.
+"""Reads users' YAML files into one mapping: a file, the files that it extends, and dotted overrides on top.
 
-The key `extends` names one file, or several of which later ones win, relative to the folder of the file that
-has it. A section with a `name` or a `use` chooses a variant, and another choice replaces the whole section.
-This module knows no config class: `config.parse_config` checks what comes out.
+The key `extends` names one file, or several of which later ones win. The paths are relative to the folder of
+the file that has the key. A section with a `name` or a `use` chooses a variant, and a different choice
+replaces the whole section. This module knows no config class: `config.parse_config` checks the result.
 """
 
 import re
@@ -29,18 +29,18 @@ __all__ = [
 
 JsonMap = dict[str, Any]
 USE_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""`module:attr`, the name of a component of the user's own."""
+"""`module:attr`, the name of the user's own component."""
 _CHOICES = ("name", "use")  # keys that choose the variant of a section
 _MAX_YAML_BYTES = 2**20
-"""Recipes have a few kilobytes."""
+"""Size limit of a file; recipes have a few kilobytes."""
 _MAX_FILES = 64
-"""Files that a recipe extends, directly and indirectly."""
+"""Largest number of files that a recipe extends, directly and indirectly."""
 _MAX_DOTS = 32
-"""Keys in the path of an override; the longest ones of a recipe have about 8."""
+"""Largest number of keys in the path of an override; the longest paths in a recipe have about 8."""
 
 
 def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> JsonMap:
-    """The mapping of a file, with `extends` merged in and dotted overrides (`a.b=value`) applied.
+    """Returns the mapping of a file, with `extends` merged in and dotted overrides (`a.b=value`) applied.
 
     Each `{use: ...}` gets the tag `name: use`, by which the union of variants recognizes it.
 
@@ -55,7 +55,7 @@ def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) 
 
 
 def layers_of(path: Path) -> list[tuple[Path, JsonMap]]:
-    """A file and what it says, after the files that it extends: in the order in which later ones win.
+    """Returns a file and its mapping, after those of the files that it extends. Later layers win.
 
     Raises: ConfigError, like `load_mapping`.
     """
@@ -77,7 +77,7 @@ def _layers(path: Path, above: tuple[Path, ...], opened: list[Path]) -> list[tup
 
 
 def _yaml_mapping(path: Path) -> JsonMap:
-    """The sections of one file. Raises: ConfigError, or DataError if it isn't a readable file."""
+    """Reads the sections of one file. Raises: ConfigError, or DataError if it isn't a readable file."""
     if not is_there(path):
         raise ConfigError(
             f"recipe {shown_path(path)} does not exist; pass the path of a YAML file (`astraflow recipes "
@@ -94,7 +94,10 @@ def _yaml_mapping(path: Path) -> JsonMap:
 
 
 def _bases(extends: object, path: Path) -> list[str]:
-    """The files that a recipe extends: one, or several of which later ones win. Raises: ConfigError."""
+    """Returns the files that a recipe extends: one, or several of which later ones win.
+
+    Raises: ConfigError.
+    """
     given = cast("list[object]", extends) if isinstance(extends, list) else [extends]
     if wrong := [base for base in given if not isinstance(base, str)]:
         raise ConfigError(
@@ -104,10 +107,10 @@ def _bases(extends: object, path: Path) -> list[str]:
 
 
 def place_in(path: Path, *spellings: Sequence[str | int]) -> str:
-    """Where a value stands: `line 7`, or `line 7 of FILE` in a file that `path` extends.
+    """Returns where a value is set: `line 7`, or `line 7 of FILE` in a file that `path` extends.
 
-    `spellings`: the path of keys to the value; several if files may write it in different ways. Empty if the
-    value stands nowhere, as one does that an override sets.
+    `spellings` are the paths of keys to the value, of which there are several if files may write it in
+    different ways. The result is empty if no file sets the value, for example because an override does.
     """
     found = [
         (depth - len(keys), rank, line, file)
@@ -125,14 +128,14 @@ def place_in(path: Path, *spellings: Sequence[str | int]) -> str:
 def merge(base: JsonMap, top: JsonMap) -> JsonMap:
     """Merges `top` into `base`, key by key.
 
-    A section is replaced as a whole if `top` chooses another variant for it, because the keys of the old
-    variant do not fit the new one, or if `top` leaves it empty.
+    A section is replaced as a whole if `top` leaves it empty, or chooses another variant for it, because the
+    keys of the old variant do not fit the new one.
     """
     merged = dict(base)
     for key, value in top.items():
         old = merged.get(key)
         if isinstance(old, str) and isinstance(value, dict) and value.keys().isdisjoint(_CHOICES):
-            # A variant in short, such as `loss: gspo`.
+            # The short form of a variant, such as `loss: gspo`.
             old = {"use" if USE_PATTERN.fullmatch(old) else "name": old}
         merged[key] = value
         if value and isinstance(old, dict) and isinstance(value, dict):
@@ -147,14 +150,14 @@ def _changes_variant(old: JsonMap, new: JsonMap) -> bool:
 
 
 def override_pairs(overrides: Mapping[str, Any] | Sequence[str]) -> list[tuple[str, Any]]:
-    """The dotted path and the value of each override. Raises: ConfigError if one is malformed."""
+    """Returns the dotted path and the value of each override. Raises: ConfigError if one is malformed."""
     if isinstance(overrides, Mapping):
         return list(overrides.items())
     return [_split_override(text) for text in overrides]
 
 
 def _split_override(text: str) -> tuple[str, Any]:
-    """The dotted path and the value of `a.b=value`."""
+    """Returns the dotted path and the value of `a.b=value`."""
     dotted, eq, value = text.partition("=")
     if not eq or not dotted or dotted.count(".") > _MAX_DOTS:
         raise ConfigError(f"override {shown(text)} is not of the form a.b=value")
@@ -162,7 +165,7 @@ def _split_override(text: str) -> tuple[str, Any]:
 
 
 def set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
-    """Sets the value at a dotted path in place. Sections that are missing on the way are made."""
+    """Sets the value at a dotted path, in place. Creates missing sections along the path."""
     *parents, last = dotted.split(".")
     node: Any = mapping
     for depth, key in enumerate(parents):
@@ -183,7 +186,7 @@ def set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
         _list_item(items, last, dotted)
         items[int(last)] = value
         return
-    # As in `merge`, another variant replaces the whole section.
+    # As in `merge`, choosing another variant replaces the whole section.
     if parents and _changes_variant(node, {last: value}):
         node.clear()
     node.update(merge(node, {last: value}))
@@ -196,7 +199,7 @@ def _list_item(items: list[Any], key: str, dotted: str) -> Any:
 
 
 def name_uses(node: Any) -> Any:
-    """Adds `name: use` to each `{use: ...}`, the tag that discriminates it from the built-in variants."""
+    """Adds `name: use` to each `{use: ...}`. This tag distinguishes it from the built-in variants."""
     if isinstance(node, list):
         return [name_uses(item) for item in cast("list[Any]", node)]
     if not isinstance(node, dict):
