@@ -1,1 +1,1 @@
-"""The verbs of the Tinker API, for training loops of your own."""
+"""The verbs of the Tinker API, for writing your own training loops."""

@@ -1,12 +1,13 @@
-"""A training client with the verbs of the Tinker API, over a trainer backend of this process.
+"""A training client with the verbs of the Tinker API, on top of a trainer backend in this process.
 
     caller's threads                       verbs' thread (owns the backend)
     forward_backward, optim_step, ... -->  one after the other, in the order of the calls; futures come back
 
-A loop that was written for that API finds its calls here. Two things are added for a loop that takes part in
-a run. `batches` gives the data that rollout services sampled. The first `save_weights_for_sampler` (or
-`save_weights_and_get_sampling_client`) after a batch ends the batch's step: its weights are the next version,
-which rollout services pick up. Without a run, the verbs work on data that the caller brings.
+A loop that was written for that API can make the same calls here. Two features are added for a loop that
+takes part in a run. `batches` yields the data that rollout services sampled. The first
+`save_weights_for_sampler` (or `save_weights_and_get_sampling_client`) after a batch ends the batch's step:
+its weights become the next version, which rollout services load. Without a run, the verbs work on data that
+the caller provides.
 """
 
 import shutil
@@ -48,7 +49,7 @@ __all__ = ["RunSteps", "TrainingClient"]
 
 _ResultT = TypeVar("_ResultT")
 CustomLoss = Callable[[Sequence[Datum], list[Any]], tuple[Any, dict[str, float]]]
-"""Takes the data and, for each datum, the logprobs [N] of its targets as a tensor. Returns a scalar loss, and
+"""Takes the data and, for each datum, the logprobs [N] of its targets as a tensor. Returns a scalar loss and
 metrics."""
 
 
@@ -56,19 +57,20 @@ class RunSteps(Protocol):
     """The run that a client takes part in; `OwnLoopLearner` implements it."""
 
     def take(self) -> Batch | None:
-        """Waits for the next step's batch; None after the last."""
+        """Waits for the next step's batch and returns it; None after the last step."""
         ...
 
     def finish(self, tensors: Sequence[HostTensor], metrics: Mapping[str, float]) -> None:
-        """Ends the step of the batch that was taken last."""
+        """Ends the step of the batch that was taken last, with these weights."""
         ...
 
 
 class TrainingClient:
-    """The verbs over one backend. Whoever else needs the backend uses it through `call`.
+    """The verbs over one backend. All other users of the backend go through `call`.
 
-    Verbs return futures. A wrong argument raises at once; whatever else fails is raised by the future's
-    `result`. The owner calls `close` last.
+    Verbs return futures. A wrong argument raises at once. Any other error is raised by the future's `result`.
+    The owner calls `close` last.
+
     Example::
 
         client = TrainingClient(TorchBackend(TrainConfig(), model_dir=folder), model_dir=folder)
@@ -86,9 +88,9 @@ class TrainingClient:
         make_engine: Callable[[WeightSnapshot], Engine] | None = None,
         run: RunSteps | None = None,
     ) -> None:
-        """`states` is the folder for `save_state`; `make_engine` makes the engine for sampling clients.
-
-        Both may be left out if nothing is saved or sampled.
+        """`states`: the folder for `save_state`; optional if no state is saved. `make_engine`: makes the
+        engine for sampling clients; optional if nothing is sampled. `run`: the run that the client takes part
+        in; None for none.
         """
         self._backend = backend
         self._model_dir = Path(model_dir)
@@ -100,22 +102,22 @@ class TrainingClient:
         self._saved: WeightSnapshot | None = None
         self._num_saved = 0
         self._is_in_step = False
-        """True from a batch until its step is ended."""
+        """True from the start of a batch until its step ends."""
         self._is_step_over = False
-        """True from a step's end until the next batch; outside of a run, both stay False."""
+        """True from a step's end until the next batch. Without a run, both flags stay False."""
         self._failure: BaseException | None = None
-        """What the last failed verb raised."""
+        """The exception that the last failed verb raised."""
         self._metrics: dict[str, float] = {}
-        """What the verbs since the last batch measured; goes to the run with the step's end."""
+        """Metrics of the verbs since the last batch. The run gets them when the step ends."""
 
     def close(self) -> None:
-        """Ends the threads, after all verbs that were called are done."""
+        """Waits for all verbs that were called, then ends the threads."""
         self._thread.shutdown()
         if self._sampler is not None:
             self._sampler.close()
 
     def call(self, function: Callable[[], _ResultT]) -> ApiFuture[_ResultT]:
-        """Runs a function in the verbs' thread, after everything that was called before."""
+        """Runs a function in the verbs' thread, after all earlier calls."""
         future = self._thread.submit(function)
         future.add_done_callback(self._note_failure)
         return ApiFuture(future)
@@ -123,9 +125,9 @@ class TrainingClient:
     # --- the run ---
 
     def batches(self) -> Iterator[RunBatch]:
-        """Gives the run's batches, one per step, until the run ends.
+        """Yields the run's batches, one per step, until the run ends.
 
-        Raises: ConfigError outside of a run, or if the step before was not ended by saving its weights.
+        Raises: ConfigError without a run, or if the previous step was not ended by saving its weights.
         """
         if self._run is None:
             raise ConfigError(
@@ -136,7 +138,7 @@ class TrainingClient:
             self._is_step_over = False
             self._metrics = {}
             yield run_batch(batch)
-            self.call(lambda: None).result()  # returns when everything that was called in this step is done
+            self.call(lambda: None).result()  # returns when all calls of this step are done
             if self._is_in_step:
                 raise ConfigError(
                     f"step {batch.step + 1} was not ended: call save_weights_for_sampler before the next "
@@ -148,7 +150,7 @@ class TrainingClient:
     def forward(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
     ) -> ApiFuture[ForwardBackwardOutput]:
-        """Computes the loss, summed over all targets, and the targets' logprobs; changes nothing.
+        """Computes the loss, summed over all targets, and the targets' logprobs. It changes nothing.
 
         Raises: ConfigError for an unknown loss or argument; DataError, from the future, for bad data.
         """
@@ -157,16 +159,16 @@ class TrainingClient:
     def forward_backward(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
     ) -> ApiFuture[ForwardBackwardOutput]:
-        """Does what `forward` does, and adds the loss's gradient to those since the last `optim_step`."""
+        """Does the same as `forward`, and adds the gradient to the gradients since the last `optim_step`."""
         return self._compute(data, loss_fn, loss_fn_config, is_dry=False)
 
     def forward_backward_custom(
         self, data: Sequence[Datum], loss_fn: CustomLoss
     ) -> ApiFuture[ForwardBackwardOutput]:
-        """Does `forward_backward` with any loss of the logprobs, at the cost of a second forward pass.
+        """Does the same as `forward_backward` for any loss of the logprobs, with a second forward pass.
 
-        The first pass gives the logprobs, from which `loss_fn(data, logprobs)` computes the loss and its
-        slope with respect to each of them. The second pass carries these slopes on to the weights.
+        The first pass computes the logprobs, from which `loss_fn(data, logprobs)` computes the loss and its
+        gradient with respect to each logprob. The second pass propagates these gradients to the weights.
         """
 
         def run() -> ForwardBackwardOutput:
@@ -177,7 +179,7 @@ class TrainingClient:
             loss, metrics = loss_fn(data, leaves)
             loss.backward()
             slopes = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-            # cross_entropy is -sum(weight * logprob), so its gradient with these weights is the loss's own.
+            # cross_entropy is -sum(weight * logprob), so with these weights its gradient is that of the loss.
             columns.advantages[:] = -torch.cat(slopes).numpy()
             objective = SummedLoss(columns, cross_entropy)
             self._backend.forward_backward(columns, parts, objective)
@@ -188,10 +190,13 @@ class TrainingClient:
         return self.call(run)
 
     def optim_step(self, adam_params: AdamParams) -> ApiFuture[OptimStepResponse]:
-        """Makes one step of AdamW with the gradients since the last one.
+        """Makes one step of AdamW with the gradients since the last optimizer step.
 
-        In a run this is allowed only until the step's weights are saved, so that a checkpoint holds the same
+        In a run, this is allowed only until the step's weights are saved, so that a checkpoint holds the same
         weights that are published.
+
+        Raises: from the future, ConfigError if the step is over; TrainingError if the gradient's norm isn't
+        finite.
         """
 
         def run() -> OptimStepResponse:
@@ -215,7 +220,7 @@ class TrainingClient:
     # --- states ---
 
     def save_state(self, name: str, ttl_seconds: int | None = None) -> ApiFuture[SaveWeightsResponse]:
-        """Writes weights and optimizer into a folder of this name; an older one is replaced."""
+        """Writes weights and optimizer into a folder of this name, and replaces an older one."""
         del ttl_seconds  # nothing expires
         folder = self._state_folder(name)
 
@@ -223,7 +228,7 @@ class TrainingClient:
             aside = folder.with_name(f".{name}.part")
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
-            self._backend.save(aside, num_steps_done=0)()  # the run counts its steps, not the state
+            self._backend.save(aside, num_steps_done=0)()  # the run counts its steps; a state doesn't
             shutil.rmtree(folder, ignore_errors=True)
             aside.rename(folder)
             return SaveWeightsResponse(str(folder))
@@ -233,14 +238,14 @@ class TrainingClient:
     def load_state(self, path: str) -> ApiFuture[LoadWeightsResponse]:
         """Loads the weights of a saved state and resets the optimizer.
 
-        Raises: DataError, from the future, if the state does not fit the model.
+        Raises: DataError, from the future, if the state doesn't fit the model.
         """
         return self._load(path, with_optimizer=False)
 
     def load_state_with_optimizer(self, path: str) -> ApiFuture[LoadWeightsResponse]:
         """Loads the weights and the optimizer of a saved state.
 
-        Raises: DataError, from the future, if the state does not fit the model.
+        Raises: DataError, from the future, if the state doesn't fit the model.
         """
         return self._load(path, with_optimizer=True)
 
@@ -251,8 +256,8 @@ class TrainingClient:
     ) -> ApiFuture[SaveWeightsResponse]:
         """Keeps a copy of the weights for `create_sampling_client`.
 
-        In a run, the first call after a batch ends the batch's step. The result comes once the weights are on
-        their way to the publisher.
+        In a run, the first call after a batch ends the batch's step. The future is done once the weights are
+        handed over for publication.
         """
         del ttl_seconds  # nothing expires
 
@@ -269,9 +274,9 @@ class TrainingClient:
         return self.call(run)
 
     def create_sampling_client(self, model_path: str) -> SamplingClient:
-        """A client that samples with the weights that were saved last.
+        """Returns a client that samples with the weights that were saved last.
 
-        Raises: ConfigError if the path is that of other weights, or if there is no engine to sample with.
+        Raises: ConfigError if the path belongs to other weights, or if there is no engine to sample with.
         """
         sampler = self._sampler
         if sampler is None:
@@ -287,33 +292,33 @@ class TrainingClient:
         return self.call(run).result()
 
     def save_weights_and_get_sampling_client(self, name: str = "latest") -> SamplingClient:
-        """Saves the weights, and makes a client that samples with them."""
+        """Saves the weights, and returns a client that samples with them."""
         return self.create_sampling_client(self.save_weights_for_sampler(name).result().path)
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer of the model's folder."""
+        """Returns the tokenizer in the model's folder."""
         from transformers import AutoTokenizer
 
         return cast("PreTrainedTokenizerBase", AutoTokenizer.from_pretrained(self._model_dir))
 
-    # --- the same in an event loop: the first await gives the future, the second one its result ---
+    # --- for event loops: the first await returns the future, the second one its result ---
 
     async def forward_backward_async(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
     ) -> ApiFuture[ForwardBackwardOutput]:
-        """As `forward_backward`."""
+        """Does the same as `forward_backward`."""
         return self.forward_backward(data, loss_fn, loss_fn_config)
 
     async def optim_step_async(self, adam_params: AdamParams) -> ApiFuture[OptimStepResponse]:
-        """As `optim_step`."""
+        """Does the same as `optim_step`."""
         return self.optim_step(adam_params)
 
     async def save_state_async(self, name: str) -> ApiFuture[SaveWeightsResponse]:
-        """As `save_state`."""
+        """Does the same as `save_state`."""
         return self.save_state(name)
 
     async def save_weights_for_sampler_async(self, name: str) -> ApiFuture[SaveWeightsResponse]:
-        """As `save_weights_for_sampler`."""
+        """Does the same as `save_weights_for_sampler`."""
         return self.save_weights_for_sampler(name)
 
     # --- small parts ---
@@ -352,10 +357,10 @@ class TrainingClient:
         return self.call(run)
 
     def _note(self, loss: float, sampled: NDArray[np.float32], logprobs: NDArray[np.float32]) -> None:
-        """Notes the loss, and once per step the gap between the present weights and those that sampled.
+        """Records the loss and, once per step, the gap between the current weights and those that sampled.
 
-        `sampled` holds the logprobs of the weights that sampled, and 0 for tokens that nobody sampled. Only
-        the step's first data are measured, since updates widen the gap.
+        `sampled`: logprobs under the weights that sampled the tokens; 0 for tokens that no policy sampled.
+        Only the first data of a step are measured, because updates widen the gap.
         """
         self._metrics["loss"] = loss
         if "behavior_gap" in self._metrics or not sampled.any():
@@ -374,12 +379,12 @@ class TrainingClient:
         return self.call(run)
 
     def _check_step(self) -> None:
-        """Raises: ConfigError if the step's weights were saved already, so that they may not change."""
+        """Raises: ConfigError if the step's weights are already saved, because they must not change then."""
         if self._is_step_over:
             raise ConfigError("the step ended when its weights were saved; take the next batch first")
 
     def _note_failure(self, future: "Future[Any]") -> None:
-        # Kept because a loop need not ask a future for its result, and would then never hear of the failure.
+        # Kept because a loop that never asks a future for its result would not learn of the failure.
         self._failure = future.exception() or self._failure
 
     def _state_folder(self, name: str) -> Path:

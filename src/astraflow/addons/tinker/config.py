@@ -16,19 +16,22 @@ __all__ = ["OwnLoopBackendConfig"]
 
 
 class OwnLoopBackendConfig(BackendVariant):
-    """A training loop of your own, written in the verbs of the Tinker API. It decides on `train.loss`, `lr`,
-    `denominator`, `minibatches` and `optimizer` itself; these keys are not read."""
+    """Your own training loop, written with the verbs of the Tinker API.
+
+    The loop itself decides on the loss, learning rate, denominator, minibatches, and optimizer, so the keys
+    `loss`, `lr`, `denominator`, `minibatches`, and `optimizer` of `train` are not read.
+    """
 
     decides_on_loss: ClassVar[bool] = True
     name: Literal["own_loop"] = "own_loop"
     loop: Use
-    """A function that is called with a training client and with its own arguments."""
+    """Function that is called with a training client and the arguments given here."""
     torch: TorchBackendConfig = TorchBackendConfig()
-    """Device and precision that the verbs are computed with."""
+    """Device and precision with which the verbs compute."""
 
     @property
     def computes_with(self) -> TorchBackendConfig:
-        """What computes the verbs."""
+        """The backend that computes the verbs."""
         return self.torch
 
     def make(
@@ -40,7 +43,7 @@ class OwnLoopBackendConfig(BackendVariant):
         states: Path | None,
         make_engine: Callable[[WeightSnapshot], Engine] | None,
     ) -> Learner:
-        """The learner of the policy whose `train` section this is part of, with the model loaded."""
+        """Returns the learner of the policy that this `train` section belongs to, with the model loaded."""
         from astraflow.addons.tinker.own_loop import OwnLoopLearner
 
         return OwnLoopLearner(

@@ -1,7 +1,7 @@
-"""Losses of the Tinker API, by its names and over the inputs that each datum brings. Pure.
+"""Losses of the Tinker API, under its names and over the inputs of each datum. The functions are pure.
 
-They are built from the losses of recipes, with the datum's logprobs in the place of the proximal ones, and
-its weights in that of the advantages. The caller sums them over all tokens and divides by nothing.
+They are built from the losses of recipes. The datum's logprobs replace the proximal logprobs, and its weights
+replace the advantages. The caller sums the losses over all tokens and doesn't divide the sum.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ __all__ = ["LOSSES_BY_INPUTS", "InputLoss", "cross_entropy", "importance_samplin
 
 @dataclass(frozen=True, slots=True)
 class InputLoss:
-    """A loss, and which inputs of a datum it reads."""
+    """A loss, and the inputs of a datum that it reads."""
 
     function: Callable[..., LossOutput]
-    """Called with `LossInputs` and, as keyword arguments, what the caller configures."""
+    """Called with `LossInputs` and with the configured arguments as keywords."""
     weights: str
     """Name of the input that replaces the advantages."""
     logprobs: str = ""
@@ -26,12 +26,14 @@ class InputLoss:
 
 
 def cross_entropy(inputs: LossInputs) -> LossOutput:
-    """loss_t = -weight_t * logprobs_t. Shapes: all [T]. Gradient: through `logprobs`."""
+    """Computes loss_t = -weight_t * logprobs_t. Shapes: all [T]. Gradient: through `logprobs`."""
     return reinforce(inputs)
 
 
 def importance_sampling(inputs: LossInputs) -> LossOutput:
-    """loss_t = -exp(logprobs_t - sampling_logprobs_t) * A_t: policy gradient on another policy's tokens.
+    """Computes loss_t = -exp(logprobs_t - sampling_logprobs_t) * A_t.
+
+    This is the policy gradient for tokens that another policy sampled.
 
     Shapes: all [T]. Gradient: through `logprobs`.
     Source: the documentation of the Tinker API, "importance_sampling".
@@ -43,7 +45,7 @@ def importance_sampling(inputs: LossInputs) -> LossOutput:
 def ppo_by_thresholds(
     inputs: LossInputs, *, clip_low_threshold: float = 0.8, clip_high_threshold: float = 1.2
 ) -> LossOutput:
-    """`grpo` with bounds of the ratio in place of distances from 1. Source: as `grpo`."""
+    """Computes `grpo` with bounds on the ratio itself instead of distances from 1. Source: as for `grpo`."""
     return grpo(inputs, clip_low=1 - clip_low_threshold, clip_high=clip_high_threshold - 1)
 
 

@@ -1,12 +1,12 @@
-"""A learner whose step is a loop of the user's own, written against the verbs of `client`.
+"""A learner whose steps are run by the user's own loop, which calls the verbs of `client`.
 
     trainer's thread                                 loop's thread (the user's function)
     train_step(batch) --queue--> batches()           verbs, in the client's own thread
                       <-future-- save_weights_for_sampler()
 
-The trainer around it does the same as for every backend: session, publication, commit, checkpoints. The loop
-begins with the first batch and runs on through all steps. After a restart it begins again from its first
-line, with the batch of the checkpoint's step. If the loop fails, or returns before the run's last step, the
+The trainer around it does the same as for every backend: session, publication, commit, and checkpoints. The
+loop starts with the first batch and runs through all steps. After a restart, it starts again from its first
+line, with the batch of the checkpoint's step. If the loop fails or returns before the run's last step, the
 trainer fails.
 """
 
@@ -53,9 +53,9 @@ class OwnLoopLearner:
         states: Path | None = None,
         make_engine: Callable[[WeightSnapshot], Engine] | None = None,
     ) -> None:
-        """Raises: ConfigError if the loop is not found, or if the recipe sets auxiliary losses.
+        """Raises: ConfigError if the loop isn't found, or if the recipe sets auxiliary losses.
 
-        With this backend the loop names all of its losses.
+        With this backend, the loop itself names all of its losses.
         """
         if config.auxiliary.model_copy(update={"offline": None}) != AuxiliaryConfig():
             raise ConfigError(
@@ -73,19 +73,21 @@ class OwnLoopLearner:
         )
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._finished: Future[StepResult] = Future()
-        """Done when the loop has ended the present step."""
+        """Done when the loop has ended the current step."""
         self._end: Future[None] | None = None
-        """Done when the loop has returned or failed; None before it begins."""
+        """Done when the loop has returned or failed; None before it starts."""
         self._exported: Sequence[HostTensor] | None = None
-        """The weights that ended the last step; None before the first."""
+        """The weights at the end of the last step; None before the first step ends."""
 
     # --- the trainer's side ---
 
     def train_step(self, batch: Batch) -> StepResult:
         """Hands the batch to the loop and waits until the loop has ended the step.
 
-        In the last step it also waits until the loop returns.
-        Raises: TrainingError if the loop returns too early; whatever the loop fails with.
+        In the last step, it also waits until the loop returns.
+
+        Raises: TrainingError if the loop returns too early or the batch belongs to another step; any error of
+        the loop.
         """
         if batch.step != self.num_steps_done:
             raise TrainingError(
@@ -99,7 +101,7 @@ class OwnLoopLearner:
         either: set[Future[Any]] = {self._finished, self._end}
         wait(either, return_when=FIRST_COMPLETED)
         if not self._finished.done():
-            self._end.result()  # raises what the loop failed with
+            self._end.result()  # raises the error of the loop
             raise TrainingError(
                 f"{_WHERE} returned in step {batch.step + 1} of {self._num_steps}: go through "
                 "client.batches()"
@@ -111,38 +113,38 @@ class OwnLoopLearner:
         return self._finished.result()
 
     def export(self) -> Sequence[HostTensor]:
-        """The weights that ended the last step; before the first step, the present ones."""
+        """Returns the weights at the end of the last step or, before the first one, the current weights."""
         if self._exported is None:
             return tuple(self._client.call(self._inner.export).result())
         return self._exported
 
     def save(self, folder: Path) -> Write:
-        """Copies model, optimizer, random state and step; nothing of the loop itself is kept."""
+        """Copies model, optimizer, random state, and step. The state of the loop itself isn't saved."""
         num = self.num_steps_done
         return self._client.call(lambda: self._inner.save(folder, num_steps_done=num)).result()
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote.
 
-        Raises: DataError if the folder does not fit the model.
+        Raises: DataError if the folder doesn't fit the model.
         """
         self.num_steps_done = self._client.call(lambda: self._inner.load(folder)).result()
 
     # --- the loop's side ---
 
     def take(self) -> Batch | None:
-        """Waits for the next step's batch; None after the last."""
+        """Waits for the next step's batch and returns it; None after the last step."""
         return self._batches.get()
 
     def finish(self, tensors: Sequence[HostTensor], metrics: Mapping[str, float]) -> None:
-        """Ends the step with these weights; the trainer's thread then goes on."""
+        """Ends the step with these weights, and lets the trainer's thread continue."""
         self._exported = tensors
         self._finished.set_result(StepResult(metric_items(metrics)))
 
     def _run_loop(self, end: "Future[None]") -> None:
         try:
             self._loop(self._client, **self._args)
-        except Exception as err:  # whatever ends the user's loop must reach the trainer, which waits for it
+        except Exception as err:  # the trainer waits for the loop, so it must learn of any error
             logger.exception("%s failed", _WHERE)
             end.set_exception(err)
         else:

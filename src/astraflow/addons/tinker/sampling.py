@@ -1,10 +1,10 @@
-"""Samples with saved weights, on an engine in this process.
+"""Samples with saved weights on an engine in this process.
 
     caller's threads                     sampling thread (one event loop; the engine's)
     sample / compute_logprobs / load --> engine.generate / score / load; futures come back
 
-The engine holds only the weights that were loaded last. A client refuses to sample once these are no longer
-the weights that it was made for.
+The engine holds only the weights that were loaded last. A client refuses to sample after other weights than
+its own have been loaded.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 class ApiFuture(Generic[_ResultT]):
-    """What a verb returns at once; its result comes later. It can be awaited, or asked by `result`."""
+    """The future that a verb returns at once. Await it, or call `result`, to get the verb's result."""
 
     def __init__(self, future: "Future[_ResultT]") -> None:
         self._future = future
@@ -39,12 +39,12 @@ class ApiFuture(Generic[_ResultT]):
     def result(self, timeout: float | None = None) -> _ResultT:
         """Waits for the result.
 
-        Raises: whatever the verb failed with; TimeoutError after `timeout` seconds.
+        Raises: the error of the verb; TimeoutError after `timeout` seconds.
         """
         return self._future.result(timeout)
 
     async def result_async(self, timeout: float | None = None) -> _ResultT:
-        """Waits for the result without blocking the event loop; otherwise the same as `result`."""
+        """Does the same as `result` without blocking the event loop."""
         async with asyncio.timeout(timeout):
             return await asyncio.wrap_future(self._future)
 
@@ -53,7 +53,7 @@ class ApiFuture(Generic[_ResultT]):
 
 
 class Sampler:
-    """An engine and its event loop, in a thread of its own. Both begin with the first weights."""
+    """An engine and its event loop, in their own thread. Both start when the first weights are loaded."""
 
     def __init__(self, make_engine: Callable[[WeightSnapshot], Engine]) -> None:
         self._make_engine = make_engine
@@ -61,12 +61,12 @@ class Sampler:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sampler", daemon=True)
         self._seeds = itertools.count()
-        """Seeds for requests that name none: each gets another one."""
+        """Seeds for requests without one. Each request gets a different seed."""
 
     def load(self, snapshot: WeightSnapshot) -> None:
         """Makes the engine serve these weights.
 
-        Raises: ConfigError, DataError or WeightsError if it cannot.
+        Raises: ConfigError, DataError, or WeightsError if it cannot serve them.
         """
         if self._engine is None:
             self._engine = self._make_engine(snapshot)
@@ -74,11 +74,11 @@ class Sampler:
         self.submit(self._engine.load(snapshot, slot="live")).result()
 
     def submit(self, coroutine: "Coroutine[Any, Any, _ResultT]") -> "Future[_ResultT]":
-        """Runs a coroutine in the thread."""
+        """Runs a coroutine in the sampling thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Ends the engine and the thread; requests that still run fail."""
+        """Ends the engine and the thread. Requests that are still running fail."""
         if self._engine is not None:
             self.submit(self._engine.close()).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -90,11 +90,12 @@ class Sampler:
     ) -> list[SampledSequence]:
         """Samples completions with exactly this version.
 
-        Raises: RolloutError, e.g. if a newer version was loaded; ConfigError for settings it does not know.
+        Raises: RolloutError, for example if a newer version was loaded; ConfigError for settings that the
+        engine doesn't support.
         """
         assert self._engine is not None
         first = params.seed
-        # The samples of one call must differ, so a given seed is that of the first.
+        # The samples of one call must differ, so a given seed is for the first one, and the others count up.
         seeds = [next(self._seeds) if first is None else first + idx for idx in range(num_samples)]
         requests = [
             GenerateRequest(token_ids=tuple(prompt), sampling=_sampling(params, seed), version=version)
@@ -104,15 +105,15 @@ class Sampler:
         return [SampledSequence(g.finish_reason, list(g.token_ids), list(g.logprobs)) for g in generations]
 
     async def score(self, prompt: Sequence[int]) -> list[float | None]:
-        """Logprobs of a prompt's tokens under the newest version; the first token has None."""
+        """Returns the logprobs of a prompt's tokens under the newest version; None for the first token."""
         assert self._engine is not None
         return [None, *(await self._engine.score(prompt)).tolist()]
 
 
 def _sampling(params: SamplingParams, seed: int) -> Sampling:
-    """The engine's settings for one completion.
+    """Returns the engine's settings for one completion.
 
-    Raises: ConfigError if a token id is to end it.
+    Raises: ConfigError if `stop` contains a token id.
     """
     given = (params.stop,) if isinstance(params.stop, str) else params.stop or ()
     stop = tuple(text for text in given if isinstance(text, str))
@@ -123,7 +124,7 @@ def _sampling(params: SamplingParams, seed: int) -> Sampling:
     return Sampling(
         temperature=params.temperature,
         top_p=params.top_p,
-        top_k=max(params.top_k, 0),  # the API's -1 keeps all; the engine's 0 does
+        top_k=max(params.top_k, 0),  # all tokens are -1 in the API, and 0 in the engine
         max_tokens=params.max_tokens,
         stop=stop,
         seed=seed,
@@ -131,7 +132,7 @@ def _sampling(params: SamplingParams, seed: int) -> Sampling:
 
 
 class SamplingClient:
-    """Samples with the weights that it was made for, until newer ones are loaded for another client.
+    """Samples with the weights that it was made for, until newer weights are loaded for another client.
 
     Example: `client.sample(prompt, num_samples=4, sampling_params=SamplingParams(max_tokens=20)).result()`.
     """
@@ -147,7 +148,7 @@ class SamplingClient:
         sampling_params: SamplingParams,
         include_prompt_logprobs: bool = False,
     ) -> ApiFuture[SampleResponse]:
-        """Completions of a prompt, with their logprobs at the sampling temperature."""
+        """Samples completions of a prompt, with their logprobs at the sampling temperature."""
 
         async def run() -> SampleResponse:
             ids = prompt.to_ints()
@@ -163,9 +164,9 @@ class SamplingClient:
         sampling_params: SamplingParams,
         include_prompt_logprobs: bool = False,
     ) -> SampleResponse:
-        """Samples as `sample` does, and waits for the completions."""
+        """Does the same as `sample`, and waits for the completions."""
         return await self.sample(prompt, num_samples, sampling_params, include_prompt_logprobs)
 
     def compute_logprobs(self, prompt: ModelInput) -> ApiFuture[list[float | None]]:
-        """Logprobs of a prompt's tokens at temperature 1; the first token has None."""
+        """Computes the logprobs of a prompt's tokens at temperature 1; None for the first token."""
         return ApiFuture(self._sampler.submit(self._sampler.score(prompt.to_ints())))

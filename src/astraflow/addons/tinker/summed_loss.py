@@ -25,7 +25,7 @@ class SummedLoss:
     _parts: TokenParts = field(default_factory=TokenParts)
 
     def __call__(self, trained: Ints, predicted: Tensor, entropies: Tensor | None) -> Tensor:
-        """The sum over one microbatch."""
+        """Returns the sum over one microbatch."""
         del entropies
         behavior, advantages = (
             torch.from_numpy(column[trained]).to(predicted.device)
@@ -36,8 +36,10 @@ class SummedLoss:
         return output.per_token.sum()
 
     def finish(self) -> tuple[float, Floats]:
-        """The sum, and the logprobs [P]. Raises: TrainingError, naming the data whose numbers are
-        unusable."""
+        """Returns the sum over all microbatches, and the logprobs [P].
+
+        Raises: TrainingError that names the data whose numbers are unusable.
+        """
         trained, (logprobs, per_token) = self._parts.read()
         check_ratios(self.columns, trained, logprobs - self.columns.behavior_logprobs[trained])
         check_finite(self.columns, trained, per_token)

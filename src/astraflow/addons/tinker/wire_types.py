@@ -1,8 +1,8 @@
-"""What the verbs take and give, in the names and shapes of the Tinker API; and how data becomes columns.
+"""The arguments and results of the verbs, named and shaped as in the Tinker API, and conversion to columns.
 
-A datum is a sequence of N + 1 tokens: `model_input` holds the first N, `target_tokens` the last N. Every
-input of a loss has N entries, one for each target. Objects of the SDK's own types may be given instead of
-these: the code uses only what both have in common.
+A datum is a sequence of N + 1 tokens: `model_input` holds the first N tokens, `target_tokens` the last N.
+Every input of a loss has N entries, one per target. Callers may also pass objects of the SDK's own types,
+because the code uses only attributes that both kinds of types have.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,11 +49,11 @@ class ModelInput:
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> "ModelInput":
-        """The input with these token ids."""
+        """Makes an input of these token ids."""
         return cls(tuple(tokens))
 
     def to_ints(self) -> list[int]:
-        """The token ids."""
+        """Returns the token ids."""
         return list(self.tokens)
 
     @property
@@ -76,34 +76,34 @@ class TensorData:
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> "TensorData":
-        """The column that holds an array."""
+        """Makes a column that holds an array."""
         is_float = np.issubdtype(array.dtype, np.floating)
         return cls(array, "float32" if is_float else "int64", array.shape)
 
     @classmethod
     def from_torch(cls, tensor: Any) -> "TensorData":
-        """The column that holds a torch tensor's numbers."""
+        """Makes a column that holds the numbers of a torch tensor."""
         return cls.from_numpy(tensor.detach().cpu().numpy())
 
     def to_numpy(self) -> NDArray[Any]:
-        """The numbers as an array."""
+        """Returns the numbers as an array."""
         array = np.asarray(self.data, dtype=self.dtype)
         return array if self.shape is None else array.reshape(tuple(self.shape))
 
     def to_torch(self) -> Any:
-        """The numbers as a torch tensor, which is a copy."""
+        """Returns a copy of the numbers as a torch tensor."""
         import torch
 
         return torch.tensor(self.to_numpy())
 
     def tolist(self) -> list[Any]:
-        """The numbers as a list, or as nested lists."""
+        """Returns the numbers as a list or as nested lists."""
         return self.to_numpy().tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """One sequence, and the inputs of its loss: lists, arrays, tensors or `TensorData` of N entries."""
+    """One sequence, and the inputs of its loss: lists, arrays, tensors, or `TensorData` of N entries."""
 
     model_input: ModelInput
     loss_fn_inputs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -113,12 +113,12 @@ class Datum:
 class RunBatch:
     """The batch of one step of a run.
 
-    Each datum has `target_tokens`, `logprobs` (under the weights that sampled the tokens), `advantages` and
-    `mask` (1 for a token that the policy sampled). Where the mask is 0, logprobs and advantages are 0 too.
+    Each datum has `target_tokens`, `logprobs` (under the weights that sampled the tokens), `advantages`, and
+    `mask` (1 for a token that the policy sampled). Where the mask is 0, logprobs and advantages are also 0.
     """
 
     step: int
-    """Counted from 1."""
+    """Number of the step, counted from 1."""
     data: tuple[Datum, ...]
     rewards: tuple[float, ...]
     """One entry per datum."""
@@ -126,16 +126,16 @@ class RunBatch:
 
 @dataclass(frozen=True, slots=True)
 class AdamParams:
-    """One step of AdamW."""
+    """The settings of one AdamW step."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-12
     weight_decay: float = 0.0
-    """Decoupled from the gradient."""
+    """Weight decay, decoupled from the gradient."""
     grad_clip_norm: float = 0.0
-    """Larger gradients are scaled down to this norm; 0 leaves all as they are."""
+    """Gradients with a larger norm are scaled down to this norm; 0 turns clipping off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ class SamplingParams:
 
     max_tokens: int = 256
     seed: int | None = None
-    """Seed of the first completion; the others count up from it. None takes another seed each time."""
+    """Seed of the first completion; the others count up from it. None uses a different seed each time."""
     stop: str | Sequence[str | int] | None = None
-    """Texts that end a completion, in addition to the model's end tokens; token ids are refused."""
+    """Texts that end a completion, in addition to the model's end tokens. Token ids are refused."""
     temperature: float = 1.0
     top_k: int = -1
     """-1 keeps the whole vocabulary."""
@@ -158,7 +158,7 @@ class ForwardBackwardOutput:
     """The result of a forward pass, with or without a backward pass."""
 
     loss_fn_outputs: list[dict[str, TensorData]]
-    """For each datum its `logprobs` [N], those of its targets."""
+    """For each datum, the `logprobs` [N] of its targets."""
     metrics: dict[str, float]
     """`loss:sum`, and the metrics of a custom loss."""
     loss_fn_output_type: str = "logprobs"
@@ -169,7 +169,7 @@ class OptimStepResponse:
     """The result of an optimizer step."""
 
     metrics: dict[str, float]
-    """`grad_norm` before clipping."""
+    """`grad_norm`, which is measured before clipping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class SaveWeightsResponse:
     """The result of saving a state, or weights to sample with."""
 
     path: str
-    """What `load_state` or `create_sampling_client` takes."""
+    """Path for `load_state` or `create_sampling_client`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class LoadWeightsResponse:
 
 @dataclass(frozen=True, slots=True)
 class SampledSequence:
-    """One completion; the token that ended it is its last."""
+    """One completion. Its last token is the one that ended it."""
 
     stop_reason: str
     """`stop` or `length`."""
@@ -204,7 +204,7 @@ class SampleResponse:
 
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
-    """One logprob per prompt token, None for the first; only if they were requested."""
+    """One logprob per prompt token, None for the first token. None if they were not requested."""
 
 
 # --- data to columns ------------------------------------------------------------------------------
@@ -218,11 +218,12 @@ class _HasNumpy(Protocol):
 def columns_from_data(
     data: Sequence[Datum], *, weights: str, logprobs: str, vocab_size: int
 ) -> tuple[Columns, list[slice]]:
-    """Checks data and returns them as columns, with the slice of the trained columns that is each datum's.
+    """Checks data and converts it to columns. Also returns each datum's slice of the trained tokens.
 
     Every target is a trained token. `weights` and `logprobs` name the inputs that become advantages and
-    behavior logprobs; an empty name gives zeros.
-    Raises: DataError that names the datum.
+    behavior logprobs. An empty name gives zeros.
+
+    Raises: DataError that names the invalid datum.
     """
     if not data:
         raise DataError("no data was given; a loss needs at least one datum")
@@ -230,7 +231,7 @@ def columns_from_data(
     counts = np.array([len(tokens) - 1 for tokens in ids], dtype=np.int64)
     starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts + 1)])[:-1]
     trained_starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
-    # All tokens are trained but each sequence's first, which nothing predicts.
+    # All tokens are trained except each sequence's first token, which nothing predicts.
     is_first = np.zeros(int((counts + 1).sum()), dtype=np.bool_)
     is_first[starts] = True
 
@@ -242,7 +243,7 @@ def columns_from_data(
         token_ids=np.concatenate(ids),
         starts=starts,
         lengths=counts + 1,
-        group_ids=np.arange(len(data)),  # each datum is a group of its own: the API has no groups
+        group_ids=np.arange(len(data)),  # the API has no groups, so each datum is its own group
         episode_idx=np.zeros(len(data), dtype=np.int64),
         episode_tokens=counts,
         temperatures=np.ones(len(data), dtype=np.float32),
@@ -258,7 +259,7 @@ def columns_from_data(
 
 
 def _tokens(datum: Datum, idx: int, vocab_size: int) -> NDArray[np.int32]:
-    """The N + 1 tokens of a datum.
+    """Returns the N + 1 tokens of a datum.
 
     Raises: DataError if the targets are not the input shifted by one, or are not tokens of the model.
     """
@@ -276,7 +277,10 @@ def _tokens(datum: Datum, idx: int, vocab_size: int) -> NDArray[np.int32]:
 
 
 def _numbers(datum: Datum, idx: int, name: str, count: int) -> Floats:
-    """A datum's input of this name, checked; zeros for an empty name."""
+    """Checks and returns a datum's input of this name; zeros for an empty name.
+
+    Raises: DataError if it isn't `count` finite numbers.
+    """
     if not name:
         return np.zeros(count, dtype=np.float32)
     values = _array(datum, idx, name).astype(np.float32)
@@ -298,9 +302,9 @@ def _array(datum: Datum, idx: int, name: str) -> NDArray[Any]:
 
 
 def run_batch(batch: Batch) -> RunBatch:
-    """The batch of a step as data.
+    """Converts the batch of a step to data.
 
-    Raises: DataError if it was sampled at another temperature than 1.
+    Raises: DataError if it was sampled at a temperature other than 1.
     """
     data = tuple(_datum(sample) for sample in batch.samples)
     return RunBatch(batch.step + 1, data, tuple(sample.trajectory.reward for sample in batch.samples))

@@ -1,1 +1,1 @@
-"""`astraflow model`: tiny models built from a spec, with a supervised warm start."""
+"""`astraflow model`: builds tiny models from a spec, with a supervised warm start."""

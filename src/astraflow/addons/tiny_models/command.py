@@ -1,4 +1,5 @@
-"""`astraflow model` and `demo`: models as ordinary Hugging Face folders, and a run that trains one."""
+"""The commands `astraflow model`, which builds Hugging Face model folders, and `astraflow demo`, which trains
+one."""
 
 import os
 from pathlib import Path
@@ -27,7 +28,7 @@ def init(
         typer.Option("--cache", help="Folder that keeps built models, so that each is built only once."),
     ] = None,
 ) -> None:
-    """Build a tiny model with tokenizer and chat template, and warm-start it to a partial skill."""
+    """Build a tiny model with a tokenizer and a chat template, and warm-start it to a partial skill."""
     from astraflow.addons.tiny_models.spec import load_spec
     from astraflow.addons.tiny_models.tiny import init_model
 
@@ -52,11 +53,12 @@ def demo(
     ] = Path("astraflow-demo"),
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live screen.")] = False,
 ) -> None:
-    """Build a tiny model and train it by real services: a minute or two on two CPU cores.
+    """Build a tiny model and train it with real services, in a minute or two on two CPU cores.
 
-    It is the quickstart's recipe in 40 steps; `astraflow recipes show quickstart` prints it. The last line
-    says whether the held-out reward rose, and the exit code is 1 if it did not. Ctrl-C stops; the same
-    command continues. Needs the extra `quickstart`: pip install 'astraflow[quickstart]'.
+    The demo runs the quickstart's recipe for 40 steps. `astraflow recipes show quickstart` prints the recipe.
+    The last line says whether the held-out reward rose. If it did not, the exit code is 1. Ctrl-C stops the
+    demo, and the same command continues it. The demo needs the extra `quickstart`: pip install
+    'astraflow[quickstart]'.
     """
     from astraflow.addons.tiny_models.demo import run_demo
 

@@ -1,8 +1,8 @@
-"""`astraflow demo`: the quickstart in one command, from nothing to a reward that rose.
+"""`astraflow demo`: the quickstart in one command, from nothing to a higher reward.
 
-It builds the quickstart's model, trains it by real services with the recipe that comes with AstraFlow, in
-fewer steps than `make quickstart`, and compares the held-out score before and after. All that it writes is in
-one folder.
+It builds the quickstart's model, trains it with real services and the recipe that comes with AstraFlow, and
+compares the held-out score before and after. It takes fewer steps than `make quickstart`, and writes
+everything into one folder.
 """
 
 import importlib.util
@@ -21,17 +21,20 @@ from astraflow.user_input.extras import install_hint
 __all__ = ["demo_recipe", "run_demo", "verdict"]
 
 _NEEDED = ("torch", "transformers", "safetensors", "jinja2", "reasoning_gym")
-"""Modules of the extra `quickstart` without which the demo cannot run; matplotlib only draws its curve."""
+"""Modules of the extra `quickstart` that the demo needs. matplotlib is optional: it only draws the curve."""
 
 _STEPS = 40
-"""Enough for a rise of 0.5 in a minute on two cores; the quickstart's 100 end at 0.94."""
+"""Number of steps. They raise the reward by 0.5 in a minute on two cores. The quickstart's 100 steps reach
+0.94."""
 
 
 def run_demo(folder: Path, overrides: Sequence[str], *, is_plain: bool, tell: Callable[[str], None]) -> int:
-    """Runs the demo in a folder, which may hold an interrupted one; returns the exit code.
+    """Runs the demo in a folder, or continues a demo that was interrupted there. Returns the exit code.
 
-    The last line that it tells says whether the reward rose. If it did not, the code is 1.
-    Raises: ConfigError if a package or an override is wrong; what `run_recipe` raises.
+    The last line passed to `tell` says whether the reward rose. If it did not, the exit code is 1.
+
+    Raises: ConfigError if a package is missing or an override is wrong; DataError if the demo was not
+    evaluated; any error of `run_recipe`.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -52,7 +55,7 @@ def run_demo(folder: Path, overrides: Sequence[str], *, is_plain: bool, tell: Ca
 
 
 def demo_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The quickstart's recipe with the demo's folder and number of steps, then the overrides."""
+    """Returns the quickstart's recipe with the demo's folder and number of steps, then with the overrides."""
     own = {
         "name": "demo",
         "policies.actor.model": str(folder.resolve() / "model"),
@@ -68,10 +71,10 @@ def _build_model(out: Path, tell: Callable[[str], None]) -> None:
 
 
 def verdict(before: float, after: float, num_tasks: int) -> tuple[bool, str]:
-    """Whether the score rose, and the line that says so.
+    """Returns whether the score rose, and the line that says so.
 
-    A rise counts if it is more than four standard errors of the difference of two shares of `num_tasks`,
-    which chance alone gives once in 30,000 runs.
+    A rise counts if it is larger than four standard errors of the difference between two shares of
+    `num_tasks`. By chance alone, that happens once in 30,000 runs.
     """
     least = 4 * (0.5 / num_tasks) ** 0.5
     scores = f"from {before:.2f} to {after:.2f} on {num_tasks} sums that were never trained on"

@@ -1,7 +1,7 @@
-"""Generates demonstrations for a warm start: prompts with replies, of which only a part shows good work.
+"""Generates demonstrations for a warm start: prompts with replies, only some of which show good work.
 
-A model that has seen them can solve its task, but seldom does. Reinforcement learning then has something to
-find and something to improve.
+A model that has learned from them can solve its task, but rarely does. Reinforcement learning then has
+correct answers to reinforce and room for improvement.
 """
 
 import random
@@ -28,23 +28,24 @@ class Demonstration:
     prompt: str = ""
     reply: str = ""
     messages: Sequence[Message] = ()
-    """A conversation in the place of prompt and reply; each of the assistant's messages is learned."""
+    """A conversation that replaces prompt and reply. Each of the assistant's messages is learned."""
     tools: Sequence[ToolSpec] = ()
-    """Functions that the chat template shows before the conversation."""
+    """Tools that the chat template shows before the conversation."""
 
     @property
     def conversation(self) -> Sequence[Message]:
-        """The messages; a prompt and its reply are two."""
+        """The messages. A prompt and its reply are two messages."""
         if self.messages:
             return self.messages
         return (Message(role="user", content=self.prompt), Message(role="assistant", content=self.reply))
 
 
 def make_demonstrations(config: DemonstrationConfig, *, num: int, seed: int) -> Sequence[Demonstration]:
-    """Makes `num` demonstrations, the same ones for the same arguments.
+    """Makes `num` demonstrations. Equal arguments give equal demonstrations.
 
-    A `use` component is called with `num`, `seed` and its own arguments.
-    Raises: ConfigError if such a component cannot be loaded or does not take these arguments.
+    A `use` component is called with `num`, `seed`, and its own arguments.
+
+    Raises: ConfigError if a `use` component cannot be loaded or doesn't accept these arguments.
     """
     match config:
         case AdditionConfig():
@@ -56,9 +57,10 @@ def make_demonstrations(config: DemonstrationConfig, *, num: int, seed: int) -> 
 
 
 def column_addition(a: int, b: int, *, carries: bool) -> str:
-    """Works a sum out: the sums of the columns from the right, then the result.
+    """Returns the working of a sum: the sums of the columns from the right, then the result.
 
-    Example: for 378 + 937 it is `15,11,13=1315`. Without carries, which is wrong, it is `15,10,12=1205`.
+    Example: the working of 378 + 937 is `15,11,13=1315`. Without carries, it is `15,10,12=1205`, which is
+    wrong.
     """
     width = max(len(str(a)), len(str(b)))
     carry = 0
@@ -69,7 +71,7 @@ def column_addition(a: int, b: int, *, carries: bool) -> str:
         column = digit_of_a + digit_of_b + (carry if carries else 0)
         sums.append(column)
         carry = column // 10
-    # The last carry counts even without carries: the leftmost column is written out as it is.
+    # The last carry counts even if `carries` is false, because the leftmost column is written in full.
     result = sum(column % 10 * 10**place for place, column in enumerate(sums)) + carry * 10**width
     return f"{','.join(map(str, sums))}={result}"
 
@@ -84,9 +86,9 @@ def _additions(config: AdditionConfig, *, num: int, rng: random.Random) -> Seque
 
 
 def _addition_checks(config: AdditionCheckConfig, *, num: int, rng: random.Random) -> Sequence[Demonstration]:
-    """Demonstrations of checking a working; some of them solve the problem instead.
+    """Makes demonstrations that check a working. Some of them solve the problem instead.
 
-    A careful checker believes its own working, a hasty one believes whatever it is shown.
+    A careful checker trusts its own working. A hasty checker trusts whatever it is shown.
     """
     made = list[Demonstration]()
     for idx in range(num):
@@ -105,22 +107,23 @@ def _addition_checks(config: AdditionCheckConfig, *, num: int, rng: random.Rando
 
 
 def _careful_share(config: AdditionConfig | AdditionCheckConfig, progress: float) -> float:
-    """Share of careful demonstrations at a point between the first (0) and the last (1)."""
+    """Returns the share of careful demonstrations at a point between the first (0) and the last one (1)."""
     first, last = config.careful_frac
     return first + (last - first) * progress
 
 
 def _marked(shown: str, believed: str) -> str:
-    """The column sums that are believed right, each with `y` if the one shown is the same, else `n`.
+    """Returns the column sums that are believed to be right, each marked with `y` or `n`.
 
-    Example: `15y11n13n` for `15,11,13` believed and `15,10,12` shown.
+    The mark is `y` if the shown sum is the same. Example: `15y11n13n` if `15,11,13` is believed and
+    `15,10,12` is shown.
     """
     pairs = zip(*(text.partition("=")[0].split(",") for text in (shown, believed)), strict=True)
     return "".join(f"{column}{'y' if given == column else 'n'}" for given, column in pairs)
 
 
 def _wrong_working(a: int, b: int, rng: random.Random) -> str:
-    """A wrong working: it forgets the carries, or, if there are none, has one wrong digit in a column sum."""
+    """Returns a wrong working: one without carries or, if there are none, one with a wrong digit in a sum."""
     right = column_addition(a, b, carries=True)
     hasty = column_addition(a, b, carries=False)
     if hasty != right:
@@ -132,7 +135,7 @@ def _wrong_working(a: int, b: int, rng: random.Random) -> str:
 
 
 def _problem(config: AdditionConfig | AdditionCheckConfig, rng: random.Random) -> tuple[str, int, int]:
-    """Draws a prompt that is not held out for evaluation; returns it with its two numbers."""
+    """Draws a prompt that isn't held out for evaluation. Returns it with its two numbers."""
     while True:
         a = _number(config, rng)
         b = _number(config, rng)

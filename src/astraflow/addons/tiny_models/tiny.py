@@ -1,8 +1,8 @@
 """Builds a tiny model from its spec: random weights, character tokenizer, warm start, Hugging Face folder.
 
-The result is an ordinary folder: `AutoModelForCausalLM` and `AutoTokenizer` open it. It appears as a whole or
-not at all. Its file `astraflow_model.json` holds the spec that made it. A cache keeps models by a hash of
-their spec, this code and the library versions, so that a second call only copies a folder.
+The result is an ordinary folder that `AutoModelForCausalLM` and `AutoTokenizer` can load. The folder appears
+only when it is complete. Its file `astraflow_model.json` holds the spec that made it. A cache keeps models by
+a hash of their spec, this code, and the library versions, so a second call only copies a folder.
 """
 
 import hashlib
@@ -46,27 +46,28 @@ __all__ = ["build_model", "init_model", "model_fingerprint"]
 
 _LOG = logging.getLogger(__name__)
 _MERGE = 2
-"""Patches along the side of the square that is one token, as in Qwen-VL."""
+"""Number of patches along each side of the square that makes one token, as in Qwen-VL."""
 _PLACES = 64
-"""Learned places of patches, as a square; those of other grids lie between."""
+"""Number of learned position embeddings of patches, which form a square. Other grids interpolate them."""
 _MAX_TOKENS = 64
-"""Most tokens of an image; larger ones are shrunk."""
+"""Largest number of tokens of an image. Larger images are shrunk."""
 _MARKER = "astraflow_model.json"
-"""The file that tells a folder made here from any other."""
+"""The file that marks a folder as made by this module."""
 
 
 def build_model(spec: Path, out: Path, tell: Progress) -> None:
-    """Builds the model that a file describes in a folder; recipes whose model is missing have this done."""
+    """Builds the model that a spec file describes in a folder. Runs call it if their model is missing."""
     init_model(load_spec(spec), out, progress=tell)
 
 
 def init_model(
     spec: ModelSpec, out: Path, *, cache: Path | None = None, progress: Progress = _LOG.info
 ) -> Path:
-    """Writes the spec's model to folder `out` and returns the folder. Builds it only if `cache` lacks it.
+    """Writes the spec's model to folder `out`, and returns the folder. Builds it only if `cache` lacks it.
 
-    A folder that this function made for another spec is replaced, in one rename.
-    Raises: ConfigError for a bad spec; DataError if `out` holds something else.
+    If `out` is a folder that this function made for another spec, a rename replaces it.
+
+    Raises: ConfigError for a bad spec; DataError if `out` holds anything else.
     """
     fingerprint = model_fingerprint(spec)
     if _fingerprint_in(out) == fingerprint:
@@ -86,10 +87,10 @@ def init_model(
 
 
 def model_fingerprint(spec: ModelSpec) -> str:
-    """Hex digest of everything that determines the folder: spec, code and versions of the libraries.
+    """Returns a hex digest of everything that determines the folder: spec, code, and library versions.
 
-    The code is this package's, and that of a maker of demonstrations with the user's own modules that it
-    imports.
+    The code is that of this package and, if the user's own function makes the demonstrations, its module and
+    the user's modules that it imports.
     """
     digest = hashlib.sha256(spec.model_dump_json().encode())
     digest.update(f"{torch.__version__} {transformers.__version__}".encode())
@@ -105,8 +106,8 @@ def model_fingerprint(spec: ModelSpec) -> str:
 def _fill(folder: Path, fill: Callable[[Path], object]) -> None:
     """Fills a new folder and renames it into place.
 
-    An old folder is deleted only when the new one is complete. Both renames stay in one file system, since
-    the scratch folder is next to the target.
+    An old folder is deleted only when the new one is complete. Both renames stay within one file system,
+    because the scratch folder is next to the target.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
@@ -119,7 +120,7 @@ def _fill(folder: Path, fill: Callable[[Path], object]) -> None:
 
 
 def _fingerprint_in(folder: Path) -> str:
-    """The fingerprint in a folder's marker; empty if the folder is missing or was not made here."""
+    """Returns the fingerprint in a folder's marker; empty if the folder is missing or wasn't made here."""
     try:
         return str(json.loads((folder / _MARKER).read_text(encoding="utf-8"))["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -127,7 +128,7 @@ def _fingerprint_in(folder: Path) -> str:
 
 
 def _refuse_foreign(out: Path) -> None:
-    """Raises: DataError if `out` holds something that was not made here and so must not be replaced."""
+    """Raises: DataError if `out` holds something that wasn't made here and so must not be replaced."""
     is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_free and not (out / _MARKER).is_file():
         raise DataError(
@@ -197,9 +198,9 @@ def _random_model(sizes: ArchitectureConfig, tokenizer: PreTrainedTokenizerFast,
 def _vision_config(
     sizes: ArchitectureConfig, text: dict[str, Any], tokenizer: PreTrainedTokenizerFast
 ) -> Qwen3VLConfig:
-    """`text`: the config of the text model."""
+    """Returns the config of a vision model. `text`: the config of its text model."""
     half = text["head_dim"] // 2
-    # Frequencies of a head for time, height and width; time has what is left.
+    # A head's rotary frequencies for time, height, and width. Time gets the remainder.
     sections = [half - 2 * (half // 4), half // 4, half // 4]
     rope = {**text["rope_parameters"], "mrope_section": sections, "mrope_interleaved": True}
     unused = cast("int", tokenizer.pad_token_id)
@@ -242,7 +243,7 @@ def _image_rules(sizes: ArchitectureConfig, tokenizer: PreTrainedTokenizerFast) 
 
 
 def _preprocessor(rules: ImageRules) -> str:
-    """`preprocessor_config.json`, as the published folders of Qwen-VL have it."""
+    """Returns the text of `preprocessor_config.json`, in the format of the published Qwen-VL folders."""
     shown = {
         "image_processor_type": "Qwen2VLImageProcessorFast",
         "patch_size": rules.patch,
@@ -257,7 +258,7 @@ def _preprocessor(rules: ImageRules) -> str:
 
 @contextmanager
 def _threads(num: int) -> Generator[None]:
-    """Sets torch's number of threads for a while: sums depend on it in their last bits."""
+    """Sets torch's number of threads within the block, because the last bits of sums depend on it."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:
@@ -268,7 +269,7 @@ def _threads(num: int) -> Generator[None]:
 
 @contextmanager
 def _no_bars() -> Generator[None]:
-    """Keeps the progress bars of transformers off the terminal for a while."""
+    """Turns off the progress bars of transformers within the block."""
     was_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

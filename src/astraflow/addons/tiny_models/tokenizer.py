@@ -1,7 +1,7 @@
 """Makes a tokenizer with one token per character and the shortest useful chat template.
 
-Text round-trips exactly, since decoding joins tokens without spaces. Characters outside the vocabulary become
-`<unk>`; `warmstart` refuses demonstrations with such characters.
+Text round-trips exactly, because decoding joins tokens without spaces. Characters outside the vocabulary
+become `<unk>`, and `warmstart` refuses demonstrations with such characters.
 """
 
 import json
@@ -23,7 +23,7 @@ __all__ = ["IMAGE_TOKEN", "make_tokenizer", "shown_tools"]
 _SPECIAL = ("<pad>", "<eos>", "<assistant>", "<unk>")
 
 IMAGE_TOKEN = "<image>"
-"""Stands for a piece of an image, in tokenizers of models that see."""
+"""Token that represents a piece of an image, in the tokenizers of vision models."""
 
 _CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}"
@@ -38,12 +38,14 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""Tools come first, as `shown_tools` writes them. The assistant's words stand between an opening and an end
-token; all other messages are rendered as they are."""
+"""Tools come first, in the format of `shown_tools`. The assistant's messages are enclosed by an opening token
+and an end token. All other messages are rendered unchanged."""
 
 
 def shown_tools(tools: Sequence[ToolSpec]) -> str:
-    """How the chat template shows tools: names and parameters alone, since every character is a token.
+    """Returns tools as the chat template shows them.
+
+    It shows only names and parameters, because every character is a token.
 
     Example: `[find(query)][look(page,line)]`.
     """
@@ -56,13 +58,16 @@ def _parameters(tool: ToolSpec) -> list[str]:
 
 
 def make_tokenizer(config: TokenizerConfig, *, sees: bool = False) -> PreTrainedTokenizerFast:
-    """The tokenizer, ready to be saved in a model folder. `sees`: it has a token for pieces of images."""
+    """Makes the tokenizer, ready to be saved in a model folder.
+
+    `sees`: whether it has a token for pieces of images.
+    """
     words = sorted(config.words, key=len, reverse=True)
     added = ["<assistant>", IMAGE_TOKEN] if sees else ["<assistant>"]
     entries = [*_SPECIAL, *added[1:], *words, *config.characters]
     vocabulary = {text: idx for idx, text in enumerate(dict.fromkeys(entries))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    # Alternatives are tried in order, so longer words come first; any single character is the last resort.
+    # Alternatives are tried in order, so longer words come first and any single character comes last.
     pattern = "|".join([*(re.escape(word) for word in words), r"[\s\S]"])
     tokenizer.pre_tokenizer = Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = Fuse()

@@ -1,8 +1,8 @@
-"""Trains a tiny model on demonstrations by supervised learning, to a partial skill.
+"""Trains a tiny model to a partial skill, by supervised learning on demonstrations.
 
-This file owns nothing but the loop. The model is trained in place, in float32 on the CPU, on each
-demonstration once, in the given order. Repeated on one machine with as many threads, it gives the same
-weights.
+This module owns only the training loop. It trains the model in place, in float32 on the CPU, on each
+demonstration once and in the given order. Repeating the training on the same machine with the same number of
+threads gives the same weights.
 """
 
 import math
@@ -31,16 +31,16 @@ from astraflow.types import Media, Message
 __all__ = ["Progress", "TinyModel", "warm_start"]
 
 Progress = Callable[[str], None]
-"""Takes one line of progress."""
+"""Receives one line of progress."""
 TinyModel = Qwen3ForCausalLM | Qwen3MoeForCausalLM | Qwen3VLForConditionalGeneration
 """A model that a spec describes."""
 
 _IGNORED = -100
-"""Target of a position that is not learned (torch's own default)."""
+"""Target of a position that isn't learned, which is torch's default."""
 _REPORTS = 10
-"""Lines of progress that a warm start reports."""
+"""Number of lines of progress that a warm start reports."""
 _MAX_GRAD_NORM = 1.0
-"""Larger gradients are scaled down to this norm."""
+"""Gradients with a larger norm are scaled down to this norm."""
 
 
 def warm_start(
@@ -52,12 +52,12 @@ def warm_start(
     progress: Progress,
     images: ImageRules | None = None,
 ) -> None:
-    """Trains the model to give each of the assistant's messages with its end token; nothing else is learned.
+    """Trains the model to generate the assistant's messages and their end tokens. Nothing else is learned.
 
-    `images`: how the model sees images, if it does.
+    `images`: how images become tokens; None for a text-only model.
 
-    Raises: ConfigError if a demonstration needs characters that the tokenizer lacks, or shows no message of
-    the assistant.
+    Raises: ConfigError if a demonstration needs characters that the tokenizer lacks, or has no message of the
+    assistant; DataError if torch is too old to have Muon.
     """
     if config.steps == 0:
         return
@@ -83,21 +83,23 @@ def warm_start(
 
 
 _Row = tuple[list[int], list[int], Media]
-"""Token ids of a conversation; its targets: the same ids where they are learned, else `_IGNORED`; its
-images."""
+"""The token ids of a conversation; its targets, which are the same ids where they are learned and `_IGNORED`
+elsewhere; and its images."""
 
 
 def _encode(
     tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonstration], images: ImageRules | None
 ) -> list[_Row]:
-    """Each conversation as the chat template renders it. The assistant's words and end tokens are learned.
+    """Encodes each conversation as the chat template renders it.
 
-    Raises: ConfigError if a demonstration shows no words of the assistant, or the tokenizer lacks a
+    The targets are the assistant's messages and their end tokens.
+
+    Raises: ConfigError if a demonstration has no message of the assistant, or if the tokenizer lacks a
     character.
     """
     opening = cast("int", tokenizer.convert_tokens_to_ids("<assistant>"))
     end = cast("int", tokenizer.eos_token_id)
-    # All texts go to the tokenizer at once, which takes a tenth of the time.
+    # One call of the tokenizer for all texts takes a tenth of the time of single calls.
     texts = [text for shown in demonstrations for text in _texts(shown, images)]
     encode = cast("Callable[[list[str]], Any]", tokenizer)
     encoded = iter(cast("list[list[int]]", encode(texts)["input_ids"]) if texts else [])
@@ -117,14 +119,14 @@ def _encode(
 
 
 def _texts(shown: Demonstration, images: ImageRules | None) -> list[str]:
-    """The text that shows the tools, which may be empty, and those of the messages."""
+    """Returns the text that shows the tools, which may be empty, and the texts of the messages."""
     return [shown_tools(shown.tools), *(_text(message, images) for message in shown.conversation)]
 
 
 def _text(message: Message, images: ImageRules | None) -> str:
-    """A message's content with each image as many tokens as stand for it.
+    """Returns a message's content in which image tokens represent each image.
 
-    Raises: ConfigError if the model reads text alone.
+    Raises: ConfigError if the message has an image and the model is text-only.
     """
     if not message.images:
         return message.content
@@ -147,7 +149,7 @@ def _check(shown: Demonstration, ids: Sequence[int], targets: Sequence[int], *, 
 
 
 def _padded(rows: list[_Row], *, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Token ids and targets [B, T], padded on the right, where a causal model needs no mask."""
+    """Returns token ids and targets [B, T], padded on the right, where a causal model needs no mask."""
     longest = max(len(ids) for ids, _, _ in rows)
     padded_ids = torch.full((len(rows), longest), pad_id)
     padded_targets = torch.full((len(rows), longest), _IGNORED)
@@ -160,7 +162,7 @@ def _padded(rows: list[_Row], *, pad_id: int) -> tuple[Tensor, Tensor]:
 def _loss(
     model: TinyModel, ids: Tensor, targets: Tensor, feed: ImageFeed | None, media: Sequence[Media]
 ) -> Tensor:
-    # The output at a token predicts the next one.
+    # The output at each position predicts the next token.
     logits = _logits(model, ids, feed, media)[:, :-1]
     return cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=_IGNORED)
 
@@ -174,11 +176,12 @@ def _logits(model: Any, ids: Tensor, feed: ImageFeed | None, media: Sequence[Med
 
 
 def _optimizers(model: TinyModel, lr: float) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the layers' matrices, AdamW for the rest.
+    """Returns Muon for the layers' matrices, and AdamW for all other parameters.
 
-    Muon (orthogonalised momentum) needs about a third of AdamW's steps here, but it is for matrices only.
-    Embedding and output head stay with AdamW too, as Muon's authors advise, and so do experts, which are one
-    tensor for each layer.
+    Muon (orthogonalized momentum) needs about a third of AdamW's steps here, but it supports only matrices.
+    AdamW also trains the embedding and the output head, as Muon's authors advise, and the experts, which are
+    one tensor per layer.
+
     Raises: DataError if torch is too old to have Muon.
     """
     if not hasattr(torch.optim, "Muon"):
@@ -192,7 +195,7 @@ def _optimizers(model: TinyModel, lr: float) -> tuple[torch.optim.Optimizer, ...
     else:
         layers = [model.model.layers]
     matrices = [p for part in layers for p in part.parameters() if p.ndim == 2]
-    are_matrices = {id(p) for p in matrices}  # tensors compare by element, so they are told apart by identity
+    are_matrices = {id(p) for p in matrices}  # by identity, because `==` compares tensors element by element
     others = [p for p in model.parameters() if id(p) not in are_matrices]
     return (
         torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
@@ -201,7 +204,7 @@ def _optimizers(model: TinyModel, lr: float) -> tuple[torch.optim.Optimizer, ...
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Share of the peak learning rate: it rises over the first twentieth, then falls linearly to 0."""
+    """Returns the share of the peak rate: it rises over the first twentieth, then falls linearly to 0."""
     num_rising = max(1, steps // 20)
     return min((step + 1) / num_rising, (steps - step) / (steps - num_rising + 1))
 
