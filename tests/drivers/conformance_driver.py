@@ -16,6 +16,7 @@ from astraflow import wire
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import RolloutError
 from astraflow.rollout.config import RolloutConfig
+from astraflow.rollout.open_calls import OpenCalls
 from astraflow.rollout.service import RolloutService
 from astraflow.service.client import HttpReply, MemoryTransport, ServiceClient, Transport
 from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore, sync_path
@@ -167,8 +168,8 @@ def reference(policy: str, version: int, token_ids: "np.ndarray[Any, Any]") -> "
 class InlineScoring:
     """A scoring pool without processes."""
 
-    num_calls = 0
-    oldest_call_s = 0.0
+    def __init__(self) -> None:
+        self.calls = OpenCalls()
 
     async def start(self) -> None: ...
 

@@ -148,7 +148,7 @@ async def test_a_right_program_gets_all(pool: ScoringPool) -> None:
     assert score == 1.0
     assert score.parts["reward/passed_frac"] == 1.0
     assert score.parts["reward/wrong_frac"] == 0.0
-    assert pool.num_calls == 0
+    assert pool.calls.num == 0
 
 
 async def test_all_cases_have_to_pass(pool: ScoringPool) -> None:

@@ -16,6 +16,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import run_info, run_plan
 from astraflow.recipe.sources import open_sources
+from astraflow.rollout.waiting import wait_for_any
 from astraflow.service.process import settle_memory
 from astraflow.service.rate_limit import RateLimit
 from astraflow.service.server import HttpServer, TokenAuth
@@ -49,7 +50,7 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
     try:
         await server.start()
         settle_memory()
-        await _first_of(stop, service.fatal)
+        await wait_for_any(stop, service.fatal)
         await service.say_farewell()
     finally:
         try:
@@ -91,13 +92,3 @@ def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
 def protect(app: ASGIApp, tokens: Mapping[str, str], max_requests_per_s: float) -> ASGIApp:
     """Puts an app behind its tokens. If there are any, the requests under each token are rate-limited."""
     return TokenAuth(RateLimit(app, max_requests_per_s) if tokens else app, tokens)
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    """Returns when one of the events is set."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

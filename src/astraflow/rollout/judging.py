@@ -44,7 +44,8 @@ class JudgedScoring:
     def __init__(self, tasks: TasksConfig, pool: ScoringPool) -> None:
         self._tasks = tasks
         self._pool = pool
-        self._calls = OpenCalls()
+        self.calls = OpenCalls()
+        """Calls that run or wait."""
         self._judges = {name: config.make_judge() for name, config in judges_of(tasks).items()}
         self._policies: Mapping[str, HostedModel] = {}
 
@@ -60,25 +61,15 @@ class JudgedScoring:
 
     async def score(self, task: Task, text: str) -> Score:
         """Scores a completion. Raises: like `ScoringPool.score`; RolloutError if a judge is unavailable."""
-        with self._calls.one():
+        with self.calls.one():
             return await self._score(task, text)
-
-    @property
-    def num_calls(self) -> int:
-        """Number of calls that run or wait."""
-        return self._calls.num
-
-    @property
-    def oldest_call_s(self) -> float:
-        """Age of the oldest call in seconds; 0 if there is none."""
-        return self._calls.oldest_s
 
     @property
     def queue(self) -> str:
         """A description of what most calls wait for."""
-        if 2 * self._pool.num_calls > self._calls.num:
+        if 2 * self._pool.calls.num > self.calls.num:
             return self._pool.queue
-        return f"the judge: {self._calls.num - self._pool.num_calls} calls wait for its replies"
+        return f"the judge: {self.calls.num - self._pool.calls.num} calls wait for its replies"
 
     async def _score(self, task: Task, text: str) -> Score:
         pool_score = await self._pool.score(task, text)

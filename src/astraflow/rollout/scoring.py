@@ -78,7 +78,8 @@ class ScoringPool:
         self._batches: set[asyncio.Task[None]] = set()
         """One task per process that runs calls of an `async` reward."""
         self._is_closed = False
-        self._calls = OpenCalls()
+        self.calls = OpenCalls()
+        """Calls that run or wait."""
         self._local: RecipeReward | None = None
         """The reward, if it runs in this process."""
         self._pool: ProcessPool | None = None
@@ -121,25 +122,15 @@ class ScoringPool:
         RolloutError otherwise, which is not retryable if the reward raised an exception or returned something
         other than a finite number.
         """
-        with self._calls.one():
+        with self.calls.one():
             return await self._score(task, text)
-
-    @property
-    def num_calls(self) -> int:
-        """Number of calls that run or wait."""
-        return self._calls.num
-
-    @property
-    def oldest_call_s(self) -> float:
-        """Age of the oldest call in seconds; 0 if there is none."""
-        return self._calls.oldest_s
 
     @property
     def queue(self) -> str:
         """A description of what the calls wait for."""
         if self._local is not None and self._local.queue:
             return self._local.queue
-        return f"the reward: {self._calls.num} calls run or wait in {self._num_workers} processes"
+        return f"the reward: {self.calls.num} calls run or wait in {self._num_workers} processes"
 
     async def _score(self, task: Task, text: str) -> Score:
         if self._local is not None and self._is_async:

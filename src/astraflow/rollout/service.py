@@ -25,6 +25,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,35 @@ _MAX_UNSENT = 4
 """Leasing pauses once this many times `max_episodes` results wait for a dataflow that does not answer."""
 
 
+class _End:
+    """Why the service leaves, other than a stop signal."""
+
+    def __init__(self) -> None:
+        self.is_over = asyncio.Event()
+        """The run is over."""
+        self.is_draining = asyncio.Event()
+        """The dataflow asked the service to finish its running episodes and leave."""
+        self.is_broken = asyncio.Event()
+        """An engine will never serve again; `failure` says why."""
+        self.failure = ServiceError()
+
+
+class _SpeedMeter:
+    """Measures tokens per second between two heartbeats."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._at_s = time.monotonic()
+
+    def measure(self, num_tokens: int) -> float:
+        """Returns the tokens per second since the last call. `num_tokens`: generated in all."""
+        now_s = time.monotonic()
+        speed = (num_tokens - self._num_tokens) / max(now_s - self._at_s, 1e-6)
+        self._num_tokens = num_tokens
+        self._at_s = now_s
+        return speed
+
+
 class RolloutService:
     """Serves a run until the run ends, the dataflow drains the service, or `stop` is set.
 
@@ -122,26 +152,11 @@ class RolloutService:
         self._drain_s = drain_s
         self._served_changed = asyncio.Event()
         self._beat_due = asyncio.Event()
-        self._hosts = {
-            info.name: PolicyHost(
-                info,
-                link=link,
-                weights=weights,
-                make_engine=make_engine,
-                make_renderer=make_renderer,
-                changed=self._note_served,
-            )
-            for info in policies
-        }
-        request = RegisterWorker(
-            name=name,
-            hosts=tuple(self._hosts),
-            engine=config.engine.use if isinstance(config.engine, Use) else config.engine.name,
-            num_slots=config.max_episodes,
-            labels=dict(labels or {}),
-            peer_url=peer_url,
-            fingerprints=fingerprints or Fingerprints(),
+        make_host = partial(
+            PolicyHost, link=link, weights=weights, make_engine=make_engine, make_renderer=make_renderer
         )
+        self._hosts = {info.name: make_host(info, changed=self._note_served) for info in policies}
+        request = _registration(config, name, tuple(self._hosts), peer_url, labels, fingerprints=fingerprints)
         self._membership = Membership(link, request)
         self._running: dict[str, asyncio.Task[None]] = {}
         """Lease id -> the task that runs its episode."""
@@ -149,9 +164,6 @@ class RolloutService:
         self._progress = ProgressReports(link, self._membership, is_on=resumes)
         self._hosted: dict[str, HostedPolicy] = {}
         """Filled once all policies are served. The runner reads it when an episode starts."""
-        self._evaluation.host(self._hosted)
-        if isinstance(scoring, JudgedScoring):
-            scoring.host(self._hosted)
         self._runner = EpisodeRunner(
             self._hosted,
             workflow,
@@ -163,17 +175,10 @@ class RolloutService:
         )
         self._freed = asyncio.Event()
         """A slot may have become free."""
-        self._ended = asyncio.Event()
-        """The run is over."""
-        self._draining = asyncio.Event()
-        """The dataflow asked the service to finish its running episodes and leave."""
-        self._broken = asyncio.Event()
-        """An engine will never serve again; `_failure` says why."""
-        self._failure = ServiceError()
+        self._end = _End()
         self._waits_for: Sequence[WaitReason] = ()
         """What the lease loop waits for, as the status reports it."""
-        self._tokens_before = 0
-        self._beat_at_s = time.monotonic()
+        self._speed = _SpeedMeter()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves the run. Raises: the error that made the service fail, but never that of an episode."""
@@ -182,10 +187,10 @@ class RolloutService:
                 return
             async with asyncio.TaskGroup() as group:
                 loops = [group.create_task(loop, name=name) for name, loop in self._loops(group)]
-                await wait_for_any(stop, self._ended, self._draining, self._broken)
-                await self._leave(loops, self._broken if self._broken.is_set() else stop)
-            if self._broken.is_set() and not self._ended.is_set():
-                raise self._failure
+                await wait_for_any(stop, self._end.is_over, self._end.is_draining, self._end.is_broken)
+                await self._leave(loops, self._end.is_broken if self._end.is_broken.is_set() else stop)
+            if self._end.is_broken.is_set() and not self._end.is_over.is_set():
+                raise self._end.failure
         except ExceptionGroup as failures:
             raise _first_leaf(failures) from failures
         finally:
@@ -211,7 +216,7 @@ class RolloutService:
 
     async def _leave(self, loops: Sequence[asyncio.Task[None]], stop: asyncio.Event) -> None:
         loops[0].cancel()
-        if not self._ended.is_set():
+        if not self._end.is_over.is_set():
             _log.info("leaving: %d episodes run", len(self._running))
             num_abandoned = await self._finish_running(stop)
             # Progress goes out before the goodbye returns the leases. An abandoned episode continues
@@ -228,7 +233,7 @@ class RolloutService:
     async def _say_goodbye(self, num_abandoned: int) -> None:
         """Leaves the run. First returns the leases of abandoned episodes, with a request that doesn't list
         them as held."""
-        if num_abandoned or self._broken.is_set():
+        if num_abandoned or self._end.is_broken.is_set():
             await self._request_leases(0, (), 0.0)
         await self._membership.call(self._link.drain)
 
@@ -257,7 +262,7 @@ class RolloutService:
 
     async def _follow(self, host: PolicyHost) -> None:
         await host.follow()
-        self._ended.set()
+        self._end.is_over.set()
 
     async def _wait_until_served(self) -> None:
         """Waits until every policy has its first version, and then hands the policies to the runner."""
@@ -278,6 +283,9 @@ class RolloutService:
     # --- leases and episodes ---
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
+        self._evaluation.host(self._hosted)
+        if isinstance(self._scoring, JudgedScoring):
+            self._scoring.host(self._hosted)
         await self._environments.open()
         await self._runner.open()
         await self._scoring.start()
@@ -357,9 +365,9 @@ class RolloutService:
         try:
             self._capacities()
         except ServiceError as err:
-            self._failure = err
-            self._broken.set()
-        return self._broken.is_set()
+            self._end.failure = err
+            self._end.is_broken.set()
+        return self._end.is_broken.is_set()
 
     async def _run_lease(self, lease: Lease) -> EpisodeResult:
         """Runs the episode, and holds the pinned versions that an evaluation lease names in their slots."""
@@ -399,7 +407,7 @@ class RolloutService:
     def _obey(self, reply: HeartbeatReply) -> None:
         self._note_state(reply.state)
         if reply.is_draining:
-            self._draining.set()
+            self._end.is_draining.set()
         for lease_id in reply.revoked:
             if (task := self._running.get(lease_id)) is not None:
                 task.cancel()
@@ -409,7 +417,7 @@ class RolloutService:
 
     def _note_state(self, state: str) -> None:
         if state in {"finished", "failed"}:
-            self._ended.set()
+            self._end.is_over.set()
 
     def _capacities(self) -> list[Capacity]:
         """The capacity of each engine. Raises: ServiceError if an engine will never serve again."""
@@ -423,37 +431,50 @@ class RolloutService:
         of_hosts = [reason for host in self._hosts.values() if (reason := host.wait_reason) is not None]
         if of_hosts:
             return of_hosts[:1]
-        if self._scoring.num_calls > _MIN_SCORING_FRAC * len(self._running):
+        if self._scoring.calls.num > _MIN_SCORING_FRAC * len(self._running):
             return (WaitReason(kind="scoring", detail=as_label(self._scoring.queue)),)
         return () if self._running else self._waits_for
 
     def _measure_load(self) -> Load:
         capacities = self._capacities()
         generated = sum(capacity.generated_tokens for capacity in capacities)
-        now_s = time.monotonic()
-        speed = (generated - self._tokens_before) / max(now_s - self._beat_at_s, 1e-6)
-        self._tokens_before = generated
-        self._beat_at_s = now_s
         return Load(
             num_running=len(self._running),
             num_slots=self._config.max_episodes,
             num_waiting=sum(capacity.num_waiting for capacity in capacities),
             generated_tokens=generated,
-            tokens_per_s=speed,
+            tokens_per_s=self._speed.measure(generated),
             versions=self._served_versions(),
             waits_for=tuple(self._wait_reasons()[:_MAX_WAIT_REASONS]),
             spans=tuple(
                 span for source in (*self._engines(), *self._hosts.values()) for span in source.take_spans()
             ),
             transfers=tuple(t for host in self._hosts.values() if (t := host.transfer()) is not None),
-            num_scoring=self._scoring.num_calls,
-            scoring_s=self._scoring.oldest_call_s,
+            num_scoring=self._scoring.calls.num,
+            scoring_s=self._scoring.calls.oldest_s,
             num_late_scores=self._runner.num_late_scores,
             num_scorer_errors=self._runner.num_scorer_errors,
         )
 
 
-# --- leaving --------------------------------------------------------------------------------------
+def _registration(
+    config: RolloutConfig,
+    name: str,
+    hosts: tuple[str, ...],
+    peer_url: str,
+    labels: Mapping[str, str] | None,
+    *,
+    fingerprints: Fingerprints | None,
+) -> RegisterWorker:
+    return RegisterWorker(
+        name=name,
+        hosts=hosts,
+        engine=config.engine.use if isinstance(config.engine, Use) else config.engine.name,
+        num_slots=config.max_episodes,
+        labels=dict(labels or {}),
+        peer_url=peer_url,
+        fingerprints=fingerprints or Fingerprints(),
+    )
 
 
 async def _try_within(seconds: float, call: Coroutine[Any, Any, None]) -> None:
