@@ -1,14 +1,15 @@
-"""Do solver and verifier learn together, every time? `recipes/math-multi-agent/tiny.yaml`, one run a seed.
+"""Checks whether solver and verifier always learn together. Runs `recipes/math-multi-agent/tiny.yaml` once
+per seed.
 
-The model folders are made once if they are not there. A seed varies the order of tasks, what is sampled, and
-the cut into minibatches. During a run the two policies are evaluated as a system (solve, verify, solve again
-if rejected) on 512 held-out tasks; the picture shows that. After it, each policy is taken before and after
-its training, and the four pairs are judged by the same evaluation with four episodes a task, so that both
-verifiers can be seen on the answers of one solver:
+Missing model folders are made once. A seed varies the order of tasks, what is sampled, and the split into
+minibatches. During a run, the two policies are evaluated as a system (solve, verify, solve again if rejected)
+on 512 held-out tasks; the plot shows these evaluations. After the run, each policy is taken before and after
+its training. The four pairs are judged by the same evaluation with four episodes per task, so both verifiers
+are measured on the answers of one solver:
 
     solver     accuracy of first answers
-    verifier   balanced accuracy: mean of the right answers approved and the wrong ones rejected
-    system     accuracy of the answers that the verifier lets pass, or of the second try
+    verifier   balanced accuracy: mean of the share of right answers approved and of wrong answers rejected
+    system     accuracy of the answers that the verifier approves, or of the second try
 
     python benchmarks/math_multi_agent.py [--seeds 0 1 2] [--out runs/math] [--read]
 """
@@ -45,12 +46,12 @@ SOLVER_GAIN = 0.3
 VERIFIER_GAIN = 0.1
 LIMIT_S = 360.0
 SAMPLES = 4
-"""Episodes a task and pair in the evaluation afterwards."""
+"""Episodes per task and pair in the evaluation afterwards."""
 
 
 @dataclass(frozen=True)
 class Skills:
-    """What one evaluation of a pair says."""
+    """The results of one evaluation of a pair."""
 
     solver: float
     approves_right: float
@@ -64,12 +65,13 @@ class Skills:
 
 
 def skills_of(score: float, metrics: Mapping[str, float]) -> Skills:
-    """From an evaluation's score and the workflow's metrics."""
+    """Derives the skills from an evaluation's score and the workflow's metrics."""
     return Skills(metrics["first_score"], metrics["approves_right"], metrics["rejects_wrong"], score)
 
 
 def astraflow(*arguments: str) -> None:
-    """Runs a command; its output goes to standard error, so that the last line stays the figures."""
+    """Runs a command. Its output goes to standard error, so the last line on standard output is the
+    figures."""
     print("+ astraflow", *arguments, file=sys.stderr, flush=True)
     argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
     subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr)
@@ -79,7 +81,7 @@ def astraflow(*arguments: str) -> None:
 
 
 def curve_of(run_dir: Path, policy: str) -> list[tuple[float, int, Skills]]:
-    """(seconds since the first evaluation, the policy's step, skills) of its evaluation rounds."""
+    """Returns (seconds since the first evaluation, the policy's step, skills) for each evaluation round."""
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evals = [record for record in records if record["kind"] == "eval"]
     return [
@@ -94,12 +96,13 @@ def curve_of(run_dir: Path, policy: str) -> list[tuple[float, int, Skills]]:
 
 
 def _of_episodes(record: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that the workflow gave its episodes."""
+    """Returns the metrics that the workflow attached to its episodes."""
     return {name.removeprefix("episode/"): value for name, value in record.items() if "episode/" in name}
 
 
 def draw(runs: Mapping[int, Path]) -> None:
-    """Left: the solver alone and the system; right: the verifier. One colour a seed."""
+    """Plots the solver alone and the system on the left, and the verifier on the right, with a color per
+    seed."""
     mpl.use("Agg")
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4), dpi=130, sharey=True)
     for idx, (seed, run_dir) in enumerate(runs.items()):
@@ -124,13 +127,13 @@ def draw(runs: Mapping[int, Path]) -> None:
 
 
 def first_weights(recipe: Recipe, name: str) -> WeightSnapshot:
-    """The model that a run began with."""
+    """Returns the model that a run began with."""
     folder = recipe.policies[name].model_dir
     return WeightSnapshot(name, 0, read_model(folder), folder)
 
 
 async def judged(recipe: Recipe, snapshots: Mapping[str, WeightSnapshot]) -> Skills:
-    """A pair of weights on the held-out tasks, four episodes each."""
+    """Evaluates a pair of weights on the held-out tasks, with four episodes per task."""
     async with host_models(recipe, snapshots) as hosted:
         (score,) = await evaluate(recipe, hosted, EvalSize(samples=SAMPLES))
     assert score.num_failed == 0, score.failures
@@ -139,7 +142,7 @@ async def judged(recipe: Recipe, snapshots: Mapping[str, WeightSnapshot]) -> Ski
 
 
 async def four_pairs(run_dir: Path) -> dict[tuple[str, str], Skills]:
-    """(solver, verifier), each `before` or `after` -> skills."""
+    """Returns (solver, verifier) -> skills, where each policy is `before` or `after`."""
     folder = RunFolder(run_dir)
     recipe = folder.load_recipe()
     found: dict[tuple[str, str], Skills] = {}
@@ -161,7 +164,7 @@ async def four_pairs(run_dir: Path) -> dict[tuple[str, str], Skills]:
 
 
 def main(seeds: Sequence[int], out: Path, *, only_read: bool) -> None:
-    """Runs, judges, prints and draws."""
+    """Runs, judges, prints, and plots."""
     runs = {seed: out / str(seed) for seed in seeds}
     for model in () if only_read else MODELS:
         astraflow("model", "init", f"recipes/models/{model}.yaml", "--out", f"models/{model}")
@@ -176,7 +179,7 @@ def main(seeds: Sequence[int], out: Path, *, only_read: bool) -> None:
 
 
 def show_pairs(pairs: Mapping[int, Mapping[tuple[str, str], Skills]]) -> None:
-    """A row a seed and pair."""
+    """Prints a row per seed and pair."""
     rows = [
         (seed, *pair, s.solver, s.approves_right, s.rejects_wrong, s.verifier, s.system, s.system - s.solver)
         for seed, found in pairs.items()
@@ -188,7 +191,7 @@ def show_pairs(pairs: Mapping[int, Mapping[tuple[str, str], Skills]]) -> None:
 
 
 def show_runs(summaries: Mapping[int, Mapping[str, Any]]) -> None:
-    """A row a seed and policy."""
+    """Prints a row per seed and policy."""
     rows = [
         (seed, policy["name"], policy["steps"], float(summary["rl_wall_s"]), float(summary["wall_s"]),
          policy["staleness_mean"], policy["staleness_max"], policy["fates"]["unadmitted"],
@@ -203,8 +206,8 @@ def show_runs(summaries: Mapping[int, Mapping[str, Any]]) -> None:
 def conclude(
     pairs: Mapping[int, Mapping[tuple[str, str], Skills]], summaries: Mapping[int, Mapping[str, Any]]
 ) -> None:
-    """The figures. The verifier's gain is from first to last as it was used, and on the trained solver's
-    answers alone."""
+    """Reports the figures. The verifier's gain is measured from first to last as it was used, and on the
+    trained solver's answers alone."""
     before = ("before", "before")
     after = ("after", "after")
     solver = [p[after].solver - p[before].solver for p in pairs.values()]

@@ -1,16 +1,16 @@
-"""Compares the reward `math_verify` with plain `math-verify` on answers in many forms of writing.
+"""Compares the reward `math_verify` with plain `math-verify` on answers in many notations.
 
-    recall                right answers that the reward pays, as a share of all right answers
-    wrong_paid            wrong answers that the reward pays
-    plain_recall          the same for plain `math-verify`, with its defaults
-    plain_wrong_paid      the same
-    us_per_answer         median time of a comparison by the reward, microseconds
+    recall                right answers that the reward accepts, as a share of all right answers
+    wrong_paid            wrong answers that the reward accepts
+    plain_recall          the same as `recall`, for plain `math-verify` with its defaults
+    plain_wrong_paid      the same as `wrong_paid`, for plain `math-verify`
+    us_per_answer         median time of a comparison by the reward, in microseconds
     plain_us_per_answer   the same for `math-verify`
 
-The answers are those of `tests/golden`: `math_forms.jsonl`, whose rows name their form, and
-`math_answers.jsonl`, in the forms of public data sets. Each answer stands in a box at the end of a sentence.
-The labels are written by hand, and the reward is tested with them; so they show where the two differ, and are
-no estimate for a data set.
+The answers are those of `tests/golden`: `math_forms.jsonl`, whose rows name their notation, and
+`math_answers.jsonl`, in the notations of public datasets. Each answer is in a box at the end of a sentence.
+The labels are written by hand, and the reward is tested with them. The figures therefore show where the two
+graders differ, but don't estimate results on any dataset.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class _Verdict:
 
 
 def main() -> None:
-    """Measures and prints; the last line is the figures as JSON."""
+    """Measures and prints; the last line has the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
         "--show", action="store_true", help="print each answer that one of the two gets wrong"
@@ -101,7 +101,7 @@ def _ours(gold: str, text: str) -> bool:
 
 
 def _plain() -> Callable[[str, str], bool]:
-    """`math-verify` as its README calls it, with the gold as a formula, or else as it is."""
+    """Makes `math-verify` as its README calls it, with the gold answer as a formula if possible."""
     import math_verify
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -125,7 +125,8 @@ def _judged(grader: Callable[[str, str], bool], cases: list[_Case]) -> list[_Ver
 
 
 def _row(form: str, verdicts: dict[str, list[_Verdict]], has_form: Callable[[_Case], bool]) -> list[Any]:
-    """Form, right answers, those that each grader pays, wrong answers, those that each grader pays."""
+    """Returns the form, right answers, those that each grader accepts, wrong answers, and those that each
+    grader accepts."""
     row: list[Any] = [form]
     for is_right_answer in (True, False):
         cells = [

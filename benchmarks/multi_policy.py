@@ -1,29 +1,29 @@
-"""Two policies on ten emulated devices: what waiting costs over a range of loads, and where it is cheap.
+"""Measures what waiting costs two policies on ten emulated devices, over a range of loads, and where it is
+cheap.
 
-An episode lets both policies generate in turn, and an environment answers after each. AstraFlow generates on
-8 devices and trains each policy on one, without any waiting. The baselines are the synchronous schedules that
-others use, on the same ten devices and with the same parts (`schedules.py`):
+In an episode, both policies generate in turn, and an environment responds after each. AstraFlow generates on
+8 devices and trains each policy on one, without any waiting. The baselines are the synchronous schedules of
+other systems, on the same ten devices and with the same parts (`schedules.py`):
 
     split          8 generate a batch, then 2 train it, each one policy, at the same time
     colocated      all 10 generate a batch, then all 10 train it, ten times as fast as one
-    over-sampled   25 % more episodes are started; the first to end are trained on, the rest is cancelled
-    partial        the same, but the rest stands still while a batch is trained, and then goes on
-    one step off   a batch is generated while the one before is trained
+    over-sampled   25 % more episodes are started; the first to end are trained on, the rest is canceled
+    partial        the same, but the rest is paused while a batch is trained, and then continues
+    one step off   a batch is generated while the previous one is trained
 
-The sweep is over the load (episodes of a batch per slot of ten devices), over how much faster a request runs
-that has a device for itself (`tail`), and over policies of unequal cost: a trainer that needs three times as
-long (its policy is trained on two devices, 7 generate) and completions that are four times as long. A device
-runs 64 requests at 50 tokens/s each when it is full. Lengths are log-normal with mean 1,500 and sigma 1, cut
-at 4,096; the environment takes a log-normal time with median 1 s and sigma 1. A training step takes half of
-the time in which 8 devices that are never idle generate a batch.
+The sweep varies the load (episodes of a batch per slot of ten devices), the speed of a request that has a
+device for itself (`tail`), and the cost of the policies. With unequal costs, one trainer needs three times as
+long (its policy is trained on two devices, and 7 generate), or completions are four times as long. A full
+device runs 64 requests at 50 tokens/s each. Lengths are log-normal with mean 1,500 and sigma 1, cut at 4,096.
+The environment takes a log-normal time with median 1 s and sigma 1. A training step takes half of the time in
+which 8 devices that are never idle generate a batch.
 
-Time is VIRTUAL, the same clock for all rows, so other load on the machine changes nothing. In favour of the
-synchronous schedules: moving weights, switching devices between tasks and cancelling cost nothing, and
-over-sampling takes any episodes, not whole groups. Processes, HTTP and the journal take no time either; a
-second part therefore runs two of the rows with real services and shows both figures.
+Time is VIRTUAL, with the same clock for all rows, so other load on the machine doesn't change anything. The
+setup favors the synchronous schedules: moving weights, switching devices between tasks, and canceling cost
+nothing, and over-sampling takes any episodes, not whole groups. Processes, HTTP, and the journal also take no
+time. Therefore, a second part runs two of the rows with real services and shows both figures.
 
     python benchmarks/multi_policy.py [--quick] [--steps 40] [--only sweep|services] [--processes 2]
-
 """
 
 import argparse
@@ -58,7 +58,7 @@ from schedules import (
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 PLAIN = ("split", "colocated")
-"""Schedules without over-sampling, partial rollouts and steps ahead."""
+"""Schedules without over-sampling, partial rollouts, and steps ahead."""
 TIMELINE = (
     "astraflow",
     "split, one step off",
@@ -85,7 +85,7 @@ class Cell:
 
 
 def cells(*, is_quick: bool) -> list[Cell]:
-    """All settings; a quick run takes one of each kind."""
+    """Returns all settings. A quick run takes one of each kind."""
     groups = (64,) if is_quick else (64, 128, 256)
     tails = (1.0,) if is_quick else (1.0, 3.0)
     equal = [Cell("equal", Work(groups=num, tail=tail)) for tail in tails for num in groups]
@@ -95,22 +95,23 @@ def cells(*, is_quick: bool) -> list[Cell]:
 
 
 def run_one(given: tuple[Schedule, Work, int]) -> Measured:
-    """One run, in a process of its own."""
+    """Makes one run, in its own process."""
     schedule, work, steps = given
     return VirtualRun(schedule, work, steps=steps).run()
 
 
 def steps_of(work: Work, steps: int) -> int:
-    """Steps of a run: all runs train on as many episodes, so that the beginning weighs the same in each."""
+    """Returns the steps of a run. All runs train on equally many episodes, so the beginning has the same
+    weight in each."""
     return max(2, steps * Work().groups // work.groups)
 
 
 Runs = Mapping[str, Measured]
-"""Schedule -> how it went."""
+"""Schedule -> its measured run."""
 
 
 def sweep(settings: Sequence[Cell], steps: int, num_processes: int) -> list[Runs]:
-    """The runs of each cell."""
+    """Makes the runs of each cell."""
     jobs = [(schedule, cell.work, steps_of(cell.work, steps)) for cell in settings for schedule in SCHEDULES]
     found: list[Measured] = []
     with ProcessPoolExecutor(num_processes) as pool:
@@ -124,12 +125,12 @@ def sweep(settings: Sequence[Cell], steps: int, num_processes: int) -> list[Runs
 
 
 def best(runs: Runs, names: Sequence[str]) -> str:
-    """The fastest of some schedules."""
+    """Returns the fastest of some schedules."""
     return min(names, key=lambda name: runs[name].wall_s)
 
 
 def speedup(runs: Runs, names: Sequence[str] = tuple(s.name for s in SYNCHRONOUS)) -> float:
-    """Seconds of the fastest of some schedules, divided by AstraFlow's."""
+    """Returns the seconds of the fastest of some schedules, divided by AstraFlow's."""
     return runs[best(runs, names)].wall_s / runs[ASTRAFLOW.name].wall_s
 
 
@@ -137,7 +138,7 @@ def speedup(runs: Runs, names: Sequence[str] = tuple(s.name for s in SYNCHRONOUS
 
 
 def show(settings: Sequence[Cell], found: Sequence[Runs], steps: int) -> None:
-    """A row per schedule and cell, and a row per cell."""
+    """Prints a row per schedule and cell, and a row per cell."""
     rows: list[tuple[object, ...]] = []
     for cell, runs in zip(settings, found, strict=True):
         ours_s = runs[ASTRAFLOW.name].wall_s
@@ -165,7 +166,7 @@ def show(settings: Sequence[Cell], found: Sequence[Runs], steps: int) -> None:
 
 
 def figures(settings: Sequence[Cell], found: Sequence[Runs]) -> dict[str, object]:
-    """What the last line reports of the sweep."""
+    """Returns the figures of the sweep for the last line."""
     by_kind = {
         kind: [(cell, runs) for cell, runs in zip(settings, found, strict=True) if cell.kind == kind]
         for kind in dict.fromkeys(cell.kind for cell in settings)
@@ -195,7 +196,8 @@ def _range(values: Sequence[float]) -> list[float]:
 
 
 def draw_sweep(settings: Sequence[Cell], found: Sequence[Runs], image: Path) -> None:
-    """Speedup over each synchronous schedule, over the load, a panel per kind of policies and tail."""
+    """Plots the speedup over each synchronous schedule against the load, with a panel per kind of policies
+    and tail."""
     mpl.use("Agg")
     kinds = list(dict.fromkeys((cell.kind, cell.work.tail) for cell in settings))
     figure, panels = plt.subplots(
@@ -225,7 +227,8 @@ def draw_sweep(settings: Sequence[Cell], found: Sequence[Runs], image: Path) -> 
 
 
 def draw_timeline(runs: Runs, image: Path) -> None:
-    """A panel per schedule: episodes that run at once, and below them the trainers' steps."""
+    """Plots the episodes that run at the same time, and below them the trainers' steps, with a panel per
+    schedule."""
     mpl.use("Agg")
     figure, panels = plt.subplots(len(TIMELINE), 1, figsize=(9, 1.8 * len(TIMELINE)), dpi=130, sharex=True)
     shown_s = max(runs[name].wall_s for name in TIMELINE)
@@ -251,9 +254,9 @@ def draw_timeline(runs: Runs, image: Path) -> None:
 
 
 def beside_services(steps: int, scale: float, out: Path) -> dict[str, object]:
-    """AstraFlow and colocated, by the virtual clock and with real services."""
+    """Measures AstraFlow and colocated, by the virtual clock and with real services."""
     from astraflow.addons.tiny_models.spec import load_spec
-    from astraflow.addons.tiny_models.tiny import init_model  # brings torch, which only this part needs
+    from astraflow.addons.tiny_models.tiny import init_model  # imports torch, which only this part needs
 
     spec = load_spec(ROOT / "recipes" / "models" / "quickstart.yaml", ["warm_start.steps=0"])
     model = out / "model"
@@ -283,7 +286,7 @@ def beside_services(steps: int, scale: float, out: Path) -> dict[str, object]:
 
 
 def main(given: argparse.Namespace) -> None:
-    """Runs what was asked for, prints and draws."""
+    """Runs the requested parts, prints, and plots."""
     found: dict[str, object] = {}
     if given.only in ("", "sweep"):
         steps = given.steps or (6 if given.quick else 40)

@@ -1,22 +1,23 @@
-"""Solver and verifier on this machine's cores, nothing emulated: no waiting, a barrier, or a batch at a time.
+"""Compares ways to train solver and verifier on this machine's cores, without emulation: no waiting, a
+barrier, or one batch at a time.
 
-`recipes/math-multi-agent/tiny.yaml`, four ways, and how long each takes to one accuracy:
+The benchmark runs `recipes/math-multi-agent/tiny.yaml` in four ways, and measures how long each takes to
+reach one accuracy:
 
     astraflow      as the recipe says: two trainers that never wait for each other
-    barrier        the same, but no policy begins a step before the other has done as many
-    one step off   a batch is generated for both, while both train the one before
-    in turn        a batch is generated for both by the newest weights, then both train it, at the same time
+    barrier        the same, but no policy begins a step before the other has done the same number of steps
+    one step off   a batch is generated for both, while both train on the previous one
+    in turn        a batch is generated for both by the newest weights, then both train on it at the same time
 
-The policies cost unequal amounts: the verifier's trainer packs microbatches of at most `--token-budget`
-tokens, which changes no gradient and makes its step about three times as slow (printed as measured).
-`--equal` leaves it as the recipe has it.
+The policies have unequal costs: the verifier's trainer packs microbatches of at most `--token-budget` tokens,
+which doesn't change any gradient, but makes its step about three times as slow (the measured ratio is
+printed). `--equal` keeps the recipe's setting.
 
-The clock starts with the evaluation of the first weights, when all services are up. There is another every 5
-steps of each policy, on 512 held-out tasks; all ways pay for them. A run reaches the target at the second of
-two consecutive evaluations of the system (solve, verify, solve again) at 0.85 or more.
+The clock starts with the evaluation of the first weights, when all services are ready. Further evaluations
+follow every 5 steps of each policy, on 512 held-out tasks; all ways pay for them. A run reaches the target at
+the second of two consecutive evaluations of the system (solve, verify, solve again) at 0.85 or more.
 
     python benchmarks/multi_policy_cpu.py [--seeds 0 1 2] [--equal] [--out runs/turns]
-
 """
 
 import argparse
@@ -50,7 +51,7 @@ class Outcome:
     """A finished run."""
 
     reached_s: float
-    """Infinite if it did not reach the target."""
+    """Infinite if the run did not reach the target."""
     wall_s: float
     staleness_mean: float
     staleness_max: int
@@ -61,14 +62,15 @@ class Outcome:
 
 
 def astraflow(*arguments: str) -> None:
-    """Runs a command; its output goes to standard error, so that the last line stays the figures."""
+    """Runs a command. Its output goes to standard error, so the last line on standard output is the
+    figures."""
     argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
-    # From here, so that the trainers find TurnsBackend.
+    # The current folder is this one, so that the trainers find TurnsBackend.
     subprocess.run(argv, cwd=Path(__file__).parent, check=True, stdout=sys.stderr)
 
 
 def recipe_of(system: str, models: Path, folder: Path, token_budget: int) -> dict[str, Any]:
-    """The recipe of a system."""
+    """Makes the recipe of a system."""
     recipe = yaml.safe_load(RECIPE.read_text())
     recipe["eval"]["every"] = 5
     for name, model in zip(POLICIES, MODELS, strict=True):
@@ -82,7 +84,7 @@ def recipe_of(system: str, models: Path, folder: Path, token_budget: int) -> dic
         is_synchronous = system != "barrier"
         train["backend"] = with_turns({"name": "torch"}, name, POLICIES, folder, ends_together=is_synchronous)
         if is_synchronous:
-            ahead = system == "one step off"  # its tickets are two batches, else one
+            ahead = system == "one step off"  # it has tickets for two batches, otherwise for one
             sampler = "sweep" if ahead else "on_policy"
             policy["table"] |= {
                 "max_staleness": int(ahead),
@@ -106,7 +108,7 @@ def run(system: str, seed: int, out: Path, token_budget: int) -> Outcome:
 
 
 def read(run_dir: Path) -> Outcome:
-    """From a finished run's summary and metrics."""
+    """Reads a finished run's summary and metrics."""
     summary = json.loads((run_dir / "summary.json").read_text())
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evals = [r for r in records if r["kind"] == "eval" and r["policy"] == POLICIES[0]]
@@ -124,12 +126,12 @@ def read(run_dir: Path) -> Outcome:
 
 
 def _train_s(records: Sequence[Mapping[str, Any]], policy: str) -> float:
-    """Median seconds of a training step."""
+    """Returns the median seconds of a training step."""
     return statistics.median(r["train_s"] for r in records if r["kind"] == "step" and r["policy"] == policy)
 
 
 def main(seeds: Sequence[int], out: Path, token_budget: int) -> None:
-    """Runs all systems with all seeds, in turn, so that other load meets all alike."""
+    """Runs all systems with all seeds. The systems alternate, so that other load affects all equally."""
     for model in MODELS:
         spec = str(ROOT / "recipes" / "models" / f"{model}.yaml")
         if not (out / "models" / model).is_dir():

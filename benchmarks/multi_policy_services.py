@@ -1,12 +1,13 @@
-"""Schedules of `schedules.py` once more with real services, against the clock: what the virtual clock leaves
-out.
+"""Runs schedules of `schedules.py` with real services and the real clock, to measure what the virtual clock
+leaves out.
 
-All processes, protocols, versions, leases and batches are real; only the models are `paced`: completions take
-the time that they would take on a device, training steps sleep. Emulated time runs `scale` times faster than
-the clock, and a token here stands for 16 of them, so that two cores keep up. Seconds below are emulated.
+All processes, protocols, versions, leases, and batches are real. Only the models are `paced`: completions
+take the time that they would take on a device, and training steps sleep. Emulated time runs `scale` times
+faster than the clock, and a token here stands for 16 tokens, so that two cores can keep up. Seconds below are
+emulated.
 
-As a trainer-centred loop has one trainer, so has a run of a schedule in lockstep; its second policy is
-frozen.
+A trainer-centered loop has one trainer, so the run of a schedule in lockstep also has one; its second policy
+is frozen.
 """
 
 import json
@@ -30,12 +31,12 @@ from schedules import ENV_S, ENV_SIGMA, NUM_SLOTS, POLICIES, SPARE, Schedule, Wo
 __all__ = ["Services", "run_services"]
 
 TOKEN = 16
-"""Tokens that one token of the run stands for."""
+"""Number of tokens that one token of the run stands for."""
 
 
 @dataclass(frozen=True)
 class Services:
-    """What a run with real services came to."""
+    """The result of a run with real services."""
 
     wall_s: float
     """Emulated seconds from the first lease to the last commit."""
@@ -45,7 +46,7 @@ class Services:
 
 
 def recipe_of(schedule: Schedule, work: Work, *, steps: int, scale: float, model: Path) -> dict[str, Any]:
-    """The recipe of a schedule."""
+    """Makes the recipe of a schedule."""
     step_s = schedule.step_s(work)
     names = POLICIES[:1] if schedule.is_lockstep else POLICIES
     num_devices = schedule.num_generating(work)
@@ -74,7 +75,7 @@ def recipe_of(schedule: Schedule, work: Work, *, steps: int, scale: float, model
         "time_scale": scale,
         **speed,
     }
-    # Where a batch does not fill the devices, each takes its share of it.
+    # If a batch does not fill the devices, each takes its share of it.
     held = (
         min(NUM_SLOTS + SPARE, math.ceil(work.episodes / num_devices))
         if schedule.is_lockstep
@@ -109,7 +110,7 @@ def run_services(
 
 
 def _read(run_dir: Path, summary: Mapping[str, Any], scale: float) -> Services:
-    """From a finished run's journal."""
+    """Reads a finished run's journal."""
     begun = list[float]()
     with JournalReader(RunFolder(run_dir).journal) as journal:
         for record in journal.records():

@@ -1,8 +1,8 @@
-"""`make paper`: the results of the AstraFlow paper in kind, each by one command, with its baseline.
+"""Reproduces the results of the AstraFlow paper in kind (`make paper`): each with one command, and with its
+baseline.
 
-Each row runs a benchmark and records what it printed in benchmarks/results/paper/ROW.json, with the command,
-the date, and the time it took. docs/paper.md is made from these files, so running one row leaves the others
-as they are.
+Each row runs a benchmark and records its output in benchmarks/results/paper/ROW.json, with the command, the
+date, and the duration. docs/paper.md is made from these files, so running one row doesn't change the others.
 
     python benchmarks/paper.py [--row NAME] [--list] [--page]
 """
@@ -29,7 +29,7 @@ class Row:
     name: str
     title: str
     text: str
-    """What is compared, and what of it is emulated or computed."""
+    """What is compared, and which parts are emulated or computed."""
     command: tuple[str, ...]
     """The benchmark and its arguments."""
     figures: tuple[tuple[str, str], ...]
@@ -152,7 +152,7 @@ in kind, on two CPU cores, with emulated devices or tiny models in place of GPUs
 
 
 def run(row: Row) -> None:
-    """Runs a row and records what it printed. Raises: CalledProcessError if the benchmark fails."""
+    """Runs a row and records its output. Raises: CalledProcessError if the benchmark fails."""
     load_before = os.getloadavg()[0]
     began_s = time.monotonic()
     argv = [sys.executable, str(ROOT / "benchmarks" / row.command[0]), *row.command[1:]]
@@ -173,7 +173,7 @@ def run(row: Row) -> None:
 
 
 def section(row: Row) -> str:
-    """A row's part of the page, from its recorded result."""
+    """Returns a row's part of the page, from its recorded result."""
     lines = [f"## {row.title}", "", row.text, ""]
     path = RESULTS / f"{row.name}.json"
     if not path.is_file():
@@ -207,12 +207,12 @@ def _text(value: object) -> str:
 
 
 def page() -> str:
-    """The whole page, from what is recorded."""
+    """Returns the whole page, from the recorded results."""
     return "\n".join([HEAD, *map(section, ROWS)])
 
 
 def main(names: list[str]) -> int:
-    """Runs rows and writes the page; a row that fails is named at the end, and keeps its old result."""
+    """Runs rows and writes the page. A row that fails is named at the end, and keeps its old result."""
     failed: list[str] = []
     for row in ROWS:
         if row.name not in names:

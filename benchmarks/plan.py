@@ -1,18 +1,18 @@
-"""Compares the forecasts of `astraflow plan` with what happens: pools of real processes with emulated GPUs.
+"""Compares the forecasts of `astraflow plan` with measurements of pools of real processes with emulated GPUs.
 
-One run with two services is measured, and from its journal alone come the forecasts of six pools: half as
-many services, as many, and up to four times as many, so that the bottleneck moves from the services to the
-trainer and to the tickets. Then each pool is run. All processes, protocols, versions, leases and batches are
-real; the models are `paced`: requests take the time of a GPU, training steps sleep. Compared are trained
-tokens per second between the same steps:
+One run with two services is measured. Its journal alone gives the forecasts of six pools: half as many
+services, as many, and up to four times as many, so the bottleneck moves from the services to the trainer and
+to the tickets. Then each pool is run. All processes, protocols, versions, leases, and batches are real. The
+models are `paced`: requests take the time of a GPU, and training steps sleep. The comparison is based on
+trained tokens per second between the same steps:
 
     worst_error_frac  largest |forecast / measured - 1| of all pools
-    double_error_max  the same for what a doubled pool is worth: its tokens/s by those of half of it
+    double_error_max  the same for the benefit of a doubled pool: its tokens/s divided by those of half of it
 
     python benchmarks/plan.py [--quick] [--out FOLDER]
 
-The default takes 20 minutes on two cores with nothing else on them, `--quick` three, with three pools and few
-steps: it shows that everything works, and its figures say little.
+The default takes 20 minutes on two otherwise idle cores. `--quick` takes three, with three pools and few
+steps. It shows that everything works, but its figures mean little.
 """
 
 import argparse
@@ -41,12 +41,12 @@ SPEC = ROOT / "recipes" / "models" / "quickstart.yaml"
 POLICY = "actor"
 MAX_STALENESS = 2
 WARM = MAX_STALENESS + 2
-"""Steps in which a run settles; the forecast leaves out as many."""
+"""Steps in which a run settles. The forecast leaves out the same number."""
 CYCLE = MAX_STALENESS
-"""There are tickets for so many batches. Where both sides wait in turns, they are generated together and
-trained one after the other: a long step, then a short one. Only whole cycles have a rate."""
+"""There are tickets for this number of batches. If the two sides wait in turns, the batches are generated
+together and trained one after the other: a long step, then a short one. Only whole cycles have a rate."""
 FORECAST_STEPS = 200
-"""So many that the forecast's own draws change it by 1 % at most; a forecast takes seconds."""
+"""Enough steps that the forecast's own draws change it by 1 % at most. A forecast takes seconds."""
 NUM_SLOTS = 16
 
 
@@ -61,8 +61,8 @@ class Ran:
 
 
 def make_recipe(folder: Path, services: int, args: argparse.Namespace, seed: int) -> Path:
-    """Everything but the models is as in a real run. A service alone makes about 400 tokens per second, and
-    the trainer takes 1,400."""
+    """Makes a recipe in which everything but the models is as in a real run. A single service makes about 400
+    tokens per second, and the trainer takes 1,400."""
     model = folder.parent / "model"
     if not model.exists():
         init_model(load_spec(SPEC, {"warm_start.steps": 0}), model)
@@ -122,8 +122,8 @@ def run(out: Path, name: str, services: int, args: argparse.Namespace, seed: int
 
 
 def read(folder: RunFolder) -> Ran:
-    """What a run came to after the steps in which it settled, and before its last cycle, for which nothing is
-    drawn any more."""
+    """Reads a run's results, without the steps in which it settled and without its last cycle, for which no
+    more tasks are drawn."""
     with JournalReader(folder.journal) as journal:
         steps = journal.steps()[:-CYCLE]
     num_kept = (len(steps) - WARM) // CYCLE * CYCLE
@@ -139,7 +139,7 @@ def read(folder: RunFolder) -> Ran:
 
 
 def compare(found: dict[int, tuple[Forecast, Ran]]) -> dict[str, object]:
-    """The figures of all pools."""
+    """Returns the figures of all pools."""
     errors = {num: each.tokens_per_s / ran.tokens_per_s - 1 for num, (each, ran) in found.items()}
     doubled = {
         num: (found[2 * num][0].tokens_per_s / each.tokens_per_s)
@@ -158,7 +158,7 @@ def compare(found: dict[int, tuple[Forecast, Ran]]) -> dict[str, object]:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Measures, forecasts, runs and prints."""
+    """Measures, forecasts, runs, and prints."""
     args.steps = max(args.steps or (8 if args.quick else 20), WARM + 2 * CYCLE)
     sizes = (1, 2, 4) if args.quick else (1, 2, 3, 4, 6, 8)
     with tempfile.TemporaryDirectory(prefix="astraflow-plan-") as scratch:

@@ -1,13 +1,13 @@
-"""A run whose pool of rollout services changes, under a virtual clock: what it takes, and what it costs.
+"""Simulates a run whose pool of rollout services changes, under a virtual clock: its duration and its cost.
 
-What decides is the real thing: the dataflow's core (draws, tickets, leases, batches, versions), its shares of
-waiting and the advice from them, the sizer of the pool, and the emulated devices of the `paced` engine. Time
-is virtual, so other load on the machine changes nothing. Processes, HTTP, the journal and moving weights take
-no time here.
+All deciding parts are real: the dataflow's core (draws, tickets, leases, batches, versions), its wait shares
+and the advice based on them, the pool sizer, and the emulated devices of the `paced` engine. Time is virtual,
+so other load on the machine doesn't change anything. Processes, HTTP, the journal, and moving weights take no
+time here.
 
-A service costs from the moment that it has a machine until it has left, so also while it starts and while it
-finishes its last episodes. A market says how many machines of a kind there are; if there are fewer than run,
-the newest services lose theirs, with all that they have not finished.
+A service costs from the moment that it has a machine until it has left, including the time in which it starts
+and the time in which it finishes its last episodes. A market says how many machines of a kind are available.
+If there are fewer than run, the newest services lose their machines, along with all unfinished work.
 """
 
 import heapq
@@ -52,12 +52,12 @@ __all__ = ["Load", "Market", "PoolMeasured", "PoolRun", "fixed"]
 POLICY = "actor"
 GROUP_SIZE = 8
 TOKENS_PER_S = 100.0
-"""Of each request."""
+"""Speed of each request."""
 LOOK_S = 2.0
-"""Time between two looks at the pool, and between two heartbeats."""
+"""Time between two checks of the pool, and between two heartbeats."""
 
 Market = Callable[[float], Mapping[str, int]]
-"""Seconds since the start -> machines of each kind that can be had; kinds that are left out have no limit."""
+"""Seconds since the start -> available machines of each kind. Kinds that are left out have no limit."""
 
 
 def _no_limit(_now_s: float) -> Mapping[str, int]:
@@ -66,66 +66,66 @@ def _no_limit(_now_s: float) -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class Load:
-    """What a run asks for."""
+    """The load of a run."""
 
     steps: int
     mean_tokens: Callable[[float], float]
     """Share of the steps that are done -> mean length of completions."""
     step_s: float = 0.0
-    """Seconds of a training step, whatever its batch holds."""
+    """Constant part of a training step's seconds, independent of its batch."""
     million_tokens_s: float = 0.0
-    """Seconds more for each million tokens of the batch."""
+    """Additional seconds per million tokens of the batch."""
     sigma: float = 0.8
-    """Of the logarithm of the lengths."""
+    """Standard deviation of log(length)."""
     join_s: float = 90.0
-    """From a machine to the first lease: start, import, fetch the weights."""
+    """Time from getting a machine to the first lease: start, import, fetch the weights."""
     groups: int = 32
-    """Groups of a batch."""
+    """Groups per batch."""
     num_slots: int = 16
-    """Requests that run at once on a device."""
+    """Requests that run at the same time on a device."""
 
     @property
     def num_places(self) -> int:
-        """Episodes that a service takes: a quarter more than run at once."""
+        """Episodes that a service takes: a quarter more than run at the same time."""
         return self.num_slots + self.num_slots // 4
 
     def needed(self, step: int) -> float:
-        """Services that generate a batch in the time that the trainer takes for one."""
+        """Returns the number of services that generate a batch in the time that the trainer takes for one."""
         return self.needed_for(self.mean_tokens(min(1.0, step / self.steps)))
 
     def needed_for(self, length: float) -> float:
-        """The same for completions of this mean length."""
+        """Returns the same for completions of this mean length."""
         num_tokens = length * GROUP_SIZE * self.groups
         step_s = self.step_s + self.million_tokens_s * num_tokens / 1e6
         return num_tokens / step_s / (self.num_slots * TOKENS_PER_S)
 
     def num_tokens(self, done: float, rng: random.Random) -> int:
-        """Length of a completion; the longest are cut at four times the mean."""
+        """Draws the length of a completion. The longest are cut at four times the mean."""
         mean = self.mean_tokens(done)
         drawn = rng.lognormvariate(math.log(mean) - self.sigma**2 / 2, self.sigma)
         return max(1, min(round(4 * mean), round(drawn)))
 
 
 def fixed(num_services: int) -> ClusterConfig:
-    """A pool of always so many services."""
+    """Makes the config of a pool with a fixed number of services."""
     fields = {"min_services": num_services, "max_services": num_services}
     return parse_config(fields, ClusterConfig, where="cluster")
 
 
 @dataclass
 class PoolMeasured:
-    """How a run went."""
+    """The measurements of a run."""
 
     wall_s: float = 0.0
-    """Until all steps were done."""
+    """Time until all steps were done."""
     used_s: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
     """Kind -> seconds of all its services together."""
     num_tokens: int = 0
-    """Trained tokens."""
+    """Number of trained tokens."""
     sizes: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    """Time, and number of services that are asked for from then on."""
+    """(time, number of requested services from then on)."""
     num_lost: int = 0
-    """Episodes that were begun again because a machine was taken away."""
+    """Episodes that started again because a machine was taken away."""
     busy_s: float = 0.0
     """Time in which the trainer trained."""
 
@@ -136,22 +136,22 @@ class PoolMeasured:
 
     @property
     def num_changes(self) -> int:
-        """Decisions of the sizer."""
+        """Number of the sizer's decisions."""
         return len(self.sizes) - 1
 
 
 @dataclass(eq=False)
 class _Service:
-    """A rollout service that is asked for."""
+    """A requested rollout service."""
 
     name: str
     kind: str
     speed: float
     num_places: int
     machine_s: float = math.inf
-    """Since when it has a machine."""
+    """Time at which it got its machine."""
     device: PacedDevice | None = None
-    """Once it has joined."""
+    """Set once it has joined."""
     is_leaving: bool = False
     jobs: dict[str, PacedJob] = field(default_factory=dict[str, PacedJob])
     """Lease -> its request."""
@@ -190,8 +190,9 @@ class PoolRun:
         seed: int = 0,
         foresight: int = 0,
     ) -> None:
-        """`foresight`: instead of the sizer, somebody decides who knows what the load needs so many steps
-        later, to the nearest number; 0: the sizer."""
+        """`foresight`: number of steps by which the size is known in advance. It replaces the sizer with an
+        ideal one, which follows what the load will need that many steps later, to the nearest number; 0: the
+        sizer."""
         self._load = load
         self._foresight = foresight
         self._market = market
@@ -234,7 +235,7 @@ class PoolRun:
         self._note_size()
 
     def run(self) -> PoolMeasured:
-        """Until all steps are done."""
+        """Runs until all steps are done."""
         self._look()
         while True:
             dues_s = [s.device.due_s for s in self._services.values() if s.device is not None]
@@ -265,7 +266,8 @@ class PoolRun:
     # --- the pool ---------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """What the dataflow learns from heartbeats, and the launcher from the dataflow."""
+        """Passes on what the dataflow learns from heartbeats, and what the launcher learns from the
+        dataflow."""
         self._follow_market()
         joined = [s for s in self._services.values() if s.device is not None]
         is_held_back = self._core.is_held_back(self._served())
@@ -310,7 +312,7 @@ class PoolRun:
         self._services[name] = _Service(name, seat.kind, seat.speed, self._load.num_places)
 
     def _follow_market(self) -> None:
-        """Takes machines away, and gives those that are free to the services that wait for one."""
+        """Takes machines away, and gives the free ones to services that wait for one."""
         room = dict(self._market(self._now_s))
         by_age = sorted(self._services.values(), key=lambda service: service.machine_s)
         for service in by_age:
@@ -326,7 +328,7 @@ class PoolRun:
 
     def _join(self, service: _Service, machine_s: float) -> None:
         if service.machine_s != machine_s or self._services.get(service.name) is not service:
-            return  # it lost the machine before, or was not wanted any more
+            return  # it lost the machine earlier, or is no longer requested
         service.num_joined += 1
         service.num_ended = 0
         service.device = PacedDevice(
@@ -337,7 +339,7 @@ class PoolRun:
         self._woken.add("leases")
 
     def _lose(self, service: _Service) -> None:
-        """Its machine is taken away; the service waits for another one, unless it was leaving."""
+        """Takes a service's machine away. The service waits for another one, unless it was leaving."""
         self._pay(service)
         service.machine_s = math.inf
         if service.device is not None:
@@ -381,7 +383,7 @@ class PoolRun:
             self._finish(*self._ended.popleft())
 
     def _lease(self) -> None:
-        """Hands out what may run, a group at a time to the service with most room."""
+        """Hands out what may run. Each group goes to the service with the most room."""
         while (service := max(self._services.values(), key=_room, default=None)) and service.room > 0:
             request = IssueLeases(
                 worker_id=service.worker_id, num_free=min(service.room, GROUP_SIZE), served=self._served()
@@ -469,7 +471,7 @@ def _state(service: _Service) -> SeatState:
 
 
 def _meta(num_tokens: int, oldest: int, newest: int, reward: float) -> TrajectoryMeta:
-    """What the core knows of an episode's trajectory; rewards differ within a group."""
+    """Makes what the core knows about an episode's trajectory. Rewards differ within a group."""
     return TrajectoryMeta(
         policy=POLICY,
         role=POLICY,

@@ -1,9 +1,10 @@
-"""Does a proposer choose better exercises than chance? proposer-solver/tiny and its twin, once per seed.
+"""Checks whether a proposer chooses better exercises than chance: proposer-solver/tiny and its twin, once per
+seed.
 
-Both sides start from the same solver and train it by the same settings for the same number of steps. An
-episode is nine completions on both: one proposal and eight attempts, or nine attempts at exercises of a
-lesson drawn at random. The budget is the completions of all groups that were drawn, also of those that a
-table had no room for. The held-out exercises are of each lesson equally many. Prints a row per seed and
+Both sides start from the same solver, and train it with the same settings for the same number of steps. An
+episode has nine completions on both sides: one proposal and eight attempts, or nine attempts at exercises of
+a lesson drawn at random. The budget is the completions of all drawn groups, including those that a table had
+no room for. Each lesson has the same number of held-out exercises. The benchmark prints a row per seed and
 side.
 
     python benchmarks/proposer_solver.py [--seeds 0 1 2] [--out runs/proposer] [--read]
@@ -26,35 +27,36 @@ ROOT = Path(__file__).resolve().parent.parent
 SIDES = {"proposer": "tiny", "uniform": "tiny-uniform"}
 MODELS = ("course-proposer", "course-solver")
 MOST_COMPLETIONS = 1.0
-"""Completions of the proposer's side per completion of the other."""
+"""Largest number of completions on the proposer's side per completion on the other side."""
 COLUMNS = ("seed", "side", "before", "after", "completions", "solver steps", "RL s", "wall s", "audit")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     before: float
     after: float
     """Held-out accuracy of the solver, first and last."""
     completions: int
-    """Those of all groups that were drawn, as if every proposal named a lesson and nothing was cancelled."""
+    """Completions of all drawn groups, as if every proposal named a lesson and nothing was canceled."""
     steps: int
-    """Of the solver."""
+    """Number of the solver's steps."""
     rl_s: float
     wall_s: float
     audit_ok: bool
 
 
 def astraflow(*arguments: str) -> None:
-    """Runs a command; its output goes to standard error, so that the last line stays the figures."""
+    """Runs a command. Its output goes to standard error, so the last line on standard output is the
+    figures."""
     print("+ astraflow", *arguments, file=sys.stderr, flush=True)
     argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
     subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr)
 
 
 def recipe_of(side: str) -> str:
-    """The file of a side's recipe."""
+    """Returns the file of a side's recipe."""
     return f"recipes/proposer-solver/{SIDES[side]}.yaml"
 
 
@@ -77,14 +79,14 @@ def outcome_of(run_dir: Path, side: str) -> Outcome:
 
 
 def completions_per_group(side: str) -> int:
-    """Completions of a group: proposals and attempts of its episodes."""
+    """Returns the number of completions per group: the proposals and attempts of its episodes."""
     recipe = load_recipe(ROOT / recipe_of(side))
     attempts = recipe.workflow.model_dump()["args"]["attempts"]
     return recipe.policies["solver"].table.group_size * (attempts + (side == "proposer"))
 
 
 def main(seeds: Sequence[int], out: Path, *, only_read: bool) -> None:
-    """Runs, prints and reports."""
+    """Runs, prints, and reports."""
     runs = {(seed, side): out / f"{side}-{seed}" for seed in seeds for side in SIDES}
     for model in () if only_read else MODELS:
         astraflow("model", "init", f"recipes/models/{model}.yaml", "--out", f"models/{model}")
@@ -101,7 +103,7 @@ def main(seeds: Sequence[int], out: Path, *, only_read: bool) -> None:
 
 
 def conclude(seeds: Sequence[int], found: Mapping[tuple[int, str], Outcome]) -> None:
-    """The figures."""
+    """Reports the figures."""
     gains = [found[seed, "proposer"].after - found[seed, "uniform"].after for seed in seeds]
     figures: dict[str, object] = {
         "num_seeds": len(seeds),

@@ -1,8 +1,9 @@
-"""Does the quickstart learn every time? One run a seed, by the commands of `make quickstart`.
+"""Checks whether the quickstart learns every time, with one run per seed by the commands of `make
+quickstart`.
 
-The runs start from three models in turn: each is warm-started from random weights and demonstrations of its
-own. A seed varies the order of tasks, what is sampled, and the cut into minibatches. Prints a row a seed and
-draws the held-out accuracy over the time since the first lease.
+The runs start from three models in turn. Each model is warm-started from its own random weights and
+demonstrations. A seed varies the order of tasks, what is sampled, and the split into minibatches. The
+benchmark prints a row per seed, and plots the held-out accuracy over the time since the first lease.
 
     python benchmarks/quickstart_seeds.py [--seeds 0 1 2 3 4 5] [--models 0 1 2] [--out runs/seeds]
 """
@@ -30,27 +31,28 @@ COLUMNS = ("seed", "model", "before", "after", "wall s", "RL s", "overlap", "sta
 
 
 def astraflow(*arguments: str) -> None:
-    """Runs a command; its output goes to standard error, so that the last line stays the figures."""
+    """Runs a command. Its output goes to standard error, so the last line on standard output is the
+    figures."""
     print("+ astraflow", *arguments, file=sys.stderr, flush=True)
     argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
     subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr)
 
 
 def make_model(seed: int, folder: Path) -> Path:
-    """A warm-started model of the quickstart's spec."""
+    """Makes a warm-started model of the quickstart's spec."""
     astraflow("model", "init", "recipes/models/quickstart.yaml", "--out", str(folder), f"seed={seed}")
     return folder
 
 
 def run_seed(seed: int, model: Path, run_dir: Path) -> dict[str, Any]:
-    """A run's summary."""
+    """Runs a seed; returns the run's summary."""
     changes = (f"seed={seed}", f"policies.actor.model={model}")
     astraflow("run", "recipes/quickstart.yaml", "--run-dir", str(run_dir), "--plain", *changes)
     return json.loads((run_dir / "summary.json").read_text())
 
 
 def curve_of(run_dir: Path) -> list[tuple[float, float]]:
-    """(seconds since the evaluation of version 0, held-out accuracy)."""
+    """Returns (seconds since the evaluation of version 0, held-out accuracy) for each evaluation."""
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evals = [record for record in records if record["kind"] == "eval"]
     return [
@@ -61,12 +63,12 @@ def curve_of(run_dir: Path) -> list[tuple[float, float]]:
 
 
 def figure_of(summary: Mapping[str, Any], key: str) -> float:
-    """A figure of a summary; not a number where no episode of the evaluation gave a score."""
+    """Returns a figure of a summary, or nan if no episode of the evaluation has a score."""
     return math.nan if summary[key] is None else float(summary[key])
 
 
 def draw(curves: dict[int, list[tuple[float, float]]]) -> None:
-    """One line a seed."""
+    """Plots one line per seed."""
     mpl.use("Agg")
     figure, axes = plt.subplots(figsize=(7, 4), dpi=130)
     for seed, points in curves.items():
@@ -81,7 +83,7 @@ def draw(curves: dict[int, list[tuple[float, float]]]) -> None:
 
 
 def main(seeds: Sequence[int], model_seeds: Sequence[int], out: Path) -> None:
-    """Runs, prints and draws."""
+    """Runs, prints, and plots."""
     models = [make_model(seed, out.resolve() / f"model-{seed}") for seed in model_seeds]
     model_of = {seed: idx % len(models) for idx, seed in enumerate(seeds)}
     summaries = {seed: run_seed(seed, models[model_of[seed]], out / str(seed)) for seed in seeds}

@@ -1,34 +1,36 @@
-"""Time to a held-out accuracy: AstraFlow compared with TRL's GRPOTrainer, same model, tasks, reward and step.
+"""Compares the time to a held-out accuracy of AstraFlow and TRL's GRPOTrainer: same model, tasks, reward, and
+step.
 
-Both sides start from one model folder and train with one optimizer, group size and number of completions a
-step, each with the same learning rates; the best of each row is compared. Filters of the recipe are off and
-its `max_staleness` is set to 1.
+Both sides start from one model folder, and train with one optimizer, group size, and number of completions
+per step, each with the same learning rates. The best run of each row is compared. The recipe's filters are
+off, and its `max_staleness` is 1.
 
-A ratio of two systems mixes what they do with what their algorithms do. So there are several rows:
+A ratio of two systems mixes the effects of the systems with those of their algorithms. There are therefore
+several rows:
 
     as shipped            the recipe's loss; samples whose gradient is known to be 0 are not computed
     equal loss            TRL's loss, the clipped surrogate
     nothing skipped       the recipe's loss, every sample computed, as TRL does
-    equal                 TRL's loss, every sample computed: what the *system* is worth
+    equal                 TRL's loss, every sample computed: shows the effect of the *system* alone
     equal, synchronous    the same with `max_staleness` 0: no generation during training
-    TRL                   with the settings that are best on a CPU; it makes a forward pass of its own for the
+    TRL                   with the settings that are best on a CPU; it makes a separate forward pass for the
                           logprobs of the policy that sampled, which AstraFlow records while it samples
     TRL, tuned            prompts of one length together in a step, and a static cache
 
-The clock. TRL's starts when the first step begins; AstraFlow's at the first training lease. Process starts,
-imports, loading of models and tasks, and publication of version 0 lie before both; the seconds of the whole
-command, which include them, are reported. A version's time is when its optimizer steps are done (TRL), or
-when its commit is durable (AstraFlow), which comes after its publication. Neither side evaluates while the
-clock runs: each keeps the weights of all versions, and afterwards one evaluator samples one completion of
+TRL's clock starts when the first step begins; AstraFlow's starts at the first training lease. Process starts,
+imports, loading of models and tasks, and publication of version 0 come before both. The seconds of the whole
+command, which include them, are also reported. A version's time is when its optimizer steps are done (TRL),
+or when its commit is durable (AstraFlow), which comes after its publication. Neither side evaluates while the
+clock runs. Each keeps the weights of all versions, and afterwards one evaluator samples one completion for
 each of 512 held-out tasks at temperature 1. A run reaches the target at the time of the second of two
 consecutive evaluations that do.
 
 CPU time is that of all processes of a side, from its first version to its last, divided by the completions in
-between. Unlike the clock, it hardly depends on what else the machine does.
+between. Unlike the clock, it hardly depends on other load on the machine.
 
 TRL runs in `.venv-trl`, made on demand (about 2 minutes, 1.6 GB), in one process, with one torch thread or
-one a core, whichever a short trial finds faster. Run nothing else meanwhile: two torch threads that compete
-with other processes for two cores are many times slower than one.
+one per core, whichever a short trial finds faster. Don't run anything else at the same time: two torch
+threads that compete with other processes for two cores are many times slower than one.
 
     python benchmarks/quickstart_vs_trl.py [--quick] [--every 2] [--rows equal TRL] [--seeds 0 1 2]
 """
@@ -68,7 +70,7 @@ IMAGE = ROOT / "docs" / "images" / "quickstart_vs_trl.png"
 NUM_TASKS = 512
 SEEDS = (0, 1, 2)
 RATE_FACTORS = (1.0, 2.0, 4.0)
-"""Learning rates of all rows, as multiples of the recipe's. The best of most rows is the middle one."""
+"""Learning rates of all rows, as multiples of the recipe's. For most rows, the middle one is best."""
 ROWS = {
     "as shipped": Row("astraflow"),
     "equal loss": Row("astraflow", has_equal_loss=True),
@@ -82,10 +84,11 @@ AT_LEAST = {"speedup": 1.7, "throughput_ratio": 2.2, "speedup_equal": 1.5, "cpu_
 
 
 async def faster_threads(setting: Setting) -> int:
-    """Torch threads with which TRL is faster, one or all cores, by some steps of each."""
+    """Returns the number of torch threads with which TRL is faster, one or all cores, measured over some
+    steps of each."""
     speeds: dict[int, float] = {}
     for count in sorted({1, os.cpu_count() or 1}):
-        stop = StopRule(reward=1e9, window=1, max_steps=16)  # fewer say nothing: two threads start slowly
+        stop = StopRule(reward=1e9, window=1, max_steps=16)  # fewer say little: two threads start slowly
         trial = replace(setting, work=setting.work / f"threads-{count}", trl_threads=count, stop=stop)
         curve, _ = await run(trial, "TRL", ROWS["TRL"], setting.config.train.lr, SEEDS[0])
         speeds[count] = curve.completions_per_s
@@ -95,7 +98,7 @@ async def faster_threads(setting: Setting) -> int:
 
 
 def make_setting(args: argparse.Namespace, work: Path) -> tuple[Setting, Recipe]:
-    """What all rows share, and the recipe as it stands (its evaluation set is the evaluator's)."""
+    """Returns what all rows share, and the unchanged recipe (its evaluation set is the evaluator's)."""
     original = load_recipe(args.recipe)
     policy = next(iter(original.trained))
     model_dir = original.policies[policy].model_dir
@@ -120,7 +123,7 @@ def make_setting(args: argparse.Namespace, work: Path) -> tuple[Setting, Recipe]
 
 
 async def compare(args: argparse.Namespace, work: Path) -> None:
-    """Runs everything, alternating between the rows, and prints what came out."""
+    """Runs everything, alternating between the rows, and prints the results."""
     setting, original = make_setting(args, work)
     setting = replace(setting, trl_threads=args.trl_threads or await faster_threads(setting))
     base_rate = setting.config.train.lr
@@ -148,14 +151,14 @@ async def compare(args: argparse.Namespace, work: Path) -> None:
 
 
 def best_of(curves: Sequence[Curve], row: str) -> list[Curve]:
-    """The runs of a row's best learning rate: lowest median time to the target."""
+    """Returns the runs of a row's best learning rate, which has the lowest median time to the target."""
     rates = sorted({c.lr for c in curves if c.row == row})
     by_rate = {lr: [c for c in curves if c.row == row and c.lr == lr] for lr in rates}
     return min(by_rate.values(), key=lambda runs: statistics.median(c.reached_s for c in runs))
 
 
 def conclude(setting: Setting, curves: Sequence[Curve], args: argparse.Namespace) -> None:
-    """Tables, picture, and the last line."""
+    """Writes the tables, the plot, and the last line."""
     table = setting.config.table
     title = (
         f"seconds to {TARGET} held out ({NUM_TASKS} tasks, every {args.every} versions), "
@@ -181,7 +184,7 @@ def conclude(setting: Setting, curves: Sequence[Curve], args: argparse.Namespace
 
 
 def columns_of(runs: Sequence[Curve]) -> list[Runs]:
-    """The figures of some runs, as the tables show them."""
+    """Returns the figures of some runs, as the tables show them."""
     return [
         Runs(tuple(c.reached_s for c in runs)),
         Runs(tuple(c.command_s for c in runs)),
@@ -191,7 +194,7 @@ def columns_of(runs: Sequence[Curve]) -> list[Runs]:
 
 
 def figures_of(setting: Setting, best: dict[str, list[Curve]]) -> dict[str, object]:
-    """What the JSON holds: each row's figures, and its ratios to TRL's faster row."""
+    """Returns the contents of the JSON: each row's figures, and its ratios to TRL's faster row."""
     figures: dict[str, object] = {"trl_threads": setting.trl_threads}
     for name, runs in best.items():
         key = name.replace(",", "").replace(" ", "_").lower()
@@ -217,17 +220,17 @@ def figures_of(setting: Setting, best: dict[str, list[Curve]]) -> dict[str, obje
 
 
 def _ratio(value: float, of: float) -> float | None:
-    """None if either side did not reach the target."""
+    """Returns the ratio, or None if either side did not reach the target."""
     return _finite(value / of) if math.isfinite(of) else None
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: a target that was not reached is null."""
+    """Returns None for infinity, which JSON doesn't have: a target that was not reached is null."""
     return round(value, 3) if math.isfinite(value) else None
 
 
 def draw(curves: Sequence[Curve], best: dict[str, list[Curve]], image: Path) -> None:
-    """All runs faint, those of each row's best learning rate strong."""
+    """Plots all runs, and highlights those of each row's best learning rate."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -254,7 +257,7 @@ def draw(curves: Sequence[Curve], best: dict[str, list[Curve]], image: Path) -> 
 
 
 def main() -> None:
-    """Parses the command line and runs the comparison in a folder that goes afterwards."""
+    """Parses the command line, and runs the comparison in a folder that is deleted afterwards."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, the recipe's learning rate")
     parser.add_argument("--every", type=int, default=2, help="versions between two evaluations")

@@ -1,7 +1,7 @@
-"""One run of either side of `quickstart_vs_trl.py`, timed: AstraFlow with all its services, or TRL.
+"""Runs and times one run of either side of `quickstart_vs_trl.py`: AstraFlow with all its services, or TRL.
 
-A run has a clock that starts when its first work does, the CPU time of its processes between its first and
-its last version, and the time of the whole command around it.
+A run has a clock that starts with its first work, the CPU time of its processes between its first and its
+last version, and the time of the whole command.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ class Row:
 
     side: Literal["astraflow", "trl"]
     has_equal_loss: bool = False
-    """TRL's loss, the clipped surrogate, in the place of the recipe's."""
+    """Uses TRL's loss, the clipped surrogate, instead of the recipe's loss."""
     skips: bool = True
     """Whether samples whose gradient is 0 are left out."""
     max_staleness: int = 1
     is_tuned: bool = False
-    """TRL with prompts sorted by length and a static cache."""
+    """Runs TRL with prompts sorted by length and a static cache."""
 
 
 @dataclass
 class Curve:
-    """One run: when each version was ready, and how well the evaluated ones do."""
+    """One run: when each version was ready, and the scores of the evaluated ones."""
 
     row: str
     lr: float
@@ -59,18 +59,18 @@ class Curve:
     times_s: list[float]
     """Times at which versions 1, 2, ... were reached."""
     cpu_s: list[float]
-    """CPU seconds of the side's processes at these times, since some moment."""
+    """CPU seconds of the side's processes at these times, since a fixed moment."""
     samples_per_step: int
     command_s: float
     """Seconds of the whole command: start of processes, imports, model, tasks, the run, and its end."""
     others_load: float
-    """Cores that others used meanwhile."""
+    """Number of cores that other programs used during the run."""
     scores: dict[int, float] = field(default_factory=dict[int, float])
     """Version -> held-out accuracy."""
 
     @property
     def completions_per_s(self) -> float:
-        """Completions generated and committed, over the time of the last version."""
+        """Completions generated and committed, divided by the time of the last version."""
         return len(self.times_s) * self.samples_per_step / self.times_s[-1]
 
     @property
@@ -85,7 +85,8 @@ class Curve:
 
     @property
     def reached_s(self) -> float:
-        """Seconds to the second of two consecutive evaluations at the target; infinite if there are none."""
+        """Seconds until the second of two consecutive evaluations at the target; infinite if there are
+        none."""
         points = self.points()
         hits = [b[0] for a, b in itertools.pairwise(points) if min(a[1], b[1]) >= TARGET]
         return hits[0] if hits else math.inf
@@ -110,17 +111,17 @@ class Setting:
 
     @property
     def surrogate(self) -> GrpoLossConfig:
-        """TRL's loss with the bounds of the recipe's loss if that is `grpo`, else with its defaults."""
+        """TRL's loss, with the bounds of the recipe's loss if that is `grpo`, otherwise with its defaults."""
         loss = self.config.train.loss
         return loss if isinstance(loss, GrpoLossConfig) else GrpoLossConfig()
 
     @property
     def samples_per_step(self) -> int:
-        """Completions of one step."""
+        """Completions per step."""
         return self.config.table.groups_per_batch * self.config.table.group_size
 
     def recipe_of(self, row: Row, lr: float, seed: int) -> Recipe:
-        """The recipe of one run."""
+        """Makes the recipe of one run."""
         mapping = self.recipe.model_dump(mode="json")
         policy = mapping["policies"][self.policy]
         mapping["seed"] = seed
@@ -140,7 +141,7 @@ class Setting:
 async def run(
     setting: Setting, name: str, row: Row, lr: float, seed: int
 ) -> tuple[Curve, list[WeightSnapshot]]:
-    """One run of a row, and the weights of its versions 1, 2, ..."""
+    """Makes one run of a row. Returns its curve and the weights of its versions 1, 2, ..."""
     if row.side == "trl":
         return await asyncio.to_thread(_run_trl, setting, name, row, lr, seed)
     return await _run_astraflow(setting, name, row, lr, seed)
@@ -152,7 +153,7 @@ async def run(
 async def _run_astraflow(
     setting: Setting, name: str, row: Row, lr: float, seed: int
 ) -> tuple[Curve, list[WeightSnapshot]]:
-    """Trains with all real services; the weights stay in the run folder."""
+    """Trains with all real services. The weights stay in the run folder."""
     recipe = setting.recipe_of(row, lr, seed)
     run_dir = setting.work / f"{name.replace(' ', '-')}-{lr:g}-{seed}"
     rewards: list[float] = []
@@ -190,7 +191,7 @@ async def _run_astraflow(
 
 
 def _import_s() -> float:
-    """How long a command takes to import what this process has imported already."""
+    """Measures how long a command takes to import what this process has already imported."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import astraflow.cli.main, astraflow.run.run"], check=True)
     return time.perf_counter() - start
@@ -202,7 +203,7 @@ def _import_s() -> float:
 def _run_trl(
     setting: Setting, name: str, row: Row, lr: float, seed: int
 ) -> tuple[Curve, list[WeightSnapshot]]:
-    """Trains in TRL's own environment, in a process of its own."""
+    """Trains in TRL's own environment, in a separate process."""
     out_dir = setting.work / f"{name.replace(' ', '-')}-{lr:g}-{seed}"
     out_dir.mkdir(parents=True)
     config = setting.config

@@ -1,14 +1,15 @@
-"""Programs of five lines in the sandbox: how many per second, how long one takes, and who waits for them.
+"""Measures programs of five lines in the sandbox: how many run per second, how long one takes, and what waits
+for them.
 
     python benchmarks/sandbox.py [--backend NAME] [--boxes N] [--programs N] [--steps N]
 
-Baseline: the same programs in a bare `subprocess` of the same interpreter, as many at a time. It protects
-from nothing, and starts an interpreter for each program, which a box does not.
+The baseline runs the same programs in a bare `subprocess` of the same interpreter, with the same number at a
+time. It doesn't protect from anything, and starts an interpreter for each program, which a box does not.
 
-Then two runs with all real services, whose steps have 512 episodes each: one scores every episode by a
-program in the sandbox, the other compares two texts. Only the model is emulated (`paced`): completions take
-1.5 s and a training step `STEP_S`, and neither takes CPU time, which a GPU would not take either. The wait is
-the share of its time that the trainer waited for batches, after the first one.
+Then, two runs follow with all real services, whose steps have 512 episodes each. One scores every episode
+with a program in the sandbox, the other compares two texts. Only the model is emulated (`paced`): completions
+take 1.5 s and a training step takes `STEP_S`. Neither takes CPU time, because a real model would use a GPU.
+The wait is the share of its time that the trainer waited for batches, after the first one.
 """
 
 import argparse
@@ -43,13 +44,15 @@ MAX_P99_MS = 60.0
 MAX_WAIT_FRAC = 0.15
 GROUP_SIZE = 8
 GROUPS = 64
-"""Groups of a step: 512 programs."""
+"""Groups per step: 512 programs."""
 STEP_S = 5.0
-"""Seconds of a training step. 512 episodes of a model of 1.7B parameters take a GPU several times as long."""
+"""Seconds of a training step. With a model of 1.7B parameters, a GPU takes several times as long for 512
+episodes."""
 
 
 async def timed(run: Callable[[], Awaitable[str]], *, num_programs: int, at_once: int) -> tuple[float, float]:
-    """Programs per second and the 99th percentile of their milliseconds, from the call to the answer."""
+    """Returns the programs per second and the 99th percentile of their milliseconds, from the call to the
+    result."""
     took_s: list[float] = []
     left = iter(range(num_programs))
 
@@ -77,14 +80,14 @@ async def bare() -> str:
 
 
 async def program_episode(task: ScoredTask, policies: Policies) -> Rewards:
-    """An episode whose answer is the program, whatever the emulated model says."""
+    """Plays an episode whose answer is the program, whatever the emulated model says."""
     rewards = Rewards()
     rewards.add(await policies["actor"].chat(task.prompt), await task.score(PROGRAM))
     return rewards
 
 
 def recipe_of(folder: Path, reward: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Everything but the model is real."""
+    """Makes a recipe in which everything but the model is real."""
     return {
         "name": "sandbox",
         "tasks": {
@@ -120,7 +123,7 @@ def recipe_of(folder: Path, reward: dict[str, Any], steps: int) -> dict[str, Any
 
 
 def wait_frac(folder: Path, name: str, reward: dict[str, Any], steps: int) -> float:
-    """The share of its time that the trainer of a run waited for batches, after the first one."""
+    """Returns the share of its time that the trainer of a run waited for batches, after the first one."""
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(recipe_of(folder, reward, steps)))
     argv = [sys.executable, "-m", "astraflow.cli.main", "run", str(path), "--plain"]
@@ -133,7 +136,7 @@ def wait_frac(folder: Path, name: str, reward: dict[str, Any], steps: int) -> fl
 
 
 def waits(steps: int, sandbox: dict[str, Any]) -> tuple[float, float]:
-    """The trainer's wait with programs as the reward, and without."""
+    """Returns the trainer's wait with programs as the reward, and without."""
     with tempfile.TemporaryDirectory(prefix="astraflow-sandbox-") as scratch:
         folder = Path(scratch)
         init_model(

@@ -1,14 +1,13 @@
-"""Schedules of RL training under a virtual clock: who generates, who trains, and who waits for whom.
+"""Simulates schedules of RL training under a virtual clock: what generates, what trains, and what waits.
 
-The parts are the real ones as far as they decide something: the dataflow's core (draws, tickets, leases,
-samplers, staleness, batches, versions) and the emulated devices of the `paced` engine, one per rollout
-service. Only the time is virtual: nobody sleeps, so a loaded machine gives the same figures as an idle one.
-Processes, HTTP, the journal and the transfer of weights take no time here; `multi_policy.py` measures with
-it what they add.
+All deciding parts are real: the dataflow's core (draws, tickets, leases, samplers, staleness, batches,
+versions), and the emulated devices of the `paced` engine, one per rollout service. Only the time is virtual.
+Nothing sleeps, so a loaded machine gives the same figures as an idle one. Processes, HTTP, the journal, and
+the transfer of weights take no time here; `multi_policy.py` uses this module, and measures what they add.
 
-An episode lets each policy generate one completion in turn; an environment answers after each. A schedule is
-a table of the core (limiter, sampler, staleness) and three facts: whether trainers wait for each other,
-whether generation stands still while they train, and whether what a batch leaves over is cancelled.
+In an episode, each policy generates one completion in turn, and an environment responds after each. A
+schedule is a table of the core (limiter, sampler, staleness) and three facts: whether trainers wait for each
+other, whether generation stops while they train, and whether the rest of a batch is canceled.
 """
 
 import heapq
@@ -65,35 +64,37 @@ __all__ = [
 POLICIES = ("first", "second")
 NUM_DEVICES = 10
 NUM_SLOTS = 64
-"""Requests that run at once on a device."""
+"""Requests that run at the same time on a device."""
 GROUP_SIZE = 8
 TOKENS_PER_S = 50.0
-"""Of each request on a full device."""
+"""Speed of each request on a full device."""
 ENV_S = 1.0
 ENV_SIGMA = 1.0
 SPARE = NUM_SLOTS // 4
-"""Episodes that a service takes beyond its slots, so that these are not idle while environments answer."""
+"""Episodes that a service takes beyond its slots, so that the slots are not idle while environments
+respond."""
 OVER = 0.25
-"""Share of episodes that over-sampling starts beyond those of a batch."""
+"""Share of episodes that over-sampling starts in addition to those of a batch."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step asks of the devices."""
+    """What a step requires of the devices."""
 
     groups: int = 64
     """Groups of `GROUP_SIZE` episodes per batch."""
     tail: float = 1.0
     """Speed of a request that runs alone on a device, divided by that of one of `NUM_SLOTS`."""
     sigma: float = 1.0
-    """Of the logarithm of the lengths."""
+    """Standard deviation of log(length)."""
     mean_tokens: tuple[float, float] = (1500.0, 1500.0)
-    """Of the completions of each policy, before the longest are cut."""
+    """Mean length of each policy's completions, before the longest are cut."""
     max_tokens: tuple[int, int] = (4096, 4096)
     train: tuple[float, float] = (0.5, 0.5)
     """Time that one device needs for a step of each policy, in units of `busy_s`."""
     devices: tuple[int, int, int] = (8, 1, 1)
-    """Devices that generate, train the first and train the second policy, where each has its own."""
+    """Devices that generate, train the first policy, and train the second policy, if each task has its
+    own."""
 
     @property
     def episodes(self) -> int:
@@ -111,7 +112,8 @@ class Work:
         return self.episodes * tokens / TOKENS_PER_S / (8 * NUM_SLOTS)
 
     def speed(self) -> dict[str, float]:
-        """The device's `tokens_per_s` and `max_tokens_per_s`; a full device is as fast with any `tail`."""
+        """The device's `tokens_per_s` and `max_tokens_per_s`. A full device is equally fast with any
+        `tail`."""
         alone = self.tail * TOKENS_PER_S
         if self.tail == 1.0:
             return {"tokens_per_s": alone, "max_tokens_per_s": 0.0}
@@ -121,14 +123,14 @@ class Work:
         }
 
     def num_tokens(self, idx: int, rng: random.Random) -> int:
-        """Length of a completion of a policy."""
+        """Draws the length of a policy's completion."""
         mean = self.mean_tokens[idx]
         drawn = rng.lognormvariate(math.log(mean) - self.sigma**2 / 2, self.sigma)
         return min(self.max_tokens[idx], max(1, round(drawn)))
 
 
 class InFlight:
-    """A limiter: how many groups may run or wait for a batch, not counting those in training.
+    """A limiter of the number of groups that run or wait for a batch, not counting those in training.
 
     `over`: share beyond a batch. `while_training`: whether groups are drawn while a batch is trained.
     """
@@ -138,11 +140,11 @@ class InFlight:
         self._while_training = while_training
 
     def max_tickets(self, sizes: TableSizes) -> int:
-        """A batch in training and those in flight."""
+        """Returns the number of tickets for a batch in training and the groups in flight."""
         return sizes.groups_per_batch + self._flight(sizes)
 
     def tickets(self, view: TableView, sizes: TableSizes) -> int:
-        """What may be in flight now."""
+        """Returns how many groups may be in flight now."""
         if view.num_in_batches and not self._while_training:
             return view.num_in_batches
         return view.num_in_batches + self._flight(sizes)
@@ -159,26 +161,28 @@ class Schedule:
     table: Mapping[str, Any]
     """What differs from a table of `Work.groups` groups of `GROUP_SIZE`."""
     is_lockstep: bool = True
-    """One trainer does the steps of both policies; else each has its own and waits for nobody."""
+    """One trainer does the steps of both policies. Otherwise, each has its own trainer, and neither waits."""
     is_colocated: bool = False
-    """All devices generate, then all train, as many times as fast as one; else each has its own task."""
+    """All devices generate, then all train, with their combined speed. Otherwise, each device has its own
+    task."""
     holds: bool = False
-    """Requests stand still while a batch is trained."""
+    """Requests are paused while a batch is trained."""
     cancels: bool = False
-    """Episodes that a batch leaves over are cancelled."""
+    """Episodes that a batch doesn't need are canceled."""
     by_episode: bool = False
-    """Any episodes fill a batch, whatever their group: the easiest way to pass over slow ones."""
+    """Any episodes fill a batch, regardless of their group. This is the easiest way to leave out slow
+    episodes."""
     has_barrier: bool = False
-    """No trainer begins a step before the other has done as many."""
+    """No trainer begins a step before the other has done the same number of steps."""
 
     def table_of(self, work: Work) -> TableConfig:
-        """The table of each trained policy."""
+        """Returns the table of each trained policy."""
         size = 1 if self.by_episode else GROUP_SIZE
         fields = {"group_size": size, "groups_per_batch": work.episodes // size, **self.table}
         return parse_config(fields, TableConfig, where="table")
 
     def step_s(self, work: Work) -> tuple[float, ...]:
-        """Seconds of a step, per trainer."""
+        """Returns the seconds of a step, per trainer."""
         if self.is_colocated:
             return (sum(work.train) / NUM_DEVICES * work.busy_s,)
         each = tuple(
@@ -187,7 +191,7 @@ class Schedule:
         return (max(each),) if self.is_lockstep else each
 
     def num_generating(self, work: Work) -> int:
-        """Devices that generate."""
+        """Returns the number of devices that generate."""
         return NUM_DEVICES if self.is_colocated else work.devices[0]
 
 
@@ -222,50 +226,51 @@ SYNCHRONOUS = (
     Schedule("colocated, over-sampled", _OVER, is_colocated=True, cancels=True, by_episode=True),
     Schedule("colocated, partial rollouts", _PARTIAL, is_colocated=True, holds=True, by_episode=True),
 )
-"""What trainer-centred systems do; all steps of both policies wait for each other."""
+"""The schedules of trainer-centered systems: all steps of both policies wait for each other."""
 
 
 @dataclass
 class Measured:
-    """How a run went; times are virtual seconds since the first lease."""
+    """The measurements of a run. Times are virtual seconds since the first lease."""
 
     ends_s: dict[str, float] = field(default_factory=dict[str, float])
-    """When each policy had done its steps."""
+    """When each policy had finished its steps."""
     episodes: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """Begin and end of each."""
+    """Begin and end of each episode."""
     steps: dict[str, list[tuple[float, float]]] = field(
         default_factory=lambda: {name: list[tuple[float, float]]() for name in POLICIES}
     )
     """Policy -> begin and end of each training step."""
     staleness: list[float] = field(default_factory=list[float])
-    """Mean of each batch."""
+    """Mean staleness of each batch."""
     staleness_max: int = 0
     num_cancelled: int = 0
     tokens_trained: list[int] = field(default_factory=list[int])
-    """Tokens of each episode that was trained on."""
+    """Tokens of each trained episode."""
     tokens_drawn: list[int] = field(default_factory=list[int])
-    """Tokens of each episode that was begun, had it ended."""
+    """Tokens that each started episode would have if it ended."""
 
     @property
     def wall_s(self) -> float:
-        """Until both policies had done their steps."""
+        """Time until both policies had finished their steps."""
         return max(self.ends_s.values())
 
     @property
     def length_ratio(self) -> float:
-        """Mean length of what was trained on, divided by that of all that was begun: below 1, the schedule
-        prefers short episodes."""
+        """Mean length of trained episodes, divided by that of all started ones. Below 1, the schedule prefers
+        short episodes."""
         return float(np.mean(self.tokens_trained) / np.mean(self.tokens_drawn))
 
     def slot_use(self, num_devices: int) -> float:
-        """Episodes that ran at once, on average, divided by the slots of the devices that generate."""
+        """Returns the mean number of episodes that ran at the same time, divided by the slots of the
+        generating devices."""
         spans = sum(min(end, self.wall_s) - min(begin, self.wall_s) for begin, end in self.episodes)
         return spans / (self.wall_s * num_devices * NUM_SLOTS)
 
 
 @dataclass(eq=False)
 class _Episode:
-    """One that runs: the policies generate in turn."""
+    """A running episode, in which the policies generate in turn."""
 
     lease: LeaseView
     device: int
@@ -282,7 +287,7 @@ class _Episode:
 
 @dataclass
 class _Trainer:
-    """One that trains some policies, of which the core knows the first."""
+    """A trainer of one or both policies. The core only knows the first."""
 
     policy: str
     trains: tuple[str, ...]
@@ -304,7 +309,7 @@ class VirtualRun:
         self._now_s = 0.0
         num = schedule.num_generating(work)
         self._devices = [PacedDevice(num_slots=NUM_SLOTS, **work.speed()) for _ in range(num)]
-        # Where a batch does not fill the devices, each takes its share of it.
+        # If a batch does not fill the devices, each takes its share of it.
         over = 1 + OVER if "limiter" in schedule.table else 1
         share = math.ceil(over * work.episodes / num) if schedule.is_lockstep else NUM_SLOTS + SPARE
         self._room = [min(share, NUM_SLOTS + SPARE)] * num
@@ -314,14 +319,15 @@ class VirtualRun:
         """Episodes whose completion has just ended."""
         self._running: dict[str, _Episode] = {}
         self._tokens: dict[tuple[int, int], int] = {}
-        """(group, episode) -> tokens, for those that are not trained on yet."""
+        """(group, episode) -> tokens, for those that have not been trained yet."""
         self._versions: dict[str, int] = dict.fromkeys(POLICIES, 0)
         self._woken: set[str] = set()
-        """Topics of the core: who may find something new."""
+        """Topics of the core whose waiting parties may find something new."""
         self._found = Measured()
         table = schedule.table_of(work)
         names = POLICIES[:1] if schedule.is_lockstep else POLICIES
-        # A table stops to draw once it has all groups of its last step: over-sampling would miss that step.
+        # A table stops drawing once it has all groups of its last step, so over-sampling would not cover that
+        # step.
         planned = steps + 1 if schedule.is_lockstep else steps
         self._core = Core(
             RunPlan(
@@ -341,7 +347,7 @@ class VirtualRun:
         ]
 
     def run(self) -> Measured:
-        """Until every policy has done its steps."""
+        """Runs until every policy has done its steps."""
         self._lease()
         while len(self._found.ends_s) < len(POLICIES):
             due_s = min(device.due_s for device in self._devices)
@@ -362,7 +368,7 @@ class VirtualRun:
         return self._found
 
     def _apply(self, command: Command) -> Any:
-        """The core's answer; whom it wakes is looked at before the clock goes on."""
+        """Returns the core's reply. Parties that it wakes are handled before the clock moves."""
         decision = self._core.apply(command, self._now_s)
         self._woken.update(decision.wakes)
         return decision.answer
@@ -383,7 +389,7 @@ class VirtualRun:
         heapq.heappush(self._events, (self._now_s + seconds, next(self._order), call))
 
     def _lease(self) -> None:
-        """Hands out what may run, a group at a time to the service with most room."""
+        """Hands out what may run. Each group goes to the service with the most room."""
         while (idx := max(range(len(self._room)), key=self._room.__getitem__)) >= 0 and self._room[idx]:
             served = tuple(
                 ServedVersions(policy=trainer.policy, versions=(trainer.version,))
@@ -516,7 +522,7 @@ class VirtualRun:
 
 
 def _meta(policy: str, episode: _Episode, newest: int) -> TrajectoryMeta:
-    """What the core knows of a policy's trajectory; rewards differ within a group."""
+    """Makes what the core knows about a policy's trajectory. Rewards differ within a group."""
     idx = POLICIES.index(policy)
     num_tokens = episode.tokens[idx]
     reward = float(episode.lease.seed & 1)

@@ -1,4 +1,5 @@
-"""A TCP proxy that makes a link of loopback connections: a delay each way, a bandwidth that all share."""
+"""Makes a slow link of loopback connections: a TCP proxy with a delay each way, and a bandwidth that all
+share."""
 
 import asyncio
 from collections import deque
@@ -9,19 +10,19 @@ __all__ = ["Link", "ShapedLink"]
 
 _READ_BYTES = 65_536
 _BURST_S = 0.005
-"""What the token bucket holds: finer than that, an event loop's timers do not go."""
+"""Size of the token bucket. The timers of an event loop are not more precise than this."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a link is like; the delay holds for each direction, so that a round trip takes twice as long."""
+    """The properties of a link. The delay applies to each direction, so a round trip takes twice as long."""
 
     delay_s: float
     bits_per_s: float
 
 
 class _Direction:
-    """A token bucket of one direction of a link, shared by all its connections."""
+    """A token bucket for one direction of a link, shared by all its connections."""
 
     def __init__(self, link: Link) -> None:
         self._bytes_per_s = link.bits_per_s / 8
@@ -29,7 +30,7 @@ class _Direction:
         self.num_bytes = 0
 
     async def take(self, num_bytes: int) -> None:
-        """Waits until the link has room for this much."""
+        """Waits until the link has room for this number of bytes."""
         loop = asyncio.get_running_loop()
         self._free_at_s = max(self._free_at_s, loop.time()) + num_bytes / self._bytes_per_s
         self.num_bytes += num_bytes
@@ -53,7 +54,7 @@ class ShapedLink:
         return self._up.num_bytes, self._down.num_bytes
 
     async def to(self, url: str) -> str:
-        """Opens a way through this link to the server behind a base URL. Returns: the way's own base URL."""
+        """Opens a way through this link to the server behind a base URL. Returns the way's own base URL."""
         host, port = urlsplit(url).hostname, urlsplit(url).port
         assert host
         assert port
@@ -68,7 +69,7 @@ class ShapedLink:
         return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
-        """Cuts it."""
+        """Closes the link."""
         for server in self._servers:
             server.close()
         tasks = list(self._tasks)
@@ -79,7 +80,7 @@ class ShapedLink:
     async def _join(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int
     ) -> None:
-        await asyncio.sleep(2 * self._link.delay_s)  # the handshake's round trip
+        await asyncio.sleep(2 * self._link.delay_s)  # the round trip of the handshake
         try:
             up_reader, up_writer = await asyncio.open_connection(host, port)
         except OSError:
@@ -102,7 +103,8 @@ class ShapedLink:
         writer: asyncio.StreamWriter,
         way: _Direction,
     ) -> None:
-        """Bytes leave in order, each `delay_s` after the link had room for it; so does the end."""
+        """Forwards bytes in order, each `delay_s` after the link had room for it. The end of the stream is
+        also delayed."""
         under_way: deque[tuple[float, bytes]] = deque()
         arrived = asyncio.Event()
         loop = asyncio.get_running_loop()

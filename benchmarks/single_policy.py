@@ -1,13 +1,14 @@
-"""Two policies that help each other, against one policy with as many rollouts: held-out accuracy.
+"""Compares the held-out accuracy of two policies that help each other with that of one policy with as many
+rollouts.
 
     two policies   `recipes/math-multi-agent/tiny.yaml`: a solver, a verifier that approves or rejects, and a
                    second try of the solver if it rejects
-    one policy     the same solver, tasks, reward and training without a verifier: as many episodes per step,
+    one policy     the same solver, tasks, reward, and training without a verifier: as many episodes per step,
                    as many steps
     one, 2.5x      the same with 2.5 times the steps: about as many completions as the two policies generate
 
-The accuracy is that of the whole system on 512 held-out tasks: of the last answer with two policies, of the
-only one otherwise.
+The accuracy is that of the whole system on 512 held-out tasks: the last answer counts with two policies,
+otherwise the only one.
 
     python benchmarks/single_policy.py [--seeds 0 1 2] [--out runs/single] [--picture FILE]
 """
@@ -33,7 +34,7 @@ RECIPE = ROOT / "recipes" / "math-multi-agent" / "tiny.yaml"
 MODELS = ("math-solver", "math-verifier")
 SYSTEMS = ("two policies", "one policy", "one, 2.5x")
 MORE = 2.5
-"""Completions per episode of the two policies: an answer, a verdict, and often both once more."""
+"""Completions per episode of the two policies: an answer, a verdict, and often both again."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,14 @@ class Outcome:
 
 
 def astraflow(*arguments: str) -> None:
-    """Runs a command; its output goes to standard error, so that the last line stays the figures."""
+    """Runs a command. Its output goes to standard error, so the last line on standard output is the
+    figures."""
     argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
     subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr)
 
 
 def recipe_of(system: str, models: Path, steps: int) -> dict[str, Any]:
-    """The recipe of a system."""
+    """Makes the recipe of a system."""
     recipe = yaml.safe_load(RECIPE.read_text())
     for name, model in zip(("solver", "verifier"), MODELS, strict=True):
         recipe["policies"][name]["model"] = str(models / model)
@@ -86,7 +88,7 @@ def run(system: str, seed: int, out: Path, steps: int) -> Outcome:
 
 
 def read(folder: Path) -> Outcome:
-    """From a finished run's metrics."""
+    """Reads a finished run's metrics."""
     table = yaml.safe_load((folder / "recipe.yaml").read_text())["policies"]["solver"]["table"]
     episodes = table["group_size"] * table["groups_per_batch"]
     records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -99,7 +101,7 @@ def read(folder: Path) -> Outcome:
 
 
 def draw(found: Mapping[str, Sequence[Outcome]], image: Path) -> None:
-    """Accuracy over episodes, a line per run."""
+    """Plots accuracy over episodes, with a line per run."""
     curves = {system: [run.points for run in runs] for system, runs in found.items()}
     draw_curves(curves, image, over="episodes per policy", lowest=0.4)
 
