@@ -1,18 +1,21 @@
-"""What a training step costs in memory and time beyond the computation itself.
+"""Measures what a training step costs in memory and time in addition to the computation itself.
 
     head_bytes_per_logit    peak memory of the output head's two passes over 4,096 tokens x 32k entries, per
                             logit: in chunks, and as plain PyTorch computes it
-    checkpoint_bytes_frac   what layers keep for the backward pass with `activations: recompute`, over `keep`
-    rank_memory_ratio       weights and optimizer of the largest of 4 ranks, over a quarter of one rank's
+    checkpoint_bytes_frac   what layers keep for the backward pass with `activations: recompute`, divided by
+                            the same with `keep`
+    rank_memory_ratio       weights and optimizer of the largest of 4 ranks, divided by a quarter of one
+                            rank's
     export_host_frac        host memory that the largest of 4 ranks takes for a version of 500 MB, without its
-                            largest tensor, over the version's bytes
-    publish_host_frac       the same until two more versions are written as deltas: 0.5, since a rank has its
-                            part of two versions. The code that finds changes is compiled before; in each
-                            process its compiler keeps about 100 MB, whatever the size of the version
-    efficiency              time of a plain PyTorch loop over that of `train_step`: same kernels, same batches
+                            largest tensor, divided by the version's bytes
+    publish_host_frac       the same until two more versions are written as deltas: 0.5, because a rank has
+                            its part of two versions. The code that finds changes is compiled before; its
+                            compiler keeps about 100 MB in each process, whatever the size of the version
+    efficiency              time of a plain PyTorch loop divided by that of `train_step`: same kernels, same
+                            batches
 
-Random weights and random tokens, on CPU threads. Peak memory is that of a child process.
-`--only head,activations,ranks,export,efficiency` measures some of them, `--steps` sets how many are timed.
+Weights and tokens are random, on CPU threads. Peak memory is that of a child process. `--only
+head,activations,ranks,export,efficiency` measures some of them, and `--steps` sets how many steps are timed.
 """
 
 import argparse
@@ -80,7 +83,7 @@ _AT_LEAST = {"efficiency": 0.9}
 
 
 def main() -> None:
-    """Measures what is asked for; the last line is the figures as JSON."""
+    """Measures the requested figures; the last line has them as JSON."""
     if sys.argv[1:2] == ["part"]:
         print(json.dumps(_part(*sys.argv[2:])))
         return
@@ -122,7 +125,7 @@ def _save_model(folder: Path, shape: dict[str, Any]) -> Path:
 
 
 def _part(name: str, *arguments: str) -> float:
-    """What a child process measures."""
+    """Returns what a child process measures."""
     if name in _OF_A_RANK:
         rank, folder = arguments
         return _OF_A_RANK[name](int(rank), Path(folder))
@@ -130,7 +133,7 @@ def _part(name: str, *arguments: str) -> float:
 
 
 def _of_ranks(name: str, model_dir: Path) -> list[float]:
-    """What each of four processes measures, each a rank."""
+    """Returns what each of four processes measures, each of them a rank."""
     commands = [
         [sys.executable, __file__, "part", name, str(rank), str(model_dir)] for rank in range(_NUM_RANKS)
     ]
@@ -152,7 +155,7 @@ def _rank_memory_ratio(model_dir: Path) -> float:
 
 
 def _held_bytes(rank: int, model_dir: Path) -> float:
-    """Bytes of weights and optimizer that a rank holds after a step."""
+    """Returns the bytes of weights and optimizer that a rank holds after a step."""
     learner = _joined(rank, model_dir, "held")
     learner.train_step(_batch([_samples(8 * _NUM_RANKS)[8 * rank]], 0))  # a group's first sample
     assert isinstance(learner.backend, TorchBackend)
@@ -169,7 +172,7 @@ def _export_host_frac(model_dir: Path) -> dict[str, float]:
 
 
 def _export_bytes(rank: int, model_dir: Path) -> float:
-    """Bytes that the process of a rank takes at most while its part of a version is exported."""
+    """Returns the peak bytes of a rank's process while its part of a version is exported."""
     learner = _joined(rank, model_dir, "export")
     before = _settled_memory()
     version = tuple(learner.export())
@@ -178,7 +181,7 @@ def _export_bytes(rank: int, model_dir: Path) -> float:
 
 
 def _publish_bytes(rank: int, model_dir: Path) -> float:
-    """Bytes that the process of a rank takes at most for a version in full and two deltas after it."""
+    """Returns the peak bytes of a rank's process for a full version and two deltas after it."""
     learner = _joined(rank, model_dir, "publish")
     unchanged = np.zeros(8, np.uint32)
     choose_kernel(sys.maxsize).find(unchanged, unchanged, 8)
@@ -194,15 +197,15 @@ def _publish_bytes(rank: int, model_dir: Path) -> float:
 
 
 def _settled_memory() -> float:
-    """Bytes of this process; its peak begins anew."""
+    """Returns the bytes of this process, and resets its peak."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # else an export would take again, unseen, what loading has freed
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise, an export would reuse, unnoticed, what loading has freed
     Path("/proc/self/clear_refs").write_text("5")
     return _memory("VmRSS")
 
 
 def _memory(name: str) -> float:
-    """Bytes, by a line of the kernel's account of this process."""
+    """Returns the bytes in one line of the kernel's statistics of this process."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return float(lines[name].split()[0]) * 1024
 
@@ -221,7 +224,7 @@ def _head_bytes_per_logit(*, is_chunked: bool) -> float:
     hidden = torch.randn(_HEAD_TOKENS, _HEAD_WIDTH, requires_grad=True)
     weight = torch.randn(_HEAD_VOCAB, _HEAD_WIDTH, requires_grad=True)
     targets = torch.randint(0, _HEAD_VOCAB, (_HEAD_TOKENS,))
-    (hidden[:8] @ weight.t()).sum().backward()  # whatever a first pass allocates for good
+    (hidden[:8] @ weight.t()).sum().backward()  # makes the allocations that a first pass makes permanently
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if is_chunked:
         logprobs, _ = chunked_logprobs(hidden, weight, targets, torch.ones(_HEAD_TOKENS), entropy="value")
@@ -233,7 +236,8 @@ def _head_bytes_per_logit(*, is_chunked: bool) -> float:
 
 
 def _kept_bytes(model_dir: Path, activations: str) -> float:
-    """Bytes per token that are kept for the backward pass through the layers; weights are left out."""
+    """Returns the bytes per token that are kept for the backward pass through the layers, without the
+    weights."""
     learner = _learner(model_dir, activations)
     columns = _columns(_samples(8))
     kept: dict[int, Tensor] = {}
@@ -278,7 +282,7 @@ def _efficiency(model_dir: Path, num_steps: int) -> dict[str, Any]:
 
 
 class _BareLoop:
-    """The same step with nothing around it: no checks, no metrics, no entropies, no minibatches."""
+    """The same step with nothing around it: no checks, metrics, entropies, or minibatches."""
 
     def __init__(self, model_dir: Path) -> None:
         self._model = load_causal_lm(model_dir)
@@ -320,7 +324,7 @@ def _columns(samples: list[Sample]) -> Columns:
 
 
 def _samples(num: int) -> list[Sample]:
-    """Prompts of 64 tokens that are not shared, completions of 64 to 448."""
+    """Makes prompts of 64 tokens that are not shared, and completions of 64 to 448."""
     rng = np.random.default_rng(0)
     found: list[Sample] = []
     for idx in range(num):

@@ -1,18 +1,19 @@
-"""The same samples through the dataflow service and through TransferQueue: speed, CPU time, promises.
+"""Compares the dataflow service with TransferQueue on the same samples: speed, CPU time, and guarantees.
 
-TransferQueue (in use by verl, ROLL and NeMo-RL) is a data store between rollouts and trainers: a controller
-with metadata, storage units with tensors, ZeroMQ between them and the clients, processes started by Ray.
-Producers hand over whole groups, a trainer takes batches, both in one client process, as many producers and
-as far ahead on both sides. Each sample has token ids (int32), a mask (uint8), behavior logprobs (float32) and
-a reward. The two sides alternate.
+TransferQueue (used by verl, ROLL, and NeMo-RL) is a data store between rollouts and trainers. It has a
+controller with metadata, storage units with tensors, and ZeroMQ between them and the clients; Ray starts the
+processes. Producers hand over whole groups, and a trainer takes batches, both in one client process. Both
+sides have the same number of producers, which may be equally far ahead. Each sample has token ids (int32), a
+mask (uint8), behavior logprobs (float32), and a reward. The two sides alternate.
 
-What is compared differs in what it promises, so the table of promises belongs to the figures: the dataflow
-service answers a producer when its samples are on disk (fsync), leases what it expects, counts every sample
-once, bounds staleness, computes advantages and follows the trainer's commits. TransferQueue's default storage
-keeps samples in memory, and selects, splits and balances fields of samples, which the dataflow does not.
+The two systems give different guarantees, so the table of guarantees belongs to the figures. The dataflow
+service responds to a producer when its samples are on disk (fsync), leases what it expects, counts every
+sample once, bounds staleness, computes advantages, and follows the trainer's commits. TransferQueue's default
+storage keeps samples in memory. TransferQueue selects, splits, and balances fields of samples, which the
+dataflow does not.
 
-CPU time is that of the servers' processes (dataflow: one; TransferQueue: a controller and two storage units),
-and of the client's process, per sample. Ray's own processes are shown apart.
+CPU time per sample is that of the servers' processes (dataflow: one; TransferQueue: a controller and two
+storage units), and of the client's process. Ray's own processes are shown separately.
 
     python benchmarks/transfer_queue.py [--quick] [--rounds 3]
 """
@@ -50,7 +51,7 @@ GROUPS_PER_BATCH = 32
 NUM_PRODUCERS = 4
 MOST_AHEAD = 2
 SIZES = {"tiny": 25, "long": 4096}
-"""Name -> tokens of a sample: those of the quickstart, and of answers with some reasoning."""
+"""Name -> tokens of a sample: those of the quickstart, and those of answers with some reasoning."""
 NUM_BATCHES = {"tiny": 64, "long": 16}
 PROMISES = (
     ("a sample that was acknowledged survives kill -9", "yes (fsync)", "no (memory)"),
@@ -61,7 +62,7 @@ PROMISES = (
     ("fields of a sample written and read one by one", "no", "yes"),
     ("storage on several machines", "no", "yes"),
 )
-"""What each side does by itself, with the settings of this benchmark."""
+"""What each side guarantees, with the settings of this benchmark."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Moved:
 
     @staticmethod
     def of(result: QueueResult, num: int) -> "Moved":
-        """Per sample, of rounds that moved `num` samples each."""
+        """Computes the figures per sample, for rounds that moved `num` samples each."""
         return Moved(
             per_s=Runs(tuple(num / value for value in result.wall_s)),
             server_us=Runs(tuple(value / num * 1e6 for value in result.server_cpu_s)),
@@ -84,7 +85,7 @@ class Moved:
 
 
 async def move(side: Side, job: QueueJob, steps: "itertools.count[int]") -> None:
-    """One round through the dataflow service."""
+    """Moves one round through the dataflow service."""
     trajectory = make_trajectory(job.num_tokens, side.version)
     num_left = job.num_batches * job.groups_per_batch
 
@@ -114,7 +115,7 @@ async def move(side: Side, job: QueueJob, steps: "itertools.count[int]") -> None
 
 
 async def through_dataflow(setting: Setting, job: QueueJob) -> QueueResult:
-    """All rounds through a dataflow service of their own, after one batch that warms up."""
+    """Moves all rounds through their own dataflow service, after one warm-up batch."""
     result = QueueResult(wall_s=[], server_cpu_s=[], client_cpu_s=[], ray_cpu_s=[])
     sides = open_sides(
         setting,
@@ -142,7 +143,7 @@ def _fields(job: QueueJob) -> dict[str, int]:
 
 
 def joined(results: list[QueueResult]) -> QueueResult:
-    """The rounds of several runs as one."""
+    """Joins the rounds of several runs."""
     return QueueResult(
         **{
             name: [value for result in results for value in getattr(result, name)]
@@ -152,7 +153,8 @@ def joined(results: list[QueueResult]) -> QueueResult:
 
 
 def measure(args: argparse.Namespace, python: Path, name: str) -> tuple[Moved, Moved, Runs]:
-    """One size through both sides, alternating; the last value is the CPU time of Ray's other processes."""
+    """Moves one size through both sides, alternating. The last value is the CPU time of Ray's other
+    processes."""
     job = QueueJob(
         num_tokens=SIZES[name],
         group_size=GROUP,
@@ -176,7 +178,7 @@ def measure(args: argparse.Namespace, python: Path, name: str) -> tuple[Moved, M
 
 
 def main() -> None:
-    """Runs both sizes, prints the tables and the figures."""
+    """Runs both sizes, and prints the tables and the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -203,7 +205,7 @@ def main() -> None:
 
 
 def figures_of(name: str, ours: Moved, theirs: Moved) -> Mapping[str, object]:
-    """What the JSON holds of one size; ratios above 1 are in the dataflow's favour."""
+    """Returns the figures of one size for the JSON. Ratios above 1 favor the dataflow."""
     our_us = ours.server_us.median + ours.client_us.median
     their_us = theirs.server_us.median + theirs.client_us.median
     return {

@@ -1,9 +1,9 @@
-"""TransferQueue's side of `transfer_queue.py`; runs in an environment of its own, where that package is.
+"""Runs TransferQueue's side of `transfer_queue.py`, in a separate environment with that package.
 
-Reads a job (JSON) and prints one line of JSON. Producers put whole groups, a trainer takes batches and clears
-them, all in this process; the controller and the storage units are actors of Ray, in processes of their own.
-It is used as its documentation shows it: one partition per step, `GRPOGroupNSampler`, its default in-memory
-storage with the default two storage units.
+The program reads a job (JSON) and prints one line of JSON. Producers put whole groups, and a trainer takes
+batches and clears them, all in this process. The controller and the storage units are Ray actors in their own
+processes. TransferQueue is used as in its documentation: one partition per step, `GRPOGroupNSampler`, and its
+default in-memory storage with the default two storage units.
 
     python -P transfer_queue_side.py JOB.json
 """
@@ -31,22 +31,23 @@ PACKAGES = (
 FIELDS = ["token_ids", "mask", "behavior_logprobs", "reward"]
 SERVERS = ("TransferQueueController", "SimpleStorageUnit")
 POLL_S = 0.002
-"""Pause of a trainer whose batch is not ready: the controller answers at once, and a trainer asks again."""
+"""Pause of a trainer whose batch is not ready. The controller responds immediately, and a trainer asks
+again."""
 
 
 class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is moved."""
+    """The samples to move."""
 
     num_tokens: int
     """Length of every sample."""
     group_size: int
     groups_per_batch: int
     num_batches: int
-    """Batches of a round."""
+    """Batches per round."""
     rounds: int
     num_producers: int
     most_ahead: int
-    """Batches that producers may be ahead of the trainer."""
+    """Number of batches by which producers may be ahead of the trainer."""
 
 
 class QueueResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +55,11 @@ class QueueResult(msgspec.Struct, frozen=True, kw_only=True):
 
     wall_s: list[float]
     server_cpu_s: list[float]
-    """Of the controller and the storage units."""
+    """CPU seconds of the controller and the storage units."""
     client_cpu_s: list[float]
-    """Of the process of the producers and the trainer."""
+    """CPU seconds of the process of the producers and the trainer."""
     ray_cpu_s: list[float]
-    """Of Ray's other processes."""
+    """CPU seconds of Ray's other processes."""
 
 
 def run_job(python: Path, job: QueueJob, work: Path) -> QueueResult:
@@ -69,7 +70,7 @@ def run_job(python: Path, job: QueueJob, work: Path) -> QueueResult:
     env = {
         **os.environ,
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # the default, 15, would let everything else go first
+        "RAY_worker_niceness": "0",  # the default, 15, would give everything else priority
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "TQ_LOGGING_LEVEL": "ERROR",
     }
@@ -86,7 +87,7 @@ def run_job(python: Path, job: QueueJob, work: Path) -> QueueResult:
 
 
 def cpu_s_of_actors() -> tuple[float, float]:
-    """CPU seconds of TransferQueue's actors, and of Ray's other processes below this one."""
+    """Returns the CPU seconds of TransferQueue's actors, and of Ray's other processes below this one."""
     import psutil
 
     servers = others = 0.0
@@ -105,7 +106,8 @@ def cpu_s_of_actors() -> tuple[float, float]:
 
 
 def make_group(job: QueueJob) -> Any:
-    """A TensorDict of one group: a quarter of each sample is prompt. One length is its quickest form."""
+    """Makes a TensorDict of one group. A quarter of each sample is prompt. Equal lengths are the fastest
+    form."""
     import torch
     from tensordict import TensorDict
 
@@ -156,14 +158,14 @@ async def move(client: Any, job: QueueJob, first_step: int) -> None:
 
 
 def padded(column: Any) -> Any:
-    """A column of samples of several lengths as one tensor [B, T]."""
+    """Converts a column of samples of several lengths into one tensor [B, T]."""
     import torch
 
     return torch.nested.to_padded_tensor(column, 0.0) if column.is_nested else column
 
 
 async def take(client: Any, partition: str, size: int) -> Any:
-    """Metadata of a batch, once it is whole."""
+    """Returns the metadata of a batch, once the batch is complete."""
     while True:
         metadata = await client.async_get_meta(
             data_fields=FIELDS, batch_size=size, partition_id=partition, mode="fetch", task_name="train"
@@ -174,7 +176,7 @@ async def take(client: Any, partition: str, size: int) -> Any:
 
 
 async def measure(client: Any, job: QueueJob) -> QueueResult:
-    """All rounds, after one batch that warms up."""
+    """Moves all rounds, after one warm-up batch."""
     await move(client, msgspec.structs.replace(job, num_batches=1), 0)
     result = QueueResult(wall_s=[], server_cpu_s=[], client_cpu_s=[], ray_cpu_s=[])
     for turn in range(job.rounds):
@@ -191,14 +193,14 @@ async def measure(client: Any, job: QueueJob) -> QueueResult:
 
 
 def main() -> None:
-    """Starts Ray and TransferQueue, runs the job, prints the result."""
+    """Starts Ray and TransferQueue, runs the job, and prints the result."""
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=QueueJob)
     import ray
     from omegaconf import OmegaConf
 
     import transfer_queue
 
-    # Every actor asks for one CPU; what they may really use is all cores of the machine.
+    # Every actor asks for one CPU, but they may use all cores of the machine.
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     sampler = transfer_queue.GRPOGroupNSampler(n_samples_per_prompt=job.group_size)
     conf = OmegaConf.create(

@@ -1,8 +1,8 @@
-"""One run of TRL's GRPOTrainer for `quickstart_vs_trl.py`; runs in TRL's own virtual environment.
+"""Makes one run of TRL's GRPOTrainer for `quickstart_vs_trl.py`, in TRL's own virtual environment.
 
-Reads a job (JSON), trains, and leaves the weights of every version and `result.json` in the job's folder.
-The clock starts when the first step begins: imports, model, data and trainer are made before. It stands still
-while the weights of a version are copied. Nothing is evaluated here.
+The program reads a job (JSON), trains, and leaves the weights of every version and `result.json` in the job's
+folder. The clock starts when the first step begins, after imports and after model, data, and trainer are
+ready. The clock is stopped while the weights of a version are copied. Nothing is evaluated here.
 
     python trl_side.py JOB.json
 """
@@ -35,9 +35,9 @@ PACKAGES = (
 
 
 class StopRule(msgspec.Struct, frozen=True, kw_only=True):
-    """When a run of either side ends: its training reward stays high, or `max_steps` are done.
+    """Decides when a run of either side ends: its training reward stays high, or `max_steps` are done.
 
-    It only ends runs that are well past the target; what counts is found later, by evaluation.
+    The rule only ends runs that are well past the target. The result is determined later, by evaluation.
     """
 
     reward: float
@@ -46,18 +46,18 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
     max_steps: int
 
     def is_over(self, rewards: Sequence[float]) -> bool:
-        """Whether a run with these mean rewards, one per step, ends now."""
+        """Checks whether a run with these mean rewards, one per step, ends now."""
         recent = rewards[-self.window :]
         is_high = len(recent) == self.window and sum(recent) / self.window >= self.reward
         return is_high or len(rewards) >= self.max_steps
 
 
 class TrlJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a run needs; all values that have a counterpart in a recipe come from there."""
+    """Everything that a run needs. All values that have a counterpart in a recipe come from the recipe."""
 
     model_dir: str
     tasks_file: str
-    """One task a line, as `wire` has it in JSON."""
+    """File with one task per line, as `wire` encodes it in JSON."""
     reward: str
     """JSON of the recipe's section `tasks`, from which the reward is made."""
     out_dir: str
@@ -78,21 +78,21 @@ class TrlJob(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     num_threads: int
     is_tuned: bool = False
-    """Prompts of one length together in a step, and a static cache of keys and values."""
+    """Puts prompts of one length together in a step, and uses a static cache of keys and values."""
 
 
 class TrlResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. `times_s[i]` is when version `i + 1` was ready."""
+    """The result of a run. `times_s[i]` is when version `i + 1` was ready."""
 
     times_s: list[float]
     cpu_s: list[float]
-    """CPU time of the process, all threads, at these moments."""
+    """CPU time of the process, all threads, at these times."""
     rewards: list[float]
     """Mean training reward of each step."""
 
 
 def weights_file(out_dir: Path, version: int) -> Path:
-    """Where a run leaves the weights of a version (safetensors)."""
+    """Returns the file in which a run leaves the weights of a version (safetensors)."""
     return out_dir / f"version-{version}.safetensors"
 
 
@@ -116,9 +116,9 @@ def run_job(python: Path, job: TrlJob, source_dir: Path) -> TrlResult:
 
 
 def train(job: TrlJob) -> TrlResult:
-    """Trains by GRPOTrainer.
+    """Trains with GRPOTrainer.
 
-    A step is `groups_per_batch` groups and `minibatches` optimizer steps on them, as in a recipe. `bnpo`
+    As in a recipe, a step has `groups_per_batch` groups, and `minibatches` optimizer steps on them. `bnpo`
     divides by the tokens of the minibatch, as the recipe's `denominator: tokens` does. Optimizer and warm-up
     are built here, because the library's own schedule begins with a step of learning rate 0.
     """
@@ -156,7 +156,8 @@ def train(job: TrlJob) -> TrlResult:
 
 
 def _settings(job: TrlJob) -> Any:
-    """Everything that is not set here has no counterpart, or was slower on a CPU when it was changed."""
+    """Makes the trainer's settings. Settings that are not listed have no counterpart, or changing them was
+    slower on a CPU."""
     import trl
 
     samples = job.groups_per_batch * job.group_size
@@ -185,14 +186,14 @@ def _settings(job: TrlJob) -> Any:
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=False,
-        # The rows of a tuned job come in an order of their own.
+        # The rows of a tuned job have their own order.
         shuffle_dataset=not job.is_tuned,
         cache_implementation="static" if job.is_tuned else None,
     )
 
 
 class _Reward:
-    """The recipe's own reward, called in this process; keeps each step's mean."""
+    """The recipe's own reward, called in this process. Keeps the mean of each step."""
 
     __name__ = "recipe"
 
@@ -228,7 +229,7 @@ def _rows(job: TrlJob) -> list[dict[str, Any]]:
 
 
 def _by_length(rows: list[dict[str, Any]], job: TrlJob) -> list[dict[str, Any]]:
-    """The same rows; those of a step have nearly one length, so that padding costs little."""
+    """Sorts the rows so that those of a step have nearly the same length, and padding costs little."""
     rng = random.Random(job.seed)
     rng.shuffle(rows)
     rows.sort(key=lambda row: sum(len(message["content"]) for message in row["prompt"]))
@@ -239,7 +240,7 @@ def _by_length(rows: list[dict[str, Any]], job: TrlJob) -> list[dict[str, Any]]:
 
 
 def _make_recorder(job: TrlJob, reward: _Reward) -> Any:
-    """A callback that owns the clock and keeps the weights of each version."""
+    """Makes a callback that owns the clock and keeps the weights of each version."""
     from safetensors.torch import save_file
     from transformers import TrainerCallback
 

@@ -1,7 +1,7 @@
-"""Policies that wait for each other, for comparison: their trainers meet at a barrier.
+"""Makes policies wait for each other, for comparison: their trainers meet at a barrier.
 
-Every trainer does what its backend does; only when it begins or ends a step is different. What each has done
-is a file in a folder that all see.
+Every trainer does what its backend does; only the beginning or the end of a step is different. Files in a
+shared folder record which steps each trainer has done.
 """
 
 import time
@@ -20,9 +20,9 @@ __all__ = ["TurnsBackend", "with_turns"]
 
 
 class TurnsBackend:
-    """A trainer that begins no step before all policies have done as many.
+    """A trainer that doesn't begin a step before all policies have done the same number of steps.
 
-    With `ends_together` it ends no step either before all have done it, so that they publish at the same
+    With `ends_together`, it also doesn't end a step before all have done it. They then publish at the same
     time, and a table of one batch draws the next groups for all of them.
     """
 
@@ -46,7 +46,7 @@ class TurnsBackend:
         self._ends_together = ends_together
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Waits for its turn, trains, and waits for the others if it has to."""
+        """Waits for its turn, trains, and waits for the others if necessary."""
         self._wait_for(batch.step)
         result = self._inner.train_step(batch)
         (self._folder / f"{self._name}.{batch.step + 1}").touch()
@@ -55,19 +55,19 @@ class TurnsBackend:
         return result
 
     def export(self) -> Iterable[HostTensor]:
-        """The inner one's."""
+        """Exports from the inner backend."""
         return self._inner.export()
 
     def save(self, folder: Path) -> Write | None:
-        """The inner one's."""
+        """Saves the inner backend."""
         return self._inner.save(folder)
 
     def load(self, folder: Path) -> None:
-        """The inner one's."""
+        """Loads the inner backend."""
         self._inner.load(folder)
 
     def _wait_for(self, num_steps: int) -> None:
-        """Until all others have done as many."""
+        """Waits until all others have done the same number of steps."""
         while any(self._steps_of(name) < num_steps for name in self._others):
             time.sleep(0.005)
 
@@ -78,7 +78,7 @@ class TurnsBackend:
 def with_turns(
     backend: Mapping[str, Any], name: str, policies: Sequence[str], folder: Path, *, ends_together: bool
 ) -> dict[str, Any]:
-    """A policy's `train.backend` that waits for the other policies."""
+    """Makes a policy's `train.backend` that waits for the other policies."""
     args = {
         "backend": dict(backend),
         "policies": list(policies),

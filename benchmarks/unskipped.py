@@ -1,7 +1,8 @@
-"""Losses of recipes without what the trainer leaves out: every sample gets its forward and backward pass.
+"""Losses of recipes without the trainer's shortcut: every sample gets its forward and backward pass.
 
-The trainer computes no pass for samples whose gradient it knows to be 0 (docs/losses.md). It knows that of
-losses that say `needs_advantage`; these compute the same and do not say so. They show what a race owes to it.
+The trainer computes no pass for samples whose gradient is known to be 0 (docs/losses.md). It knows this for
+losses that declare `needs_advantage`. The losses here compute the same, but don't declare it. They show how
+much of a result is due to the shortcut.
 """
 
 from astraflow.losses.m2po import m2po as m2po_that_skips
@@ -14,11 +15,11 @@ __all__ = ["grpo", "m2po"]
 
 @with_traits(needs_proximal=True)
 def grpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
-    """`grpo`, of all samples."""
+    """Computes `grpo` for all samples."""
     return grpo_that_skips(inputs, clip_low=clip_low, clip_high=clip_high)
 
 
 @with_traits(needs_proximal=False, weighs_behavior=True, statistics=m2po_bound)
 def m2po(inputs: LossInputs, *, budget: float) -> LossOutput:
-    """`m2po`, of all samples."""
+    """Computes `m2po` for all samples."""
     return m2po_that_skips(inputs, budget=budget)

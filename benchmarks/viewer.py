@@ -1,10 +1,11 @@
-"""The viewer on a run of many episodes: how fast it fills its index, answers questions, and its memory.
+"""Measures the viewer on a run of many episodes: how fast it builds its index and answers queries, and its
+memory.
 
-The run is synthetic, in the formats of a real one: segments written by the journal's own code, with
-payloads of 64 tokens, rewards of 0 and 1, and the recipe of the quickstart. The viewer is `astraflow view`
-in its own process, asked over HTTP. `index_episodes_per_s` is from the first question until the index is
-complete, advantages included. `query_p99_ms` is over questions of all kinds with random filters, most of
-which match rarely or never.
+The run is synthetic, in the formats of a real one: segments written by the journal's own code, with payloads
+of 64 tokens, rewards of 0 and 1, and the recipe of the quickstart. The viewer is `astraflow view` in its own
+process, queried over HTTP. `index_episodes_per_s` covers the time from the first query until the index is
+complete, including advantages. `query_p99_ms` covers queries of all kinds with random filters, most of which
+match rarely or never.
 
     python benchmarks/viewer.py [--episodes 1000000] [--queries 400]
 """
@@ -61,7 +62,7 @@ METRICS = tuple(MetricItem(name, 1.0) for name in ("turns", "sampled_tokens", "t
 
 
 def trajectory(version: int, reward: float) -> bytes:
-    """The payload of one trajectory."""
+    """Encodes the payload of one trajectory."""
     num = TOKENS - PROMPT
     return wire.encode(
         Trajectory(
@@ -120,7 +121,7 @@ class Writer:
 
 
 def write_run(folder: Path, num_episodes: int, rng: random.Random) -> None:
-    """A run folder with that many episodes."""
+    """Writes a run folder with this number of episodes."""
     RunFolder(folder).create()
     RunFolder(folder).save_recipe(load_recipe(ROOT / "recipes" / "quickstart.yaml", ()))
     open_database(folder / "journal" / "journal.sqlite").close()
@@ -165,7 +166,7 @@ _PAYLOADS: dict[tuple[int, float], bytes] = {}
 
 
 def _again(version: int, reward: float) -> bytes:
-    """The same payload for the rest of a version: encoding each would only take time."""
+    """Returns the same payload for the rest of a version, because encoding each one would only take time."""
     if (version, reward) not in _PAYLOADS:
         _PAYLOADS.clear()
         _PAYLOADS.update({(version, each): trajectory(version, each) for each in (0.0, 1.0)})
@@ -173,7 +174,7 @@ def _again(version: int, reward: float) -> bytes:
 
 
 def questions(num_episodes: int, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """(kind, path) of what the page asks, for ever."""
+    """Yields (kind, path) of the page's queries, forever."""
     base = "/api/runs/run"
     last_step = max(1, num_episodes // GROUP // GROUPS_PER_STEP)
     while True:
@@ -237,7 +238,7 @@ def main() -> None:
 def measure(
     url: str, viewer: psutil.Process, given: argparse.Namespace, rng: random.Random
 ) -> dict[str, object]:
-    """The figures of a viewer that was just started."""
+    """Returns the figures of a viewer that was just started."""
     session = requests.Session()
     rss = 0
     start = time.perf_counter()

@@ -1,7 +1,8 @@
-"""What an open page costs a run: quickstarts whose page is open in a browser, and others whose page is not.
+"""Measures what an open page costs a run: quickstarts whose page is open in a browser, and others whose page
+is not.
 
-The runs alternate and have the same seeds, so that the machine's changes of speed meet both alike. Chromium
-has no window, runs on the same cores, and was started before the run, as a browser of a person is.
+The runs alternate and have the same seeds, so changes of the machine's speed affect both alike. Chromium runs
+without a window, on the same cores, and was started before the run, like a user's browser.
 """
 
 import json
@@ -22,8 +23,8 @@ _FIRST_PAINT = "return performance.getEntriesByName('first-contentful-paint')[0]
 
 
 def throughput_loss(num_pairs: int, steps: int, folder: Path) -> dict[str, Runs]:
-    """Per pair of runs, `throughput_loss_frac`, which is 1 - tokens/s with the page / tokens/s without, and
-    `first_paint_ms` of the page."""
+    """Returns two figures per pair of runs: `throughput_loss_frac`, which is 1 - tokens/s with the page /
+    tokens/s without, and `first_paint_ms` of the page."""
     model = folder / "model"
     _astraflow("model", "init", "recipes/models/quickstart.yaml", "--out", str(model))
     rows: list[tuple[int, float, float, float, float]] = []
@@ -44,7 +45,7 @@ def throughput_loss(num_pairs: int, steps: int, folder: Path) -> dict[str, Runs]
 def _tokens_per_s(
     run_dir: Path, model: Path, seed: int, steps: int, browser: webdriver.Chrome | None = None
 ) -> float:
-    """Committed tokens per second of RL."""
+    """Returns the committed tokens per second of RL."""
     settings = (f"seed={seed}", f"policies.actor.model={model}", f"policies.actor.train.steps={steps}")
     argv = _argv("run", "recipes/quickstart.yaml", "--run-dir", str(run_dir), "--plain", *settings)
     with subprocess.Popen(
@@ -83,5 +84,6 @@ def _argv(*arguments: str) -> list[str]:
 
 
 def _astraflow(*arguments: str) -> None:
-    """Runs a command; its output goes to standard error, so that the last line stays the figures."""
+    """Runs a command. Its output goes to standard error, so the last line on standard output is the
+    figures."""
     subprocess.run(_argv(*arguments), cwd=ROOT, check=True, stdout=sys.stderr)

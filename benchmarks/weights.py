@@ -1,10 +1,12 @@
-"""How small and how fast a new version of the weights is, compared with memcpy, plain zstd and a naive coder.
+"""Measures how small and how fast a new version of the weights is, compared with memcpy, plain zstd, and a
+naive coder.
 
-About 500 MB of bfloat16, of which a share changed by one step at random places; lossless and verified in all
-cases. The publisher is a process of its own; sender and receiver share this one. "Installed" means: verified,
-in the receiver's host memory. The link of 1 Gbit/s is a proxy that holds back what exceeds it. The engine's
-section is the last step: from host memory into a model's own tensors, all of them or what changed. The last
-section is `weights_fanout.py`: eight receivers, and a publisher whose upload is capped.
+The weights are about 500 MB of bfloat16, of which a share has changed by one step at random places. All cases
+are lossless and verified. The publisher is a separate process; sender and receiver share this one.
+"Installed" means verified and in the receiver's host memory. The link of 1 Gbit/s is a proxy that delays what
+exceeds the rate. The engine's section measures the last step: from host memory into a model's own tensors,
+either all of them or only the changes. The last section is `weights_fanout.py`: eight receivers, and a
+publisher whose upload is capped.
 
     python benchmarks/weights.py [--megabytes 500] [--repeats 5]
 """
@@ -49,21 +51,22 @@ GBIT_BYTES_PER_S = 125e6
 Words = NDArray[np.uint16]
 
 _NUM_WARM = 4
-"""Versions until each of the two files that take turns has been written and mapped on both sides."""
+"""Number of versions until each of the two alternating files has been written and mapped on both sides."""
 
 
 # --- weights --------------------------------------------------------------------------------------
 
 
 def make_words(megabytes: int, rng: np.random.Generator) -> Words:
-    """Weights of a usual size as bfloat16."""
+    """Makes weights of a typical magnitude as bfloat16."""
     size = megabytes * 500_000 // TENSOR_ELEMENTS * TENSOR_ELEMENTS or TENSOR_ELEMENTS
     some = (0.02 * rng.standard_normal(TENSOR_ELEMENTS, dtype=np.float32)).view(np.uint32) >> 16
     return np.tile(some.astype(np.uint16), size // TENSOR_ELEMENTS)
 
 
 def stepped(words: Words, density: float, rng: np.random.Generator) -> tuple[Words, int]:
-    """A version with about this share of elements one step up or down; how many they are."""
+    """Makes a version with about this share of elements one step up or down. Returns it and the number of
+    changed elements."""
     gaps = rng.geometric(density, int(words.size * density * 1.1) + 100)
     positions = np.cumsum(gaps) - 1
     positions = positions[positions < words.size]
@@ -81,12 +84,12 @@ def tensors_from(words: Words) -> list[HostTensor]:
 
 
 def scaled(runs: Runs, factor: float) -> Runs:
-    """The same values in another unit."""
+    """Converts the values to another unit."""
     return Runs(tuple(factor * value for value in runs.values))
 
 
 def entropy_bytes(size: int, changed: int) -> float:
-    """Bytes for independent positions with one direction each; no code is shorter on average."""
+    """Returns the bytes for independent positions with one direction each. No code is shorter on average."""
     p = changed / size
     return size * (-p * np.log2(p) - (1 - p) * np.log2(1 - p) + p) / 8
 
@@ -95,13 +98,13 @@ def entropy_bytes(size: int, changed: int) -> float:
 
 
 def naive(old: Words, new: Words) -> tuple[NDArray[np.uint32], Words]:
-    """What others do: index and value of each changed element."""
+    """Finds the index and value of each changed element, as other systems do."""
     positions = np.flatnonzero(old != new).astype(np.uint32)
     return positions, new[positions]
 
 
 def naive_on_threads(old: Words, new: Words) -> tuple[NDArray[np.uint32], Words]:
-    """The same, on as many threads as ours uses, each with a part of its own."""
+    """Does the same on as many threads as our codec uses, each with its own part."""
     cuts = [old.size * idx // NUM_THREADS for idx in range(NUM_THREADS + 1)]
 
     def one(part: slice) -> tuple[NDArray[np.uint32], Words]:
@@ -114,7 +117,7 @@ def naive_on_threads(old: Words, new: Words) -> tuple[NDArray[np.uint32], Words]
 
 @dataclass
 class Codec:
-    """Ours, on one pair of versions that lie as a publisher sees them."""
+    """Our codec, on one pair of versions that are laid out as a publisher sees them."""
 
     old: Words
     new: Words
@@ -140,7 +143,7 @@ class Codec:
         return b"".join(pieces)
 
     def apply(self, data: bytes, repeats: int) -> Runs:
-        """Seconds from encoded bytes to a patched and verified buffer."""
+        """Measures the seconds from encoded bytes to a patched and verified buffer."""
         seconds: list[float] = []
         for _ in range(repeats):
             np.copyto(self.buffer, self.old)
@@ -203,7 +206,8 @@ def measure_codec(old: Words, rng: np.random.Generator, repeats: int) -> dict[st
 
 
 def measure_engine(old: Words, rng: np.random.Generator, repeats: int) -> dict[str, object]:
-    """Checking and installing a version in a bfloat16 model, in full and by what a delta of 1 % touches."""
+    """Measures how long it takes to check and install a version in a bfloat16 model, in full and as a delta
+    of 1 %."""
     import torch
     from torch import nn
 
@@ -266,7 +270,8 @@ def measure_engine(old: Words, rng: np.random.Generator, repeats: int) -> dict[s
 
 @contextlib.contextmanager
 def child(*args: str) -> Iterator[str]:
-    """This script in another role; gives the URL that it prints. It ends with the context."""
+    """Runs this script in another role, and yields the URL that it prints. The process ends with the
+    context."""
     process = subprocess.Popen(
         [sys.executable, __file__, *args],
         stdout=subprocess.PIPE,
@@ -294,7 +299,7 @@ class Timing:
 
 
 async def stream(words: Words, num_versions: int, folder: Path, *, delta: bool, link: str) -> list[Timing]:
-    """Publishes and fetches version after version; the first `_NUM_WARM` are not counted."""
+    """Publishes and fetches version after version. The first `_NUM_WARM` are not counted."""
     timings: list[Timing] = []
     rng = np.random.default_rng(1)
     with contextlib.ExitStack() as stack:
@@ -365,7 +370,7 @@ _BURST_S = 0.001
 
 
 class Shaper:
-    """A TCP proxy whose answers, all connections together, keep to a rate."""
+    """A TCP proxy whose responses stay within a rate, all connections together."""
 
     def __init__(self, host: str, port: int, bytes_per_s: float) -> None:
         self._target = (host, port)
@@ -381,7 +386,7 @@ class Shaper:
         loop = asyncio.get_running_loop()
         while data := await reader.read(65_536):
             now = loop.time()
-            # Who slept too long catches up, as a queue of hardware would.
+            # After sleeping too long, the proxy catches up, as a hardware queue would.
             self._free_at = max(self._free_at, now - _BURST_S) + weight * len(data) / self._bytes_per_s
             if self._free_at - now > 0.002:
                 await asyncio.sleep(self._free_at - now)

@@ -1,10 +1,10 @@
-"""How long until N receivers have a version, when the publisher's upload is what is scarce: with and without
-peers, and with peers whose upload is as scarce.
+"""Measures how long it takes until N receivers have a version when the publisher's upload is limited: without
+peers, with peers, and with peers whose upload is equally limited.
 
-The publisher is a process of its own that sends at most `--upload` MB/s, all receivers together. The
-receivers share one process, each with its own sockets, files and memory; every version is verified. The cap
-is low, so that the link and not the machine's cores is what takes time.
-tests/unit/weights/test_fanout.py does the same in virtual time.
+The publisher is a separate process that sends at most `--upload` MB/s to all receivers together. The
+receivers share one process, each with its own sockets, files, and memory. Every version is verified. The cap
+is low, so the link takes the time and not the machine's cores. tests/unit/weights/test_fanout.py does the
+same in virtual time.
 
     python benchmarks/weights_fanout.py [--megabytes 16] [--upload 2] [--plot docs/images/fanout.png]
 """
@@ -39,17 +39,17 @@ __all__ = ["measure_fanout"]
 
 NUM_RECEIVERS = (1, 2, 4, 8)
 CHUNK_BYTES = 333_334
-"""48 chunks: what a version of 800 MB has by default."""
+"""Gives 48 chunks, which is what a version of 800 MB has by default."""
 MODES = {"publisher alone": "alone", "with peers": "peers", "all uploads capped": "capped"}
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One version on its way to all receivers."""
+    """The distribution of one version to all receivers."""
 
     seconds: float
     copies: float
-    """Sent by the publisher, in versions."""
+    """Bytes sent by the publisher, in multiples of a version."""
 
 
 def make_tensors(megabytes: int) -> list[HostTensor]:
@@ -59,7 +59,7 @@ def make_tensors(megabytes: int) -> list[HostTensor]:
 
 @contextlib.contextmanager
 def publisher(folder: str, upload: float) -> Iterator[str]:
-    """A publisher's process, and its URL."""
+    """Runs a publisher's process; yields its URL."""
     argv = [sys.executable, __file__, "--serve", folder, "--upload", str(upload)]
     process = subprocess.Popen(
         argv, stdout=subprocess.PIPE, text=True, env=os.environ | {"ASTRAFLOW_LOG": "WARNING"}
@@ -73,7 +73,7 @@ def publisher(folder: str, upload: float) -> Iterator[str]:
 
 
 async def spread(url: str, manifest: Manifest, count: int, *, peers: bool, upload: float) -> Spread:
-    """Gives the version to `count` fresh receivers at the same moment."""
+    """Sends the version to `count` fresh receivers at the same time."""
     service = ServiceClient(url)
     with tempfile.TemporaryDirectory(prefix="fanout-") as folder:
         async with contextlib.AsyncExitStack() as stack:
@@ -100,7 +100,7 @@ async def spread(url: str, manifest: Manifest, count: int, *, peers: bool, uploa
 async def measure_fanout(
     megabytes: int = 16, upload: float = 2.0, counts: tuple[int, ...] = NUM_RECEIVERS
 ) -> dict[str, object]:
-    """Figures, with the table printed. Growth: from the first of `counts` to the last."""
+    """Measures the figures, and prints the table. Growth is from the first of `counts` to the last."""
     spreads: dict[tuple[str, int], Spread] = {}
     with tempfile.TemporaryDirectory(prefix="fanout-") as folder, publisher(folder, upload) as url:
         service = ServiceClient(url)

@@ -27,7 +27,7 @@ from harness import report, show_table
 
 @dataclass(frozen=True)
 class Step:
-    """From one version to the next."""
+    """The change from one version to the next."""
 
     density: float
     """Share of the elements that changed."""
@@ -35,12 +35,12 @@ class Step:
     """Share of the changes that are one step up or down."""
     delta_bytes: int
     entropy_bytes: float
-    """Entropy of the positions and one direction per position, if they were independent."""
+    """Entropy of the positions and of one direction per position, if they were independent."""
     full_bytes: int
 
 
 def ordered(words: NDArray[np.uint16]) -> NDArray[np.int32]:
-    """bfloat16 patterns as integers in the order of their values."""
+    """Converts bfloat16 patterns to integers in the order of their values."""
     signed = words.astype(np.int32)
     return np.where(signed & 0x8000, 0x8000 - signed, signed)
 

@@ -3,7 +3,8 @@
     python tools/benchmark_table.py            # writes the table
     python tools/benchmark_table.py --check    # exit code 1 if the table is not up to date
 
-Each row is one entry of a file's `claims`. What a file has under `more` and `tables` is for its readers.
+Each row is one entry of a file's `claims`. The contents of `more` and `tables` are only for readers of the
+file.
 """
 
 import json
@@ -20,7 +21,7 @@ HEADER = ("Benchmark", "Claim", "Last figure", "Spread", "Date", "Machine")
 
 
 def table() -> str:
-    """The table as Markdown, one row per claim, sorted by benchmark."""
+    """Returns the table as Markdown, with one row per claim, sorted by benchmark."""
     rows = [HEADER, ("---",) * len(HEADER)]
     for path in sorted(RESULTS.glob("*.json")):
         rows += rows_of(json.loads(path.read_text(encoding="utf-8")))
@@ -28,7 +29,7 @@ def table() -> str:
 
 
 def rows_of(result: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The rows of one benchmark; only the first has its name, date, and machine."""
+    """Returns the rows of one benchmark. Only the first has its name, date, and machine."""
     name = result["benchmark"]
     link = f"[`{name}`](../benchmarks/results/{name}.json)"
     rows: list[tuple[str, ...]] = []
@@ -39,7 +40,7 @@ def rows_of(result: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def figure_of(claim: dict[str, Any]) -> str:
-    """The newest value with its unit, its target, and whether it misses that."""
+    """Returns the newest value with its unit and target, and whether it misses the target."""
     value, unit = claim["value"], claim.get("unit", "")
     text = f"{value:,}" if isinstance(value, int) else str(value)
     text += unit if unit == "x" else f" {unit}" if unit else ""
@@ -49,7 +50,7 @@ def figure_of(claim: dict[str, Any]) -> str:
 
 
 def page() -> str:
-    """The page with a fresh table."""
+    """Returns the page with a fresh table."""
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)

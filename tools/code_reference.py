@@ -1,6 +1,6 @@
 """Writes the pages that list what the code defines: the protocol's items and rules, and the watchdog's rules.
 
-`--check` writes nothing and fails if a page is not up to date.
+With `--check`, nothing is written, and the exit code is 1 if a page is not up to date.
 """
 
 import sys
@@ -44,7 +44,7 @@ of the last 8 steps.
 
 
 def line_of(item: type[msgspec.Struct]) -> str:
-    """One item: its name, how it is encoded if that is special, and its fields."""
+    """Describes one item: its name, how it is encoded if that is special, and its fields."""
     config = item.__struct_config__
     note = " (an array)" if config.array_like else ""
     if config.tag is not None:
@@ -54,13 +54,13 @@ def line_of(item: type[msgspec.Struct]) -> str:
 
 
 def items_page() -> str:
-    """The fields of all items."""
+    """Returns a page with the fields of all items."""
     items = (getattr(types, name, None) for name in openapi_document()["components"]["schemas"])
     return ITEMS_HEAD + "\n".join(line_of(item) for item in items if item is not None) + "\n"
 
 
 def rules_page() -> str:
-    """All rules, one section per part."""
+    """Returns a page with all rules, one section per part."""
     sections = [RULES_HEAD]
     for section, rules in groupby(RULES.values(), key=lambda rule: rule.section):
         lines = "\n".join(f"- **{rule.id}** {rule.text}" for rule in rules)
@@ -69,7 +69,7 @@ def rules_page() -> str:
 
 
 def watchdog_page() -> str:
-    """All rules of the watchdog, in the order in which it applies them."""
+    """Returns a page with all rules of the watchdog, in the order in which it applies them."""
     rows = (f"| `{rule.name}` | {rule.condition} | {rule.advice} |\n" for rule in WATCHDOG_RULES)
     return WATCHDOG_HEAD + "".join(rows)
 
@@ -82,7 +82,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def out_of_date() -> list[str]:
-    """The pages that differ from what would be written."""
+    """Returns the pages that differ from what would be written."""
     return [
         name
         for name, page in PAGES.items()

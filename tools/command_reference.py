@@ -1,6 +1,6 @@
 """Writes docs/commands.md, the reference of the command line, from the commands themselves.
 
-`--check` writes nothing and fails if the page is not up to date.
+With `--check`, nothing is written, and the exit code is 1 if the page is not up to date.
 """
 
 import inspect
@@ -30,7 +30,7 @@ traceback.
 
 
 def commands_of(group: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Command]]:
-    """Every command by its words, those of subgroups after the group's own."""
+    """Yields every command with its words. Commands of subgroups come after the group's own."""
     for info in group.registered_commands:
         assert info.callback is not None
         yield (*path, info.name or info.callback.__name__), info.callback
@@ -40,7 +40,7 @@ def commands_of(group: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def all_commands() -> Iterator[tuple[tuple[str, ...], Command]]:
-    """Every command by its words, in the order of the help."""
+    """Yields every command with its words, in the order of the help."""
     own = list(commands_of(app))
     for name in in_order(list(dict.fromkeys(path[0] for path, _ in own))):
         added = added_command(name)
@@ -53,19 +53,19 @@ def all_commands() -> Iterator[tuple[tuple[str, ...], Command]]:
 
 
 def cell(text: str | None) -> str:
-    """A text as a cell of a table."""
+    """Returns a text as a cell of a table."""
     return " ".join((text or "").split()).replace("|", "\\|")
 
 
 def kind_of(annotation: Any) -> str:
-    """What follows an option on the command line; nothing behind a flag."""
+    """Returns what follows an option on the command line; empty for a flag."""
     kinds = {bool: "", int: " N", Path: " PATH"}
     choices = [a for a in (annotation, *get_args(annotation)) if a in kinds]
     return kinds[choices[0]] if choices else " TEXT"
 
 
 def section(path: tuple[str, ...], command: Command) -> str:
-    """One command: usage, what it does, its arguments and options."""
+    """Describes one command: usage, what it does, its arguments and options."""
     hints = get_type_hints(command, include_extras=True)
     usage = ["astraflow", *path]
     arguments = []
@@ -90,7 +90,7 @@ def section(path: tuple[str, ...], command: Command) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     return HEAD + "\n".join(section(path, command) for path, command in all_commands())
 
 

@@ -1,9 +1,9 @@
-"""Prints the path of a Python that is new enough, and exits with 1 if this machine has none.
+"""Prints the path of a Python that is new enough. Exits with 1 if this machine doesn't have one.
 
     python tools/find_python.py 3.12
 
-It looks at the Python that runs it, at the names `python3.12`, `python3.13`, ... on the PATH, and at what
-pyenv has installed.
+The candidates are the Python that runs this program, the names `python3.12`, `python3.13`, ... on the PATH,
+and the versions that pyenv has installed.
 """
 
 import os
@@ -18,7 +18,8 @@ _NEWEST_MINOR = 20
 
 
 def candidates(minor: int) -> Iterator[str]:
-    """Interpreters that may be new enough, the oldest names first: libraries support those first."""
+    """Yields interpreters that may be new enough, the oldest versions first, because libraries support those
+    first."""
     yield sys.executable
     for each in range(minor, _NEWEST_MINOR + 1):
         yield from filter(None, [shutil.which(f"python3.{each}")])
@@ -28,7 +29,7 @@ def candidates(minor: int) -> Iterator[str]:
 
 
 def is_new_enough(python: str, minor: int) -> bool:
-    """Whether an interpreter runs, and is new enough. A shim of pyenv may not run."""
+    """Checks whether an interpreter runs and is new enough. A shim of pyenv may not run."""
     code = f"import sys, venv; sys.exit(sys.version_info < (3, {minor}))"
     return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
 

@@ -1,14 +1,14 @@
-"""Installs torch for the Python that runs this: the CPU build where there is no NVIDIA GPU.
+"""Installs torch for the Python that runs this program: the CPU build if there is no NVIDIA GPU.
 
     python install_torch.py                   # looks for a GPU
     python install_torch.py cpu               # the CPU build, with a GPU or without
-    python install_torch.py "torch==2.9.1"    # passed to `pip install` as it is, split as a shell would
+    python install_torch.py "torch==2.9.1"    # passed to `pip install` unchanged, split as a shell would
 
-On Linux, the torch on PyPI is a CUDA build. PyTorch offers CPU builds on an index of its own, under versions
-that end in `+cpu` (https://pytorch.org/get-started/locally/). They are looked for where pip is configured to
-look, then on that index. If neither has one, a line says so, with the size of what pip installs instead.
+On Linux, the torch on PyPI is a CUDA build. PyTorch offers CPU builds on its own index, under versions that
+end in `+cpu` (https://pytorch.org/get-started/locally/). They are looked up where pip is configured to look,
+then on that index. If neither has one, a message says so, with the size of what pip installs instead.
 
-`$TORCH_CPU_INDEX` names another index, for example a mirror. This file needs nothing but Python and pip.
+`$TORCH_CPU_INDEX` names another index, for example a mirror. This file needs only Python and pip.
 """
 
 import glob
@@ -30,7 +30,7 @@ PLAIN = f"torch=={VERSION}"
 CPU_BUILD = f"torch=={VERSION}+cpu"
 CPU_INDEX = os.environ.get("TORCH_CPU_INDEX", "") or "https://download.pytorch.org/whl/cpu"
 SIZE = "about 2.7 GB"
-"""What pip downloads for the CUDA build on x86-64: torch itself and NVIDIA's libraries."""
+"""Size of what pip downloads for the CUDA build on x86-64: torch itself and NVIDIA's libraries."""
 
 _PIP_INSTALL = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 _ANSWERS_WITHIN_S = 10.0
@@ -38,7 +38,7 @@ _NVIDIA_DEVICES = "/dev/nvidia[0-9]*"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Installs torch and says which build it is; returns pip's exit code."""
+    """Installs torch and prints which build it is; returns pip's exit code."""
     chosen = shlex.split(" ".join(arguments))
     if chosen and chosen != ["cpu"]:
         code = _pip(*chosen)
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def gpu_found(devices: str = _NVIDIA_DEVICES) -> str:
-    """What shows that this machine has an NVIDIA GPU; empty if nothing does.
+    """Returns a text that says how an NVIDIA GPU was detected; empty if there is none.
 
     A driver without a GPU, as on shared login nodes, has `nvidia-smi`, which then fails. A container may have
     the devices without the program.
@@ -80,11 +80,13 @@ def gpu_found(devices: str = _NVIDIA_DEVICES) -> str:
 
 
 def _install_cpu_build() -> int:
-    """The CPU build from where pip looks, else from PyTorch's index, else whatever pip finds."""
+    """Installs the CPU build from where pip looks, otherwise from PyTorch's index, otherwise whatever pip
+    finds."""
     code = _pip_unless_missing(CPU_BUILD)
     if code is None:
         print(f"torch: pip does not find it where it is configured to look; trying {CPU_INDEX}", flush=True)
-        # As one more index: a mirror may lack what torch depends on. The exact version is on no other one.
+        # The index is an additional one, because a mirror may lack torch's dependencies. No other index has
+        # exactly this version.
         code = _pip_unless_missing(CPU_BUILD, "--extra-index-url", CPU_INDEX)
     if code is not None:
         return code
@@ -106,9 +108,9 @@ def _pip(*arguments: str) -> int:
 
 
 def _pip_unless_missing(*arguments: str) -> int | None:
-    """Runs `pip install`; None if pip finds no such distribution. Any other failure is shown and final.
+    """Runs `pip install`. Returns its exit code, or None if pip doesn't find such a distribution.
 
-    A full disk must not lead to a larger download.
+    Any other failure is shown and final. For example, a full disk must not lead to a larger download.
     """
     done = subprocess.run([*_PIP_INSTALL, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0 and "No matching distribution found for torch" in done.stderr:
@@ -118,7 +120,7 @@ def _pip_unless_missing(*arguments: str) -> int | None:
 
 
 def why_not(index: str) -> str:
-    """Why pip got no CPU build from an index: it did not answer, or it has none for this machine."""
+    """Explains why pip got no CPU build from an index: it didn't respond, or it has none for this machine."""
     page = f"{index.rstrip('/')}/torch/"
     try:
         with urllib.request.urlopen(page, timeout=_ANSWERS_WITHIN_S):
@@ -130,7 +132,7 @@ def why_not(index: str) -> str:
 
 
 def _here() -> str:
-    """What a wheel must fit."""
+    """Describes what a wheel must be compatible with."""
     python = ".".join(platform.python_version_tuple()[:2])
     return f"Python {python} on {platform.system()} {platform.machine()}"
 

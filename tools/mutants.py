@@ -1,11 +1,12 @@
-"""Breaks the source in small ways, one at a time, and counts how many of them the related tests notice.
+"""Breaks the source in small ways, one at a time, and counts how many of these mutants the related tests
+notice.
 
 `make mutants` tries a sample: SAMPLE mutants for each folder of the package, the same ones for the same SEED.
-`make mutants PACKAGE=trainer` tries one folder and those below it. A mutant is one change inside of a
-function: another operator, number, boundary, argument or keyword. mutmut finds the changes; changes of text
-are left out, because only words differ. The related tests of a file are the unit, golden, property and
-integration tests that import it, directly or through other modules; at most the 8 nearest test files run.
-Prints each survivor, then the share that was noticed.
+`make mutants PACKAGE=trainer` tries one folder and those below it. A mutant is one change inside a function:
+another operator, number, boundary, argument, or keyword. mutmut finds the changes. Changes of text are left
+out, because they only change words. The related tests of a file are the unit, golden, property, and
+integration tests that import it, directly or through other modules; at most the 8 nearest test files run. The
+program prints each survivor, then the share of mutants that were noticed.
 """
 
 import argparse
@@ -34,9 +35,9 @@ TIERS = ("unit", "golden", "property", "integration")
 """Folders of tests, the fastest first."""
 LEFT_OUT = "not gpu and not long and not vllm and not trackers and not interop and not system and not browser"
 MOST_TESTS = 8
-"""Files of tests that are run for a mutant; a file that everything imports would have hundreds."""
+"""Largest number of test files that run for a mutant. A file that everything imports would have hundreds."""
 MOST_STEPS = 3
-"""Imports between a test and a file that it may notice."""
+"""Largest number of imports between a test and a source file that it is related to."""
 NO_TESTS = 5
 """pytest's exit code if it found no test."""
 NOTICED, SURVIVED, UNTESTED = "noticed", "survived", "untested"
@@ -48,19 +49,19 @@ class Mutant:
     """One change of one file."""
 
     file: Path
-    """Below `src`, for example `astraflow/trainer/packing.py`."""
+    """Path below `src`, for example `astraflow/trainer/packing.py`."""
     function: str
     code: str
-    """The changed file, whole."""
+    """Contents of the whole changed file."""
     diff: str
-    """The changed lines, as one line."""
+    """The changed lines, joined into one line."""
 
 
 # --- mutants --------------------------------------------------------------------------------------
 
 
 def folders(package: str) -> Iterator[tuple[str, list[Path]]]:
-    """Each folder of the package with its files; `package` names one folder, empty for all."""
+    """Yields each folder of the package with its files. `package` names one folder; empty for all."""
     files = defaultdict[str, list[Path]](list)
     for path in sorted((SOURCE / "astraflow").rglob("*.py")):
         folder = path.parent.relative_to(SOURCE / "astraflow").as_posix()
@@ -70,7 +71,7 @@ def folders(package: str) -> Iterator[tuple[str, list[Path]]]:
 
 
 def mutants_of(file: Path) -> list[Mutant]:
-    """All mutants of a file but those that change a text."""
+    """Makes all mutants of a file, except for those that change a text."""
     from libcst import FunctionDef, Module
     from mutmut.mutation.file_mutation import create_mutations
 
@@ -92,8 +93,8 @@ def mutants_of(file: Path) -> list[Mutant]:
 
 
 def sample(files: Sequence[Path], number: int, seed: int) -> list[Mutant]:
-    """Some mutants of a folder's files, drawn at random: the same ones for the same seed."""
-    # A folder's draw depends on its own name alone, so that PACKAGE tries what the whole sample tries.
+    """Draws some mutants of a folder's files at random: the same ones for the same seed."""
+    # A folder's draw depends only on its own name, so PACKAGE tries the same mutants as the whole sample.
     draw = random.Random(f"{seed} {files[0].parent}")
     every = [mutant for file in files for mutant in mutants_of(file)]
     return draw.sample(every, min(number, len(every)))
@@ -104,7 +105,7 @@ def sample(files: Sequence[Path], number: int, seed: int) -> list[Mutant]:
 
 @cache
 def imports_of(path: Path) -> frozenset[str]:
-    """The modules that a file imports."""
+    """Returns the modules that a file imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -116,7 +117,7 @@ def imports_of(path: Path) -> frozenset[str]:
 
 @cache
 def modules_of(test: Path) -> frozenset[str]:
-    """The modules of the package that a test imports, itself or through the helpers next to it."""
+    """Returns the modules of the package that a test imports, directly or through the helpers next to it."""
     found: set[str] = set()
     to_read = [test]
     read: set[Path] = set()
@@ -132,7 +133,7 @@ def modules_of(test: Path) -> frozenset[str]:
 
 @cache
 def importers_of(module: str) -> frozenset[str]:
-    """The modules of the package that import a module."""
+    """Returns the modules of the package that import a module."""
     return frozenset(
         ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         for path in SOURCE.rglob("*.py")
@@ -142,10 +143,11 @@ def importers_of(module: str) -> frozenset[str]:
 
 @cache
 def tests_of(file: Path) -> tuple[Path, ...]:
-    """The tests that are nearest to a source file, at most `MOST_TESTS` files of them.
+    """Returns the tests that are nearest to a source file, at most `MOST_TESTS` files.
 
-    First those that import it, then those of the modules that import it, and so on for a few steps. Of those
-    at the same distance, the ones named after the file come first, then those in its mirrored folder.
+    First come the tests that import the file, then those of the modules that import it, and so on for a few
+    steps. Among tests at the same distance, those named after the file come first, then those in its mirrored
+    folder.
     """
     tests = [test for tier in TIERS for test in sorted((TESTS / tier).rglob("test_*.py"))]
     mirrored = TESTS / "unit" / file.parent.relative_to("astraflow")
@@ -164,7 +166,8 @@ def tests_of(file: Path) -> tuple[Path, ...]:
 
 
 def run_tests(tests: Sequence[str], copy: Path, limit_s: float) -> tuple[int, str]:
-    """pytest's exit code with a copy of the source, and the first test that failed. Late is exit code 1."""
+    """Runs tests with a copy of the source. Returns pytest's exit code (1 if time ran out) and the first
+    failed test."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider",
                "-m", LEFT_OUT, *tests]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -190,7 +193,7 @@ class Workshop:
             self._copies.put(copy)
 
     def outcome(self, mutant: Mutant) -> str:
-        """Whether a related test fails with the mutant, and passes without it."""
+        """Checks whether a related test fails with the mutant, and passes without it."""
         tests = [str(test.relative_to(ROOT)) for test in tests_of(mutant.file)]
         if not tests:
             return UNTESTED
@@ -209,7 +212,8 @@ class Workshop:
 
 
 def outcomes(mutants: Sequence[Mutant], num_workers: int, limit_s: float) -> Mapping[Mutant, str]:
-    """Each mutant with its outcome, printed as it comes unless it was noticed."""
+    """Returns each mutant with its outcome. Prints the outcomes as they arrive, except for noticed
+    mutants."""
     found: dict[Mutant, str] = {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(num_workers) as pool:
         workshop = Workshop(Path(folder), num_workers, limit_s)
@@ -222,7 +226,7 @@ def outcomes(mutants: Sequence[Mutant], num_workers: int, limit_s: float) -> Map
 
 
 def main() -> int:
-    """1 if fewer than `--least` percent were noticed."""
+    """Runs the program. Returns 1 if fewer than `--least` percent of the mutants were noticed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", type=int, default=3, help="mutants per folder of the package")
     parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn")

@@ -1,8 +1,8 @@
 """Writes the recipe reference from the config classes: docs/recipes.md, and a page per section next to it.
 
-Every config class that a recipe can reach has one place: the page of the section that it is found in first.
-The spec of a tiny model, which is a file of its own, has one more page.
-`--check` writes nothing and fails if a page is missing, left over, or not up to date.
+Every config class that a recipe can reach has one place: the page of the section where it is found first. The
+spec of a tiny model, which is a separate file, has its own page. With `--check`, nothing is written, and the
+exit code is 1 if a page is missing, left over, or not up to date.
 """
 
 import inspect
@@ -121,7 +121,7 @@ class Page:
 
     @property
     def path(self) -> str:
-        """Relative to docs/."""
+        """The path relative to docs/."""
         return f"recipes/{self.name}.md" if self.name else INDEX
 
 
@@ -152,14 +152,14 @@ SPEC = Page("model_spec", "the spec of a tiny model", ("SPEC",))
 
 @dataclass(frozen=True)
 class Place:
-    """Where a config class is described: the first key that can hold it, as `policies.train.loss`."""
+    """Where a config class is described: the first key that can hold it, such as `policies.train.loss`."""
 
     config: type[Config]
     key: str
 
     @property
     def page(self) -> Page:
-        """The page with the longest key that this one is at or below."""
+        """The page with the longest key that this place is at or below."""
         if self.config is Use:
             return OVERVIEW
         fits = [
@@ -172,13 +172,13 @@ class Place:
 
     @property
     def variant(self) -> str:
-        """The `name` that chooses it; empty if it isn't a variant."""
+        """The `name` that selects the variant; empty if the class isn't a variant."""
         field = self.config.model_fields.get("name")
         return field.default if field and get_origin(field.annotation) is typing.Literal else ""
 
     @property
     def title(self) -> str:
-        """E.g. `loss: grpo`, or `optimizer` for a section that has no variants."""
+        """The heading, for example `loss: grpo`, or `optimizer` for a section without variants."""
         if self.config is Use:
             return "Your own component"
         last = self.key.rpartition(".")[2]
@@ -186,32 +186,32 @@ class Place:
 
     @property
     def anchor(self) -> str:
-        """The anchor of its heading, as GitHub and MyST make it."""
+        """The anchor of the heading, as GitHub and MyST make it."""
         return re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
 
     def link_from(self, page: Page) -> str:
-        """Relative link to its heading."""
+        """Returns a relative link to the heading."""
         if page == self.page:
             return f"#{self.anchor}"
         return f"{relative(self.page.path, page)}#{self.anchor}"
 
 
 def relative(path: str, page: Page) -> str:
-    """A path below docs/ as a link from a page."""
+    """Converts a path below docs/ to a link from a page."""
     if page == OVERVIEW:
         return path
     return path.removeprefix("recipes/") if path.startswith("recipes/") else f"../{path}"
 
 
 def configs_in(annotation: Any) -> list[type[Config]]:
-    """Config classes within an annotation."""
+    """Returns the config classes within an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
     return [c for arg in get_args(annotation) for c in configs_in(arg)]
 
 
 def fields_below(config: type[Config]) -> Iterator[tuple[str, type[Config]]]:
-    """(field name, config class) of everything that a class's fields can hold."""
+    """Yields (field name, config class) for everything that a class's fields can hold."""
     for name, field in config.model_fields.items():
         for annotation in (field.annotation, *field.metadata):
             for inner in configs_in(annotation):
@@ -220,7 +220,7 @@ def fields_below(config: type[Config]) -> Iterator[tuple[str, type[Config]]]:
 
 @cache
 def places() -> dict[type[Config], Place]:
-    """Every class that a recipe can reach, in the order of the keys."""
+    """Returns every class that a recipe can reach, in the order of the keys."""
     found: dict[type[Config], Place] = {}
 
     def visit(config: type[Config], key: str) -> None:
@@ -236,7 +236,7 @@ def places() -> dict[type[Config], Place]:
 
 
 def type_text(annotation: Any, page: Page) -> str:
-    """A type as a reader of YAML sees it."""
+    """Formats a type as a reader of YAML sees it."""
     origin = get_origin(annotation)
     args = get_args(annotation)
     if origin is typing.Annotated:
@@ -259,7 +259,7 @@ def type_text(annotation: Any, page: Page) -> str:
 
 
 def default_text(default: Any, factory: Any) -> str:
-    """A default as YAML would say it."""
+    """Formats a default as in YAML."""
     if default is PydanticUndefined:
         return "`{}`" if factory is not None else "required"
     if isinstance(default, Config):
@@ -272,7 +272,7 @@ def default_text(default: Any, factory: Any) -> str:
 
 
 def code(text: str) -> str:
-    """Text as code within a line, between more backticks than it has in a row."""
+    """Formats a text as inline code, between more backticks than it has in a row."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if longest else ""
@@ -280,7 +280,7 @@ def code(text: str) -> str:
 
 
 def bounds_text(metadata: list[Any]) -> str:
-    """Bounds of a number, e.g. `(>= 1)`."""
+    """Formats the bounds of a number, for example `(>= 1)`."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     parts = [
         f"{sign} {getattr(m, key):g}" for m in metadata for key, sign in signs.items() if hasattr(m, key)
@@ -289,7 +289,8 @@ def bounds_text(metadata: list[Any]) -> str:
 
 
 def meaning_text(config: type[Config], name: str) -> str:
-    """A field's own docstring; else that of the section that it holds; a variant's name is the variant's."""
+    """Returns a field's own docstring, or that of the section that it holds; for a variant's name, the
+    variant's."""
     field = config.model_fields[name]
     inner = configs_in(field.annotation)
     text = field.description or (inner[0].__doc__ if len(inner) == 1 else "") or ""
@@ -299,12 +300,12 @@ def meaning_text(config: type[Config], name: str) -> str:
 
 
 def dotted(config: type[Config]) -> str:
-    """A class as Python imports it."""
+    """Returns a class's name as Python imports it."""
     return f"{config.__module__}.{config.__name__}"
 
 
 def table(config: type[Config], page: Page) -> list[str]:
-    """The keys of one class."""
+    """Returns the keys of one class."""
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in config.model_fields.items():
         kind = type_text(field.annotation, page) + bounds_text(field.metadata)
@@ -314,9 +315,9 @@ def table(config: type[Config], page: Page) -> list[str]:
 
 
 def section(place: Place) -> str:
-    """One class as a heading, its docstring and the table of its keys."""
+    """Describes one class: a heading, its docstring, and the table of its keys."""
     config = place.config
-    # A mapping from names, such as `policies`, shows in a key as `*`.
+    # A mapping from names, such as `policies`, is shown as `*` in a key.
     key = re.sub(r"\b(policies|sources|sets)(?=\.|$)", r"\1.*", place.key)
     whole = "The whole file" if config is ModelSpec else f"Key `{key.removeprefix('SPEC.')}`"
     where = f"{whole}; in Python `{dotted(config)}`."
@@ -325,7 +326,7 @@ def section(place: Place) -> str:
 
 
 def section_page(page: Page) -> str:
-    """One page below docs/recipes/."""
+    """Returns one page below docs/recipes/."""
     mine = [place for place in places().values() if place.page == page]
     anchors = [place.anchor for place in mine]
     if repeated := {anchor for anchor in anchors if anchors.count(anchor) > 1}:
@@ -338,13 +339,13 @@ def section_page(page: Page) -> str:
 
 
 def summary(config: type[Config]) -> str:
-    """The first sentence of a class's docstring."""
+    """Returns the first sentence of a class's docstring."""
     text = " ".join((config.__doc__ or "").split())
     return re.split(r"(?<=[.])\s+(?=[A-Z`])", text)[0]
 
 
 def index() -> str:
-    """The overview: the recipe's keys, the pages, and every variant by name."""
+    """Returns the overview: the recipe's keys, the pages, and every variant by name."""
     pages = ["## Pages", "", "| page | describes |", "|---|---|"]
     for page in PAGES:
         keys = ", ".join(f"`{re.sub(r'^policies[.]', 'policies.*.', key)}`" for key in page.keys)
@@ -381,7 +382,7 @@ def index() -> str:
 
 
 def recipe_table() -> list[str]:
-    """The recipe's own keys; a section's type is a link to its page, not the list of its variants."""
+    """Returns the recipe's own keys. A section's type is a link to its page, not the list of its variants."""
     rows: list[str] = []
     links = {page.keys[0]: f"[{page.title}]({page.path})" for page in PAGES}
     for row in table(Recipe, OVERVIEW):
@@ -392,7 +393,7 @@ def recipe_table() -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """The text of every page by its path below docs/."""
+    """Returns the text of every page by its path below docs/."""
     may_change = MAY_CHANGE_HEAD + "".join(f"- `{key}`\n" for key in MAY_CHANGE)
     return {
         INDEX: index(),
@@ -402,7 +403,7 @@ def pages() -> dict[str, str]:
 
 
 def out_of_date(wanted: dict[str, str]) -> list[str]:
-    """Pages that are missing, left over, or differ."""
+    """Returns the pages that are missing, left over, or different."""
     there = {p.relative_to(DOCS).as_posix() for p in [DOCS / INDEX, *(DOCS / "recipes").glob("*.md")]}
     left_over = there - set(wanted)
     return sorted(
@@ -411,7 +412,7 @@ def out_of_date(wanted: dict[str, str]) -> list[str]:
 
 
 def read(path: str) -> str:
-    """A page as it is on disk."""
+    """Returns a page as it is on disk."""
     return (DOCS / path).read_text(encoding="utf-8") if (DOCS / path).exists() else ""
 
 

@@ -3,7 +3,7 @@
     python tools/rooms.py            # writes both
     python tools/rooms.py --check    # exit code 1 if one is not up to date
 
-The rows are the layers of import-linter in pyproject.toml; the texts are the packages' docstrings.
+The rows are the layers of import-linter in pyproject.toml. The texts are the packages' docstrings.
 """
 
 import ast
@@ -35,24 +35,24 @@ A docstring may also say which file decides what.
 
 
 def layers() -> list[list[str]]:
-    """The packages and modules of each layer, from the top down."""
+    """Returns the packages and modules of each layer, from the top down."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = (c for c in settings["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
     return [[name.strip() for name in row.split("|")] for row in contract["layers"] if row != "__main__"]
 
 
 def docstring(folder: Path) -> str:
-    """The docstring of a package."""
+    """Returns the docstring of a package."""
     return ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
 
 
 def add_ons() -> list[str]:
-    """The names of the add-ons."""
+    """Returns the names of the add-ons."""
     return sorted(init.parent.name for init in (PACKAGE / "addons").glob("*/__init__.py"))
 
 
 def picture() -> str:
-    """One row of boxes per layer."""
+    """Draws one row of boxes per layer."""
     rows = layers()
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {ROW * (len(rows) + 1)}" '
@@ -84,7 +84,7 @@ def picture() -> str:
 
 
 def page() -> str:
-    """A row per package, and one per question that its docstring answers."""
+    """Returns a table with a row per package, and a row per question that its docstring answers."""
     lines: list[str] = []
     for init in sorted(PACKAGE.rglob("__init__.py")):
         name = init.parent.relative_to(PACKAGE).as_posix()

@@ -1,9 +1,9 @@
-"""Holds the packages to their limits on what a reader must hold in mind at once.
+"""Checks the limits on what a reader must keep in mind at the same time.
 
-Limits: file 600 lines, function 50 lines, config class 12 fields, nesting 3, one assignment per statement.
-The core, which is everything but `addons/`, has a limit too, so that one person can own it. A file lifts its
-own limit with a line `# size: REASON`, a function with `# size: REASON` on or above its `def`, a config class
-with one above it.
+The limits are: file 600 lines, function 50 lines, config class 12 fields, nesting 3, one assignment per
+statement. The core, which is everything but `addons/`, also has a limit, so that one person can own it. A
+line `# size: REASON` lifts the limit of a file. On or above a `def`, it lifts the limit of the function;
+above a config class, that of the class.
 """
 
 import ast
@@ -23,7 +23,8 @@ LIFT = re.compile(r"#\s*size:\s*\S+")
 
 
 def nesting_of(node: ast.AST, depth: int = 0) -> int:
-    """Deepest nesting of control flow below a function; `elif` counts as its `if`, `with` does not count."""
+    """Returns the deepest nesting of control flow below a function. `elif` counts as its `if`; `with` doesn't
+    count."""
     deepest = depth
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
@@ -35,9 +36,10 @@ def nesting_of(node: ast.AST, depth: int = 0) -> int:
 
 
 def is_packed(node: ast.AST) -> bool:
-    """Whether a statement sets several names to values of their own, as `a, b = 1, 2` does.
+    """Checks whether a statement sets several names to separate values, as `a, b = 1, 2` does.
 
-    An exchange, as `a, b = b, a`, needs the one statement: a later value reads what an earlier target sets.
+    A swap such as `a, b = b, a` needs the single statement, because a later value reads what an earlier
+    target sets.
     """
     match node:
         case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
@@ -55,7 +57,7 @@ def is_packed(node: ast.AST) -> bool:
 
 
 def problems_of(path: Path) -> list[str]:
-    """What exceeds a limit in a file."""
+    """Returns everything in a file that exceeds a limit."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     tree = ast.parse(text)
@@ -85,7 +87,7 @@ def problems_of(path: Path) -> list[str]:
 
 
 def main() -> int:
-    """Prints what exceeds a limit; 1 if anything does."""
+    """Prints everything that exceeds a limit. Returns 1 if anything does."""
     files = sorted(path for source in SOURCES for path in source.rglob("*.py"))
     problems = [problem for path in files for problem in problems_of(path)]
     core = [path for path in (ROOT / "src").rglob("*.py") if "addons" not in path.parts]

@@ -1,8 +1,8 @@
-"""Writes `recipes/fixtures`: a few rows of each data set that recipes of full size name, for `scale=smoke`.
+"""Writes `recipes/fixtures`: a few rows of each dataset that full-size recipes name, for `scale=smoke`.
 
-Each folder is what `astraflow data prepare` makes of that data set, with made-up rows. A small model that
-says the sentences of `recipes/fixtures/sayings.py` is now and then right about them. Run it by hand when the
-form of prepared data sets changes: `python tools/smoke_fixtures.py [FOLDER]`.
+Each folder has the form that `astraflow data prepare` gives that dataset, with made-up rows. A small model
+that generates the sentences of `recipes/fixtures/sayings.py` is occasionally right about them. When the form
+of prepared datasets changes, run this by hand: `python tools/smoke_fixtures.py [FOLDER]`.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from astraflow.addons.data_sets.manifest import CONVERSION, DataManifest, Prepar
 Row = dict[str, Any]
 
 _NUM_ROWS = 24
-"""A run gives up when all tasks together gave nothing to train on, twice; with few tasks, that is soon."""
+"""A run gives up if all tasks together twice gave nothing to train on. With few tasks, that happens soon."""
 _MATH = [{"prompt": f"What is {a} + {7 - a}?", "answer": "7"} for a in range(1, _NUM_ROWS + 1)]
 _CODE = [
     {
@@ -49,13 +49,13 @@ _DOCUMENTS = [
     {"title": "Person", "text": "A person lives in a city."},
 ]
 ROWS: Mapping[str, Sequence[Row]] = {"math": _MATH, "code": _CODE, "search": _QUESTIONS}
-"""Rows by the family of a data set."""
+"""Rows by the family of a dataset."""
 OWN: Mapping[str, Sequence[Row]] = {"humaneval": _FUNCTIONS, "asearcher-corpus": _DOCUMENTS}
-"""Rows of data sets that are unlike the others of their family."""
+"""Rows of datasets that differ from the others in their family."""
 
 
 def write_fixtures(root: Path) -> None:
-    """Writes a prepared folder per data set."""
+    """Writes a prepared folder per dataset."""
     for name, data_set in DATA_SETS.items():
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)

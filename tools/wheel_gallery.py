@@ -1,7 +1,7 @@
-"""Puts `recipes/` and `examples/` into the wheel, as `astraflow/gallery`; hatchling runs this when it builds.
+"""Puts `recipes/` and `examples/` into the wheel, as `astraflow/gallery`. hatchling runs this when it builds.
 
-An editable install does not get copies, which would grow old: `astraflow.recipe.gallery` finds the folders of
-the checkout.
+An editable install doesn't get copies, which would become outdated: `astraflow.recipe.gallery` finds the
+folders of the checkout.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ENDINGS = frozenset({".yaml", ".py", ".json", ".jsonl", ".mjs", ".md", ".toml", ".gitignore"})
-"""Endings, and names, of what belongs to the gallery. Runs of the examples may have left other files."""
+"""Endings and names of files that belong to the gallery. Runs of the examples may have left other files."""
 
 
 class GalleryHook(BuildHookInterface):
