@@ -1,1 +1,1 @@
-"""`astraflow conformance`: checks that a service keeps the rules of the protocol."""
+"""`astraflow conformance`: checks whether a service keeps the rules of the protocol."""

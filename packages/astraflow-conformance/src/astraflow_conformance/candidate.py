@@ -1,4 +1,4 @@
-"""The service under test, as the kit sees it: it can be started, told to stop, and killed."""
+"""The service under test, as the kit handles it: the kit can start it, ask it to stop, and kill it."""
 
 import asyncio
 import os
@@ -14,32 +14,32 @@ __all__ = ["Candidate", "Command", "Joining"]
 
 
 class Candidate(Protocol):
-    """One service under test. It may be started again each time it has ended."""
+    """One service under test. It can be started again each time it has ended."""
 
     @property
     def can_restart(self) -> bool:
-        """Whether `start` may be called again."""
+        """Whether `start` can be called again."""
         ...
 
     async def start(self) -> None:
-        """Starts it. The address of the kit is in its command line."""
+        """Starts the service. Its command line contains the kit's address."""
         ...
 
     async def stop(self) -> None:
-        """Asks it to stop, as SIGTERM does."""
+        """Asks the service to stop, as SIGTERM does."""
         ...
 
     async def kill(self) -> None:
-        """Ends it at once, as kill -9 does."""
+        """Ends the service at once, as kill -9 does."""
         ...
 
     async def ended(self) -> int:
-        """Waits for its end; returns the exit code."""
+        """Waits until the service ends. Returns the exit code."""
         ...
 
 
 class Command:
-    """A command line with `{name}` to fill in. `kill` ends all processes that it started.
+    """A command line with placeholders such as `{name}`. `kill` ends all processes that the command started.
 
     Example: `Command("astraflow join {url} --name probe", {"url": url}, log=Path("candidate.log"))`.
     """
@@ -47,7 +47,7 @@ class Command:
     can_restart = True
 
     def __init__(self, line: str, values: Mapping[str, str], *, env: Mapping[str, str], log: Path) -> None:
-        """Raises: ConfigError if the line has a `{name}` that `values` does not."""
+        """Raises: ConfigError if the line has a placeholder that `values` lacks."""
         try:
             self._argv = [part.format_map(dict(values)) for part in shlex.split(line)]
         except (KeyError, ValueError, IndexError) as err:
@@ -58,7 +58,7 @@ class Command:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Starts the command in a session of its own. Raises: ConfigError if there is no such command."""
+        """Starts the command in its own session. Raises: ConfigError if the command cannot be started."""
         with self._log.open("ab") as log:
             try:
                 self._process = await asyncio.create_subprocess_exec(
@@ -68,7 +68,7 @@ class Command:
                 raise ConfigError(f"candidate {self._argv[0]!r} cannot be started: {err.strerror}") from err
 
     async def stop(self) -> None:
-        """Sends SIGTERM to the command itself."""
+        """Sends SIGTERM only to the command itself."""
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
 
@@ -80,19 +80,21 @@ class Command:
         await self._process.wait()
 
     async def ended(self) -> int:
-        """Waits for its end; returns the exit code."""
+        """Waits until the command ends. Returns the exit code."""
         assert self._process is not None
         return await self._process.wait()
 
 
 class Joining:
-    """A service that somebody starts by hand and that joins the kit's address. The kit cannot start or end
-    it."""
+    """A service that somebody starts by hand, and that joins the kit at its address.
+
+    The kit cannot start or end it.
+    """
 
     can_restart = False
 
     async def start(self) -> None:
-        """Does nothing: somebody else starts it."""
+        """Does nothing, because somebody else starts the service."""
 
     async def stop(self) -> None:
         """Does nothing."""
@@ -101,6 +103,6 @@ class Joining:
         """Does nothing."""
 
     async def ended(self) -> int:
-        """Never returns: the kit cannot see the process."""
+        """Never returns, because the kit cannot see the process."""
         await asyncio.Event().wait()
         return 0

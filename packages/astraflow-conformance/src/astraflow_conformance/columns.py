@@ -1,7 +1,7 @@
 """Checks trajectories against the rules C1 to C10 of the token columns.
 
-The dataflow has checks of its own for these rules. These here share no code with it, so that a mistake there
-is not repeated here.
+The dataflow has its own checks of these rules. The checks here share no code with the dataflow, so they don't
+repeat its mistakes.
 """
 
 import math
@@ -19,15 +19,15 @@ __all__ = ["COLUMN_RULES", "Limits", "flaws_of"]
 
 COLUMN_RULES = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10")
 _MAX_LOGPROB = 1e-3
-"""Rounding may lift the logarithm of a probability of one a little over 0; rule C3 allows this much."""
+"""Tolerance of rule C3: rounding may raise the logarithm of a probability of 1 slightly above 0."""
 
 _MIN_LOGPROB = -88.0
-"""Below it, a ratio of two probabilities overflows float32."""
+"""Lowest logprob of rule C3. Below it, the ratio of two probabilities overflows float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is known of a policy when a trajectory of it arrives."""
+    """What the kit knows about a policy when one of its trajectories arrives."""
 
     info: PolicyInfo
     newest: int
@@ -39,7 +39,7 @@ def flaws_of(
 ) -> Iterator[tuple[str, str]]:
     """Yields each broken rule with what was seen.
 
-    If the columns of a trajectory do not fit each other, nothing else about it can be checked.
+    If the columns of a trajectory differ in length, nothing else about it can be checked.
     """
     if not math.isfinite(episode.score):
         yield "C5", f"score {episode.score}"

@@ -63,7 +63,7 @@ def check_dataflow(
     token_file: _TokenFile = None,
     work_dir: _WorkDir = None,
 ) -> None:
-    """Check a dataflow; the run that it serves is used up.
+    """Check a dataflow. The check uses up the run that the dataflow serves.
 
     Example: astraflow conformance dataflow "astraflow serve {run_dir} --port {port}"
     """

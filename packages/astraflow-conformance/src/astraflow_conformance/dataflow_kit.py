@@ -1,8 +1,8 @@
 """Checks a dataflow: the kit acts as its rollout services and trainers.
 
-The run under test is used up. Give it a fresh run with a policy to train, at least four steps, and a short
-`lease_timeout_s`. Scenarios are independent: what one leaves undone is answered before the next begins, so
-that a candidate that breaks one rule is reported for that rule alone.
+The check uses up the run under test. Use a fresh run with a policy to train, at least four steps, and a short
+`lease_timeout_s`. Scenarios are independent: the kit answers everything that a scenario leaves open before
+the next one starts. A candidate that breaks one rule is therefore reported only for that rule.
 """
 
 import logging
@@ -40,7 +40,7 @@ _SCENARIOS: tuple[tuple[_Scenario, str], ...] = (
     (trainers.releasing, "D28"),
     (trainers.accounting, "D30"),
 )
-"""Each scenario, in order, with the rule that is broken if a request fails that must not."""
+"""The scenarios in order, each with the rule that is broken if a request fails that must succeed."""
 
 
 async def check_dataflow(
@@ -51,10 +51,10 @@ async def check_dataflow(
     restart: Callable[[], Awaitable[None]] | None = None,
     is_quick: bool = False,
 ) -> Report:
-    """Checks the dataflow behind `transport`; returns the verdict on each rule.
+    """Checks the dataflow behind `transport`. Returns the verdict on each rule.
 
-    `restart` kills the dataflow with SIGKILL and starts it again; without it, the rule about crashes is not
-    checked. `is_quick` leaves out the rules for which a lease must expire.
+    `restart`: kills the dataflow with SIGKILL and starts it again; without it, the rule about crashes isn't
+    checked. `is_quick`: leaves out the rules for which a lease must expire.
     """
     checks = Checks(rule for rule in RULES if rule.startswith("D"))
     run = RunUnderTest(ProbeClient(transport, checks, token=token), checks)
@@ -79,7 +79,7 @@ async def check_dataflow(
 
 
 async def _play(run: RunUnderTest, scenario: _Scenario, rule: str) -> None:
-    """Runs one scenario. A request that is refused although it must not be breaks the scenario's rule."""
+    """Runs one scenario. If a request that must succeed is refused, the scenario's rule is broken."""
     try:
         await scenario(run)
     except BrokenError as err:

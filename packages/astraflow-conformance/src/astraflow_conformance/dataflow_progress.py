@@ -1,4 +1,4 @@
-"""Scenario for a dataflow: what a service reports of unfinished episodes, and who gets it."""
+"""Scenario for a dataflow: what services report about unfinished episodes, and which service gets it."""
 
 from astraflow import wire
 from astraflow.types import (
@@ -21,7 +21,7 @@ _Episode = tuple[int, int]
 
 
 async def progress(run: RunUnderTest) -> None:
-    """D34: two episodes are reported; one loses its lease, and the other fails."""
+    """Checks D34: two episodes are reported, then one loses its lease and the other fails."""
     checks = run.checks
     worker = await run.worker()
     lost, failed = await worker.take(2)
@@ -35,7 +35,7 @@ async def progress(run: RunUnderTest) -> None:
         await worker.send((lost, failed))
         return
     await worker.fail(failed)
-    await worker.ask(0, held=())  # it holds no lease any more
+    await worker.ask(0, held=())  # it says that it no longer holds a lease
     run.out.pop(lost.id, None)
     found = await _next_attempts(run, (_episode(lost), _episode(failed)))
     if len(found) < 2:
@@ -56,7 +56,10 @@ async def _report(run: RunUnderTest, worker: FakeWorker, lease: Lease) -> None:
 async def _next_attempts(
     run: RunUnderTest, episodes: tuple[_Episode, ...]
 ) -> dict[_Episode, tuple[PastCompletion, ...]]:
-    """What another service gets for the next attempts at episodes. It answers all leases that it meets."""
+    """Returns what another service gets for the next attempts at episodes.
+
+    The service answers all leases that it is granted.
+    """
     other = await run.worker()
     found: dict[_Episode, tuple[PastCompletion, ...]] = {}
     for _ in range(_MAX_ASKS):
@@ -77,7 +80,7 @@ def _episode(lease: Lease) -> _Episode:
 
 
 def _completion(run: RunUnderTest) -> PastCompletion:
-    """Two tokens of the newest version."""
+    """Makes a completion of two tokens of the newest version."""
     return PastCompletion(
         policy=run.trainer.policy,
         request="c0" * 16,

@@ -1,4 +1,4 @@
-"""Scenarios for a dataflow, as its trainers see it: sessions, versions, batches, commits, crash, end."""
+"""Scenarios for a dataflow from the view of trainers: sessions, versions, batches, commits, crash, end."""
 
 from collections.abc import Awaitable, Callable
 
@@ -25,7 +25,7 @@ __all__ = ["accounting", "batches", "commits", "crash", "ending", "fencing", "pu
 
 
 async def publishing(run: RunUnderTest) -> None:
-    """D21, D22, D23: the first versions of a run."""
+    """Checks D21, D22, and D23: the first versions of a run."""
     for other in run.others:
         await other.attach()
     trainer = run.trainer
@@ -66,7 +66,7 @@ async def _refused(trainer: FakeTrainer, what: str, body: Item) -> bool:
 
 
 async def fencing(run: RunUnderTest) -> None:
-    """D20: a session that was replaced is refused whatever it asks for."""
+    """Checks D20: every request of a session that was replaced is refused."""
     trainer = run.trainer
     client = run.client
     old = trainer.session
@@ -88,7 +88,7 @@ async def fencing(run: RunUnderTest) -> None:
 
 
 async def batches(run: RunUnderTest) -> None:
-    """D24, D25, D26: the batch of a step, its slices and its content."""
+    """Checks D24, D25, and D26: the batch of a step, its slices, and its content."""
     trainer = run.trainer
     step = trainer.done
     batch = await run.fill(step)
@@ -159,7 +159,7 @@ def _content(run: RunUnderTest, batch: Batch) -> None:
 
 
 async def commits(run: RunUnderTest) -> None:
-    """D22, D27, and D24: a committed step that is repeated has the same batch."""
+    """Checks D22, D24, and D27: commits, and the batch of a committed step that is repeated."""
     trainer = run.trainer
     client = run.client
     step = trainer.done
@@ -190,7 +190,7 @@ async def commits(run: RunUnderTest) -> None:
 
 
 async def releasing(run: RunUnderTest) -> None:
-    """D28: released batches are gone, and no session begins before them."""
+    """Checks D28: released batches are gone, and no session begins before them."""
     trainer = run.trainer
     client = run.client
     done = trainer.done
@@ -211,7 +211,7 @@ async def releasing(run: RunUnderTest) -> None:
 
 
 async def accounting(run: RunUnderTest) -> None:
-    """D30: the fates of each policy add up to the groups that were drawn."""
+    """Checks D30: the fates of each policy add up to the groups that were drawn."""
     status = await run.client.ask("GET", "/v1/status", StatusReply)
     for policy in status.policies:
         fates = msgspec.structs.asdict(policy.fates)
@@ -222,7 +222,7 @@ async def accounting(run: RunUnderTest) -> None:
 
 
 async def crash(run: RunUnderTest, restart: Callable[[], Awaitable[None]]) -> None:
-    """D29: leases, results, versions and batches survive a crash."""
+    """Checks D29: leases, results, versions, and batches survive a crash."""
     trainer = run.trainer
     worker = await run.worker()
     step = trainer.done
@@ -244,7 +244,7 @@ async def crash(run: RunUnderTest, restart: Callable[[], Awaitable[None]]) -> No
 
 
 async def ending(run: RunUnderTest) -> None:
-    """D32: after the end of a run there are no batches and no leases."""
+    """Checks D32: after the end of a run, there are no batches and no leases."""
     refusal = await run.client.refused(
         "POST", "/v1/stop", StopRequest(reason="the conformance kit has seen enough")
     )

@@ -1,4 +1,4 @@
-"""Scenarios for a dataflow, as its rollout services see it: joining, leases, results, heartbeats,
+"""Scenarios for a dataflow from the view of rollout services: joining, leases, results, heartbeats, and
 draining."""
 
 import asyncio
@@ -42,14 +42,14 @@ __all__ = [
 ]
 
 _EXPIRY_SLACK = 3.0
-"""Timeouts within which an expired lease must be granted again."""
+"""Number of lease timeouts within which an expired lease must be granted again."""
 
 
 # --- joining --------------------------------------------------------------------------------------
 
 
 async def joining(run: RunUnderTest) -> None:
-    """D1 to D8 and D31: who may join, and how a request is refused."""
+    """Checks D1 to D8 and D31: who may join, and how requests are refused."""
     checks = run.checks
     client = run.client
     info = run.info
@@ -108,7 +108,7 @@ async def _encodings(run: RunUnderTest) -> None:
 
 
 async def _malformed(run: RunUnderTest, good: RegisterWorker) -> None:
-    """Sends bodies that are no valid item, then a valid one in JSON."""
+    """Sends bodies that are not valid items, then a valid item in JSON."""
     fields = msgspec.to_builtins(good)
     for wrong in ({**fields, "no_such_field": 1}, {**fields, "num_slots": "many"}, {"name": "x"}):
         reply = await run.client.send("POST", "/v1/workers", msgspec.json.encode(wrong), sends=wire.JSON)
@@ -124,7 +124,7 @@ async def _refused(run: RunUnderTest, rule: str, body: RegisterWorker, status: i
 
 
 def _check_refusal(run: RunUnderTest, rule: str, found: RefusalError | None, status: int, code: str) -> None:
-    """Checks status and code of a refusal. If its body cannot be read, the status alone decides."""
+    """Checks status and code of a refusal. If its body cannot be read, only the status counts."""
     holds = found is not None and found.status == status and found.code in {code, ""}
     run.checks.that(rule, holds, f"expected {status} {code}, got {found or 'success'}")
 
@@ -133,7 +133,7 @@ def _check_refusal(run: RunUnderTest, rule: str, found: RefusalError | None, sta
 
 
 async def lag(run: RunUnderTest) -> None:
-    """D9: a service gets training leases only if it serves recent versions."""
+    """Checks D9: a service gets training leases only if it serves recent versions."""
     oldest = run.trainer.newest
     while run.trainer.newest - oldest <= run.max_lag:
         await run.trainer.attach(run.trainer.session.step)
@@ -148,8 +148,10 @@ async def lag(run: RunUnderTest) -> None:
 
 
 async def pinned(run: RunUnderTest) -> None:
-    """D19: leases of evaluation go to services that serve their versions; `note_leases` checks every
-    lease."""
+    """Checks D19: evaluation leases go to services that serve their versions.
+
+    `note_leases` checks every lease.
+    """
     wanted = await run.pinned()
     if not wanted:
         run.checks.skip("D19", "the run evaluates nothing now; give it an eval set")
@@ -170,7 +172,7 @@ async def pinned(run: RunUnderTest) -> None:
 
 
 async def results(run: RunUnderTest) -> None:
-    """D10, D11, D12: receipts, and results that are sent twice."""
+    """Checks D10, D11, and D12: receipts, and results that are sent twice."""
     one = await run.worker()
     two = await run.worker()
     first = await one.take(3)
@@ -188,7 +190,7 @@ async def results(run: RunUnderTest) -> None:
 
 
 async def failures(run: RunUnderTest) -> None:
-    """D14: a failed attempt is followed by the next; `note_leases` compares task and seed."""
+    """Checks D14: the next attempt follows a failed one. `note_leases` compares task and seed."""
     worker = await run.worker()
     (lease,) = await worker.take(1)
     await worker.fail(lease)
@@ -196,9 +198,10 @@ async def failures(run: RunUnderTest) -> None:
 
 
 async def _comes_again(run: RunUnderTest, lease: Lease, rule: str, why: str) -> Lease | None:
-    """Returns the next attempt of an episode, and answers all other leases.
+    """Waits for the next attempt of an episode, and answers it and all other leases.
 
-    Another service asks: a dataflow may prefer it to the one that failed the episode.
+    Another service asks for it, because a dataflow may prefer another service to the one that failed the
+    episode. Returns the lease of the attempt; None if it never comes, which breaks the rule.
     """
     worker = await run.worker()
     for _ in range(50):
@@ -260,12 +263,14 @@ SPOILED: dict[str, _Spoil] = {
     "C9, a reward that float32 does not hold": _with(reward=1e39),
     "C9, a reward over the bound": _with(reward=-1.1e6),
 }
-"""Rule and mistake -> a function that makes the mistake in a valid trajectory."""
+"""Rule and mistake -> function that makes this mistake in a valid trajectory."""
 
 
 async def unsound(run: RunUnderTest) -> None:
-    """D13: every rule of the token columns, broken once; the episode then goes out again and is answered
-    well."""
+    """Checks D13: results break each rule of the token columns.
+
+    The episode must be leased again each time, and then gets a valid result.
+    """
     for what, spoil in SPOILED.items():
         worker = await run.worker()
         (lease,) = await worker.take(1)
@@ -283,7 +288,7 @@ async def unsound(run: RunUnderTest) -> None:
 
 
 async def drain(run: RunUnderTest) -> None:
-    """D17: a draining service gets no leases, and its results still count."""
+    """Checks D17: a draining service gets no leases, but its results still count."""
     worker = await run.worker()
     leases = await worker.take(2)
     await worker.drain()
@@ -296,7 +301,7 @@ async def drain(run: RunUnderTest) -> None:
 
 
 async def strangers(run: RunUnderTest) -> None:
-    """D33: another service answers a lease, with a result and with a failure; neither counts."""
+    """Checks D33: another service answers a lease, with a result and with a failure. Neither counts."""
     holder = await run.worker()
     stranger = await run.worker()
     (lease,) = await holder.take(1)
@@ -314,7 +319,7 @@ async def strangers(run: RunUnderTest) -> None:
 
 
 async def lost_answer(run: RunUnderTest) -> None:
-    """D18: an answer with two leases is lost; the service asks again and names only what it holds."""
+    """Checks D18: a granted lease gets lost. The service asks again, and names only the lease that it has."""
     worker = await run.worker()
     lost = await worker.take(2)
     kept = lost.pop()
@@ -331,8 +336,10 @@ async def lost_answer(run: RunUnderTest) -> None:
 
 
 async def expiry(run: RunUnderTest) -> None:
-    """D15, D16: one service keeps its lease alive by heartbeats; another lets its lease expire and answers
-    late."""
+    """Checks D15 and D16: one service keeps its lease alive with heartbeats.
+
+    Another service lets its lease expire, and answers late.
+    """
     alive = await run.worker()
     silent = await run.worker()
     taker = await run.worker()
@@ -361,8 +368,11 @@ async def expiry(run: RunUnderTest) -> None:
 async def _next_attempt(
     run: RunUnderTest, alive: tuple[FakeWorker, Lease], taker: FakeWorker, silenced: Lease, since_s: float
 ) -> tuple[Lease | None, float]:
-    """Returns the next attempt of the lease without heartbeats, and the longest time between two heartbeats
-    of the other lease: on a slow machine that one may rightly expire, too."""
+    """Waits for the next attempt of the lease without heartbeats, and keeps the other lease alive meanwhile.
+
+    Returns the lease of the attempt, or None, and the longest time between two heartbeats of the other lease.
+    On a slow machine, the other lease may rightly expire too.
+    """
     loop = asyncio.get_running_loop()
     (worker, kept) = alive
     give_up_s = loop.time() + _EXPIRY_SLACK * run.lease_timeout_s

@@ -1,7 +1,7 @@
 """Base of the two fake dataflows: counts requests, injects faults, and lets scenarios wait for events.
 
-A fault is injected between a route's handler and the caller: an answer is lost after its request was
-processed, or a request is refused with 503 before it is.
+Faults are injected between a route's handler and the caller. Either the answer is lost after the request was
+processed, or the request is refused with 503 before it is processed.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from astraflow_conformance.report import BrokenError, Checks
 __all__ = ["FakeDataflow", "bad_gateway"]
 
 _START_FACTOR = 4.0
-"""Multiple of the patience while a service starts: it imports libraries and loads its first weights."""
+"""Factor on the patience while a service starts, because it imports libraries and loads its first weights."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 def bad_gateway() -> Response:
-    """The answer of a proxy whose upstream is gone. It is not an item of the protocol."""
+    """Makes the answer of a proxy whose upstream is gone. It isn't an item of the protocol."""
     return Response("<html><h1>502 Bad Gateway</h1></html>", status_code=502, media_type="text/html")
 
 
 class FakeDataflow:
-    """An ASGI app that a candidate takes for the dataflow.
+    """An ASGI app that acts as the dataflow for a candidate.
 
     Subclasses fill `handlers` (route name -> handler) and implement `route_of`.
     """
@@ -45,9 +45,9 @@ class FakeDataflow:
         self.num: Counter[str] = Counter()
         """Number of requests per route."""
         self.lost: Counter[str] = Counter()
-        """Route -> number of further answers that get lost after their request was processed."""
+        """Route -> number of future answers that are lost after their request was processed."""
         self.put_off: Counter[str] = Counter()
-        """Route -> number of further requests that are answered with 503 and not processed."""
+        """Route -> number of future requests that are answered with 503 and not processed."""
         self.changed = asyncio.Condition()
         """Notified before and after each request, and by scenarios."""
         self.handlers: dict[str, Handler] = {}
@@ -55,11 +55,11 @@ class FakeDataflow:
         self._token_rule = token_rule
 
     def route_of(self, method: str, path: str) -> str:
-        """The name of a route; empty if it is none."""
+        """Returns the name of a route; empty if there is no such route."""
         raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entry."""
+        """Handles a request, as an ASGI app."""
         request = Request(scope, receive, send)
         route = self.route_of(request.method, request.url.path)
         try:
@@ -90,8 +90,10 @@ class FakeDataflow:
         return response
 
     def check_token(self, request: Request) -> None:
-        """Checks the token. A request with a wrong one is answered all the same, so that the other rules can
-        be checked, too."""
+        """Checks the token.
+
+        A request with a wrong token is still answered, so that the other rules can also be checked.
+        """
         given = request.headers.get("authorization", "")
         if not self.token:
             self.checks.skip(self._token_rule, "the kit was told to use no token")
@@ -101,12 +103,12 @@ class FakeDataflow:
         self.checks.that(self._token_rule, holds, f"{path}: authorization {given[:20]!r}")
 
     async def notify(self) -> None:
-        """Wakes the scenarios that wait for a condition."""
+        """Wakes the scenarios that are waiting for a condition."""
         async with self.changed:
             self.changed.notify_all()
 
     async def until(self, condition: Callable[[], object], *, wait_s: float) -> bool:
-        """Waits for a condition; returns whether it came true in time."""
+        """Waits for a condition. Returns whether it became true in time."""
         try:
             async with asyncio.timeout(wait_s), self.changed:
                 await self.changed.wait_for(condition)
@@ -117,9 +119,9 @@ class FakeDataflow:
     async def expect(
         self, rule: str, condition: Callable[[], object], what: str, *, is_start: bool = False
     ) -> None:
-        """Waits for what a rule asks for; several times as long while a service starts.
+        """Waits for what a rule asks for. While a service starts, it waits several times as long.
 
-        Raises: BrokenError if it does not come within the patience.
+        Raises: BrokenError if the condition doesn't become true in time.
         """
         began_s = time.monotonic()
         factor = _START_FACTOR if is_start else 1.0

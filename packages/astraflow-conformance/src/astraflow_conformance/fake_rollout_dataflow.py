@@ -1,5 +1,7 @@
-"""The fake dataflow for a rollout service under test: it grants the leases that a scenario offers, and checks
-every request."""
+"""The fake dataflow for a rollout service under test.
+
+It grants the leases that a scenario offers, and checks every request.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -44,15 +46,15 @@ from astraflow_conformance.report import Checks
 __all__ = ["FakeRolloutDataflow", "Granted", "Reference"]
 
 Reference = Callable[[str, int, NDArray[np.int32]], NDArray[np.float32]]
-"""`(policy, version, token_ids [T]) -> logprobs [T]` of a full forward pass at temperature 1; entry 0 has no
+"""`(policy, version, token_ids [T]) -> logprobs [T]` of a full forward pass at temperature 1. Entry 0 has no
 meaning."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_OMITTED = 3
-"""Heartbeats in a row without a lease that break the rule. The first may have been sent before the lease
-arrived."""
+"""Number of consecutive heartbeats without a lease that breaks the rule. The first one may have been sent
+before the lease arrived."""
 _TOLERANCE = 0.02
-"""Nats, mean over a span: enough for bfloat16, while the kit's versions differ by tenths of a nat."""
+"""Mean over a span, in nats. It is enough for bfloat16. The kit's versions differ by tenths of a nat."""
 _WORKER_ROUTES = re.compile(r"/v1/workers/([^/]+)/(heartbeat|drain)")
 _VERSIONS = re.compile(r"/v1/policies/([^/]+)/versions")
 _PLAIN = {
@@ -67,19 +69,19 @@ _PLAIN = {
 
 @dataclass
 class Granted:
-    """A lease that was granted, and what came back."""
+    """A lease that was granted, and its results."""
 
     lease: Lease
     omitted: int = 0
-    """Heartbeats in a row that did not name it."""
+    """Number of consecutive heartbeats that did not name it."""
     results: list[EpisodeResult] = field(default_factory=list[EpisodeResult])
     has_receipt: bool = False
     is_void: bool = False
-    """Its scenario is over, so nothing checks whether a result comes."""
+    """Whether its scenario is over, so that nothing checks whether a result arrives."""
 
 
 class FakeRolloutDataflow(FakeDataflow):
-    """A run as a rollout service sees it. Scenarios set its fields, and wait with `expect`."""
+    """A run from the view of a rollout service. Scenarios set its fields, and wait with `expect`."""
 
     def __init__(
         self,
@@ -104,11 +106,11 @@ class FakeRolloutDataflow(FakeDataflow):
         self.worker_id = ""
         self.registered: RegisterWorker | None = None
         self.served: dict[str, tuple[int, ...]] = {}
-        """Policy -> versions that the service serves, by its last request."""
+        """Policy -> versions that the service serves according to its last request."""
         self.offered: list[Lease] = []
         self.granted: dict[str, Granted] = {}
         self.statuses: dict[str, str] = {}
-        """Lease -> status of its receipt, if that is not `accepted`."""
+        """Lease -> status of its receipt, if the status isn't `accepted`."""
         self.holds_receipts = False
         self.goodbyes: list[str] = []
         self.asks_while_draining = 0
@@ -130,7 +132,7 @@ class FakeRolloutDataflow(FakeDataflow):
         }
 
     def route_of(self, method: str, path: str) -> str:
-        """The name of a route."""
+        """Returns the name of a route; empty if there is no such route."""
         if (method, path) in _PLAIN:
             return _PLAIN[method, path]
         if method == "POST" and (match := _WORKER_ROUTES.fullmatch(path)):
@@ -140,20 +142,20 @@ class FakeRolloutDataflow(FakeDataflow):
     # --- for scenarios ---
 
     def newest(self, policy: str) -> int:
-        """The newest published version, even if it cannot be fetched; -1 if there is none."""
+        """Returns the newest published version, even if it cannot be fetched; -1 if there is none."""
         return max((manifest.version for manifest in self.manifests[policy]), default=-1)
 
     def is_done(self, leases: Sequence[Lease]) -> bool:
-        """Whether each lease has its receipt."""
+        """Returns whether each lease has its receipt."""
         return all(lease.id in self.granted and self.granted[lease.id].has_receipt for lease in leases)
 
     async def offer(self, *leases: Lease) -> None:
-        """Offers leases; the next request with free slots gets them."""
+        """Offers leases. The next request with free slots gets them."""
         self.offered += leases
         await self.notify()
 
     async def publish(self, manifest: Manifest, *, is_bad: bool = False) -> None:
-        """Publishes a version. `is_bad`: it cannot be fetched or applied."""
+        """Publishes a version. `is_bad`: whether it cannot be fetched or applied."""
         if is_bad:
             self.bad.add((manifest.policy, manifest.version))
         self.manifests[manifest.policy].append(manifest)
@@ -165,7 +167,7 @@ class FakeRolloutDataflow(FakeDataflow):
         self.void()
 
     def void(self) -> None:
-        """Ends all leases without a result, and withdraws what is offered."""
+        """Ends all leases without a receipt, and withdraws the leases on offer."""
         for entry in self.granted.values():
             entry.is_void = entry.is_void or not entry.has_receipt
         self.offered.clear()
@@ -238,10 +240,10 @@ class FakeRolloutDataflow(FakeDataflow):
         return (bool(self.offered) and self._is_fit()) or self.lost["leases"] > 0
 
     def _is_fit(self) -> bool:
-        """Whether the service is recent enough for training leases.
+        """Returns whether the service is recent enough for training leases.
 
-        Versions that cannot be fetched do not count. If W7 is known to be broken, lag is forgiven: otherwise
-        the service would get no leases and would fail other rules as a consequence.
+        Versions that cannot be fetched don't count. If W7 is already broken, lag is ignored. Otherwise, the
+        service would get no leases, and would break other rules as a consequence.
         """
         if self.checks.is_broken("W7"):
             return True

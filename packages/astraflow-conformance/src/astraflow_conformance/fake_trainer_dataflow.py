@@ -1,5 +1,7 @@
-"""The fake dataflow for a trainer under test: it serves the batches that a scenario allows, and checks every
-request."""
+"""The fake dataflow for a trainer under test.
+
+It serves the batches that a scenario allows, and checks every request.
+"""
 
 import math
 import re
@@ -39,10 +41,10 @@ from astraflow_conformance.report import Checks
 __all__ = ["FakeTrainerDataflow", "Fetches"]
 
 _NULL_S = 0.05
-"""Seconds until an answer without a batch, before the first is allowed: the trainer shall ask again soon
-(T9)."""
+"""Seconds until an answer without a batch, as long as no batch is allowed. It is short so that the trainer
+soon asks again (T9)."""
 _MAX_IN_FLIGHT = 3
-"""Requests of a fenced session that may have been in flight: a batch, a publication, a release."""
+"""Number of requests of a fenced session that may have been in flight: a batch, a publication, a release."""
 _ROUTE = re.compile(r"/v1/policies/([^/]+)/(session|batches|versions|commit|release)(?:/(\d+))?")
 
 
@@ -63,8 +65,10 @@ class _Span(Item, frozen=True, array_like=True):
 
 
 class _Commit(Item, frozen=True, kw_only=True):
-    """A `Commit` without bounds: numbers that are not finite break rule T18, and must be decoded to be
-    named."""
+    """A `Commit` without bounds.
+
+    Numbers that are not finite break rule T18, and they must be decoded to be reported.
+    """
 
     epoch: int
     step: int
@@ -77,7 +81,7 @@ class Fetches(Protocol):
     """Downloads and verifies versions."""
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
-        """Raises: an Error if a part of it cannot be fetched or is damaged."""
+        """Downloads a version. Raises: an Error if a part of it cannot be fetched or is damaged."""
         ...
 
     async def close(self) -> None:
@@ -96,7 +100,7 @@ class _Session:
 
 
 class FakeTrainerDataflow(FakeDataflow):
-    """A run of one policy as its trainer sees it. Scenarios set its fields, and wait with `expect`."""
+    """A run of one policy from the view of its trainer. Scenarios set its fields, and wait with `expect`."""
 
     def __init__(
         self,
@@ -110,8 +114,8 @@ class FakeTrainerDataflow(FakeDataflow):
         num_steps: int,
         receiver: Callable[[Path], Fetches],
     ) -> None:
-        """`samples` makes the samples of a step, the same at each call. `receiver` makes a downloader with a
-        cache in the given folder."""
+        """`samples`: makes the samples of a step, which are the same at each call. `receiver`: makes a
+        downloader with a cache in the given folder."""
         super().__init__(checks, token=token, patience_s=patience_s, item_rule="T2", token_rule="T3")
         self.info = info
         self.policy = policy
@@ -124,10 +128,10 @@ class FakeTrainerDataflow(FakeDataflow):
         self.newest = -1
         self.committed = self.released = self.taken = 0
         self.asked: list[int] = []
-        """Steps in the order in which they were asked for."""
+        """Steps in the order in which the trainer asked for them."""
         self.manifests: dict[int, Manifest] = {}
         self.num_fenced = 0
-        """Number of requests of sessions that had already been told that they are fenced."""
+        """Number of requests from sessions that had already been told that they are fenced."""
         self._answered: set[int] = set()
         self._epoch = 0
         self._samples = samples
@@ -147,7 +151,7 @@ class FakeTrainerDataflow(FakeDataflow):
         }
 
     def route_of(self, method: str, path: str) -> str:
-        """The name of a route."""
+        """Returns the name of a route; empty if there is no such route."""
         if method == "GET" and path in {"/v1/run", "/v1/health"}:
             return path.rpartition("/")[2]
         match = _ROUTE.fullmatch(path)
@@ -163,7 +167,7 @@ class FakeTrainerDataflow(FakeDataflow):
         self._folder.cleanup()
 
     async def allow(self, num_steps: int) -> None:
-        """Serves the batches of the first `num_steps` steps from now on."""
+        """Starts to serve the batches of the first `num_steps` steps."""
         self.ready = num_steps
         await self.notify()
 
@@ -174,7 +178,7 @@ class FakeTrainerDataflow(FakeDataflow):
         await self.notify()
 
     async def check_needed(self) -> None:
-        """T16: a receiver with an empty cache can fetch every version that was called needed."""
+        """Checks T16: a receiver with an empty cache can fetch every version that was listed as needed."""
         if self.checks.is_broken("T5"):
             return
         for version in self.needed():
@@ -189,8 +193,11 @@ class FakeTrainerDataflow(FakeDataflow):
                 await receiver.close()
 
     def needed(self) -> tuple[int, ...]:
-        """The two newest versions, the first one, which an evaluation may pin, and the bases of their
-        deltas."""
+        """Returns the versions that must stay downloadable.
+
+        These are the two newest versions, the first one, which an evaluation may pin, and the bases of their
+        deltas.
+        """
         needed = {version for version in (0, self.newest - 1, self.newest) if version in self.manifests}
         for version in sorted(needed, reverse=True):
             manifest = self.manifests[version]
@@ -301,7 +308,7 @@ class FakeTrainerDataflow(FakeDataflow):
     # --- checks ---
 
     def _session(self, epoch: int) -> _Session:
-        """The session of a request. Raises: FencedError if another one holds the policy."""
+        """Returns the session of a request. Raises: FencedError if another session holds the policy."""
         if self.session is None or self.session.epoch != epoch:
             self.checks.that("T1", self.num_sessions, "asks before it has opened a session")
             if epoch in self._told_fenced:

@@ -1,7 +1,7 @@
-"""Sets up what a check needs around a candidate: addresses, a run folder, versions of a model, a log.
+"""Sets up what a check needs around a candidate: addresses, a run folder, versions of a model, and a log.
 
-One function per kind of service. Each starts the kit's servers, starts the candidate, runs the checks, and
-stops everything again.
+There is one function per kind of service. Each of them starts the kit's servers, starts the candidate, runs
+the checks, and stops everything again.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ from astraflow_conformance.versions import DamagedChunks, PublishedVersions
 __all__ = ["Settings", "judge_dataflow", "judge_rollout", "judge_trainer"]
 
 _HEARTBEAT_S = 0.2
-"""Short, because the rules about heartbeats wait for several of them."""
+"""Interval of heartbeats. It is short because the rules about heartbeats wait for several of them."""
 _NUM_TASKS = 64
 _KEPT_VERSIONS = 64
-"""More than a check publishes: no version that a rule asks for is deleted meanwhile."""
+"""More versions than a check publishes, so that no version that a rule needs is deleted meanwhile."""
 _HEALTH_PAUSE_S = 0.1
-"""Between two requests for the health of a dataflow that is starting."""
+"""Pause between two requests for the health of a dataflow that is starting."""
 _LEASE_TIMEOUT_S = 3.0
-"""Short, because the rules about expiry wait it out."""
+"""Timeout of leases. It is short because the rules about expiry wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Settings:
     """How a candidate is checked."""
 
     work_dir: Path
-    """Folder for the candidate's log, run folder and weights."""
+    """Folder for the candidate's log, run folder, and weights."""
     recipe: Path
-    """Recipe with the model and the tasks that the candidate gets."""
+    """Recipe with the model and the tasks for the candidate."""
     patience_s: float = 60.0
     """Seconds to wait for what a rule asks for."""
     token: str = ""
@@ -93,7 +93,7 @@ def _run_folder(settings: Settings, recipe: Recipe) -> RunFolder:
 
 
 def _policy(recipe: Recipe) -> str:
-    """The policy that is checked: the first trained one. Raises: ConfigError if there is none."""
+    """Returns the policy to check: the first trained one. Raises: ConfigError if there is none."""
     if not recipe.trained:
         raise ConfigError("the recipe trains no policy")
     return next(iter(recipe.trained))
@@ -105,7 +105,7 @@ def _policy(recipe: Recipe) -> str:
 async def judge_dataflow(target: str, settings: Settings, *, is_quick: bool) -> Report:
     """Checks the dataflow at a URL, or the one that a command with `{port}` and `{run_dir}` starts.
 
-    Raises: ConfigError; DeadlineError if the command does not answer.
+    Raises: ConfigError; DeadlineError if the dataflow doesn't answer.
     """
     if _is_url(target):
         transport = HttpTransport(target)
@@ -140,7 +140,7 @@ async def judge_dataflow(target: str, settings: Settings, *, is_quick: bool) -> 
 
 
 def _short_run(path: Path) -> Recipe:
-    """The recipe with many small steps, and leases that expire soon."""
+    """Returns the recipe with many small steps and with leases that expire soon."""
     names = list(load_recipe(path).trained)
     overrides = ["dataflow.lease_timeout_s=" + str(_LEASE_TIMEOUT_S), "dataflow.heartbeat_s=0.5"]
     for name in names:
@@ -149,7 +149,7 @@ def _short_run(path: Path) -> Recipe:
 
 
 async def _answers(transport: HttpTransport, wait_s: float) -> None:
-    """Waits until the dataflow reports good health. Raises: DeadlineError."""
+    """Waits until the dataflow reports that it is healthy. Raises: DeadlineError."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
             while True:
@@ -167,10 +167,11 @@ async def _answers(transport: HttpTransport, wait_s: float) -> None:
 async def judge_rollout(target: str, settings: Settings) -> Report:
     """Checks a rollout service.
 
-    `target` is a command with `{url}`, and perhaps `{token}`, that starts it; or a URL of this machine, at
-    which the kit waits for a service that somebody else starts, with the token `settings.token`.
+    `target` is either a command that starts the service or a URL of this machine. A command contains `{url}`
+    and may contain `{token}`. At a URL, the kit waits for a service that somebody else starts with the token
+    `settings.token`.
 
-    Raises: ConfigError or DataError if the recipe's model or tasks are not there.
+    Raises: ConfigError or DataError if the recipe's model or tasks are missing.
     """
     recipe = derived(load_recipe(settings.recipe))
     policy = _policy(recipe)
@@ -221,7 +222,7 @@ def _rollout_candidate(target: str, url: str, token: str, log: Path) -> Candidat
 
 
 def _listens(target: str) -> tuple[str, int]:
-    """Host and port on which the kit listens. Raises: ConfigError."""
+    """Returns host and port on which the kit listens. Raises: ConfigError if the URL has no port."""
     if not _is_url(target):
         return "127.0.0.1", 0
     host, _, port = target.partition("://")[2].strip("/").partition(":")
@@ -231,16 +232,16 @@ def _listens(target: str) -> tuple[str, int]:
 
 
 def _rows(tensors: Sequence[HostTensor]) -> int:
-    """Size of the vocabulary, as a dataflow reads it from a manifest; without bound if that does not say."""
+    """Returns the size of the vocabulary, as a dataflow reads it from a manifest; 2**31 if it is unknown."""
     return vocab_size(build_manifest("model", 0, tensors, chunk_bytes=1 << 30)) or 2**31
 
 
 def _reference(
     recipe: Recipe, policy: str, models: Mapping[str, Sequence[HostTensor]]
 ) -> tuple[Reference | None, Callable[[int, Sequence[HostTensor]], None]]:
-    """A function that scores tokens with a full forward pass, and one that adds a version of `policy` to it.
+    """Returns a function that scores tokens with full forward passes, and one that adds versions of `policy`.
 
-    Without torch there is no reference, and log-probabilities are not checked.
+    Without torch, there is no reference, and logprobs are not checked.
     """
     try:
         from astraflow_conformance.version_scores import VersionScores  # needs torch, which is an extra
@@ -258,8 +259,10 @@ def _reference(
 
 @contextlib.asynccontextmanager
 async def _publishing(folder: Path, token: str) -> AsyncGenerator[tuple[PublisherClient, DamagedChunks, str]]:
-    """Starts a publisher behind the middleware that damages chunks; yields its client, the middleware, its
-    URL."""
+    """Starts a publisher behind the middleware that damages chunks.
+
+    Yields the publisher's client, the middleware, and the publisher's URL.
+    """
     own = secrets.token_urlsafe(12)
     tokens = {token: "trainer", own: "trainer"}
     publisher = Publisher(folder, WeightsConfig(keep=_KEPT_VERSIONS), tokens=tokens)
@@ -283,11 +286,11 @@ async def _publishing(folder: Path, token: str) -> AsyncGenerator[tuple[Publishe
 async def judge_trainer(target: str, settings: Settings) -> Report:
     """Checks a trainer that a command starts.
 
-    The command has `{url}`, and may have `{policy}`, `{run_dir}` (a run folder with the recipe),
-    `{publisher}` (the URL of a publisher for the weights in that folder), `{model_dir}`, `{checkpoints}` and
+    The command contains `{url}`. It may also contain `{policy}`, `{run_dir}` (a run folder with the recipe),
+    `{publisher}` (the URL of a publisher for the weights in that folder), `{model_dir}`, `{checkpoints}`, and
     `{token}`.
 
-    Raises: ConfigError or DataError if the recipe's model is not there.
+    Raises: ConfigError or DataError if the recipe's model is missing.
     """
     policy = _policy(load_recipe(settings.recipe))
     steps = [f"policies.{policy}.train.{key}" for key in (f"steps={NUM_STEPS}", "checkpoint_every=2")]

@@ -1,6 +1,6 @@
-"""Client for a dataflow under test: one request, one answer, no retries, and every refusal is checked.
+"""Client for a dataflow under test: one request, one answer, no retries, and a check of every refusal.
 
-The product's own client cannot be used here: it retries, and hides the answers that the rules are about.
+AstraFlow's own client cannot be used here, because it retries and hides the answers that the rules are about.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ __all__ = ["ProbeClient", "RefusalError"]
 
 _ItemT = TypeVar("_ItemT", bound=Item)
 _ANSWER_S = 60.0
-"""Longest wait for an answer; a long poll takes at most 25 s."""
+"""Longest wait for an answer. A long poll takes at most 25 s."""
 
 
 class RefusalError(Error):
@@ -65,8 +65,10 @@ class ProbeClient:
         body: Item | None = None,
         params: Mapping[str, str] | None = None,
     ) -> _ItemT | None:
-        """Sends an item and returns the answer. Raises: RefusalError; AbandonedError if no readable answer
-        comes."""
+        """Sends an item, and returns the answer.
+
+        Raises: RefusalError; AbandonedError if there is no readable answer.
+        """
         target = f"{path}?{urlencode(params)}" if params else path
         payload = wire.encode(body) if body is not None else b""
         reply = await self.send(method, target, payload)
@@ -92,7 +94,7 @@ class ProbeClient:
     async def send(
         self, method: str, target: str, body: bytes, *, sends: str = wire.MSGPACK, accepts: str = wire.MSGPACK
     ) -> HttpReply:
-        """Sends bytes; returns the answer as it came. Raises: AbandonedError if none comes."""
+        """Sends bytes, and returns the undecoded answer. Raises: AbandonedError if there is none."""
         headers = {"Content-Type": sends}
         if accepts:
             headers["Accept"] = accepts
@@ -106,7 +108,7 @@ class ProbeClient:
             raise AbandonedError(f"{method} {target}: no answer: {err!r}") from err
 
     def refusal(self, where: str, reply: HttpReply) -> RefusalError:
-        """Decodes a refusal, and checks that it has the form that rule D3 asks for."""
+        """Decodes a refusal, and checks whether it has the form that rule D3 requires."""
         try:
             error = wire.decode(reply.body, ErrorReply, reply.media_type)
         except WireError as err:

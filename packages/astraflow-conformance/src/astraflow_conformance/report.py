@@ -1,4 +1,4 @@
-"""The verdict on each rule: collected while a candidate is checked, printed as a table or as JSON."""
+"""The verdict on each rule. Verdicts are collected during a check, then printed as a table or as JSON."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _STYLES = {"kept": "green", "broken": "bold red", "not checked": "yellow"}
 
 
 class BrokenError(Error):
-    """The candidate broke a rule, so that rules that depend on it cannot be checked."""
+    """The candidate broke a rule, so the rules that depend on it cannot be checked."""
 
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(f"{rule}: {detail}")
@@ -27,7 +27,7 @@ class BrokenError(Error):
 
 
 class AbandonedError(Error):
-    """The situation that a rule is about could not be created. No rule is broken by that alone."""
+    """The situation that a rule is about could not be created. This alone breaks no rule."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     outcome: Literal["kept", "broken", "not checked"]
     detail: str = ""
-    """What was seen first, if the rule is broken; why, if it was not checked."""
+    """If the rule is broken, what was seen first. If it was not checked, the reason."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,11 +61,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """1 if a rule is broken, or none could be checked."""
+        """1 if a rule is broken or no rule could be checked, otherwise 0."""
         return int(bool(self.broken) or len(self.unchecked) == len(self.verdicts))
 
     def table(self) -> Table:
-        """The verdicts as a table for people."""
+        """Returns the verdicts as a table for people."""
         table = Table(title=f"{self.kind}: {self.candidate} (protocol {self.protocol})")
         for name in ("rule", "outcome", "what it says, and what was seen", "section of docs/protocol"):
             table.add_column(name, no_wrap=name == "rule")
@@ -79,7 +79,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return table
 
     def json(self) -> bytes:
-        """The verdicts as JSON for programs."""
+        """Returns the verdicts as JSON for programs."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2)
 
 
@@ -94,7 +94,7 @@ class _State:
 
 
 class Checks:
-    """Collects verdicts while a candidate is checked. A rule that was broken once stays broken.
+    """Collects verdicts during a check. A rule that was broken once stays broken.
 
     Example: `checks.that("D11", receipt.status == "accepted", lambda: f"{receipt}")`.
     """
@@ -103,7 +103,7 @@ class Checks:
         self._states = {rule: _State() for rule in rules}
 
     def kept(self, *rules: str) -> None:
-        """Notes that the rules were checked and kept."""
+        """Records that the rules were checked and kept."""
         for rule in rules:
             state = self._states[rule]
             if state.outcome != "broken":
@@ -111,20 +111,20 @@ class Checks:
                 state.detail = ""
 
     def broke(self, rule: str, detail: str) -> None:
-        """Notes that the rule is broken; the first detail stays."""
+        """Records that the rule is broken. The first detail stays."""
         state = self._states[rule]
         if state.outcome != "broken":
             state.outcome = "broken"
             state.detail = detail[:_MAX_DETAIL]
 
     def skip(self, rule: str, why: str) -> None:
-        """Notes why the rule could not be checked."""
+        """Records why the rule could not be checked."""
         state = self._states[rule]
         if state.outcome == "not checked":
             state.detail = why[:_MAX_DETAIL]
 
     def that(self, rule: str, holds: object, detail: str = "") -> bool:
-        """Notes whether the rule holds, and returns that."""
+        """Records whether the rule holds, and returns it."""
         if holds:
             self.kept(rule)
         else:
@@ -132,11 +132,11 @@ class Checks:
         return bool(holds)
 
     def is_broken(self, rule: str) -> bool:
-        """Whether the rule was broken at least once."""
+        """Returns whether the rule was broken at least once."""
         return self._states[rule].outcome == "broken"
 
     def report(self, kind: str, candidate: str, *, only: Collection[str] = ()) -> Report:
-        """The verdicts so far."""
+        """Returns the verdicts so far. `only`: the rules to include; empty for all."""
         return Report(
             kind=kind,
             candidate=candidate,

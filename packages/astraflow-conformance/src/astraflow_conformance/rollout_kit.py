@@ -1,7 +1,8 @@
 """Checks a rollout service: the kit acts as the dataflow and as a trainer's publisher.
 
-The service is started up to four times: for the main scenario, to be drained, to be told to stop, and to see
-the run end. A service that is started by hand (`Joining`) sees the main scenario and the end of the run.
+The kit starts the service up to four times: for the main scenario, to drain it, to ask it to stop, and to end
+the run. A service that is started by hand (`Joining`) takes part only in the main scenario and in the end of
+the run.
 """
 
 import asyncio
@@ -27,19 +28,19 @@ ROLLOUT_RULES = (*COLUMN_RULES, *(rule for rule in RULES if rule.startswith("W")
 _NUM_LEASES = 24
 _NUM_UPDATES = 3
 _NUM_BEATS = 5
-"""Heartbeats that must arrive while another answer is held back."""
+"""Number of heartbeats that must arrive while another answer is held back."""
 _NO_SUCH_VERSION = 999
 
 
 class Versions(Protocol):
-    """Makes versions of the trained policy that differ visibly, and damages their chunks."""
+    """Makes versions of the trained policy whose logprobs differ clearly, and damages their chunks."""
 
     async def publish(self, version: int) -> Manifest:
         """Publishes an intact, full version."""
         ...
 
     async def publish_damaged(self, version: int) -> Manifest:
-        """Publishes a version whose chunks arrive damaged until `repair`."""
+        """Publishes a version whose chunks arrive damaged until `repair` is called."""
         ...
 
     @property
@@ -48,7 +49,7 @@ class Versions(Protocol):
         ...
 
     def repair(self) -> None:
-        """Serves all chunks intact from now on."""
+        """Makes all chunks arrive intact again."""
         ...
 
 
@@ -56,7 +57,7 @@ class RolloutKit:
     """Checks one candidate.
 
     Example: `await RolloutKit(candidate, dataflow, versions, tasks=tasks, policy="actor").run("mine")`.
-    `dataflow` has version 0 of every policy already.
+    `dataflow` must already have version 0 of every policy.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class RolloutKit:
         self._next_version = itertools.count(1)
 
     async def run(self, name: str) -> Report:
-        """Runs all scenarios; returns the verdict on each rule."""
+        """Runs all scenarios. Returns the verdict on each rule."""
         try:
             await self._life()
             if self._candidate.can_restart:
@@ -127,8 +128,10 @@ class RolloutKit:
         await self._candidate.kill()
 
     async def _guarded(self, scenario: Callable[[], Awaitable[None]]) -> bool:
-        """Runs a scenario; returns whether it got to its end. Faults and leases that it leaves are
-        cleared."""
+        """Runs a scenario, then clears its remaining faults and leases.
+
+        Returns whether the scenario reached its end.
+        """
         try:
             await scenario()
         except BrokenError as err:

@@ -1,7 +1,7 @@
-"""The numbered rules of the protocol; docs/protocol/rules.md is generated from them.
+"""The numbered rules of the protocol. docs/protocol/rules.md is generated from them.
 
-`C` rules are about token columns, `D` about the dataflow, `W` about a rollout service (worker), `T` about a
-trainer. Rules keep their numbers forever; a new rule gets the next number.
+`C` rules are about token columns, `D` rules about the dataflow, `W` rules about a rollout service (worker),
+and `T` rules about a trainer. Rules keep their numbers forever, and a new rule gets the next number.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ _SECTIONS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `id` is a letter and a number, `text` one sentence."""
+    """One rule. `id` is a letter and a number. `text` says what the rule demands."""
 
     id: str
     text: str
 
     @property
     def section(self) -> str:
-        """The heading of docs/protocol/rules.md under which the rule stands."""
+        """The heading in docs/protocol/rules.md under which the rule is listed."""
         return _SECTIONS[self.id[0]]
 
 

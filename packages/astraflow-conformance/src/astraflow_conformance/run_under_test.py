@@ -1,7 +1,7 @@
-"""A run of a dataflow under test, with the fake rollout services and trainers that scenarios drive.
+"""The run of a dataflow under test, with the fake rollout services and trainers that scenarios control.
 
-The run remembers what was leased and sent. So everything that a scenario left undone, on purpose or because a
-rule is broken, can be answered before the next scenario begins.
+The run remembers all leases and results. Leases that a scenario leaves open, on purpose or because a rule is
+broken, can thus be answered before the next scenario begins.
 """
 
 import asyncio
@@ -59,17 +59,19 @@ __all__ = [
 ]
 
 VOCAB_SIZE = 32
-"""Rows of the embedding table that the kit's manifests announce."""
+"""Number of rows of the embedding table in the kit's manifests."""
 _NUM_PROMPT = 3
 _NUM_SAMPLED = 4
 _MAX_IDLE = 100
-"""Requests for a lease or batch without a result before the kit gives up."""
+"""Number of requests for a lease or batch after which the kit gives up."""
 _IDLE_S = 0.1
 
 
 def make_manifest(policy: str, version: int) -> Manifest:
-    """A full version of one small tensor. It has no chunks: a dataflow passes manifests on and fetches no
-    bytes."""
+    """Makes the manifest of a full version with one small tensor.
+
+    It has no chunks, because a dataflow only passes manifests on and fetches no weights.
+    """
     num_bytes = VOCAB_SIZE * 8 * 4
     tensor = TensorInfo(
         name="model.embed_tokens.weight",
@@ -84,7 +86,7 @@ def make_manifest(policy: str, version: int) -> Manifest:
 
 
 def make_trajectory(info: PolicyInfo, version: int, *, seed: int, reward: float) -> Trajectory:
-    """A valid trajectory of seven tokens, of which the last four are sampled."""
+    """Makes a valid trajectory of seven tokens, of which the last four are sampled."""
     random = np.random.default_rng(seed)
     total = _NUM_PROMPT + _NUM_SAMPLED
     mask = np.arange(total) >= _NUM_PROMPT
@@ -103,7 +105,7 @@ def make_trajectory(info: PolicyInfo, version: int, *, seed: int, reward: float)
 
 
 class FakeTrainer:
-    """The trainer of one policy; it opens one session after another. Example: `await trainer.attach()`."""
+    """The trainer of one policy. It opens one session after another. Example: `await trainer.attach()`."""
 
     def __init__(self, client: ProbeClient, policy: str) -> None:
         self.client = client
@@ -115,7 +117,7 @@ class FakeTrainer:
         self.published: dict[int, Manifest] = {}
 
     def path(self, what: str) -> str:
-        """A route of the policy."""
+        """Returns the path of one of the policy's routes."""
         return f"/v1/policies/{self.policy}/{what}"
 
     async def attach(self, durable_step: int = 0) -> Session:
@@ -135,14 +137,14 @@ class FakeTrainer:
         return self.session
 
     async def publish_next(self) -> None:
-        """Publishes the next version, which holds one step more than the one before."""
+        """Publishes the next version, which contains one step more than the previous one."""
         await self.client.ask("POST", self.path("versions"), PublicationReply, self.publication())
         self.newest = self.newest + 1
         self.done = self.done + 1
         self.published[self.newest] = make_manifest(self.policy, self.newest)
 
     def publication(self, *, ahead: int = 1, epoch: int | None = None) -> Publication:
-        """The publication of the version that is `ahead` of the newest; 0 publishes the newest again."""
+        """Makes the publication of the version that is `ahead` of the newest; 0 repeats the newest one."""
         return Publication(
             epoch=self.session.epoch if epoch is None else epoch,
             step=self.done + ahead,
@@ -150,7 +152,7 @@ class FakeTrainer:
         )
 
     async def batch(self, step: int, *, rank: int = 0, world: int = 1, wait_s: float = 0.0) -> Batch | None:
-        """The slice of one rank, or None if the batch is not ready."""
+        """Asks for the slice of one rank. Returns None if the batch isn't ready."""
         params = {
             "epoch": str(self.session.epoch),
             "rank": str(rank),
@@ -161,7 +163,7 @@ class FakeTrainer:
         return reply.batch
 
     def commit(self, step: int, *, version: int | None = None, epoch: int | None = None) -> Commit:
-        """The commit of a step with the newest version."""
+        """Makes the commit of a step, by default with the newest version."""
         return Commit(
             epoch=self.session.epoch if epoch is None else epoch,
             step=step,
@@ -169,7 +171,7 @@ class FakeTrainer:
         )
 
     def release(self, step: int, *, epoch: int | None = None) -> Release:
-        """The release of the first `step` steps."""
+        """Makes the release of the first `step` steps."""
         epoch = self.session.epoch if epoch is None else epoch
         return Release(epoch=epoch, step=step, version=self.newest)
 
@@ -189,7 +191,7 @@ class FakeWorker:
         held: Sequence[str] | None = None,
         wait_s: float = 0.0,
     ) -> tuple[Lease, ...]:
-        """Asks for leases; notes and checks them. Leases of evaluation may be among them."""
+        """Asks for leases, records them, and checks them. They may include evaluation leases."""
         request = LeaseRequest(
             worker_id=self.id,
             num_free=num_free,
@@ -202,7 +204,10 @@ class FakeWorker:
         return tuple({lease.id: lease for lease in leases}.values())
 
     async def take(self, num: int) -> list[Lease]:
-        """Returns exactly `num` training leases, and answers those of evaluation. Raises: AbandonedError."""
+        """Gets exactly `num` training leases, and answers evaluation leases.
+
+        Raises: AbandonedError if there are not enough leases.
+        """
         found: list[Lease] = []
         for _ in range(_MAX_IDLE):
             for lease in await self.ask(num - len(found), wait_s=_IDLE_S):
@@ -223,12 +228,12 @@ class FakeWorker:
         return await self.results([self.run.result(lease) for lease in leases])
 
     async def fail(self, lease: Lease) -> EpisodeReceipt:
-        """Sends a failure after which the episode may be tried again."""
+        """Sends a failure after which the episode may be attempted again."""
         outcome = Failure(error_class="Conformance", message="made to fail by the conformance kit")
         return (await self.results([EpisodeResult(lease_id=lease.id, outcome=outcome)]))[0]
 
     async def results(self, results: Sequence[EpisodeResult]) -> tuple[EpisodeReceipt, ...]:
-        """Sends results, and remembers those that were accepted."""
+        """Sends results, and records those that were accepted."""
         body = EpisodeResults(worker_id=self.id, results=tuple(results))
         receipts = (await self.run.client.ask("POST", "/v1/episodes", Receipts, body)).receipts
         for result, receipt in zip(results, receipts, strict=False):
@@ -241,7 +246,7 @@ class FakeWorker:
         return await self.run.client.ask("POST", f"/v1/workers/{self.id}/heartbeat", HeartbeatReply, beat)
 
     async def drain(self) -> None:
-        """Announces that the service leaves."""
+        """Announces that the service is leaving."""
         await self.run.client.ask("POST", f"/v1/workers/{self.id}/drain", None)
 
 
@@ -256,7 +261,7 @@ class RunUnderTest:
         self.others: list[FakeTrainer] = []
         self.lease_timeout_s = 0.0
         self.out: dict[str, tuple[FakeWorker, Lease]] = {}
-        """Lease id -> service and lease, until its receipt."""
+        """Lease id -> service and lease, until its receipt arrives."""
         self.tasks: dict[tuple[int, int], tuple[str, int]] = {}
         """Episode -> task and seed of its first attempt."""
         self.sent: dict[tuple[int, int, str], Trajectory] = {}
@@ -264,7 +269,7 @@ class RunUnderTest:
         self._num_workers = 0
 
     async def meet(self) -> None:
-        """Reads what the run is about. Raises: BrokenError."""
+        """Reads the description of the run. Raises: BrokenError if it cannot be read or trains no policy."""
         try:
             self.info = await self.client.ask("GET", "/v1/run", RunInfo)
         except (RefusalError, AbandonedError) as err:
@@ -276,7 +281,7 @@ class RunUnderTest:
 
     @property
     def trained(self) -> list[PolicyInfo]:
-        """The trained policies, that of `trainer` first."""
+        """The trained policies. The policy of `trainer` comes first."""
         return [policy for policy in self.info.policies if policy.is_trained]
 
     @property
@@ -285,19 +290,19 @@ class RunUnderTest:
         return self.trained[0].max_lag
 
     def served(self) -> list[ServedVersions]:
-        """The newest version of each policy."""
+        """Returns the newest version of each policy."""
         trainers = (self.trainer, *self.others)
         return [ServedVersions(policy=t.policy, versions=(t.newest,)) for t in trainers]
 
     async def pinned(self) -> tuple[int, ...]:
-        """The versions that evaluation needs now."""
+        """Returns the versions that evaluation currently needs."""
         params = {"after": str(self.trainer.newest)}
         return (
             await self.client.ask("GET", self.trainer.path("versions"), VersionsReply, params=params)
         ).pinned
 
     async def worker(self) -> FakeWorker:
-        """Registers a further rollout service."""
+        """Registers another rollout service."""
         self._num_workers += 1
         request = RegisterWorker(
             name=f"conformance-{self._num_workers}",
@@ -311,7 +316,7 @@ class RunUnderTest:
         return FakeWorker(self, registration.worker_id)
 
     def result(self, lease: Lease) -> EpisodeResult:
-        """A valid result. Rewards differ within a group, so that filters keep it."""
+        """Makes a valid result. Rewards differ within a group, so that filters keep the group."""
         reward = float(lease.episode_idx % 2)
         served = {entry.policy: entry.versions[-1] for entry in self.served()}
         trajectories = tuple(
@@ -324,7 +329,7 @@ class RunUnderTest:
         return EpisodeResult(lease_id=lease.id, outcome=Episode(trajectories=trajectories, score=reward))
 
     def note_leases(self, worker: FakeWorker, request: LeaseRequest, leases: Sequence[Lease]) -> None:
-        """Checks what holds for every answer with leases, and remembers the leases."""
+        """Checks what must hold for every answer with leases, and records the leases."""
         that = self.checks.that
         that("D10", len(leases) <= request.num_free, f"{len(leases)} leases for num_free {request.num_free}")
         served = {entry.policy: set(entry.versions) for entry in request.served}
@@ -351,7 +356,7 @@ class RunUnderTest:
             self.out[lease.id] = (worker, lease)
 
     def note_receipt(self, result: EpisodeResult, receipt: EpisodeReceipt) -> None:
-        """Forgets the lease, and remembers what was accepted."""
+        """Forgets the lease, and records the trajectories that were accepted."""
         entry = self.out.pop(result.lease_id, None)
         if entry and receipt.status == "accepted" and isinstance(result.outcome, Episode):
             lease = entry[1]
@@ -388,5 +393,5 @@ class RunUnderTest:
 
 
 def same(left: object, right: object) -> bool:
-    """Whether two items have the same encoding."""
+    """Returns whether two items have the same encoding."""
     return msgspec.msgpack.encode(left) == msgspec.msgpack.encode(right)

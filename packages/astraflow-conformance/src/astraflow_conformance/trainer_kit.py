@@ -1,6 +1,7 @@
 """Checks a trainer: the kit acts as the dataflow, and fetches every version that the trainer publishes.
 
-The trainer is started up to three times: it is killed once in the middle, fenced once, and runs to the end.
+The kit starts the trainer up to three times: it kills the trainer in the middle of the run, fences it once,
+and then lets it run to the end.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 TRAINER_RULES = tuple(rule for rule in RULES if rule.startswith("T"))
 NUM_STEPS = 8
-"""Steps of the run: enough that a trainer with a checkpoint every four steps can be killed after one."""
+"""Number of steps of the run. It suffices to kill a trainer after a checkpoint if it makes one every four
+steps."""
 _CRASH_AT = 4
 _FENCE_AT = 6
 _GROUPS = 2
@@ -41,7 +43,7 @@ class TrainerKit:
         self._checks = dataflow.checks
 
     async def run(self, name: str) -> Report:
-        """Runs all scenarios; returns the verdict on each rule."""
+        """Runs all scenarios. Returns the verdict on each rule."""
         try:
             await self._candidate.start()
             for scenario in (self._begins, self._repeats, self._crashes, self._is_fenced, self._ends):
@@ -53,7 +55,7 @@ class TrainerKit:
         return self._checks.report("trainer", name)
 
     async def _guarded(self, scenario: Callable[[], Awaitable[None]]) -> bool:
-        """Runs a scenario; returns whether the next one makes sense."""
+        """Runs a scenario. Returns whether the next one makes sense."""
         try:
             await scenario()
         except BrokenError as err:
@@ -71,7 +73,7 @@ class TrainerKit:
     # --- scenarios ---
 
     async def _begins(self) -> None:
-        """The trainer opens a session and publishes; there is no batch yet; then one step."""
+        """Lets the trainer open a session, publish, wait for a batch, and then do one step."""
         dataflow = self._dataflow
         await dataflow.expect("T1", lambda: dataflow.num_sessions, "it opens a session", is_start=True)
         await dataflow.expect("T4", lambda: dataflow.newest >= 0, "its first version", is_start=True)
@@ -84,13 +86,13 @@ class TrainerKit:
         await self._committed("T10", 1, "step 0 is committed")
 
     async def _repeats(self) -> None:
-        """Answers are lost, and requests are refused for a moment."""
+        """Loses answers, and refuses requests for a moment."""
         for idx, fault in enumerate((self._dataflow.lost, self._dataflow.put_off)):
             fault.update(dict.fromkeys(("batches", "publish", "commit"), 1))
             await self._committed("T11", 2 + idx, "a step is committed though answers get lost")
 
     async def _crashes(self) -> None:
-        """The trainer is killed between two steps, and started again."""
+        """Kills the trainer between two steps, and starts it again."""
         dataflow = self._dataflow
         await self._committed("T10", _CRASH_AT, f"{_CRASH_AT} steps are committed")
         await dataflow.check_needed()
@@ -112,7 +114,7 @@ class TrainerKit:
         self._checks.that("T15", dataflow.asked[:1] == [session.base_step], detail)
 
     async def _is_fenced(self) -> None:
-        """Another session takes over the policy: the trainer ends; started again, it continues."""
+        """Lets another session take over the policy. The trainer must end, and after a restart, continue."""
         dataflow = self._dataflow
         await self._committed("T10", _FENCE_AT, f"{_FENCE_AT} steps are committed")
         num_before = dataflow.num_sessions
@@ -126,7 +128,7 @@ class TrainerKit:
         )
 
     async def _ends(self) -> None:
-        """The trainer does all steps and ends."""
+        """Lets the trainer do all remaining steps and end."""
         dataflow = self._dataflow
         await self._committed("T10", dataflow.num_steps, "all steps are committed")
         dataflow.state = "finished"
@@ -157,7 +159,7 @@ def make_samples(
 ) -> Callable[[int], Sequence[Sample]]:
     """Returns a function that makes the samples of a step: random tokens with advantages of both signs.
 
-    `logprobs_of` gives the logprobs [T] of a full forward pass of version 0; without it all tokens of the
+    `logprobs_of`: returns the logprobs [T] of a full forward pass of version 0. Without it, all tokens of the
     vocabulary are equally likely.
     """
 

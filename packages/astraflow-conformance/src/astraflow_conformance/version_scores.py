@@ -1,4 +1,4 @@
-"""Logprobs of a full forward, one sequence at a time: the plainest possible way, to compare others with."""
+"""Computes logprobs by full forward passes, one sequence at a time: the simplest way, as a reference."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,18 +21,18 @@ class VersionScores:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        """Raises: DataError if the folder holds no model that is known."""
+        """Raises: DataError if the folder doesn't hold a supported model."""
         self._model = empty_causal_lm(model_dir)
         self._versions: dict[int, tuple[HostTensor, ...]] = {}
         self._installed = -1
 
     def add(self, version: int, tensors: Sequence[HostTensor]) -> None:
-        """Keeps a version's tensors."""
+        """Stores a version's tensors."""
         self._versions[version] = tuple(tensors)
 
     @torch.no_grad()
     def logprobs(self, version: int, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Logprobs [T] at temperature 1; entry 0 is 0. Raises: KeyError for an unknown version."""
+        """Returns logprobs [T] at temperature 1; entry 0 is 0. Raises: KeyError for an unknown version."""
         if self._installed != version:
             install_tensors(self._model, self._versions[version])
             self._installed = version

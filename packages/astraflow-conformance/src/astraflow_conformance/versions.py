@@ -1,5 +1,7 @@
-"""Versions that the kit publishes: the recipe's model with noise, so that versions differ visibly, and chunks
-that arrive damaged."""
+"""The versions that the kit publishes.
+
+They are the recipe's model with noise, so that their logprobs differ clearly. Their chunks can be damaged.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +16,11 @@ from astraflow.types.host_tensors import HostTensor
 __all__ = ["DamagedChunks", "PublishedVersions", "perturbed"]
 
 _NOISE = 0.3
-"""Relative standard deviation of the noise: it moves a tiny model's logprobs by tenths of a nat and more."""
+"""Relative standard deviation of the noise. It changes a tiny model's logprobs by tenths of a nat or more."""
 
 
 def perturbed(tensors: Sequence[HostTensor], seed: int) -> tuple[HostTensor, ...]:
-    """The tensors with noise on each weight of a matrix; norms and biases stay as they are."""
+    """Returns the tensors with noise on each weight of a matrix. Norms and biases are unchanged."""
     random = np.random.default_rng(seed)
     return tuple(_perturbed(tensor, random) if len(tensor.shape) > 1 else tensor for tensor in tensors)
 
@@ -38,7 +40,7 @@ def _perturbed(tensor: HostTensor, random: np.random.Generator) -> HostTensor:
 
 
 class DamagedChunks:
-    """ASGI middleware around a publisher: the first byte of each chunk in `damaged` is wrong."""
+    """ASGI middleware around a publisher that changes the first byte of each chunk in `damaged`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -46,7 +48,7 @@ class DamagedChunks:
         self.num_damaged = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entry."""
+        """Handles a request, as an ASGI app."""
         path = str(scope.get("path", ""))
         is_damaged = path.removeprefix("/v1/chunks/") in self.damaged
 
@@ -73,7 +75,7 @@ class PublishedVersions:
         files: Mapping[str, Path],
         made: Callable[[int, Sequence[HostTensor]], None] = lambda version, tensors: None,
     ) -> None:
-        """`made` is called with every version before it is published."""
+        """`made`: called with every version before it is published."""
         self._publisher = publisher
         self._damage = damage
         self._policy = policy
@@ -88,7 +90,7 @@ class PublishedVersions:
         return await self._publisher.publish(self._policy, version, tensors, self._files)
 
     async def publish_damaged(self, version: int) -> Manifest:
-        """Publishes a version whose chunks arrive damaged until `repair`."""
+        """Publishes a version whose chunks arrive damaged until `repair` is called."""
         manifest = await self.publish(version)
         self._damage.damaged |= {chunk.hash for chunk in manifest.chunks}
         return manifest
@@ -99,5 +101,5 @@ class PublishedVersions:
         return self._damage.num_damaged
 
     def repair(self) -> None:
-        """Serves all chunks intact from now on."""
+        """Makes all chunks arrive intact again."""
         self._damage.damaged.clear()
