@@ -1,1 +1,1 @@
-"""`astraflow bundle`: everything that a machine without a network needs to run a recipe."""
+"""`astraflow bundle`: packs everything that a machine without a network needs to run a recipe."""

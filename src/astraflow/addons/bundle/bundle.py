@@ -1,14 +1,14 @@
-"""Writes a bundle: all that a machine without a network needs to run a recipe.
+"""Writes a bundle: everything that a machine without a network needs to run a recipe.
 
-    wheels/            what is installed here, as wheels (`packed_wheels`)
+    wheels/            the packages that are installed here, as wheels (`packed_wheels`)
     requirements.txt   their versions
     models/ data/      the models of the policies, and the files and folders that the recipe reads
-    modules            own modules of the recipe, at their places below the bundle
-    recipe.yaml        the resolved recipe; its paths begin at the bundle's folder
-    checksums.txt      of all other files, as `sha256sum -c` reads them
-    install            a shell script: compares the checksums, makes an environment, installs into it
+    modules            the user's modules that the recipe names, at the same relative paths
+    recipe.yaml        the resolved recipe; its paths are relative to the bundle's folder
+    checksums.txt      checksums of all other files, in the format of `sha256sum -c`
+    install            a shell script: compares the checksums, creates an environment, and installs into it
 
-The other machine needs the same platform and version of Python, which `install` checks.
+The other machine needs the same platform and Python version, which `install` checks.
 """
 
 import json
@@ -41,9 +41,9 @@ __all__ = ["write_bundle"]
 
 _JsonMap = dict[str, Any]
 _PATH_KEYS = frozenset({"path", "folder"})
-"""Keys of sources and of components that name a file or a folder to read."""
+"""Keys of sources and components whose values are files or folders to read."""
 _READ_SECTIONS = ("tasks", "eval", "workflow")
-"""Sections of a recipe, other than the policies' models, that read files."""
+"""Sections of a recipe that read files, in addition to the policies' models."""
 
 _INSTALL = """#!/bin/sh
 # Installs this bundle without a network: sh install [FOLDER OF THE NEW ENVIRONMENT]
@@ -74,12 +74,13 @@ echo "installed; next: cd $here && $environment/bin/astraflow run recipe.yaml"
 def write_bundle(
     recipe: Recipe, out: Path, *, extras: Sequence[str] = (), tell: Callable[[str], None] = print
 ) -> None:
-    """Writes the bundle of a recipe into a new or empty folder. `extras`: further ones of astraflow.
+    """Writes the bundle of a recipe into a new or empty folder.
 
-    The folder appears when all is in it. Whatever fails before leaves nothing behind.
+    `extras` are additional extras of astraflow. The folder appears only when it is complete, so a failure
+    leaves nothing behind.
 
-    Raises: DataError or ConfigError if something that the recipe reads is not here or cannot be bundled, or
-    if a distribution cannot be packed.
+    Raises: DataError or ConfigError if something that the recipe reads is missing or can't be bundled, or if
+    a distribution can't be packed.
     """
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise DataError(f"{out} exists and is not an empty folder; choose another one")
@@ -106,7 +107,7 @@ def write_bundle(
 
 
 def _pack(distributions: Sequence[Distribution], to: Path, tell: Callable[[str], None]) -> None:
-    """Writes wheels, and their versions."""
+    """Writes the wheels and the list of their versions."""
     wheels = to / "wheels"
     wheels.mkdir()
     tell(f"packing {len(distributions)} installed packages")
@@ -124,7 +125,7 @@ def _write_install(path: Path) -> None:
 
 
 def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:
-    """What the recipe needs of packages: astraflow, and those that its components come from."""
+    """Returns the packages that the recipe needs: astraflow, and those that contain its components."""
     owners = packages_distributions()
     modules = {type(part).__module__ for part in _parts(recipe)} | {
         use.use.partition(":")[0] for use in uses(recipe)
@@ -135,7 +136,7 @@ def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:
 
 
 def _parts(config: Config) -> list[Config]:
-    """A config and all configs in it."""
+    """Returns a config and all configs inside it."""
     found = [config]
     for key in type(config).model_fields:
         value: Any = getattr(config, key)
@@ -146,7 +147,10 @@ def _parts(config: Config) -> list[Config]:
 
 
 def _models(recipe: Recipe, mapping: _JsonMap) -> dict[str, Path]:
-    """Place in the bundle -> folder of a model; the mapping's policies get the places. Raises: DataError."""
+    """Maps the path of each model in the bundle to its folder here, and writes the paths into `mapping`.
+
+    Raises: DataError if a model is missing.
+    """
     copies: dict[str, Path] = {}
     for name, policy in recipe.policies.items():
         for where, model in models_of(name, policy).items():
@@ -165,14 +169,14 @@ def _models(recipe: Recipe, mapping: _JsonMap) -> dict[str, Path]:
 
 
 def _model_name(model: str) -> str:
-    """The last name of a model: of its folder, or on the hub."""
+    """Returns the last part of a model's name, which is a folder or a name on the hub."""
     return Path(split_revision(model)[0]).name if is_hub_name(model) else Path(model).expanduser().name
 
 
 def _placed(copies: dict[str, Path], folder: str, source: Path, *, name: str = "") -> str:
-    """A place in the bundle for a file or folder; the same one if it has a place already.
+    """Returns the path of a file or folder in the bundle; a known source keeps its path.
 
-    `name`: what it is called there; empty: as here.
+    `name` is its name in the bundle; if empty, its name here.
     """
     source = source.resolve()
     name = name or source.name
@@ -189,9 +193,9 @@ def _placed(copies: dict[str, Path], folder: str, source: Path, *, name: str = "
 
 
 def _read_by(node: Any, where: str, copies: dict[str, Path]) -> None:
-    """Gives places to the files and folders that a section names, and writes the places into it.
+    """Assigns paths in the bundle to the files and folders that a section names, and writes them into it.
 
-    Raises: DataError if one is not here.
+    Raises: DataError if a file or folder is missing.
     """
     if isinstance(node, list):
         for idx, each in enumerate(node):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - any list of a recipe
@@ -215,7 +219,7 @@ def _read_by(node: Any, where: str, copies: dict[str, Path]) -> None:
 
 
 def _own_modules(recipe: Recipe) -> dict[str, Path]:
-    """Place in the bundle -> file of a module that the user wrote. Raises: ConfigError."""
+    """Maps paths in the bundle to the files of modules that the user wrote. Raises: ConfigError."""
     found: dict[str, Path] = {}
     for use in uses(recipe):
         module = use.use.partition(":")[0]
@@ -231,7 +235,7 @@ def _own_modules(recipe: Recipe) -> dict[str, Path]:
 
 
 def _place_of_module(file: Path) -> str:
-    """Its path below the folder that Python finds it in."""
+    """Returns the path of a module's file relative to the folder in which Python finds it."""
     folders = [
         Path(folder).resolve()
         for folder in sys.path

@@ -1,7 +1,8 @@
-"""The files of a folder as a bundle takes them: regular files alone, each checked before anything is copied.
+"""The files of a folder that go into a bundle: only regular files, all checked before anything is copied.
 
-A link to a file of the same folder is copied as that file. So is one of a model in the hub's cache, where all
-files of a snapshot are links to `blobs`. Other links could carry any file of this machine into the bundle.
+A link to a file of the same folder is copied as that file. The same holds for a model in the hub's cache,
+where all files of a snapshot are links to `blobs`. Other links are refused because they could bring any file
+of this machine into the bundle.
 """
 
 import hashlib
@@ -22,9 +23,9 @@ _BLOCK_BYTES = 1 << 20
 
 
 def files_of(source: Path) -> dict[str, Path]:
-    """Path below the source -> the file to read; of a file, its own with an empty path.
+    """Maps paths below the source to the files to read. If the source is a file, its path is empty.
 
-    Raises: DataError for what cannot be in a bundle, with the remedy.
+    Raises: DataError, with the remedy, if something can't be in a bundle.
     """
     _check_name(source)
     if not source.is_dir():
@@ -65,12 +66,12 @@ def _files_below(source: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _blobs_of(source: Path) -> list[Path]:
-    """Where the files of a model lie that is a snapshot in the cache of the Hugging Face hub."""
+    """Returns the folder with the files of a source that is a snapshot in the Hugging Face hub's cache."""
     return [source.parent.parent / "blobs"] if source.parent.name == "snapshots" else []
 
 
 def _check_name(path: Path) -> None:
-    """Checks that the list of checksums can hold a name."""
+    """Checks that the list of checksums can contain a name."""
     if not path.name.isprintable() or "\\" in path.name:
         raise DataError(
             f"{path.name!r} in {shown_path(path.parent)} has a name that a list of checksums cannot hold; "
@@ -98,9 +99,9 @@ def _check_file(path: Path) -> None:
 
 @contextmanager
 def whole_or_nothing(out: Path) -> Generator[Path]:
-    """A folder to fill, which becomes `out` at the end of the block. If the block raises, nothing is left.
+    """Yields a folder to fill, which becomes `out` at the end of the block.
 
-    `out` is missing or an empty folder.
+    If the block raises, nothing is left. `out` must be missing or an empty folder.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{out.name[:100]}-", dir=out.parent))
@@ -114,7 +115,7 @@ def whole_or_nothing(out: Path) -> Generator[Path]:
 
 
 def write_checksums(folder: Path) -> int:
-    """Writes the checksums of all files in a folder. Returns: bytes of all files."""
+    """Writes the checksums of all files in a folder, and returns their total size in bytes."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = [f"{_digest(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`astraflow bundle`: all that a machine without a network needs to run a recipe, in one folder."""
+"""`astraflow bundle`: puts everything that a machine without a network needs for a recipe into one folder."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,10 +25,11 @@ def bundle(
         ),
     ] = None,
 ) -> None:
-    """Write a recipe with its wheels, models and data into a folder, for a machine without a network.
+    """Write a recipe with its wheels, models, and data into a folder, for a machine without a network.
 
-    The wheels are made of what is installed here. There, `sh install` makes an environment, for the same
-    version of Python on the same platform. Tiny models that the recipe names are built if they are missing.
+    The wheels are made from the packages that are installed here. On the other machine, which needs the same
+    platform and Python version, `sh install` creates an environment. Tiny models that the recipe names are
+    built if they are missing.
 
     Example: `astraflow bundle math/tiny --out math-bundle`.
     """

@@ -1,9 +1,10 @@
-"""Makes wheels of what is installed here: the same files that run here, without an index or a network.
+"""Makes wheels from installed distributions: the same files that run here, without an index or a network.
 
-A distribution's RECORD names its files, with their checksums; a wheel is an archive of just these. So an
-installed distribution becomes a wheel again. What an installer adds (compiled modules, start scripts, its own
-notes) is left out, because the next installer adds it again. A file that was changed since is an error. A
-distribution that is installed from a source folder has no files of its own there; it is built.
+A distribution's RECORD lists its files with their checksums, and a wheel is an archive of exactly these
+files. An installed distribution can therefore be turned into a wheel again. What an installer adds (compiled
+modules, start scripts, its own notes) is left out, because the next installer adds it again. A file that was
+changed after the installation is an error. A distribution that is installed from a source folder doesn't have
+its own files there, so its wheel is built.
 """
 
 import base64
@@ -28,18 +29,18 @@ from astraflow.errors import DataError
 __all__ = ["needed_distributions", "pack_wheel"]
 
 _OF_INSTALLERS = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
-"""Files of a dist-info folder that an installer writes."""
+"""Files that an installer writes to a dist-info folder."""
 _EPOCH = (2020, 1, 1, 0, 0, 0)
-"""Time of all files in a wheel, so that the same files make the same wheel."""
+"""Timestamp of all files in a wheel, so that the same files make the same wheel."""
 _EXECUTABLE = 0o755 << 16
 _PLAIN = 0o644 << 16
 
 
 def needed_distributions(requirements: Iterable[str]) -> list[Distribution]:
-    """The installed distributions that some requirements need here, and those that these need, by name.
+    """Returns the installed distributions that requirements need here, directly or indirectly, by name.
 
     Example: `needed_distributions(["astraflow[quickstart]"])`.
-    Raises: DataError if one is not installed.
+    Raises: DataError if a distribution is not installed.
     """
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, str]] = set()
@@ -61,7 +62,7 @@ def needed_distributions(requirements: Iterable[str]) -> list[Distribution]:
 
 
 def _requirements(dist: Distribution, extra: str) -> list[Requirement]:
-    """What a distribution needs here. If `extra` is not empty: only what the extra adds."""
+    """Returns what a distribution needs here or, if `extra` isn't empty, only what the extra adds."""
     every = [Requirement(text) for text in dist.requires or ()]
     always = [each for each in every if each.marker is None or each.marker.evaluate({"extra": ""})]
     if not extra:
@@ -70,16 +71,16 @@ def _requirements(dist: Distribution, extra: str) -> list[Requirement]:
 
 
 def pack_wheel(dist: Distribution, to: Path) -> Path:
-    """Writes the wheel of an installed distribution into a folder; returns its path.
+    """Writes the wheel of an installed distribution into a folder, and returns its path.
 
-    Raises: DataError if a file is missing or was changed, or a source folder cannot be built.
+    Raises: DataError if a file is missing or was changed, or if a source folder can't be built.
     """
     source = _source_folder(dist)
     return _built(dist, source, to) if source is not None else _packed(dist, to)
 
 
 def _source_folder(dist: Distribution) -> Path | None:
-    """The folder that an editable distribution runs from; None for any other."""
+    """Returns the source folder of an editable distribution; None for any other."""
     text = dist.read_text("direct_url.json")
     told: dict[str, Any] = json.loads(text) if text else {}
     if not told.get("dir_info", {}).get("editable"):
@@ -90,7 +91,7 @@ def _source_folder(dist: Distribution) -> Path | None:
 def _built(dist: Distribution, source: Path, to: Path) -> Path:
     before = set(to.glob("*.whl"))
     argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(to), str(source)]
-    # The tool that builds may be installed: then no network is needed.
+    # Try without build isolation first: if the build tool is installed, no network is needed.
     done = subprocess.run([*argv, "--no-build-isolation"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -139,7 +140,7 @@ def _write(archive: zipfile.ZipFile, place: str, content: bytes, mode: int) -> N
 
 
 def _files(dist: Distribution) -> dict[str, tuple[Path, str]]:
-    """Place in the wheel -> the file, and its checksum in RECORD (may be empty)."""
+    """Maps paths in the wheel to (file, checksum in RECORD, which may be empty)."""
     if not dist.files:
         raise DataError(
             f"{dist.name} {dist.version} has no RECORD of its files (it may be the system's own); install it "

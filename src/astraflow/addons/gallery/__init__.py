@@ -1,1 +1,1 @@
-"""`astraflow recipes` and `astraflow init`: the recipes and examples that come with AstraFlow, copied."""
+"""`astraflow recipes` and `astraflow init`: copies of the recipes and examples that come with AstraFlow."""

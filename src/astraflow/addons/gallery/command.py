@@ -20,7 +20,7 @@ _recipes = typer.Typer(help="Show or copy the recipes that come with AstraFlow."
 
 
 def _names(incomplete: str) -> list[str]:
-    """For the completion of the shell."""
+    """Returns names for shell completion."""
     from astraflow.recipe.gallery import entries
 
     return [entry.name for entry in entries() if entry.name.startswith(incomplete)]
@@ -40,7 +40,7 @@ _Names = Annotated[
 def list_recipes(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list and nothing else.")] = False,
 ) -> None:
-    """List recipes, examples and model specs, with one line about each."""
+    """List recipes, examples, and model specs, with one line about each."""
     from astraflow.recipe.gallery import entries
 
     found = entries()
@@ -58,7 +58,7 @@ def list_recipes(
 
 @_recipes.command("show")
 def show(name: _Name) -> None:
-    """Print a recipe or a model spec as it is written.
+    """Print the source of a recipe or a model spec.
 
     Example: `astraflow recipes show quickstart`.
     """
@@ -75,10 +75,10 @@ def copy(
     everything: Annotated[bool, typer.Option("--all", help="Copy all recipes, specs and examples.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are different.")] = False,
 ) -> None:
-    """Copy recipes with the files that they need: what they extend, their modules, the specs of their models.
+    """Copy recipes and the files that they need: the recipes they extend, their modules, and model specs.
 
-    The copies have the same places as in AstraFlow's repository, so the commands of its documentation work in
-    the folder as printed.
+    The copies have the same relative paths as in AstraFlow's repository, so you can run the commands in its
+    documentation unchanged in the folder.
 
     Examples: `astraflow recipes copy quickstart`, `astraflow recipes copy --all --to work`.
     """
@@ -95,7 +95,7 @@ def copy(
 
 
 def _tell_how_to_run(found: "list[GalleryItem]", to: Path) -> None:
-    """The commands for the copied recipes."""
+    """Prints the commands that run the copied recipes."""
     from astraflow.addons.gallery.copies import specs_of
 
     chosen = [entry for entry in found if entry.kind == "recipe"]
@@ -113,9 +113,9 @@ def _tell_how_to_run(found: "list[GalleryItem]", to: Path) -> None:
 def init_project(
     folder: Annotated[Path, typer.Argument(help="Folder to make; missing or empty.", metavar="DIR")],
 ) -> None:
-    """Start a project: a folder with a recipe, a reward, a workflow and a test. It runs as it is.
+    """Start a project: a folder with a recipe, a reward, a workflow, and a test. You can run it unchanged.
 
-    Its README names the commands, in the order in which one uses them.
+    Its README lists the commands in the order in which you use them.
 
     Example: `astraflow init my-project`.
     """

@@ -1,7 +1,7 @@
-"""Copies of the recipes, model specs and examples that come with AstraFlow.
+"""Copies the recipes, model specs, and examples that come with AstraFlow.
 
-Copies keep their places below the new folder, because a recipe names other files by their places: the recipe
-that it extends, the modules of its own parts, the spec of its model.
+Copies keep their relative paths below the new folder, because a recipe refers to other files by their paths:
+the recipe that it extends, the modules of its own parts, and the spec of its model.
 """
 
 import re
@@ -16,10 +16,11 @@ __all__ = ["copy_all", "copy_entries", "copy_project", "specs_of"]
 
 
 def copy_entries(chosen: Sequence[GalleryItem], to: Path, *, force: bool = False) -> list[Path]:
-    """Copies entries, with the files that they need, below a folder; returns the copies' paths below it.
+    """Copies entries and the files that they need into a folder, and returns the paths relative to it.
 
-    A file that is there already with the same content is left as it is.
-    Raises: DataError, before anything is written, if another file is in the way and `force` is False.
+    An existing file with the same content is left unchanged.
+
+    Raises: DataError, before anything is written, if a different file exists and `force` is False.
     """
     root = gallery_root()
     needed: dict[Path, None] = {}
@@ -29,14 +30,14 @@ def copy_entries(chosen: Sequence[GalleryItem], to: Path, *, force: bool = False
 
 
 def copy_all(to: Path, *, force: bool = False) -> list[Path]:
-    """Copies the whole gallery, like `copy_entries`."""
+    """Copies the entire gallery, like `copy_entries`."""
     root = gallery_root()
     found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if _is_content(path)]
     return _copy({path.relative_to(root): path for path in found}, to, force=force)
 
 
 def specs_of(entry: GalleryItem) -> list[tuple[str, str]]:
-    """The models of a recipe that have a spec here: name, and path of the spec below the root."""
+    """Returns (name, path of the spec below the root) for the models of a recipe that have a spec here."""
     root = gallery_root()
     policies: dict[str, dict[str, str]] = full_mapping(entry.path).get("policies", {})
     models = dict.fromkeys(policy["model"].removeprefix("./models/") for policy in policies.values())
@@ -45,9 +46,9 @@ def specs_of(entry: GalleryItem) -> list[tuple[str, str]]:
 
 
 def copy_project(to: Path) -> list[Path]:
-    """Copies the example project into a folder; returns the paths below it.
+    """Copies the example project into a folder, and returns the paths relative to it.
 
-    Raises: DataError if the folder is there and not empty.
+    Raises: DataError if the folder exists and is not empty.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise DataError(f"{to} exists and is not an empty folder; choose another one")
@@ -57,12 +58,12 @@ def copy_project(to: Path) -> list[Path]:
 
 
 def _is_content(path: Path) -> bool:
-    """Whether a path is a file that somebody wrote, and not one that Python compiled."""
+    """Checks that a path is a file that somebody wrote, not one that Python compiled."""
     return path.is_file() and "__pycache__" not in path.parts
 
 
 def _copy(files: dict[Path, Path], to: Path, *, force: bool) -> list[Path]:
-    """Writes files (place below `to` -> source). The copies are writable, whatever the sources are."""
+    """Writes files (path below `to` -> source). The copies are writable even if the sources aren't."""
     contents = {place: source.read_bytes() for place, source in sorted(files.items())}
     for place, content in contents.items():
         target = to / place
@@ -77,7 +78,7 @@ def _copy(files: dict[Path, Path], to: Path, *, force: bool) -> list[Path]:
 
 
 def _needed_by(path: Path, root: Path) -> list[Path]:
-    """A file and the files of the gallery that it names, and those that they name."""
+    """Returns a file and all files of the gallery that it refers to, directly or indirectly."""
     seen: dict[Path, None] = {}
     waiting = [path]
     while waiting:
@@ -89,7 +90,7 @@ def _needed_by(path: Path, root: Path) -> list[Path]:
 
 
 def _named_in(path: Path, root: Path) -> Iterator[Path]:
-    """Files that a recipe, a spec or a module may mean. Some do not exist: a module may be of a package."""
+    """Yields files that a recipe, spec, or module may refer to. Some don't exist: modules of packages."""
     text = path.read_text(encoding="utf-8")
     for bases in re.findall(r"^extends: (.+)$", text, re.M):
         for base in re.findall(r"[\w./-]+\.yaml", bases):

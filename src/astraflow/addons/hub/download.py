@@ -1,8 +1,8 @@
 """Downloads models from the Hugging Face Hub into its usual cache.
 
-Only the files that a run reads are downloaded: safetensors, config, tokenizer, chat template and generation
+Only the files that a run reads are downloaded: safetensors, config, tokenizer, chat template, and generation
 config. The library `huggingface_hub` does this, so its environment variables apply: HF_HOME, HF_HUB_CACHE,
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE.
+HF_ENDPOINT, HF_TOKEN, and HF_HUB_OFFLINE.
 """
 
 import errno
@@ -25,7 +25,7 @@ __all__ = ["download_model"]
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SMALL_ENDINGS = (".json", ".jinja", ".txt", ".model")
-"""Files with these endings are config, tokenizer, chat template or generation config."""
+"""Files with these endings are config, tokenizer, chat template, or generation config."""
 _TIMEOUT_S = 20.0
 _LINE_EVERY_S = 10.0
 """Interval between progress lines about a download, if there is no terminal."""
@@ -34,7 +34,7 @@ _SERVER_ERROR = 500
 
 
 def download_model(model: str, tell: Callable[[str], None]) -> str:
-    """Looks a model up on the hub, and downloads it if the cache lacks it: see `models.hub.fetch_model`."""
+    """Looks up a model on the hub and downloads it if it isn't in the cache; see `models.hub.fetch_model`."""
     name, revision = split_revision(model)
     from huggingface_hub import constants
 
@@ -50,7 +50,7 @@ def download_model(model: str, tell: Callable[[str], None]) -> str:
         return f"{name}@{_download(name, revision or 'main', tell)}"
     except DataError:
         raise
-    except Exception as err:  # the library also raises whatever its HTTP library raises
+    except Exception as err:  # the library also raises the errors of its HTTP library
         if cached and _is_unreachable(err):
             tell(f"{constants.ENDPOINT} cannot be reached; using {cached} from the cache")
             return cached
@@ -58,7 +58,7 @@ def download_model(model: str, tell: Callable[[str], None]) -> str:
 
 
 def _download(name: str, revision: str, tell: Callable[[str], None]) -> str:
-    """Downloads the files that a run reads. Returns the commit."""
+    """Downloads the files that a run reads, and returns the commit."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub import snapshot_download as download  # pyright: ignore[reportUnknownVariableType] (dict without its arguments)
 
@@ -98,7 +98,7 @@ def _select_files(name: str, commit: str, sizes: Mapping[str, int]) -> list[str]
 
 @contextmanager
 def _report_progress(blobs: Path, total: int, tell: Callable[[str], None]) -> Generator[None]:
-    """Reports the progress of a download: with the library's bars in a terminal, else with lines to
+    """Reports the progress of a download, with the library's bars in a terminal or else with lines for
     `tell`."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
 
@@ -133,7 +133,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _literal(name: str) -> str:
-    """A pattern that matches only this file name."""
+    """Returns a pattern that matches only this file name."""
     return re.sub(r"([*?\[])", r"[\1]", name)
 
 
@@ -142,7 +142,7 @@ def _is_set(variable: str) -> bool:
 
 
 def _is_unreachable(error: BaseException) -> bool:
-    """Whether the hub did not answer, or answered with a server error."""
+    """Checks whether the hub didn't answer, or answered with a server error."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     if isinstance(error, HfHubHTTPError):

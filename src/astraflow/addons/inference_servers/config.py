@@ -1,4 +1,4 @@
-"""The engines `vllm` and `sglang` of a recipe: servers of their own, one per policy."""
+"""The engines `vllm` and `sglang` of a recipe, which run one separate server per policy."""
 
 import re
 import shlex
@@ -31,15 +31,15 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class AttachConfig(Config):
-    """Servers that already run, for one policy and one rollout service; if `url` is empty, the engine starts
+    """Running servers to use, for one policy and one rollout service. If `url` is empty, the engine starts
     its own."""
 
     url: str = ""
     """Address of the server, e.g. `http://127.0.0.1:8000`."""
     pinned_url: str = ""
-    """Address of a second server, which serves the pinned versions that evaluation uses."""
+    """Address of a second server, which serves the pinned versions for evaluation."""
     weights_dir: str = ""
-    """Folder in which new weights are written for the server to read; empty: `/dev/shm` if it exists, else
+    """Folder to which new weights are written for the server to read. If empty, `/dev/shm` if it exists, else
     the temporary folder."""
 
     @model_validator(mode="after")
@@ -50,28 +50,29 @@ class AttachConfig(Config):
 
 
 class ServerEngineConfig(ModelEngineConfig, EngineVariant):
-    """What the engines that drive a separate server have in common."""
+    """Fields that are common to all engines with a separate server."""
 
     python: str
     """Python interpreter that has the server installed; a path is relative to the folder that the command
     runs in."""
     args: tuple[str, ...] = ()
-    """Further arguments of the server's command, passed on unchanged."""
+    """Additional arguments of the server's command, passed on unchanged."""
     env: dict[Variable, str] = Field(default_factory=dict)
-    """Further environment variables of the server. A value `${NAME}` is that of the rollout service's own
-    variable; any other stays on the machine of the run, and is such a reference wherever the recipe goes."""
+    """Additional environment variables of the server. `${NAME}` stands for the value of the rollout service's
+    own variable. Any other value stays on the machine of the run, and copies of the recipe contain such a
+    reference instead."""
     attach: AttachConfig = AttachConfig()
     """Servers to use instead of starting new ones."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Data type of weights and computation; attention kernels on a GPU need a 16-bit type."""
+    """Data type of weights and computation. Attention kernels on a GPU need a 16-bit type."""
     start_timeout_s: float = Field(default=900.0, gt=0)
-    """Largest time, in seconds, from the start or restart of the server until it serves."""
+    """Maximum time, in seconds, from the start or restart of the server until it serves."""
     request_timeout_s: float = Field(default=600.0, gt=0)
-    """Largest time, in seconds, for one request or one update of the weights."""
+    """Maximum time, in seconds, for one request or one update of the weights."""
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """The server's command, with the environment variables that can change what it does."""
+        """Returns the server's command, with the environment variables that can change what it does."""
         if self.attach.url:
             return ()
         variables = [f"{name}={value}" for name, value in self.env.items()]
@@ -79,19 +80,19 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
 
     @property
     def secret_env(self) -> Mapping[str, str]:
-        """The variables whose values stand in the recipe itself, for the server that the engine starts."""
+        """Returns the variables whose values the recipe contains, for the server that the engine starts."""
         own = {name: value for name, value in self.env.items() if not REFERENCE.fullmatch(value)}
         return {PASSED_ON_PREFIX + name: value for name, value in own.items()}
 
     def check_machine(self) -> None:
-        """Raises: ConfigError if `python` doesn't exist, or has no server installed."""
+        """Checks the interpreter. Raises: ConfigError if `python` doesn't exist, or lacks the server."""
         from astraflow.addons.inference_servers.server_check import check_python
 
         if not self.attach.url:
             check_python(self.python, library=self.name, env=self.env)
 
     def check_services(self, *, num_policies: int, num_services: int, has_evals: bool) -> None:
-        """A server that the run did not start holds the weights of one policy, for one service."""
+        """Checks that attached servers suffice: each holds the weights of one policy, for one service."""
         if not self.attach.url:
             return
         where = "rollout.engine.attach.url"

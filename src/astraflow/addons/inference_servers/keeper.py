@@ -2,15 +2,15 @@
 
     python -I -S keeper.py FOLDER PROGRAM [ARGUMENT ...]
 
-The engine's process starts it and holds its standard input open. When standard input ends, for whatever
-reason, the script asks the server to stop, waits for a while, kills whatever is left of it and of everything
-that it started, and deletes FOLDER. If the engine's last word was `keep`, FOLDER stays. A crash of the engine
-closes standard input too, so no server outlives its engine.
+The engine's process starts the script and keeps its standard input open. When standard input ends, for
+whatever reason, the script asks the server to stop, waits for a while, kills what remains of it and of
+everything that it started, and deletes FOLDER. If the engine wrote `keep` last, FOLDER stays. A crash of the
+engine also closes standard input, so a server never outlives its engine.
 
-The server gets a session of its own, and writes its log to the script's standard output. The first line on
-standard error is the server's process id. If the server cannot be started, that line is 0 and the reason. The
-exit code is the server's, or 128 + its signal. Only the standard library is imported: with `-I -S` there is
-nothing else.
+The server gets its own session and writes its log to the script's standard output. The first line on standard
+error is the server's process id, or 0 and the reason if the server can't be started. The exit code is the
+server's, or 128 + its signal. The script imports only the standard library because nothing else is available
+with `-I -S`.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ import threading
 __all__ = ["GRACE_S", "KEEP"]
 
 GRACE_S = 20.0
-"""A server that still runs this long after SIGTERM is killed, and then leaves shared memory behind."""
+"""A server that still runs this long after SIGTERM is killed. It then leaves shared memory behind."""
 KEEP = b"keep"
-"""An engine writes this to standard input if it will start another server in the folder."""
+"""The engine writes this to standard input if it will start another server in the folder."""
 _PR_SET_PDEATHSIG = 1
 """An option of Linux's `prctl`: the signal that a process gets when its parent dies."""
 
 
 def _main() -> None:
-    """Runs the server until it ends by itself or the engine goes."""
+    """Runs the server until it ends by itself or its engine ends."""
     folder = sys.argv[1]
     argv = sys.argv[2:]
     try:
@@ -53,10 +53,11 @@ def _main() -> None:
     stopper = threading.Thread(target=_stop_at_end, args=(server, folder, is_left), daemon=True)
     stopper.start()
     code = server.wait()
-    _kill_session(server.pid)  # workers of a server that crashed would keep its memory
+    _kill_session(server.pid)  # the workers of a crashed server would keep its memory
     if is_left.is_set():
-        stopper.join()  # the folder has to be gone before this process is
-    # Not sys.exit: the stopper may still block on standard input, whose lock the interpreter's end needs.
+        stopper.join()  # the folder has to be gone before this process ends
+    # sys.exit could hang: the stopper may still block on standard input, whose lock the interpreter needs to
+    # shut down.
     os._exit(code if code >= 0 else 128 - code)
 
 
@@ -73,7 +74,7 @@ def _stop_at_end(server: "subprocess.Popen[bytes]", folder: str, is_left: thread
 
 
 def _kill_session(pid: int) -> None:
-    """Kills the server and what it started: it leads the process group of its session."""
+    """Kills the server and what it started. The server leads the process group of its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 

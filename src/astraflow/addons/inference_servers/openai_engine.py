@@ -1,13 +1,13 @@
 """A model behind an OpenAI-compatible endpoint (`POST BASE_URL/chat/completions`), for evaluation only.
 
-Such an endpoint takes messages and returns text, so this engine comes with a renderer of its own. The
-renderer's "tokens" are the UTF-8 bytes of the conversation, with one JSON line per message. A completion is
-such a line too, so the next prompt always begins with the exact bytes of the one before.
+Such an endpoint takes messages and returns text, so this engine has its own renderer. The renderer's "tokens"
+are the UTF-8 bytes of the conversation, with one JSON line per message. A completion is such a line too, so
+the next prompt always begins with the exact bytes of the previous one.
 
-Logprobs and versions are always 0: nothing that the endpoint says can be trained. Token counts are the
-endpoint's own (`usage.completion_tokens`). Connection errors and the statuses 408, 429, 500, 502, 503 and 504
-are tried again after growing pauses. Any other refusal is final, and its error quotes the endpoint. The key
-is sent to the endpoint and goes nowhere else.
+Logprobs and versions are always 0 because an endpoint's answers can't be trained on. Token counts are the
+endpoint's own (`usage.completion_tokens`). Connection errors and the statuses 408, 429, 500, 502, 503, and
+504 are retried with growing pauses. Any other refusal is final, and its error quotes the endpoint. The key is
+sent only to the endpoint.
 """
 
 import asyncio
@@ -28,32 +28,32 @@ from astraflow.types.host_tensors import WeightSnapshot
 __all__ = ["OpenAiEngine", "TextRenderer"]
 
 _TRIES = 4
-"""Number of times that a request is sent before it fails."""
+"""Maximum number of times a request is sent."""
 _FIRST_PAUSE_S = 0.5
 """Pause before the second try; each later pause is twice as long."""
 _MAX_CONTEXT = 1 << 30
-"""No limit in practice: bytes say nothing about tokens, and the endpoint enforces its own limit."""
+"""No limit in practice. Bytes don't tell the number of tokens, and the endpoint enforces its own limit."""
 _SEED_BITS = 31
-"""Endpoints refuse larger seeds."""
+"""Maximum number of bits in a seed. Endpoints refuse larger seeds."""
 _MAX_TOLD = 300
-"""Characters of an endpoint's answer that an error message quotes."""
+"""Maximum number of characters of an endpoint's answer that an error message quotes."""
 _WORTH_ANOTHER_TRY = frozenset({408, 429, 500, 502, 503, 504})
 _END = ord("\n")
 
 
 class TextRenderer:
-    """Implements `Renderer` over bytes: every "token id" is one byte.
+    """Implements `Renderer` over bytes: each "token id" is one byte.
 
     Example: `TextRenderer().render((Message(...),))`.
     """
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """The byte that ends a line, and with it a message."""
+        """The byte that ends a line and thus a message."""
         return frozenset({_END})
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The bytes of a conversation, one JSON line per message."""
+        """Returns the bytes of a conversation, with one JSON line per message."""
         return tuple(b"".join(_line(message) for message in messages))
 
     def extend(
@@ -63,15 +63,15 @@ class TextRenderer:
         return (*prefix, *self.render(messages))
 
     def parse(self, token_ids: Sequence[int]) -> Message:
-        """The message in a completion's line."""
+        """Returns the message in a completion's line."""
         return _messages(token_ids)[-1]
 
 
 class OpenAiEngine:
     """Implements `Engine` for the endpoint at `base_url`, e.g. `http://127.0.0.1:8000/v1`.
 
-    `model` is the name of the model to ask for; empty takes the first one that the endpoint lists. Requests
-    must be rendered by `TextRenderer`. `check` finds that name, so it must come first; `close` ends the
+    `model` is the name of the model to use; if empty, it is the first one that the endpoint lists. Render
+    requests with `TextRenderer`. Call `check` first, because it determines that name. `close` ends the
     connections.
     Example: `engine = OpenAiEngine("http://127.0.0.1:8000/v1")`, then `await engine.check()`.
     """
@@ -86,7 +86,7 @@ class OpenAiEngine:
         timeout_s: float = 300.0,
         template_args: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """`template_args`: sent as `chat_template_kwargs`, as servers such as vLLM and SGLang take them."""
+        """Sends `template_args` as `chat_template_kwargs`, which servers such as vLLM and SGLang accept."""
         self._base_url = base_url.rstrip("/")
         self.model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -102,8 +102,8 @@ class OpenAiEngine:
     async def check(self) -> str:
         """Asks the endpoint which models it serves, and returns the name of the one to use.
 
-        Raises: UnavailableError if nobody answers; ConfigError if the endpoint refuses the request or does
-        not serve `model`.
+        Raises: UnavailableError if the endpoint doesn't answer; ConfigError if it refuses the request or
+        doesn't serve `model`.
         """
         try:
             async with self._http().get(f"{self._base_url}/models", allow_redirects=False) as reply:
@@ -126,7 +126,7 @@ class OpenAiEngine:
         return self.model
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """The endpoint's answer, as the bytes of its line.
+        """Returns the endpoint's answer as the bytes of its line.
 
         Raises: RolloutError.
         """
@@ -151,21 +151,21 @@ class OpenAiEngine:
         return Generation(token_ids=ids, logprobs=zeros, versions=zeros, finish_reason=finish_reason)
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Always refuses: a chat endpoint gives no logprobs of given tokens."""
+        """Always refuses: a chat endpoint doesn't return logprobs of given tokens."""
         raise RolloutError(f"{self._base_url} cannot score tokens, only generate text", is_retryable=False)
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
-        """Always refuses: the endpoint serves weights of its own."""
+        """Always refuses: the endpoint serves its own weights."""
         raise RolloutError(f"{self._base_url} serves its own weights", is_retryable=False)
 
     async def pause(self) -> None:
         """Does nothing: the endpoint decides when it generates."""
 
     async def resume(self) -> None:
-        """Does nothing, as `pause` does."""
+        """Does nothing, like `pause`."""
 
     def capacity(self) -> Capacity:
-        """The requests of this engine; others may use the endpoint too."""
+        """Counts the requests of this engine; other clients may use the endpoint too."""
         return Capacity(
             num_slots=self._max_requests,
             num_running=self._num_running,
@@ -175,7 +175,7 @@ class OpenAiEngine:
         )
 
     def take_spans(self) -> tuple[BusySpan, ...]:
-        """Always empty: the work is done elsewhere."""
+        """Always returns an empty tuple, because the work is done elsewhere."""
         return ()
 
     async def close(self) -> None:
@@ -193,9 +193,9 @@ class OpenAiEngine:
         return self._session
 
     async def _ask(self, body: Mapping[str, object]) -> Mapping[str, Any]:
-        """Sends a request, again if another try may help, and returns the decoded reply.
+        """Sends a request, retries it if that may help, and returns the decoded reply.
 
-        Raises: RolloutError; not retryable if the endpoint refuses the request itself.
+        Raises: RolloutError, which is not retryable if the endpoint refuses the request itself.
         """
         url = f"{self._base_url}/chat/completions"
         problem = ""
@@ -236,9 +236,9 @@ def _messages(token_ids: Sequence[int]) -> list[Message]:
 
 
 def _body(model: str, messages: Sequence[Message], sampling: Sampling) -> dict[str, object]:
-    """The request's body.
+    """Builds the body of a request.
 
-    `top_p`, `top_k` and `stop` are left out at their defaults, since not every endpoint knows them.
+    `top_p`, `top_k`, and `stop` are omitted at their defaults because not every endpoint supports them.
     """
     body: dict[str, object] = {
         "model": model,
@@ -265,7 +265,7 @@ def _model_names(text: str) -> list[str]:
 
 
 def _decoded(text: str, url: str) -> Mapping[str, Any]:
-    # Both errors are retryable, as RolloutError is by default: a proxy may answer 200 with a page of its own.
+    # Both errors are retryable, which is the default: a proxy may answer 200 with its own page.
     try:
         reply = json.loads(text)
     except ValueError as err:
@@ -276,7 +276,7 @@ def _decoded(text: str, url: str) -> Mapping[str, Any]:
 
 
 def _num_completion_tokens(reply: Mapping[str, Any]) -> int:
-    """Number of tokens that the endpoint counted; 0 if it does not say."""
+    """Returns the number of tokens that the endpoint counted; 0 if it doesn't report one."""
     usage = reply.get("usage")
     count = cast("Mapping[str, Any]", usage).get("completion_tokens") if isinstance(usage, dict) else 0
     return count if isinstance(count, int) else 0

@@ -1,7 +1,7 @@
-"""What an engine asks of a server that runs its model, and the HTTP calls that carry it.
+"""The interface between an engine and the server that runs its model, and the HTTP calls behind it.
 
-`ServerApi` has one implementation per kind of server (vLLM, SGLang); an implementation has no state.
-`ServerHttp` makes the calls to one server: JSON in both directions, and every call with a deadline.
+`ServerApi` has one stateless implementation per kind of server (vLLM, SGLang). `ServerHttp` makes the calls
+to one server. It sends and receives JSON, and every call has a deadline.
 """
 
 import json
@@ -21,16 +21,16 @@ from astraflow.types import Media, Sampling
 __all__ = ["Address", "Command", "Gauges", "LabelSpan", "Part", "ServerApi", "ServerHttp"]
 
 _MAX_TOLD = 400
-"""Characters of a server's answer that an error message quotes."""
+"""Maximum number of characters of a server's answer that an error message quotes."""
 _KEEPALIVE_S = 2.0
-"""A connection that was idle for this long is not used again. The servers close idle connections after 5 s,
-and a request on a connection that is just being closed would fail."""
+"""A connection that was idle for this long is not reused. The servers close idle connections after 5 s, and a
+request on a connection that is being closed would fail."""
 _CONNECT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens: a Unix socket in its private folder, or a port of loopback and a key."""
+    """Where a server listens: a Unix socket in its private folder, or a loopback port with a key."""
 
     url: str
     socket: str = ""
@@ -48,7 +48,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class LabelSpan:
-    """Tokens `[start, end)` of a completion were made by the weights with this label."""
+    """Tokens `[start, end)` of a completion, which the weights with this label generated."""
 
     label: str
     start: int
@@ -57,7 +57,7 @@ class LabelSpan:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The result of one request: a whole completion, or the beginning of one that was aborted."""
+    """The result of one request: a complete completion, or the beginning of an aborted one."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -67,7 +67,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The server's own figures."""
+    """The server's own metrics."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -76,7 +76,7 @@ class Gauges:
 
 
 class ServerHttp:
-    """Makes the calls to one server, by its URL or its Unix socket. The owner calls `close` last.
+    """Makes the calls to one server, through its URL or Unix socket. Call `close` at the end.
 
     Example: `await ServerHttp("http://127.0.0.1:8000").post("/resume")`.
     """
@@ -89,7 +89,7 @@ class ServerHttp:
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str, *, timeout_s: float = 0.0) -> str:
-        """The text at a path; `timeout_s` 0 takes the default.
+        """Returns the text at a path. A `timeout_s` of 0 means the default.
 
         Raises: UnavailableError, RefusedError.
         """
@@ -98,7 +98,7 @@ class ServerHttp:
     async def post(
         self, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float = 0.0
     ) -> Mapping[str, Any]:
-        """The decoded answer; empty if there is none, or if it is JSON but no object.
+        """Sends a request and returns the decoded answer; empty if there is none, or if it isn't an object.
 
         Raises: UnavailableError, RefusedError.
         """
@@ -155,31 +155,31 @@ class ServerApi(Protocol):
 
     @property
     def has_socket(self) -> bool:
-        """Whether it can listen on a Unix socket."""
+        """Whether the server can listen on a Unix socket."""
         ...
 
     @property
     def is_label_exact(self) -> bool:
-        """Whether the server says for each token which weights made it.
+        """Whether the server reports for each token which weights generated it.
 
-        Otherwise a part has the label of the weights at the time of the answer, which may be newer than those
-        that made its tokens.
+        Otherwise, a part has the label of the weights at the time of the answer, which may be newer than the
+        weights that generated its tokens.
         """
         ...
 
     @property
     def blindness(self) -> str:
-        """Why prompts with images are not sent to it, as a clause; empty if they are."""
+        """Why the server can't get prompts with images, as a clause; empty if it can."""
         ...
 
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
     ) -> Command:
-        """The command that starts a server with the weights in `model`, which `label` names."""
+        """Builds the command that starts a server with the weights in `model`, whose name is `label`."""
         ...
 
     async def check(self, http: ServerHttp) -> None:
-        """Returns if the server is ready and has every interface that is needed."""
+        """Returns if the server is ready and has every required interface."""
         ...
 
     async def generate(
@@ -194,7 +194,7 @@ class ServerApi(Protocol):
     ) -> Part:
         """Completes tokens until one of `stop_ids`, which is part of the completion.
 
-        `media`: the images that the tokens stand for, if there is no `blindness`.
+        `media` contains the images that the tokens stand for, if `blindness` is empty.
         """
         ...
 
@@ -207,21 +207,21 @@ class ServerApi(Protocol):
     async def resume(self, http: ServerHttp) -> None: ...
 
     async def update(self, http: ServerHttp, model: Path, label: str) -> None:
-        """Replaces a paused server's weights by those in a folder, and drops all caches of the old ones."""
+        """Replaces a paused server's weights with those in a folder, and drops all caches of the old ones."""
         ...
 
     async def set_label(self, http: ServerHttp, label: str) -> None:
-        """Names the weights that the server has, if `command` cannot."""
+        """Sets the name of the server's weights, if `command` can't do that."""
         ...
 
     async def label(self, http: ServerHttp) -> str:
-        """The name of the weights that the server has."""
+        """Returns the name of the server's weights."""
         ...
 
     async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
-        """Why the server cannot take new weights, and what to do; empty if it can.
+        """Says why the server can't take new weights and what to do; empty if it can.
 
-        `is_tied` says that the model's output head is its embedding.
+        `is_tied` says whether the model's output head is its embedding.
         """
         ...
 

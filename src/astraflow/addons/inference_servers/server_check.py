@@ -1,4 +1,4 @@
-"""Checks, before a run starts, the Python that is to run an engine's server."""
+"""Checks, before a run starts, the Python interpreter for an engine's server."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,10 @@ __all__ = ["check_python"]
 
 
 def check_python(named: str, *, library: str, env: Mapping[str, str]) -> None:
-    """Raises: ConfigError if the Python of an engine's server does not exist or has no server installed."""
+    """Checks the Python of an engine's server.
+
+    Raises: ConfigError if it doesn't exist or doesn't have the server installed.
+    """
     python = server_program(named)
     find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
     where = f"rollout.engine.python = {named!r}"

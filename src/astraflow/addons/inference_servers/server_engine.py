@@ -1,12 +1,13 @@
-"""The engine whose model runs in a server of its own: vLLM or SGLang.
+"""The engine whose model runs in a separate server: vLLM or SGLang.
 
-Each of the two weight slots is a `PolicyServer`: one server, and the version of the weights that it serves.
-The live one starts with the engine. The pinned one is started when evaluation first needs it, and stays.
+Each of the two weight slots is a `PolicyServer`: one server and the version of the weights that it serves.
+The live server starts with the engine. The pinned server starts when evaluation first needs it, and then
+stays.
 
-Requests to a server go through a door. It is closed while the server starts, is paused, or takes new weights;
-requests then wait in this process. Only `PolicyServer.update` changes the version. Requests for exactly one
-version hold it: an update waits until they have ended. If a server dies, its running requests fail and may be
-tried again.
+Requests to a server pass through a door. It is closed while the server starts, is paused, or takes new
+weights; requests then wait in this process. Only `PolicyServer.update` changes the version. Requests for
+exactly one version hold that version: an update waits until they have ended. If a server dies, its running
+requests fail and may be retried.
 """
 
 import asyncio
@@ -46,13 +47,13 @@ __all__ = ["PolicyServer", "ServerEngine"]
 _log = logging.getLogger(__name__)
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
-"""Names of an output head that is a tensor of its own."""
+"""Names of an output head that is a separate tensor."""
 
 
 class ServerEngine:
     """Implements `Engine` for one policy. Construction starts the server and needs a running event loop.
 
-    The owner calls `close` last.
+    Call `close` at the end.
     Example::
 
         engine = ServerEngine(VllmApi(), VllmEngineConfig(), snapshot)
@@ -69,15 +70,15 @@ class ServerEngine:
         self._vocab_size = _vocab_size(snapshot)
         self._clock = BusyClock("generate")
         self._num_busy = 0
-        """Number of requests that run, in either slot; the clock runs while there are any."""
+        """Number of running requests in both slots. Busy time counts while there are any."""
         self._slots: dict[SlotName, PolicyServer] = {
             "live": PolicyServer(api, config, snapshot, url=config.attach.url)
         }
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """A completion: its tokens, their logprobs, and the version that made each token.
+        """Returns a completion: its tokens, their logprobs, and the version that generated each token.
 
-        Raises: RolloutError; not retryable if the request itself is at fault.
+        Raises: RolloutError, which is not retryable if the request itself is at fault.
         """
         if request.media and self._api.blindness:
             raise RolloutError(
@@ -102,7 +103,7 @@ class ServerEngine:
                 self._clock.stop(time.time())
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logprobs [T - 1] of tokens 1..T-1 at temperature 1 under the newest version.
+        """Returns logprobs [T - 1] of tokens 1..T-1 at temperature 1 under the newest version.
 
         The server generates one more token, so T must be less than `max_context`.
         Raises: RolloutError.
@@ -115,10 +116,12 @@ class ServerEngine:
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version in slot `live` or `pinned`.
 
-        Running requests for the newest version continue with it in the live slot. Waits until the server has
-        started, and until requests for exactly the slot's present version have ended.
-        Raises: WeightsError if the version cannot be installed, and then the old one keeps serving;
-        ConfigError or ServiceError if there will be no server.
+        In the live slot, running requests for the newest version continue with the new weights. The call
+        waits until the server has started, and until requests for exactly the slot's current version have
+        ended.
+
+        Raises: WeightsError if the version can't be installed, in which case the old one keeps serving;
+        ConfigError or ServiceError if the server is gone for good.
         """
         if slot not in ("live", "pinned"):
             raise WeightsError(f'slot {slot!r} does not exist; expected "live" or "pinned"')
@@ -133,7 +136,7 @@ class ServerEngine:
         await self._slots[name].update(snapshot)
 
     async def pause(self) -> None:
-        """Stops generation; requests stay."""
+        """Stops generation but keeps the requests."""
         for slot in self._slots.values():
             await slot.pause()
 
@@ -143,12 +146,12 @@ class ServerEngine:
             await slot.resume()
 
     def capacity(self) -> Capacity:
-        """The figures that the servers reported last; they are asked every second.
+        """Returns the metrics that the servers last reported; they are polled every second.
 
         Raises: the failure of a server that is gone for good, e.g. ServiceError.
         """
         for slot in self._slots.values():
-            # A RolloutError is the failure of a slot that was closed on purpose.
+            # A RolloutError means that the slot was closed on purpose.
             if slot.failure is not None and not isinstance(slot.failure, RolloutError):
                 raise slot.failure
         gauges = [slot.gauges for slot in self._slots.values()]
@@ -161,11 +164,11 @@ class ServerEngine:
         )
 
     def take_spans(self) -> tuple[BusySpan, ...]:
-        """Wall-clock intervals in which requests ran, since the last call."""
+        """Returns the wall-clock intervals in which requests ran since the last call."""
         return self._clock.take(time.time())
 
     async def close(self) -> None:
-        """Ends the servers; requests that still run fail with a retryable RolloutError."""
+        """Ends the servers. Requests that still run fail with a retryable RolloutError."""
         for slot in self._slots.values():
             await slot.close()
 
@@ -179,16 +182,16 @@ class ServerEngine:
         return PolicyServer(self._api, self._config, snapshot, url=attach.pinned_url)
 
     def _slot_for(self, version: int) -> "PolicyServer":
-        """The slot that serves a request for a version; -1 asks for the newest.
+        """Returns the slot that serves a request for a version; -1 means the newest.
 
-        Raises: RolloutError if no slot has the version, or if those that have it are about to change.
+        Raises: RolloutError if no slot has the version, or if the slots that have it are about to change.
         """
         if version < 0:
             return self._slots["live"]
         slots = [slot for slot in self._slots.values() if slot.version == version and not slot.is_changing]
         if slots:
-            # The pinned slot is the last one. It is preferred, since a holder there does not hold up the next
-            # live version, unless it is still starting.
+            # The pinned slot comes last. Unless it is still starting, it is preferred, because a request that
+            # holds its version doesn't delay the next live version.
             return next((slot for slot in reversed(slots) if slot.is_ready), slots[-1])
         served = ", ".join(f"{name}: {slot.version}" for name, slot in self._slots.items())
         raise RolloutError(
@@ -208,8 +211,8 @@ class ServerEngine:
 class PolicyServer:
     """A server for one policy, and the version that it serves. Construction needs a running event loop.
 
-    `url` is the address of a server that runs already; empty starts one. `version` is the snapshot's at once,
-    and requests wait until the server has started. The owner calls `close` last.
+    `url` is the address of a running server; if empty, one is started. `version` is the snapshot's version
+    from the beginning, but requests wait until the server has started. Call `close` at the end.
     """
 
     def __init__(
@@ -217,13 +220,13 @@ class PolicyServer:
     ) -> None:
         self.version = snapshot.version
         self.is_changing = False
-        """True while an update waits for the version's holders or is being made."""
+        """True while an update waits for requests that hold the version, or is in progress."""
         self._api = api
         parent = config.attach.weights_dir if url else ""
         self._folder = WeightsFolder(f"{api.name}-{snapshot.policy}", snapshot, parent=parent)
         self._is_tied = _is_tied(snapshot)
         self._id = secrets.token_hex(4)
-        """Prefix of the labels of weights that this slot loaded; tells them from weights of others."""
+        """Prefix of the labels of weights that this slot loaded, to distinguish them from other weights."""
         self._served = Served()
         self._life = ServerLife(
             api,
@@ -235,12 +238,12 @@ class PolicyServer:
             changed=self._set_door,
         )
         self._door = asyncio.Event()
-        """Set while requests may be sent, and for good after the server has failed."""
+        """Set while requests may be sent, and permanently after the server has failed."""
         self._unheld = asyncio.Event()
-        """Set while no request holds the version."""
+        """Set while no requests hold the version."""
         self._unheld.set()
         self._is_swapping = False
-        """True while the weights are being replaced; the door is then closed."""
+        """True while the weights are being replaced and the door is therefore closed."""
         self._stop_ids: tuple[int, ...] = ()
         self._num_holders = 0
         self._num_held_back = 0
@@ -249,22 +252,22 @@ class PolicyServer:
 
     @property
     def failure(self) -> Error | None:
-        """Why there will be no server any more; None while there may be one."""
+        """Why the server is gone for good; None unless it is."""
         return self._life.failure
 
     @property
     def is_ready(self) -> bool:
-        """True while requests need not wait at the door."""
+        """True while requests can pass the door without waiting."""
         return self._door.is_set()
 
     @property
     def gauges(self) -> Gauges:
-        """The server's own figures; requests that wait at the door count as waiting."""
+        """The server's own metrics, plus the requests that wait at the door."""
         now = self._life.gauges
         return Gauges(now.num_running, now.num_waiting + self._num_held_back, now.generated_tokens)
 
     async def generate(self, request: GenerateRequest, *, max_tokens: int) -> Generation:
-        """A completion. A server that aborts requests for an update gets the rest as another request.
+        """Returns a completion. If the server aborts a request for an update, the rest is a new request.
 
         Raises: RolloutError.
         """
@@ -288,7 +291,7 @@ class PolicyServer:
         )
 
     async def score(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
-        """Logprobs [T - 1] of tokens 1..T-1 at temperature 1.
+        """Returns logprobs [T - 1] of tokens 1..T-1 at temperature 1.
 
         Raises: RolloutError.
         """
@@ -299,10 +302,10 @@ class PolicyServer:
             raise await self._life.explained(err) from err
 
     async def update(self, snapshot: WeightSnapshot) -> None:
-        """Serves another version; running requests continue with it.
+        """Switches to another version, with which running requests continue.
 
-        Raises: WeightsError if the version cannot be installed, and then the old one keeps serving;
-        ConfigError if the server cannot take new weights at all.
+        Raises: WeightsError if the version can't be installed, in which case the old one keeps serving;
+        ConfigError if the server can't take new weights at all.
         """
         async with self._served.lock:
             http = await self._life.serving()
@@ -314,14 +317,14 @@ class PolicyServer:
             self.is_changing = True
             try:
                 await self._unheld.wait()
-                # Asked again: the server may have been started anew during the wait.
+                # Ask again, because the server may have restarted during the wait.
                 http = await self._life.serving()
                 await self._swap(http, model, snapshot.version)
             finally:
                 self.is_changing = False
 
     async def pause(self) -> None:
-        """Stops generation, now and after a restart of the server."""
+        """Stops generation. A server that restarts stays paused."""
         async with self._served.lock:
             self._served.is_paused = True
             self._set_door()
@@ -335,7 +338,7 @@ class PolicyServer:
             self._set_door()
 
     async def close(self) -> None:
-        """Ends a server that was started here; one at `url` goes on with what it serves."""
+        """Ends a server that was started here. A server at `url` continues to serve its weights."""
         self._life.fail(RolloutError(f"{self._life.name} was closed"))
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -343,24 +346,24 @@ class PolicyServer:
         await asyncio.to_thread(self._folder.remove)
 
     async def _run(self, first: WeightSnapshot) -> None:
-        """Writes the first version, then keeps a server alive that serves what `_served` says."""
+        """Writes the first version, then keeps a server alive that serves what `_served` specifies."""
         try:
             self._stop_ids = await asyncio.to_thread(_stop_ids, first)
             self._served.model = await asyncio.to_thread(self._folder.write, first)
         except (WeightsError, DataError) as err:
             self._life.fail(err)
             return
-        except Exception as err:  # noqa: BLE001 - nobody awaits this task, so those who wait are told here
+        except Exception as err:  # noqa: BLE001 - nothing awaits this task, so tell the waiting requests
             self._life.fail(ServiceError(f"{self._life.name} failed: {type(err).__name__}: {err}"))
             return
         self._served.label = self._label(self.version)
-        del first  # this task runs for long, and the receiver waits for the snapshot's memory
+        del first  # this task runs for a long time, and the receiver waits for the snapshot's memory
         await self._life.run()
 
     # --- requests -----------------------------------------------------------------------------------
 
     async def _part(self, request: GenerateRequest, tokens: tuple[int, ...], max_tokens: int) -> Part:
-        """The result of one request. A part whose version is in doubt is thrown away and generated again.
+        """Returns the result of one request. A part whose version is uncertain is generated again.
 
         Raises: RolloutError.
         """
@@ -378,13 +381,13 @@ class PolicyServer:
                 )
             except (UnavailableError, RefusedError) as err:
                 raise await self._life.explained(err) from err
-            # A label that is not exact is the one at the time of the answer. If it is still that of the time
-            # of the request, no update came in between, and all tokens are of that version.
+            # An inexact label is the label at the time of the answer. If it is still the one at the time of
+            # the request, there was no update in between, so all tokens have this version.
             if self._api.is_label_exact or all(span.label == label for span in part.labels):
                 return part
 
     async def _enter(self) -> ServerHttp:
-        """Waits at the door, and returns the way to the server once requests may be sent.
+        """Waits at the door, and returns the connection to the server once requests may be sent.
 
         Raises: RolloutError.
         """
@@ -401,7 +404,7 @@ class PolicyServer:
 
     @contextlib.contextmanager
     def _holding(self, request: GenerateRequest) -> Generator[None]:
-        """Holds the version while a request for exactly this version runs; other requests hold nothing."""
+        """Holds the version while a request for exactly this version runs. Other requests don't hold it."""
         is_holder = request.version >= 0
         self._num_holders += is_holder
         if is_holder:
@@ -414,9 +417,9 @@ class PolicyServer:
                 self._unheld.set()
 
     def _versions(self, part: Part) -> list[int]:
-        """The version of each token of a part.
+        """Returns the version of each token of a part.
 
-        Raises: RolloutError if a token's version is not known.
+        Raises: RolloutError if a token's version is unknown.
         """
         versions: list[int] = []
         for span in part.labels:
@@ -435,7 +438,7 @@ class PolicyServer:
         return versions
 
     def _set_door(self) -> None:
-        """Opens or closes the door. After a failure it opens for good, so that whoever waits learns of it."""
+        """Opens or closes the door. After a failure, it opens for good, so that waiting requests fail."""
         is_open = self._life.ready.is_set() and not self._served.is_paused and not self._is_swapping
         if is_open or self._life.failure is not None:
             self._door.set()
@@ -454,10 +457,10 @@ class PolicyServer:
             raise WeightsError(f"{self._life.name}: {err}") from err
 
     async def _swap(self, http: ServerHttp, model: Path, version: int) -> None:
-        """Pauses the server, replaces its weights and resumes it.
+        """Pauses the server, replaces its weights, and resumes it.
 
-        After any failure, a cancellation included, nobody knows what the server has. So it is started again
-        with what `_served` says.
+        After any failure, including a cancellation, the server's weights are unknown. The server is therefore
+        restarted with what `_served` specifies.
         Raises: WeightsError.
         """
         self._is_swapping = True
@@ -497,12 +500,12 @@ def _vocab_size(snapshot: WeightSnapshot) -> int:
 
 
 def _stop_ids(snapshot: WeightSnapshot) -> tuple[int, ...]:
-    """What ends a completion. Blocks while the tokenizer is loaded. Raises: DataError."""
+    """Returns the tokens that end a completion. Blocks while the tokenizer is loaded. Raises: DataError."""
     return tuple(sorted(stop_ids_below(_vocab_size(snapshot), snapshot.model_dir)))
 
 
 def _is_tied(snapshot: WeightSnapshot) -> bool:
-    """Whether the model's output head is its embedding. The config says so, or else the tensors' names do."""
+    """Checks whether the model's output head is its embedding, by its config or else its tensors' names."""
     config = json.loads((snapshot.model_dir / "config.json").read_text(encoding="utf-8"))
     for section in (config, config.get("text_config", {})):
         if "tie_word_embeddings" in section:

@@ -1,13 +1,13 @@
-"""Keeps one server alive: starts it, watches it, starts it again.
+"""Keeps one server alive: starts it, watches it, and restarts it.
 
     loop   consumes               produces                 waits for                    woken by
     run    starts and ends of     `ready`, `gauges`, a     readiness, the server's end  the kernel,
            the server, distrust   failure, `changed`       (a look every second)        the clock, `distrust`
 
-Each start serves what the owner's `Served` says at that time. A server that dies, falls silent or is
-distrusted is started again. A server that somebody else runs cannot be started from here: it is given the
-owner's weights again instead. After `_MAX_CRASHES` ends in a row without any finished request in between,
-`run` gives up.
+Each start serves what the owner's `Served` specifies at that time. A server that dies, stops answering, or is
+distrusted is restarted. A server that somebody else runs can't be restarted from here, so it gets the owner's
+weights again instead. If the server ends `_MAX_CRASHES` times in a row without finishing a request in
+between, `run` gives up.
 """
 
 import asyncio
@@ -36,34 +36,34 @@ __all__ = ["Served", "ServerLife"]
 _log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
-"""Time between two looks at the server's gauges, and between two tries while it starts."""
+"""Time between two reads of the server's gauges, and between two tries while it starts."""
 _SILENCE_S = 120.0
-"""A server that has not answered for this long is started again; a loaded machine is slow, not silent."""
+"""A server that has not answered for this long is restarted. It is long because a loaded machine is slow."""
 _MAX_CRASHES = 3
-"""Ends in a row after which there is no further start: the cause will not go away by itself."""
+"""Number of ends in a row after which the server isn't restarted, because the cause is likely permanent."""
 _LAST_WORDS_S = 10.0
-"""A failed request waits up to this long for the server's end. A broken connection is often the first sign of
-an end, and its cause is known a moment later."""
+"""A failed request waits up to this long for the server to end. A broken connection is often the first sign
+of an end, and its cause is known a moment later."""
 _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses that another try may change; any other refusal is the request's own fault."""
+"""Statuses for which a retry may help. Any other refusal is the request's own fault."""
 
 
 class Served:
-    """What a server is to serve. Its owner changes it, under the lock."""
+    """What a server should serve. Its owner changes it under the lock."""
 
     def __init__(self) -> None:
         self.model = Path()
         self.label = ""
         self.is_paused = False
         self.lock = asyncio.Lock()
-        """Held while any of the above changes."""
+        """Held while any of these attributes changes."""
 
 
 class ServerLife:
-    """Keeps a server for `served` alive: the one at `url`, or, if that is empty, one that it starts.
+    """Keeps a server for `served` alive: the one at `url` or, if that is empty, one that this class starts.
 
-    A server that it starts runs in `folder`. The owner runs `run` as a task. `changed` is called whenever
-    `ready` or `failure` changes.
+    A server that is started here runs in `folder`. The owner runs `run` as a task. `changed` is called
+    whenever `ready` or `failure` changes.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ServerLife:
         changed: Callable[[], None],
     ) -> None:
         self.ready = asyncio.Event()
-        """Set while the server serves, and for good after a failure."""
+        """Set while the server serves, and permanently after a failure."""
         self.failure: Error | None = None
         self.name = name
         self._api = api
@@ -91,14 +91,14 @@ class ServerLife:
         self._process: ServerProcess | None = None
         self._distrusted = asyncio.Event()
         self._num_crashes = 0
-        """Number of ends since a completion was last finished."""
+        """Number of times that the server ended since a completion was last finished."""
         self._tokens_before = 0
-        """Tokens that earlier starts of the server generated."""
+        """Number of tokens that earlier starts of the server generated."""
         self._gauges = Gauges()
 
     @property
     def http(self) -> ServerHttp:
-        """The way to the server.
+        """The connection to the server.
 
         Raises: the failure, if there was one.
         """
@@ -109,20 +109,20 @@ class ServerLife:
 
     @property
     def gauges(self) -> Gauges:
-        """The server's own figures; generated tokens are those of all its starts."""
+        """The server's own metrics. The number of generated tokens includes all its starts."""
         now = self._gauges
         return Gauges(now.num_running, now.num_waiting, self._tokens_before + now.generated_tokens)
 
     async def serving(self) -> ServerHttp:
-        """Waits until the server serves, and returns the way to it.
+        """Waits until the server serves, and returns the connection to it.
 
-        Raises: DeadlineError if that takes too long; the failure, if the server never will.
+        Raises: DeadlineError if that takes too long; the failure, if the server has failed for good.
         """
         await self.within_start(self.ready, "serve")
         return self.http
 
     async def within_start(self, event: asyncio.Event, what: str) -> None:
-        """Waits for an event, as long as a start may take; `what` completes the error's sentence.
+        """Waits for an event for as long as a start may take. `what` completes the error's sentence.
 
         Raises: DeadlineError.
         """
@@ -134,16 +134,16 @@ class ServerLife:
             raise DeadlineError(f"{self.name} did not {what} within {limit_s:g} s") from err
 
     def note_work(self) -> None:
-        """Takes note that a completion was finished: earlier crashes are forgotten."""
+        """Notes that a completion was finished, which resets the count of crashes."""
         self._num_crashes = 0
 
     def distrust(self) -> None:
-        """Takes note that nobody knows what the server has: it is started, or given its weights, again."""
+        """Notes that the server's weights are unknown, so that it is restarted or gets its weights again."""
         self._distrusted.set()
         self._close()
 
     async def explained(self, err: UnavailableError | RefusedError) -> RolloutError:
-        """Turns the error of a call into that of an episode, with the server's last words if it has died."""
+        """Turns the error of a call into that of an episode, with the last output of a server that died."""
         if isinstance(err, RefusedError) and err.status not in _RETRYABLE:
             return RolloutError(f"{self.name} refuses the request: {err}", is_retryable=False)
         if (process := self._process) is not None:
@@ -167,12 +167,12 @@ class ServerLife:
                 _log.warning("%s\n%s starts again", problem, self.name)
         except Error as err:
             self.fail(err)
-        except Exception as err:  # noqa: BLE001 - whatever ends this loop must reach those who wait
+        except Exception as err:  # noqa: BLE001 - whatever ends this loop must reach the waiting requests
             self.fail(ServiceError(f"{self.name} failed: {type(err).__name__}: {err}"))
         await self.end()
 
     def fail(self, failure: Error) -> None:
-        """Ends all waiting: from now on there will be no server, and `failure` says why."""
+        """Ends all waiting: the server is gone for good, and `failure` says why."""
         if self.failure is None:
             self.failure = failure
             if not isinstance(failure, RolloutError):
@@ -181,9 +181,9 @@ class ServerLife:
         self._changed()
 
     async def end(self, *, is_final: bool = True) -> None:
-        """Ends a server that was started here; one at `url` is resumed and left alone.
+        """Ends a server that was started here. A server at `url` is resumed and left alone.
 
-        `is_final` says that no further start follows, so that the folder may go with the server.
+        `is_final` says that the server won't be restarted, so its folder may be deleted too.
         """
         process = self._process
         self._process = None
@@ -198,7 +198,7 @@ class ServerLife:
             await process.stop(keeps_folder=not is_final)
 
     async def _one_life(self) -> str:
-        """Runs the server from its start to its end, and returns how it ended, in words."""
+        """Runs the server from its start to its end, and returns a description of how it ended."""
         try:
             self._distrusted.clear()
             http = await (self._attach() if self._url else self._start())
@@ -216,7 +216,7 @@ class ServerLife:
         return f"{self.name} {problem}" + (f"; {process.tail()}" if process is not None else "")
 
     async def _attach(self) -> ServerHttp:
-        """Gives the owner's weights to the server at `url`, whatever it has."""
+        """Gives the owner's weights to the server at `url`, whatever weights it has."""
         http = ServerHttp(self._url, timeout_s=self._config.request_timeout_s)
         self._http = http
         await self._until_ready(http)
@@ -244,9 +244,9 @@ class ServerLife:
         return http
 
     async def _until_ready(self, http: ServerHttp) -> None:
-        """Asks the server again and again until it is ready.
+        """Polls the server until it is ready.
 
-        Raises: UnavailableError if it ends, or is not ready in time; ConfigError, at once, if it lacks an
+        Raises: UnavailableError if it ends or isn't ready in time; ConfigError, immediately, if it lacks an
         interface.
         """
         problem = ""
@@ -265,7 +265,7 @@ class ServerLife:
         raise UnavailableError(f"does not serve after {limit_s:g} s (start_timeout_s): {problem}")
 
     async def _watch(self, http: ServerHttp) -> str:
-        """Watches a server that serves, and returns why it is of no more use."""
+        """Watches a server while it serves, and returns why it can't be used any longer."""
         heard_s = time.monotonic()
         while not await self._has_ended(_POLL_S):
             try:
@@ -283,15 +283,15 @@ class ServerLife:
         return self._process.end
 
     async def _is_foreign(self, http: ServerHttp) -> bool:
-        """Whether the server at `url` has lost the owner's weights, e.g. because it was restarted.
+        """Checks whether the server at `url` has lost the owner's weights, e.g. because it was restarted.
 
-        The lock keeps an update from changing the label on one side only while the two are compared.
+        The lock keeps an update from changing only one of the two labels while they are compared.
         """
         async with self._served.lock:
             return await self._api.label(http) != self._served.label
 
     async def _has_ended(self, wait_s: float) -> bool:
-        """Waits for a while; True as soon as the process has ended or is distrusted."""
+        """Waits up to `wait_s`; returns True as soon as the process has ended or is distrusted."""
         ends = [self._distrusted] + ([self._process.ended] if self._process is not None else [])
         tasks = [asyncio.ensure_future(event.wait()) for event in ends]
         try:
@@ -302,13 +302,13 @@ class ServerLife:
         return any(event.is_set() for event in ends)
 
     def _close(self) -> None:
-        """Keeps requests back until the server serves again; after a failure they are let through to fail."""
+        """Holds requests until the server serves again. After a failure, they are let through to fail."""
         if self.failure is None:
             self.ready.clear()
         self._changed()
 
     def _address(self) -> Address:
-        """A new address for each start: a socket in the private folder, or a port that is free now."""
+        """Makes a new address for each start: a socket in the private folder, or a port that is free now."""
         name = secrets.token_hex(4)
         if self._api.has_socket:
             return Address(url="http://server", socket=str(self._folder / f"{name}.sock"))

@@ -1,4 +1,4 @@
-"""A server that an engine started: its process, its last words, and its end.
+"""A server that an engine started: its process, its last output, and its end.
 
     loop   consumes                  produces             waits for           woken by
     read   the server's output       log lines, `tail`    output              the server
@@ -30,26 +30,25 @@ __all__ = ["ServerProcess", "server_environment", "server_program"]
 _log = logging.getLogger(__name__)
 
 _TAIL_LINES = 12
-"""Last lines of output that an error message quotes."""
+"""Number of the last lines of output that an error message quotes."""
 _KEPT_LINES = 600
-"""Lines that are kept. A traceback through several processes is long, and its cause is in the middle."""
+"""Number of lines kept. A traceback through several processes is long, and its cause is in the middle."""
 _MAX_LINE_CHARS = 4096
-"""Characters of a line that are kept. A server may print a prompt, or a progress bar without line ends."""
-# The bound on the name keeps the search linear in the length of a line.
+"""Number of characters kept per line. A server may print a prompt, or a progress bar without line ends."""
+# The limit on the length of the name keeps the search linear in the length of a line.
 _ERROR = re.compile(r"\b[A-Z]\w{0,99}: \S")
 _LOWER_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
-"""A line of a lower level reports no error: vLLM warns of limits by naming the error that they may lead
-to."""
+"""Lines of these levels don't report errors, although vLLM's warnings name the errors that may follow."""
 _READ_BYTES = 1 << 16
 _PRIVATE_PREFIXES = ("ASTRAFLOW_", "PYTHONPATH", "PYTHONHOME")
-"""Variables that the server must not see: tokens of the run, and paths to this environment's packages, which
+"""Variables that the server must not get: tokens of the run, and paths to this environment's packages, which
 would hide those of the server's own environment."""
 
 
 def server_program(python: str) -> str:
-    """The program's absolute path, since the server runs in a folder of its own.
+    """Returns the program's absolute path, because the server runs in its own folder.
 
-    Raises: ConfigError if there is no such program.
+    Raises: ConfigError if the program doesn't exist.
     """
     found = shutil.which(str(Path(python).expanduser()))
     if found is None:
@@ -61,9 +60,9 @@ def server_program(python: str) -> str:
 
 
 def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without its private variables, together with `extra`.
+    """Returns this process's environment without its private variables, plus `extra`.
 
-    A value in `extra` that refers to a variable is replaced by that variable's value.
+    A value in `extra` that refers to a variable is replaced with that variable's value.
     Raises: ConfigError if a reference names a variable that is not set.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE_PREFIXES)}
@@ -72,9 +71,9 @@ def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def _looked_up(name: str, value: str) -> str:
-    """The value itself, or that of the variable that it refers to.
+    """Returns the value or, if it refers to a variable, the value of that variable.
 
-    A variable that the launcher passed on comes before one of this machine.
+    A variable that the launcher passed on takes precedence over one of this machine.
     Raises: ConfigError if neither is set.
     """
     reference = REFERENCE.fullmatch(value)
@@ -106,7 +105,7 @@ class ServerProcess:
     ) -> "ServerProcess":
         """Starts a program in `folder`, which the keeper deletes if this process dies.
 
-        Raises: ConfigError if the program cannot be started.
+        Raises: ConfigError if the program can't be started.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -126,7 +125,7 @@ class ServerProcess:
         try:
             pid, _, problem = (await process.stderr.readline()).decode().strip().partition(" ")
         except asyncio.CancelledError:
-            process.kill()  # the server, if there is one yet, dies with its keeper
+            process.kill()  # a server that already runs dies with its keeper
             raise
         server = cls(name, process, int(pid or 0))
         if server.pid == 0:
@@ -140,7 +139,7 @@ class ServerProcess:
 
     @property
     def end(self) -> str:
-        """How the server ended, in words."""
+        """A description of how the server ended."""
         code = self._keeper.returncode
         if code is None:
             return "runs"
@@ -148,7 +147,7 @@ class ServerProcess:
         return f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
 
     def tail(self) -> str:
-        """The server's last error, if it named one, and the last lines that it printed."""
+        """The server's last error, if it printed one, and its last lines of output."""
         lines = list(self._lines)
         errors = [line for line in lines if _names_error(line)]
         last = [f"its last error: {errors[-1].strip()}"] if errors else []
@@ -156,12 +155,12 @@ class ServerProcess:
         return "\n".join([*last, *tail])
 
     async def stop(self, *, keeps_folder: bool = False) -> None:
-        """Ends the server with everything that it started, and returns when it is gone."""
+        """Ends the server and everything that it started, and returns when they are gone."""
         assert self._keeper.stdin is not None
         if keeps_folder and not self.ended.is_set():
-            with contextlib.suppress(OSError, RuntimeError):  # it may end right now
+            with contextlib.suppress(OSError, RuntimeError):  # the keeper may be ending right now
                 self._keeper.stdin.write(keeper.KEEP)
-        self._keeper.stdin.close()  # the sign for the keeper to end the server
+        self._keeper.stdin.close()  # tells the keeper to end the server
         try:
             async with asyncio.timeout(2 * keeper.GRACE_S):
                 await self.ended.wait()
@@ -172,7 +171,7 @@ class ServerProcess:
         await asyncio.gather(*self._tasks)
 
     def kill(self) -> None:
-        """Kills the server with everything that it started; `ended` is set soon after."""
+        """Kills the server and everything that it started. `ended` is set soon afterwards."""
         if self._keeper.returncode is None:
             self._kill_session()
 
@@ -193,11 +192,11 @@ class ServerProcess:
 
     async def _wait(self) -> None:
         if await self._keeper.wait() < 0 and self.pid:
-            self._kill_session()  # a keeper that was killed took only its direct child along
+            self._kill_session()  # when the keeper is killed, only its direct child dies with it
         self.ended.set()
 
 
 def _names_error(line: str) -> bool:
-    """Whether a line says something such as `ValueError: no such head`. Takes linear time."""
+    """Checks whether a line contains something like `ValueError: no such head`. Takes linear time."""
     names = (match[0].rpartition(":")[0] for match in _ERROR.finditer(line))
     return any(name.endswith(("Error", "Exception")) for name in names) and not _LOWER_LEVEL.search(line)

@@ -1,11 +1,11 @@
-"""The calls of `ServerApi` in vLLM's language: token ids in and out, and new weights from a folder.
+"""Implements the calls of `ServerApi` for vLLM: token ids in and out, and new weights from a folder.
 
 Generation needs `--enable-scale-out` (`/inference/v1/generate`); everything else needs
 `VLLM_SERVER_DEV_MODE=1`. A pause with `mode=keep` freezes the running requests and drops their KV cache,
-which vLLM computes again under the new weights. Each completion says which of its tokens were made by which
-weights. An image is first shown to the server's own renderer; what that makes of it is sent with our tokens,
-at our places. With `--logprobs-mode processed_logprobs`, a completion's logprobs are at the sampling
-temperature; prompt logprobs are at temperature 1.
+which vLLM recomputes under the new weights. Each completion reports which weights generated which of its
+tokens. An image first goes to the server's own renderer. The result is then sent with our tokens, at the
+positions that the image has in them. With `--logprobs-mode processed_logprobs`, a completion's logprobs are
+at the sampling temperature; prompt logprobs are at temperature 1.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ __all__ = ["VllmApi"]
 _GENERATE = "/inference/v1/generate"
 _RENDER = "/v1/chat/completions/render"
 _SEED_BITS = 63
-"""vLLM takes a seed as a signed 64-bit number."""
+"""Number of bits in a seed, which vLLM takes as a signed 64-bit number."""
 _GAUGE = re.compile(r"^vllm:(num_requests_running|num_requests_waiting|generation_tokens_total)\{.*\} (\S+)$")
-# `/server_info` gives the configuration as Python text, which writes a device in one of several forms.
+# `/server_info` returns the configuration as Python text, in which a device has one of several forms.
 _ON_CPU = re.compile(r"device_config=(device\(type='cpu'|cpu\b)|device_config=.{0,60}\bcpu\b")
 
 
@@ -54,9 +54,9 @@ class VllmApi:
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
     ) -> Command:
-        """Starts the module behind `vllm serve`: it exists even where the distribution has another name.
+        """Starts the module behind `vllm serve`, which exists even if the distribution has another name.
 
-        `label` is not used: vLLM is told it once it serves, by `set_label`.
+        `label` is not used here, because `set_label` sends it to vLLM once the server is ready.
         """
         options = {
             "--model": str(model),
@@ -74,7 +74,7 @@ class VllmApi:
             *(word for option in options.items() for word in option),
             "--enable-scale-out",
             "--disable-uvicorn-access-log",
-            *config.args,  # last, so that a recipe's own options win
+            *config.args,  # last, so that the recipe's own options take precedence
         )
         env = {
             "VLLM_SERVER_DEV_MODE": "1",
@@ -86,7 +86,7 @@ class VllmApi:
         return Command(argv, env)
 
     async def check(self, http: ServerHttp) -> None:
-        """Raises: ConfigError if the server lacks an interface that this engine needs."""
+        """Checks the server. Raises: ConfigError if it lacks an interface that this engine needs."""
         await http.get("/health")
         needs = {
             "/weight_info": "VLLM_SERVER_DEV_MODE=1 in its environment",
@@ -97,7 +97,7 @@ class VllmApi:
             try:
                 await http.get(path)
             except RefusedError as err:
-                # Any other status means that the path exists: generation, for one, takes only POST.
+                # Any other status means that the path exists; generation, for example, accepts only POST.
                 if err.status == 404:
                     raise ConfigError(
                         f"{http.url} has no {path}; start vLLM (0.32 or newer) with {remedy}"
@@ -113,15 +113,15 @@ class VllmApi:
         media: Media,
         stop_ids: Sequence[int],
     ) -> Part:
-        """Sends one request, after one for each image."""
+        """Sends one request, after one request for each image."""
         params: dict[str, object] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "max_tokens": max_tokens,
             "seed": sampling.seed % (1 << _SEED_BITS),
-            "logprobs": 0,  # the sampled token's own, and none of the likeliest others
-            "detokenize": bool(sampling.stop),  # text is needed only to find stop texts in it
+            "logprobs": 0,  # the logprob of the sampled token only, not of other likely tokens
+            "detokenize": bool(sampling.stop),  # text is needed only to search for stop texts
             "skip_special_tokens": False,
             "stop_token_ids": list(stop_ids),
         }
@@ -138,7 +138,7 @@ class VllmApi:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Prompt logprobs. vLLM must generate at least one token, which is thrown away."""
+        """Returns prompt logprobs. vLLM must generate at least one token, which is discarded."""
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
         try:
@@ -157,21 +157,21 @@ class VllmApi:
         await http.post("/resume")
 
     async def update(self, http: ServerHttp, model: Path, label: str) -> None:
-        """Makes every worker read the folder, then names the new weights."""
+        """Makes every worker load the folder, then names the new weights."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
         await http.post("/collective_rpc", body)
         await self.set_label(http, label)
 
     async def set_label(self, http: ServerHttp, label: str) -> None:
-        """Tells the server the name of the weights that it has."""
+        """Tells the server the name of its weights."""
         await http.post("/update_weight_version", {"new_version": label})
 
     async def label(self, http: ServerHttp) -> str:
-        """The name of the weights that the server has."""
+        """Returns the name of the server's weights."""
         return str(json.loads(await http.get("/weight_info", timeout_s=30.0)).get("weight_version"))
 
     async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
-        """Refuses tied models on CPUs: there vLLM keeps a packed copy of the head, which no reload renews."""
+        """Refuses tied models on CPUs, where vLLM's packed copy of the head isn't updated by a reload."""
         if not is_tied or not _ON_CPU.search(await http.get("/server_info")):
             return ""
         return (
@@ -181,7 +181,7 @@ class VllmApi:
         )
 
     async def gauges(self, http: ServerHttp) -> Gauges:
-        """The server's figures, from its Prometheus page; figures of several processes are added up."""
+        """Returns the metrics from the server's Prometheus page, summed over its processes."""
         values: dict[str, int] = {}
         for line in (await http.get("/metrics", timeout_s=30.0)).splitlines():
             if match := _GAUGE.match(line):
@@ -194,14 +194,14 @@ class VllmApi:
 
 
 class _Place(msgspec.Struct):
-    """The tokens of an image in a prompt; some models put others among them, which `is_embed` tells apart."""
+    """The tokens of an image in a prompt. Some models put other tokens among them, as `is_embed` shows."""
 
     length: int
     is_embed: tuple[bool, ...] | None = None
 
 
 class _Rendered(msgspec.Struct):
-    """What the server's renderer makes of the images of a prompt."""
+    """The output of the server's renderer for the images of a prompt."""
 
     mm_hashes: dict[str, tuple[str, ...]]
     mm_placeholders: dict[str, tuple[_Place, ...]]
@@ -209,7 +209,7 @@ class _Rendered(msgspec.Struct):
 
 
 async def _rendered(http: ServerHttp, uri: str) -> _Rendered:
-    """What the server makes of one image, in a prompt of its own."""
+    """Asks the server to render one image in a prompt that contains nothing else."""
     content = [{"type": "image_url", "image_url": {"url": uri}}]
     body = {"model": "policy", "messages": [{"role": "user", "content": content}]}
     reply = await http.post(_RENDER, body)
@@ -220,9 +220,9 @@ async def _rendered(http: ServerHttp, uri: str) -> _Rendered:
 
 
 def _features(token_ids: Sequence[int], media: Media, shown: Sequence[_Rendered]) -> dict[str, object]:
-    """The images as a request for completion has them, each at its place among our tokens.
+    """Converts the images for a completion request, each at its position among our tokens.
 
-    Raises: RefusedError if the server would have another number of tokens for one.
+    Raises: RefusedError if the server uses a different number of tokens for an image.
     """
     places: list[dict[str, int]] = []
     for each, rendered in zip(media, shown, strict=True):
@@ -266,9 +266,9 @@ class _Choice(msgspec.Struct):
 
 
 def _part(choice: _Choice) -> Part:
-    """The answer in this engine's terms.
+    """Converts an answer to a `Part`.
 
-    Raises: ValueError if the logprobs are not those of the tokens.
+    Raises: ValueError if the logprobs don't belong to the tokens.
     """
     rows = choice.logprobs.content or ()
     spans = choice.weight_versions or ()

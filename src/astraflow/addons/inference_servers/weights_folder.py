@@ -1,7 +1,7 @@
 """Versions of the weights as folders that a server reads: safetensors with config and tokenizer.
 
-The folders are in shared memory (`/dev/shm`) if it has room. A version is refused before anything is written
-if its names or shapes differ from those of the first version, or if it holds values that are not finite.
+The folders are in shared memory (`/dev/shm`) if it has enough room. A version is refused before anything is
+written if its names or shapes differ from those of the first version, or if it contains non-finite values.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ __all__ = ["WeightsFolder"]
 
 _SHARED_MEMORY = Path("/dev/shm")
 _NUM_COPIES = 3
-"""Copies of the weights for which shared memory must have room: the version that is served, the next one, and
-as much again for the server."""
+"""Number of copies of the weights that must fit in shared memory: the served version, the next one, and the
+same amount as one of them for the server."""
 
 
 class WeightsFolder:
-    """A private folder with the versions that one server reads. The owner calls `remove` last.
+    """A private folder with the versions that one server reads. Call `remove` at the end.
 
     Example: `folder = WeightsFolder("vllm-actor", snapshot)`, `path = folder.write(newer)`.
     """
@@ -38,7 +38,7 @@ class WeightsFolder:
         self.path = Path(tempfile.mkdtemp(prefix=f"astraflow-{name}-", dir=parent or _parent(num_bytes)))
 
     def write(self, snapshot: WeightSnapshot) -> Path:
-        """Writes a version, and returns its folder. Blocks.
+        """Writes a version and returns its folder. Blocks.
 
         Raises: WeightsError if the version does not fit or cannot be written.
         """
@@ -65,7 +65,7 @@ class WeightsFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _check(self, snapshot: WeightSnapshot) -> None:
-        """Raises: WeightsError if the version does not fit the first one or is not finite."""
+        """Checks a version. Raises: WeightsError if it doesn't match the first one or isn't finite."""
         where = f"version {snapshot.version} of {snapshot.policy!r}"
         shapes = {tensor.name: tensor.shape for tensor in snapshot.tensors}
         wrong = sorted(
@@ -86,9 +86,9 @@ class WeightsFolder:
 
 
 def _num_not_finite(tensor: HostTensor) -> int:
-    """Number of values that are infinite or NaN: their exponent bits are all set.
+    """Counts the values that are infinite or NaN, which means that all their exponent bits are set.
 
-    Numpy has no bfloat16, so all types are read as integers.
+    NumPy doesn't have bfloat16, so all types are read as integers.
     """
     if tensor.dtype == "float32":
         bits = np.frombuffer(tensor.data, "<u4") & np.uint32(0x7F800000)
@@ -98,7 +98,7 @@ def _num_not_finite(tensor: HostTensor) -> int:
 
 
 def _parent(num_bytes: int) -> str:
-    """Shared memory if it has room, else the temporary folder."""
+    """Returns shared memory if it has enough room, else the temporary folder."""
     with contextlib.suppress(OSError):
         if os.access(_SHARED_MEMORY, os.W_OK) and shutil.disk_usage(_SHARED_MEMORY).free > (
             _NUM_COPIES * num_bytes

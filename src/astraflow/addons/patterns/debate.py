@@ -19,7 +19,7 @@ DEBATE_PROMPT = (
 
 
 def seats(names: Sequence[str], debaters: Sequence[str], num_debaters: int) -> tuple[str, ...]:
-    """The policy of each seat: `debaters` in turn, or all policies of the recipe if it names no debaters."""
+    """Returns the policy of each seat: `debaters` in turn, or all policies of the recipe if it is empty."""
     chosen = debaters or names
     return tuple(chosen[idx % len(chosen)] for idx in range(num_debaters))
 
@@ -46,7 +46,7 @@ class DebateConfig(WorkflowVariant):
         return {f"debaters.{idx}": name for idx, name in enumerate(seated)}
 
     def make(self) -> Workflow:
-        """The workflow."""
+        """Makes the workflow."""
         return self.bind(debate)
 
 
@@ -60,13 +60,15 @@ async def debate(
     debate_prompt: str = DEBATE_PROMPT,
     team_share: float = 0.0,
 ) -> Rewards:
-    """Each debater answers `rounds` times in one growing conversation; the last answers vote.
+    """Lets each debater answer `rounds` times in one growing conversation, then lets the last answers vote.
 
-    A vote is the last line of an answer. The line with most votes wins; in a tie, the earlier seat wins. The
-    score of the winning answer is the episode's score.
-    Rewarded: each debater with the score of its own last answer; `team_share` mixes in the episode's score.
-    Metrics: `first_score` and `last_score`, means over the debaters of their first and last scores;
-    `agreement`, the share of votes that the winner got.
+    A vote is the last line of an answer. The line with the most votes wins. In a tie, the earliest seat wins.
+    The score of the winning answer is the episode's score.
+
+    Rewards: each debater gets the score of its own last answer. `team_share` mixes in the episode's score.
+
+    Metrics: `first_score` and `last_score`, the means of the debaters' first and last scores; `agreement`,
+    the share of votes for the winner.
     """
     names = seats(tuple(policies), debaters, num_debaters)
     chats = [policies[name].conversation(context=task.context, role="debater") for name in names]
@@ -103,6 +105,6 @@ async def _scores(task: ScoredTask, answers: Sequence[Completion]) -> list[float
 
 
 def _vote(answer: Completion) -> str:
-    """The last line in one spelling: lower case, single blanks, no full stop at the end."""
+    """Returns the normalized last line: lowercase, single spaces, and no period at the end."""
     lines = answer.reply.split("\n")
     return " ".join(lines[-1].lower().split()).rstrip(".")

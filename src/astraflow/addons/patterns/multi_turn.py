@@ -21,14 +21,14 @@ class MultiTurnConfig(PolicyRoles):
     policy: str = ""
     """Policy that answers; empty: the recipe's first policy."""
     turns: int = Field(default=3, ge=1)
-    """Largest number of answers per episode."""
+    """Maximum number of answers per episode."""
     feedback: Annotated[str, template("score")] = FEEDBACK
     """Message to the policy after a wrong answer; `{score}` is the score of that answer."""
     rewards_each_turn: bool = False
     """Reward each turn with its own score, instead of the whole conversation with the last score."""
 
     def make(self) -> Workflow:
-        """The workflow."""
+        """Makes the workflow."""
         return self.bind(multi_turn)
 
 
@@ -43,9 +43,10 @@ async def multi_turn(
 ) -> Rewards:
     """Asks until an answer is right, at most `turns` times.
 
-    Rewarded: the whole conversation with the last answer's score; with `rewards_each_turn`, each turn with
-    its own score instead. The recipe's credit decides how much a late success is worth.
-    Metrics: `first_score`, the score of the first answer, which had no feedback.
+    Rewards: the entire conversation gets the last answer's score or, with `rewards_each_turn`, each turn gets
+    its own score. The recipe's credit decides how much a late success is worth.
+
+    Metrics: `first_score`, the score of the first answer, which is given without feedback.
     """
     rewards = Rewards()
     chat = policy_at(policies, policy, 0).conversation(context=task.context)

@@ -35,7 +35,7 @@ class PlanAndSolveConfig(PolicyRoles):
     """Share of the solvers' mean score in a solver's reward."""
 
     def make(self) -> Workflow:
-        """The workflow."""
+        """Makes the workflow."""
         return self.bind(plan_and_solve)
 
 
@@ -50,10 +50,11 @@ async def plan_and_solve(
     follow_prompt: str = FOLLOW_PROMPT,
     team_share: float = 0.0,
 ) -> Rewards:
-    """The planner writes one plan, and `num_solvers` answers follow it in parallel.
+    """Lets the planner write one plan, which `num_solvers` answers follow in parallel.
 
     The mean score of the answers is the episode's score.
-    Rewarded: each solver with its own score, and the planner with the mean, because a plan is as good as the
+
+    Rewards: each solver gets its own score, and the planner gets the mean, because a plan is as good as the
     answers that follow it. More solvers make the planner's reward less noisy. `team_share` mixes the mean
     into the solvers' rewards.
     """

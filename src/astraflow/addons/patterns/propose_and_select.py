@@ -34,7 +34,7 @@ class ProposeAndSelectConfig(PolicyRoles):
     """Share of the picked proposal's score in the reward of each proposal."""
 
     def make(self) -> Workflow:
-        """The workflow."""
+        """Makes the workflow."""
         return self.bind(propose_and_select)
 
 
@@ -48,13 +48,15 @@ async def propose_and_select(
     select_prompt: str = SELECT_PROMPT,
     team_share: float = 0.0,
 ) -> Rewards:
-    """The selector picks a proposal by its number, whose score is the episode's score.
+    """Lets the selector pick a proposal by its number. The score of this proposal is the episode's score.
 
     If the selector names several numbers, the last one counts. If it names none, the score is 0.
-    Rewarded: each proposal with its own score, and the selector with the score of the picked proposal.
+
+    Rewards: each proposal gets its own score, and the selector gets the score of the picked proposal.
     `team_share` mixes the picked proposal's score into the proposers' rewards.
-    Metrics: `proposal_score` (the proposals' mean), `best_score`, and `unreadable` (1 if no number was
-    named, else 0).
+
+    Metrics: `proposal_score`, the mean score of the proposals; `best_score`, the highest; `unreadable`, 1 if
+    the selector didn't name a number, else 0.
     """
     actor = policy_at(policies, proposer, 0)
     chats = [actor.conversation(context=task.context, role="proposer") for _ in range(num_proposals)]

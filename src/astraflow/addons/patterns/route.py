@@ -44,7 +44,7 @@ class RouteConfig(PolicyRoles):
         return self
 
     def make(self) -> Workflow:
-        """The workflow."""
+        """Makes the workflow."""
         return self.bind(route)
 
 
@@ -60,12 +60,13 @@ async def route(
     small_choice: str = "small",
     large_choice: str = "large",
 ) -> Rewards:
-    """The router names a model, and that model answers. If the router names none, there is no answer.
+    """Lets the model answer that the router names. If the router doesn't name one, there is no answer.
 
-    Rewarded: the model that answered, with its score; the router, with the same score, less `large_cost` if
-    it chose the large model. A router that names no model gets `-large_cost`, as for a wrong answer of the
+    Rewards: the model that answered gets its score. The router gets the same score, minus `large_cost` if it
+    chose the large model. A router that doesn't name a model gets `-large_cost`, as for a wrong answer of the
     large model.
-    Metrics: `large_frac`, the share of routes to the large model; `unreadable`, the share that names none.
+
+    Metrics: `large_frac`, the share of routes to the large model; `unreadable`, the share without a model.
     """
     rewards = Rewards()
     text = route_prompt.format(prompt=task.prompt)

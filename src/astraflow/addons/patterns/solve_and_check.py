@@ -29,7 +29,7 @@ class SolveAndCheckConfig(PolicyRoles):
     """Share of the final answer's score in the solver's reward."""
 
     def make(self) -> Workflow:
-        """The workflow."""
+        """Makes the workflow."""
         return self.bind(solve_and_check)
 
 
@@ -42,13 +42,15 @@ async def solve_and_check(
     check_prompt: str = CHECK_PROMPT,
     team_share: float = 0.0,
 ) -> Rewards:
-    """The solver answers, then the checker; the checker's answer is the final one.
+    """Lets the solver answer, then the checker, whose answer is the final one.
 
     The score of the final answer is the episode's score.
-    Rewarded: the solver with the score of its own answer, and the checker with the score of the final one.
+
+    Rewards: the solver gets the score of its own answer, and the checker gets the score of the final one.
     `team_share` mixes the final score into the solver's reward.
-    Metrics: `first_score`, the score of the solver's answer; `fixed`, how often the checker made a wrong
-    answer right; `broken`, how often it made a right answer wrong.
+
+    Metrics: `first_score`, the score of the solver's answer; `fixed`, how often the checker corrected a wrong
+    answer; `broken`, how often it made a right answer wrong.
     """
     rewards = Rewards()
     chat = policy_at(policies, solver, 0).conversation(context=task.context, role="solver")

@@ -39,7 +39,7 @@ class SolveAndVerifyConfig(PolicyRoles):
     verifier: str = ""
     """Policy that verifies; empty: the recipe's second policy."""
     rounds: int = Field(default=2, ge=1)
-    """Largest number of attempts."""
+    """Maximum number of attempts."""
     verify_prompt: Annotated[str, template("prompt", "answer")] = VERIFY_PROMPT
     """Prompt of the verifier, with `{prompt}` and `{answer}`."""
     retry_prompt: Annotated[str, template("prompt", "answer", "critique")] = RETRY_PROMPT
@@ -52,7 +52,7 @@ class SolveAndVerifyConfig(PolicyRoles):
     """Keep one growing conversation; if false, each attempt starts a new one."""
     splits_verdicts: bool = False
     """Record the verifier as `verifier_of_right` or `verifier_of_wrong`, depending on the answer that it
-    judges, for credit `role_balanced`."""
+    judges. The credit `role_balanced` uses this."""
     team_share: Share = 0.0
     """Share of the episode's score in each reward: 0 is individual, 1 is shared."""
 
@@ -62,7 +62,7 @@ class SolveAndVerifyConfig(PolicyRoles):
         return self
 
     def make(self) -> Workflow:
-        """The workflow."""
+        """Makes the workflow."""
         return self.bind(solve_and_verify)
 
 
@@ -74,7 +74,7 @@ class _Exchange:
     score: float
     verdict: Completion
     choice: bool | None
-    """True if the verdict approves, False if it rejects, None if it names neither choice."""
+    """True if the verdict approves, False if it rejects, None if it contains neither choice."""
 
     @property
     def is_judged_right(self) -> bool:
@@ -97,14 +97,16 @@ async def solve_and_verify(
     splits_verdicts: bool = False,
     team_share: float = 0.0,
 ) -> Rewards:
-    """The solver answers until the verifier approves, at most `rounds` times; the last answer counts.
+    """Lets the solver answer until the verifier approves, at most `rounds` times. The last answer counts.
 
-    A verdict that names neither `approve` nor `reject` rejects, and is never right. With `splits_verdicts`,
-    the verifier's role is recorded as `verifier_of_right` or `verifier_of_wrong`, depending on the answer
-    that it judges; the verifier does not see this.
-    Rewarded: the solver's conversation with the score of its last answer; without `keeps_history`, each
+    A verdict that contains neither `approve` nor `reject` rejects, and is never right. With
+    `splits_verdicts`, the verifier's role is recorded as `verifier_of_right` or `verifier_of_wrong`,
+    depending on the answer that it judges. The verifier doesn't see this role.
+
+    Rewards: the solver's conversation gets the score of its last answer. Without `keeps_history`, each
     attempt is a conversation with its own score. Each verdict gets 1 if it is right, else 0. `team_share`
     mixes the episode's score into all of these.
+
     Metrics: `first_score` (the first answer), `attempts`, `verdict_right`, `approves_right` and
     `rejects_wrong`. The mean of the last two is the verifier's balanced accuracy.
     """

@@ -1,4 +1,4 @@
-"""The workflow `spawn`: an agent may split its problem and start helpers in parallel, down to a depth."""
+"""The workflow `spawn`: an agent may split its problem and start helpers in parallel, up to a depth."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
@@ -58,7 +58,7 @@ class _Crew:
         return await chat.say(self.results_prompt.format(prompt=prompt, results=listed))
 
     async def _results(self, parts: list[str], level: int) -> list[str]:
-        """One result per part; parts beyond the limits are not started."""
+        """Returns one result per part. Parts beyond the limits are not started."""
         num_started = min(len(parts), self.max_parts, self.num_left)
         self.num_left -= num_started
         chats = [self.helper.conversation(role="helper") for _ in range(num_started)]
@@ -70,9 +70,10 @@ class _Crew:
 
 
 def _parts(text: str) -> list[str]:
-    """The texts between <task> and </task>.
+    """Returns the texts between <task> and </task>.
 
-    A search by hand takes linear time even for a text of nothing but opening tags; a pattern would not.
+    Unlike a regular expression, this search takes linear time even for a text that contains only opening
+    tags.
     """
     parts: list[str] = []
     end = 0
@@ -99,18 +100,18 @@ class SpawnConfig(PolicyRoles):
     depth: int = Field(default=1, ge=1, le=64)
     """Number of levels of helpers."""
     max_parts: int = Field(default=4, ge=1, le=1024)
-    """Largest number of helpers per agent."""
+    """Maximum number of helpers per agent."""
     max_helpers: int = Field(default=16, ge=1, le=1024)
-    """Largest number of helpers per episode."""
+    """Maximum number of helpers per episode."""
     helper_cost: float = Field(default=0.0, ge=0)
     """Subtracted from the root agent's reward per helper."""
     split_prompt: Annotated[str, template("prompt")] = SPLIT_PROMPT
-    """Prompt of an agent that may split, with `{prompt}`; parts stand between `<task>` and `</task>`."""
+    """Prompt of an agent that may split, with `{prompt}`. The parts go between `<task>` and `</task>`."""
     results_prompt: Annotated[str, template("prompt", "results")] = RESULTS_PROMPT
     """Prompt of an agent whose parts are solved, with `{prompt}` and `{results}`."""
 
     def make(self) -> Workflow:
-        """The workflow."""
+        """Makes the workflow."""
         return self.bind(spawn)
 
 
@@ -127,12 +128,14 @@ async def spawn(
     split_prompt: str = SPLIT_PROMPT,
     results_prompt: str = RESULTS_PROMPT,
 ) -> Rewards:
-    """The agent answers at once, or gives parts to at most `max_parts` helpers, which may do the same.
+    """Lets the agent answer directly, or split its task among up to `max_parts` helpers, which may split too.
 
     There are at most `depth` levels of helpers and `max_helpers` helpers per episode. A part beyond these
-    limits has no result.
-    Rewarded: all agents with the score of the root's answer, because parts have no score of their own. The
+    limits doesn't have a result.
+
+    Rewards: all agents get the score of the root's answer, because parts don't have their own scores. The
     root (role `agent`) pays `helper_cost` for each helper (role `helper`) of the episode.
+
     Metrics: `helpers`, the number of helpers.
     """
     crew = _Crew(policy_at(policies, helper, 1), depth, max_parts, max_helpers, split_prompt, results_prompt)

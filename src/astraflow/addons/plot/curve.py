@@ -15,7 +15,7 @@ __all__ = ["CurvePage", "draw_curve"]
 
 
 class CurvePage(RunPage):
-    """Draws when the run has ended. Without matplotlib, it does nothing."""
+    """Draws the curve when the run has ended. Without matplotlib, it does nothing."""
 
     def __init__(self, run: ShownRun) -> None:
         self._folder = run.folder
@@ -39,7 +39,7 @@ def _load_drawing() -> None:
 
 
 def draw_curve(path: Path, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> bool:
-    """Draws held-out score and training reward over steps and over seconds.
+    """Draws the held-out score and the training reward over steps and over seconds.
 
     Returns False if matplotlib or the data is missing.
     """

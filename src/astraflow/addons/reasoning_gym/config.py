@@ -23,12 +23,12 @@ class ReasoningGymConfig(SourceVariant):
     """Seed of the data set. Different seeds give different tasks that may overlap; use `split` for disjoint
     sets."""
     split: Literal["all", "train", "heldout"] = "all"
-    """Which tasks to use, decided by a hash of the prompt; `train` and `heldout` never share a prompt."""
+    """Which tasks to use. A hash of the prompt decides, so `train` and `heldout` never share a prompt."""
     heldout_frac: float = Field(default=0.1, gt=0, lt=1)
-    """Share of prompts that are held out; use the same value in training, in evaluation and in the model's
+    """Share of prompts that are held out. Use the same value in training, evaluation, and the model's
     spec."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the data set, e.g. `{min_terms: 3, max_digits: 2}`."""
+    """Additional arguments of the data set, e.g. `{min_terms: 3, max_digits: 2}`."""
     system: str = ""
     """System message before each prompt; empty: none."""
 
@@ -39,18 +39,18 @@ class ReasoningGymConfig(SourceVariant):
         return GymSource(self, name=context.name)
 
     def task_columns(self) -> tuple[str, ...]:
-        """Tasks have none."""
+        """Returns nothing, because generated tasks have no columns."""
         return ()
 
     def runs_answers(self, allow: Collection[str]) -> bool:
-        """Whether the data set's scorer has to run in a sandbox."""
+        """Checks whether the data set's scorer has to run in a sandbox."""
         from astraflow.addons.reasoning_gym.gym import runs_answers
 
         return runs_answers(self.dataset, allow)
 
     @classmethod
     def make_scorer(cls, allow: Collection[str]) -> Scorer:
-        """Makes what scores answers as the data sets do."""
+        """Makes the scorer, which calls the data sets' own scorers."""
         from astraflow.addons.reasoning_gym.scorer import GymScorer
 
         return GymScorer(allow)

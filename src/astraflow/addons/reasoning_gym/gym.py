@@ -1,9 +1,10 @@
 """Makes and scores tasks of the `reasoning-gym` library.
 
-A task says how it was generated. The scorer generates the same entry again, so that each data set's own
-scorer sees exactly the objects that the data set made. If the entry differs from the task, because another
-machine has another version of the library, that is an error and never a score of 0. A scorer that would run a
-completion as Python runs in a sandbox (`scorer.py`), unless the recipe allows it to run outside.
+A task specifies how it was generated. The scorer generates the same entry again, so each data set's own
+scorer gets exactly the objects that the data set made. If the entry differs from the task, for example
+because another machine has another version of the library, that is an error, never a score of 0. A scorer
+that would run a completion as Python runs in a sandbox (`scorer.py`), unless the recipe allows it to run
+outside.
 """
 
 import importlib
@@ -35,14 +36,14 @@ GYM = "reasoning_gym"
 """Value of `kind` in the spec of this source's tasks."""
 
 _CACHED_TASKS = 4096
-"""Number of tasks that are kept, because all episodes of a group ask for the same task."""
+"""Number of cached tasks. All episodes of a group request the same task."""
 _MAX_TRIES = 1000
-"""Number of entries tried to find one task on its side of the split; at a share of 0.1, all of them fail with
-probability 10^-45."""
+"""Maximum number of entries tried to find one task on its side of the split. At a share of 0.1, all of them
+fail with probability 10^-45."""
 
 
 class _Dataset(Protocol):
-    """The part of a reasoning-gym data set that is used."""
+    """The part of a reasoning-gym data set that this module uses."""
 
     def __getitem__(self, idx: int) -> dict[str, Any]: ...
 
@@ -50,7 +51,7 @@ class _Dataset(Protocol):
 
 
 class GymSource:
-    """A source of generated tasks; each task is generated when it is asked for.
+    """A source of generated tasks. Each task is generated when it is requested.
 
     Example: `GymSource(ReasoningGymConfig(dataset="basic_arithmetic", split="train"), name="sums").task(0)`.
 
@@ -71,15 +72,15 @@ class GymSource:
         }
         self._dataset = _open(json.dumps(self._recipe))
         self._made = lru_cache(_CACHED_TASKS)(self._make)
-        self.task(0)  # shows at once that the arguments work, and that this side of the split holds tasks
+        self.task(0)  # checks early that the arguments work and that this side of the split has tasks
 
     def __len__(self) -> int:
         return self._config.size
 
     def task(self, idx: int) -> Task:
-        """Task number `idx`, from 0.
+        """Returns task number `idx`, counted from 0.
 
-        Raises: DataError if the source's side of the split seems to hold no tasks.
+        Raises: DataError if the source's side of the split doesn't seem to have tasks.
         """
         if not 0 <= idx < len(self):
             raise IndexError(idx)
@@ -99,7 +100,7 @@ class GymSource:
         )
 
     def _entry(self, idx: int) -> tuple[int, dict[str, Any]]:
-        """The entry of a task and the entry's own number."""
+        """Returns the number of a task's entry, and the entry."""
         config = self._config
         for entry_idx in range(idx, config.size * _MAX_TRIES, config.size):
             entry = self._dataset[entry_idx]
@@ -114,8 +115,11 @@ class GymSource:
 
 
 def runs_answers(dataset: str, allowed: Collection[str]) -> bool:
-    """Whether a data set's scorer has to run in a sandbox: it runs answers as Python, or is not known not to,
-    and is not `allowed` to do so outside."""
+    """Checks whether a data set's scorer has to run in a sandbox.
+
+    That is the case if it runs answers as Python or isn't known to be harmless, and isn't `allowed` to run
+    outside.
+    """
     return dataset not in HARMLESS_SCORERS and dataset not in allowed
 
 
@@ -141,7 +145,7 @@ def check_entry(task: Task, question: str) -> None:
 
 @lru_cache(maxsize=256)
 def _cached_entry(recipe: str, idx: int) -> dict[str, Any]:
-    """An entry of a data set. It is kept, because the episodes of a group all score the same entry."""
+    """Returns an entry of a data set. It is cached because all episodes of a group score the same entry."""
     return _open(recipe)[idx]
 
 
@@ -166,9 +170,9 @@ def _open(recipe: str) -> _Dataset:
 
 
 def load_gym() -> Any:
-    """The library's registry of data sets. Raises: ConfigError if it cannot be imported."""
+    """Returns the library's registry of data sets. Raises: ConfigError if it can't be imported."""
     try:
-        # The whole package first: where its import was aborted, `factory` alone would be there, half filled.
+        # Import the entire package first: after an aborted import, `factory` alone would exist, half filled.
         importlib.import_module("reasoning_gym")
         return importlib.import_module("reasoning_gym.factory")
     except ImportError as err:
@@ -186,7 +190,7 @@ def _check(config: ReasoningGymConfig) -> None:
 
 
 def _registered(name: str) -> tuple[Callable[[Any], _Dataset], Callable[..., Any]]:
-    """The data set's class and its config class."""
+    """Returns the data set's class and its config class."""
     known = cast("dict[str, tuple[Any, Any]]", load_gym().DATASETS)
     if name in known:
         return known[name]
@@ -297,9 +301,9 @@ HARMLESS_SCORERS = frozenset(
 )
 """Data sets whose scorers read a completion as text and never run it.
 
-The code of each was read, together with everything that its `score_answer` calls. In version 0.1.25, nine
-data sets run a completion as Python, by `eval` or sympy's `parse_expr`: `binary_matrix`, `countdown`,
-`intermediate_integration`, `n_queens`, `polynomial_multiplication`, `puzzle24`, `simple_integration`,
-`spiral_matrix` and `string_insertion`. `composite` may contain any of them. A data set that is not listed
-here, such as one of a later version of the library, is treated like these.
+The code of each data set was reviewed, together with everything that its `score_answer` calls. In version
+0.1.25, nine data sets run a completion as Python, with `eval` or SymPy's `parse_expr`: `binary_matrix`,
+`countdown`, `intermediate_integration`, `n_queens`, `polynomial_multiplication`, `puzzle24`,
+`simple_integration`, `spiral_matrix`, and `string_insertion`. `composite` may contain any of them. A data set
+that is not listed here, such as one of a later version of the library, is treated like these nine.
 """

@@ -1,7 +1,7 @@
-"""Scores answers to tasks of reasoning-gym, in a sandbox where a data set's scorer runs an answer as Python.
+"""Scores answers to reasoning-gym tasks, in a sandbox if the data set's scorer runs an answer as Python.
 
-There, the answer reaches nothing of this machine. But it runs in the process of its scorer, so an answer that
-was made to cheat can print a score itself.
+In the sandbox, the answer can't access this machine. However, it runs in the process of its scorer, so an
+answer that is designed to cheat can print a score itself.
 """
 
 import json
@@ -20,7 +20,7 @@ __all__ = ["GymScorer"]
 
 _LIBRARY = "reasoning_gym.factory"
 _LIMITS = Limits(cpu_s=5.0, wall_s=45.0, memory_bytes=2 << 30)
-"""The library and its imports have some 500 MB of addresses. The scoring process ends calls after 60 s."""
+"""The library and its imports take about 500 MB of addresses. The scoring process ends calls after 60 s."""
 _SCORER = """
 import json, os, sys
 from reasoning_gym.factory import DATASETS
@@ -49,7 +49,7 @@ class GymScorer(Scorer):
         load_gym()
 
     async def open(self) -> None:
-        """Opens the sandbox. Raises: ConfigError if there can be none here."""
+        """Opens the sandbox. Raises: ConfigError if sandboxes don't work on this machine."""
         await self._sandbox.open()
 
     async def close(self) -> None:
@@ -57,15 +57,17 @@ class GymScorer(Scorer):
         await self._sandbox.close()
 
     def __call__(self, call: ScoringCall) -> object:
-        """The score, or an awaitable of it for an answer that runs in the sandbox. Raises: DataError."""
+        """Returns the score, or an awaitable if the answer runs in the sandbox. Raises: DataError."""
         spec = json.loads(call.task.spec)
         if runs_answers(str(spec["dataset"]), self._allow):
             return self._boxed(call.task, call.text, spec)
         return score_gym(call.task, call.text, spec)
 
     async def _boxed(self, task: Task, text: str, spec: Mapping[str, Any]) -> Score:
-        """The score of an answer, and whether the answer broke its scorer, took too long, or needed too much:
-        then it is 0, because the answer runs as a program.
+        """Returns the score of an answer that runs as a program, and whether it was broken.
+
+        An answer is broken, and its score is 0, if it broke its scorer, took too long, or used too much
+        memory.
 
         Raises: DataError if this machine generates another task; LateScoreError if the machine was too busy;
         RolloutError if the library fails, or if the machine had no memory.
@@ -87,5 +89,5 @@ class GymScorer(Scorer):
         try:
             value = float(json.loads(score)) if verdict.has_passed else None
         except (TypeError, ValueError):
-            value = None  # the answer printed something else itself
+            value = None  # the answer itself printed something that isn't a score
         return Score(value or 0.0, {"broken": float(value is None)})

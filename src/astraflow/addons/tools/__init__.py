@@ -1,1 +1,1 @@
-"""Tools: the workflow `tool_use`, in which a model calls Python functions."""
+"""The workflow `tool_use`, in which a model calls Python functions."""

@@ -21,11 +21,11 @@ class ToolConfig(Use):
     """A function that a model may call. Example: `{use: "my_tools:search", args: {index: ./papers}}`."""
 
     processes: int = Field(default=0, ge=0, le=256)
-    """Number of processes of the rollout service in which calls run, each of which is killed when a call
-    takes longer than `call_timeout_s`; 0: calls run in threads of the service, which nothing can kill."""
+    """Number of processes of the rollout service in which calls run. A process is killed if its call takes
+    longer than `call_timeout_s`; 0: calls run in threads of the service, which can't be killed."""
 
     def make(self, where: str) -> Tool:
-        """The tool. Raises: ConfigError, naming its place in the recipe, if it cannot be loaded."""
+        """Makes the tool. Raises: ConfigError, which names its place in the recipe, if it can't be loaded."""
         function = load_function(self, where)
         tool = make_tool(function)
         if not self.processes:
@@ -44,24 +44,24 @@ class ToolUseConfig(PolicyRoles):
 
     name: Literal["tool_use"] = "tool_use"
     tools: tuple[ToolConfig, ...] = Field(min_length=1)
-    """Plain functions with annotated parameters and a docstring; parameters that `args` sets are not shown to
-    the model, nor one annotated `ToolContext`, which tells the tool its task and its episode."""
+    """Plain functions with annotated parameters and a docstring. The model doesn't see parameters that `args`
+    sets, or a parameter annotated `ToolContext`, which tells the tool its task and episode."""
     policy: str = ""
     """Policy that answers; empty: the recipe's first policy."""
     parser: ParserChoice = "tagged"
-    """How calls are written: JSON in `<tool_call>` tags (Hermes, Qwen), bare JSON (Llama 3), or a function of
-    your own from a text to calls."""
+    """Format of calls: JSON in `<tool_call>` tags (Hermes, Qwen), bare JSON (Llama 3), or your own function
+    that extracts calls from a text."""
     max_calls: int = Field(default=8, ge=1)
-    """Largest number of calls per episode."""
+    """Maximum number of calls per episode."""
     call_timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds after which a call is given up, or killed if it runs in a process; the model is told."""
+    """Seconds after which a call is abandoned, or killed if it runs in a process. The model is told."""
     max_result_chars: int = Field(default=4096, ge=1)
-    """Largest number of characters of a result that the model is shown."""
+    """Maximum number of characters of a result that the model sees."""
     error_cost: float = Field(default=0.0, ge=0)
-    """Subtracted from the reward per call that failed."""
+    """Subtracted from the reward for each failed call."""
 
     def make(self) -> Workflow:
-        """The workflow. Raises: ConfigError if a tool or the parser cannot be loaded."""
+        """Makes the workflow. Raises: ConfigError if a tool or the parser can't be loaded."""
         tools = tuple(tool.make(f"workflow.tools.{idx}") for idx, tool in enumerate(self.tools))
         names = [tool.spec.name for tool in tools]
         repeated = {name for name in names if names.count(name) > 1}

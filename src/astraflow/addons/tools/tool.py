@@ -1,12 +1,12 @@
-"""Functions that a model calls: described to it, their arguments checked, run under a deadline.
+"""Functions that a model calls: their descriptions, the checks of their arguments, and calls with a deadline.
 
-The model is shown a function's name, docstring and annotated parameters. The arguments of a call are checked
-against the annotations before the function runs. If a call fails (an unknown tool, wrong arguments, an
-exception), the model is told so as the call's result. Only a RolloutError, which says that the tool itself
-does not work, fails the episode.
+The model sees a function's name, docstring, and annotated parameters. The arguments of a call are checked
+against the annotations before the function runs. If a call fails (an unknown tool, wrong arguments, or an
+exception), the call's result tells the model so. Only a RolloutError, which means that the tool itself
+doesn't work, fails the episode.
 
-An async function runs in the event loop, any other in a thread. A thread cannot be killed: a function that
-may not return by itself runs in a process (`tool_process.py`).
+An async function runs in the event loop, and any other function runs in a thread. A thread can't be killed,
+so run a function that may hang in a process (`tool_process.py`).
 """
 
 import asyncio
@@ -36,12 +36,12 @@ __all__ = [
 
 
 class ToolFailedError(Exception):
-    """A tool raised in another process; the text is what the model is told."""
+    """A tool raised an exception in another process. The text is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a tool may know of its call. A parameter with this annotation is filled in; no model sees it.
+    """The context of a call. A parameter with this annotation is filled in, and models don't see it.
 
     Example: `def look(place: str, context: ToolContext) -> str`.
     """
@@ -49,40 +49,40 @@ class ToolContext:
     task: Task
     """The task of the episode."""
     episode: str
-    """Names the episode; no other one has the same name, not even another attempt at it."""
+    """Unique name of the episode. Another attempt at the same episode has another name."""
     state: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the tools of one episode keep for one another. It ends with the episode, and does not reach tools
-    that run in a process: these get an empty one for each call."""
+    """Data that the tools of one episode share. It exists as long as the episode. Tools that run in a process
+    don't share it; they get an empty dict for each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function together with the description that the model is shown; `make_tool` makes it."""
+    """A function together with the description that the model sees. Make it with `make_tool`."""
 
     spec: ToolSpec
     function: Callable[..., object]
     arguments: type[msgspec.Struct]
     """The struct that checks and converts the arguments of a call."""
     context: str = ""
-    """The parameter that gets the `ToolContext`; empty if there is none."""
+    """Name of the parameter that gets the `ToolContext`; empty if there is none."""
     turns: asyncio.Semaphore | None = None
-    """Limits how many calls run at a time; the others wait before their deadline begins."""
+    """Limits the number of calls at a time. The deadline of a waiting call has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model is told about a call."""
+    """The result of a call, as the model sees it."""
 
     text: str
     is_error: bool = False
     is_late: bool = False
-    """The call was given up because it took too long."""
+    """True if the call was abandoned because it took too long."""
 
 
 def make_tool(function: Callable[..., object]) -> Tool:
-    """Makes a tool of a function. Arguments that `functools.partial` bound are not shown to the model.
+    """Makes a tool from a function. The model doesn't see arguments that `functools.partial` has bound.
 
-    Raises: ConfigError if a parameter has no name, or an annotation that JSON cannot express.
+    Raises: ConfigError if a parameter doesn't have a name, or has an annotation that JSON can't express.
     """
     inner, bound = _unbound(function)
     name: str = getattr(inner, "__name__", type(inner).__name__)
@@ -115,7 +115,7 @@ def make_tool(function: Callable[..., object]) -> Tool:
 
 
 def _unbound(function: Callable[..., object]) -> tuple[Callable[..., object], frozenset[str]]:
-    """The function inside a `partial`, and the names of the arguments that are bound."""
+    """Returns the function inside a `partial`, and the names of the bound arguments."""
     if not isinstance(function, partial):
         return function, frozenset()
     bound = cast("partial[object]", function)
@@ -123,7 +123,7 @@ def _unbound(function: Callable[..., object]) -> tuple[Callable[..., object], fr
 
 
 def _schema(name: str, arguments: type[msgspec.Struct]) -> str:
-    """The JSON schema of a function's parameters, with the schemas of other structs in `$defs`."""
+    """Returns the JSON schema of a function's parameters, with the schemas of other structs in `$defs`."""
     _, components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
     own = {key: value for key, value in components.pop(name).items() if key != "title"}
     schema = {**own, "$defs": components} if components else own
@@ -133,7 +133,7 @@ def _schema(name: str, arguments: type[msgspec.Struct]) -> str:
 async def run_call(
     tools: Mapping[str, Tool], call: ToolCall, *, context: ToolContext, timeout_s: float, max_chars: int
 ) -> ToolResult:
-    """Runs one call and returns what the model is told about it, at most `max_chars` of it.
+    """Runs one call and returns its result for the model, with at most `max_chars` characters.
 
     Raises: RolloutError if the tool raises it.
     """
@@ -146,7 +146,7 @@ async def run_call(
         checked = msgspec.convert(call.arguments, tool.arguments)
     except msgspec.ValidationError as err:
         return ToolResult(f"error: {err}", is_error=True)
-    # Only arguments that the model gave are passed: the function has its own defaults for the others.
+    # Pass only the arguments that the model gave; the function has its own defaults for the others.
     given = {key: getattr(checked, key) for key in call.arguments}
     if tool.context:
         given[tool.context] = context
@@ -171,12 +171,12 @@ async def _called(function: Callable[..., object], arguments: Mapping[str, objec
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """The beginning of a long text, with a word that there is more."""
+    """Cuts a long text and notes that there is more."""
     return text if len(text) <= max_chars else f"{text[:max_chars]} (cut off)"
 
 
 def text_of(value: object) -> str:
-    """A result as text: a string as it is, other values as JSON, and what JSON cannot express by `str`."""
+    """Converts a result to text: strings stay unchanged, and other values become JSON or else `str`."""
     if isinstance(value, str):
         return value
     try:

@@ -1,10 +1,10 @@
-"""Runs a tool in processes of its own, so that a call that takes too long can be killed.
+"""Runs a tool in separate processes, so that a call that takes too long can be killed.
 
     tool_use -> ToolProcesses.call -> pipe -> process: `serve` -> the function
 
-A process runs one call at a time and is kept for the next. A caller that stops waiting kills the process with
-all that it has started in its session; another one takes its place. Processes end with the service, however
-that ends.
+A process runs one call at a time and is then reused. A caller that stops waiting kills the process and
+everything that it started in its session, and another process replaces it. All processes end with the
+service, however the service ends.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ __all__ = ["ToolProcesses"]
 _PR_SET_PDEATHSIG = 1
 """`prctl` option of Linux: the signal that a process gets when its parent dies."""
 _MAX_CHARS = 1 << 20
-"""Characters of a result that travel; what a model is shown is shorter."""
+"""Maximum number of characters of a result that are sent to the service. The model sees fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Reply:
     text: str
     is_error: bool = False
     is_broken: bool = False
-    """The tool itself does not work, so the episode fails."""
+    """True if the tool itself doesn't work, so that the episode fails."""
     is_retryable: bool = False
 
 
@@ -50,14 +50,14 @@ class ToolProcesses:
     def __init__(self, use: Use, *, num: int) -> None:
         self._use = use
         self.turns = asyncio.Semaphore(num)
-        """A caller waits here for a free process, and only then begins to count its deadline."""
+        """A caller waits here for a free process. Its deadline begins only after that."""
         self._idle: list[_Process] = []
 
     async def call(self, **arguments: object) -> str:
-        """The function's result as text. If the caller is cancelled, the process is killed.
+        """Calls the function and returns its result as text. Cancellation kills the process.
 
-        Raises: ToolFailedError if the function raises; RolloutError if it says so, cannot be loaded, or ends
-        its process.
+        Raises: ToolFailedError if the function raises; RolloutError if the function raises that, can't be
+        loaded, or ends its process.
         """
         process = self._idle.pop() if self._idle else _Process(self._use)
         try:
@@ -106,7 +106,7 @@ class _Process:
 
 
 def _sendable(value: object) -> object:
-    """What tools of an episode share stays in the service: it may hold what no pipe can carry."""
+    """Removes the shared state of an episode's tools, which may contain objects that can't be pickled."""
     return replace(value, state={}) if isinstance(value, ToolContext) else value
 
 

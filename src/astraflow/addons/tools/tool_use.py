@@ -28,14 +28,15 @@ async def tool_use(
     max_result_chars: int = 4096,
     error_cost: float = 0.0,
 ) -> Rewards:
-    """The model calls `tools`, and gets their results as `tool` messages, until it answers without a call.
+    """Lets the model call `tools`, with the results as `tool` messages, until it answers without a call.
 
-    The calls of one answer run in parallel. The first answer without a call is scored; after `max_calls`
+    The calls of one answer run in parallel. The first answer without a call is scored. After `max_calls`
     calls, the next answer is scored in any case.
-    Rewarded: the whole conversation with that score, less `error_cost` for each call that failed.
-    Metrics: `tool_calls`, the number of calls; `tool_errors`, the number of calls that failed;
-    `tool_timeouts`, of them those that took too long; `tool_call_s_p50` and `_p95`, the seconds of single
-    calls.
+
+    Rewards: the entire conversation gets that score, minus `error_cost` for each failed call.
+
+    Metrics: `tool_calls`, the number of calls; `tool_errors`, the number of failed calls; `tool_timeouts`,
+    the number of these that took too long; `tool_call_s_p50` and `_p95`, percentiles of a call's seconds.
     """
     calls_in = CALL_PARSERS[parser] if isinstance(parser, str) else parser
     known = {tool.spec.name: tool for tool in tools}
@@ -59,7 +60,7 @@ async def tool_use(
 
 
 class _Calls:
-    """The calls of one episode, and what they came to."""
+    """The calls of one episode, and their statistics."""
 
     def __init__(self, run: Callable[[ToolCall], Awaitable[ToolResult]], rewards: Rewards) -> None:
         self.num = 0
@@ -69,7 +70,7 @@ class _Calls:
         self._rewards = rewards
 
     async def answers(self, calls: Sequence[ToolCall], *, most: int) -> list[Message]:
-        """Makes the first `most` of the calls; returns what the model is told about each call."""
+        """Makes the first `most` calls, and returns the message to the model about each call."""
         results = await in_parallel(self._timed(call) for call in calls[:most])
         self.num += len(results)
         results += [_NO_CALLS_LEFT] * (len(calls) - len(results))
