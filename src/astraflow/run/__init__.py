@@ -1,1 +1,1 @@
-"""One run from start to end: checks, services, offline training, evaluation, export, one-episode trials."""
+"""Runs a recipe from start to end: checks, services, offline training, evaluation, export, and trials."""

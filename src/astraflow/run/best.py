@@ -1,11 +1,11 @@
-"""The best version of each policy, by its evaluations, as an ordinary model folder beside the checkpoints.
+"""Keeps the best version of each policy, by its evaluations, as a model folder next to the checkpoints.
 
     checkpoints/actor/best-step-00000030-version-31/{model.safetensors, config.json, tokenizer.json, ...}
 
 The dataflow decides which version is the best so far: it marks the record of its evaluation, and keeps its
-chunks until another version is better. This module only writes the folder, after each such record and at the
-start and the end of a run, and removes the folder of the version before it. What a kill or a full disk keeps
-from being written is therefore written later.
+chunks until another version is better. This module only writes the folder, and removes the folder of the
+previous best version. It does so after each such record, and at the start and the end of a run. A folder that
+could not be written because of a kill or a full disk is therefore written later.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 class BestKeeper:
-    """Writes the folders, one at a time. `see` every evaluation, and let `run` run.
+    """Writes the folders, one at a time. Pass every evaluation to `see`, and keep `run` running.
 
-    A folder is written in a thread that does not keep the process alive: an interrupted run stops at once.
+    A thread that does not keep the process alive writes each folder, so an interrupted run stops at once.
     """
 
     def __init__(self, folder: RunFolder, recipe: Recipe, note: Callable[[str], None]) -> None:
-        """`note` gets what a person should know. Earlier evaluations are those of the run's journal.
+        """`note` receives messages for the user. Earlier evaluations are read from the run's journal.
 
         Raises: JournalError if the journal cannot be read.
         """
@@ -44,7 +44,7 @@ class BestKeeper:
         self._rule = recipe.eval.best
         self._note = note
         self._best: dict[str, EvalRecord] = {}
-        """Policy -> the record of the version whose folder should be there."""
+        """Policy -> the record of the version whose folder should exist."""
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -61,7 +61,7 @@ class BestKeeper:
             self._idle.clear()
 
     async def run(self) -> None:
-        """Writes what is to be written, until it is cancelled."""
+        """Writes the folders that are missing, until it is cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -76,7 +76,7 @@ class BestKeeper:
         await self._idle.wait()
 
     def _look_for_metric(self, record: EvalRecord) -> None:
-        """Notes once that the evaluations do not have the metric that the recipe names."""
+        """Tells the user once if the evaluations do not have the metric that the recipe names."""
         figure = self._rule.figure
         names = [item.name for item in record.metrics]
         is_missed = record.eval_set == self._rule.eval_set and figure and figure not in names
@@ -96,14 +96,15 @@ def _earlier_evals(folder: RunFolder) -> list[EvalRecord]:
 
 
 def _write_all(folder: RunFolder, records: Sequence[EvalRecord]) -> list[str]:
-    """Writes the model folders of several policies. Returns: why some could not be written."""
+    """Writes the model folders of several policies. Returns the reasons why some could not be written."""
     return [failure for record in records if (failure := _write(folder, record))]
 
 
 def _write(folder: RunFolder, record: EvalRecord) -> str:
-    """Writes the model folder of a version unless it is there, and removes those of other versions.
+    """Writes the model folder of a version unless it exists, and removes those of other versions.
 
-    Returns: why it could not, or nothing. The folder of the version before stays then.
+    Returns the reason if it could not be written, else an empty text. If it could not, the folder of the
+    previous version stays.
     """
     path = folder_of(folder, record)
     for unfinished in path.parent.glob(f".{BEST_PREFIX}*"):
@@ -123,7 +124,7 @@ def _write(folder: RunFolder, record: EvalRecord) -> str:
 
 
 async def _in_daemon(function: Callable[[], list[str]]) -> list[str]:
-    """What a function returns that is called in a daemon thread. Raises: what it raises."""
+    """Calls a function in a daemon thread, and returns its result. Raises: whatever the function raises."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[list[str]] = loop.create_future()
 
@@ -140,7 +141,7 @@ async def _in_daemon(function: Callable[[], list[str]]) -> list[str]:
         failure: Exception | None = None
         try:
             result = function()
-        except Exception as err:  # noqa: BLE001 - handed to the loop, which raises it
+        except Exception as err:  # noqa: BLE001 - passed to the loop, which raises it
             failure = err
         try:
             loop.call_soon_threadsafe(settle, result, failure)

@@ -1,4 +1,4 @@
-"""What the `astraflow` commands about runs do and print."""
+"""Implements the `astraflow` commands about runs, and prints their output."""
 
 import asyncio
 import contextlib
@@ -60,8 +60,8 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
         is_finished = asyncio.run(_until_end(recipe, run_dir, (pages, view), module_path, runs))
     except Exception:
         view.close()
-        if runs:  # it has started, so there is something to show
-            with contextlib.suppress(DataError):  # which must not hide why the run failed
+        if runs:  # the run has started, so there is something to show
+            with contextlib.suppress(DataError):  # must not hide why the run failed
                 _show_results(folder, console)
         raise
     finally:
@@ -75,7 +75,7 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
 
 
 def _has_nothing_to_do(folder: RunFolder, recipe: Recipe, run_dir: Path) -> bool:
-    """Whether a finished run has all the steps of the recipe. Raises: ConfigError for another recipe."""
+    """Returns whether a finished run has all steps of the recipe. Raises: ConfigError for another recipe."""
     refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
     done = steps_done(folder.journal)
     refuse_fewer_steps(recipe, done, run_dir)
@@ -83,7 +83,7 @@ def _has_nothing_to_do(folder: RunFolder, recipe: Recipe, run_dir: Path) -> bool
 
 
 def _show_finished(folder: RunFolder, recipe: Recipe, run_dir: Path, console: Console) -> int:
-    """Prints the results of a finished run, and how it is trained longer; returns the exit code."""
+    """Prints the results of a finished run, and how to train it longer; returns the exit code."""
     done = max(policy.train.steps for policy in recipe.trained.values()) if recipe.trained else 0
     console.print(
         f"{run_dir} is finished after {done} steps; to train longer, ask for more in total, e.g. `astraflow "
@@ -109,8 +109,10 @@ async def _until_end(
     module_path: tuple[str, ...],
     runs: list[Run],
 ) -> bool:
-    """Runs the recipe; returns whether it finished, False if it was interrupted. `shown` are the pages of the
-    run and its view. `runs` gets the run once it has started."""
+    """Runs the recipe. Returns true if it finished, and false if it was interrupted.
+
+    `shown` has the pages of the run and its view. The run is added to `runs` once it has started.
+    """
     pages, view = shown
     interrupted = asyncio.Event()
     reasons: list[str] = []
@@ -125,7 +127,7 @@ async def _until_end(
             case 2:
                 for run in runs:
                     run.kill()
-            case _:  # all processes are killed, and this person does not want to wait for the report
+            case _:  # kill all processes; the user doesn't want to wait for the report
                 for run in runs:
                     run.leave_at_once(reasons[0])
                 view.close()
@@ -151,7 +153,10 @@ async def _until_end(
 
 
 def _launcher_log(folder: RunFolder) -> logging.Handler:
-    """Lets the launcher log into a file of its own, beside those of its processes: its output is a screen."""
+    """Makes the launcher log to its own file, next to the logs of its processes, and returns the handler.
+
+    Log lines on the terminal would disturb the live screen.
+    """
     handler = logging.FileHandler(folder.logs / "launcher.log", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s launcher %(name)s: %(message)s"))
     logger = logging.getLogger("astraflow")
@@ -184,7 +189,7 @@ def _show_results(folder: RunFolder, console: Console) -> Summary:
 
 
 def show_audit(run_dir: Path) -> int:
-    """Prints the accounting of a run, computed from its journal; returns 1 if it does not hold."""
+    """Prints the accounting of a run, computed from its journal. Returns 1 if it does not add up, else 0."""
     report = audit(RunFolder(run_dir).journal)
     console = Console()
     console.print(report.table())

@@ -1,7 +1,7 @@
 """Exports a version of a run as a Hugging Face folder, bit-equal to what was served.
 
-The written files are read back and hashed before the folder gets its name, so that it appears whole or not at
-all.
+The written files are read back and hashed before the folder gets its name, so the folder appears completely
+or not at all.
 """
 
 import tempfile
@@ -33,12 +33,12 @@ class Exported:
     version: int
     num_bytes: int
     digest: str
-    """xxh3-128 over the tensors of the version, as in the manifest. Unless adapters were merged, the written
-    file has the same digest."""
+    """xxh3-128 hash of the version's tensors, as in the manifest. The written file has the same digest unless
+    adapters were merged."""
 
 
 def chosen_policy(recipe: Recipe, policy: str) -> str:
-    """The named policy; if the name is empty, the first trained one.
+    """Returns the named policy or, if the name is empty, the first trained one.
 
     Raises: ConfigError for a name that the recipe does not have.
     """
@@ -55,8 +55,9 @@ def export_version(
 ) -> Exported:
     """Writes a version (-1: the newest) of a policy (empty: the first trained one) to `out`.
 
-    `force` replaces a model folder, and nothing else.
-    Raises: ConfigError if `out` is taken or the policy unknown; DataError if the version is not kept;
+    `force` allows replacing a model folder, but nothing else.
+
+    Raises: ConfigError if `out` is taken or the policy is unknown; DataError if the version is not kept;
     WeightsError if its bytes are damaged.
     """
     folder = RunFolder(run_dir)
@@ -97,7 +98,7 @@ def _check_free(out: Path, *, force: bool) -> None:
 
 
 def _check_written(folder: Path, tensors: Sequence[HostTensor], manifest: Manifest) -> None:
-    """Raises: WeightsError unless the written tensors are bit-equal to those of the version."""
+    """Checks that the written tensors are bit-equal to those of the version. Raises: WeightsError."""
     by_name = {tensor.name: tensor for tensor in read_safetensors(folder / "model.safetensors")}
     written = [by_name[tensor.name] for tensor in tensors if tensor.name in by_name]
     found = _digest(written)

@@ -51,7 +51,7 @@ async def open_runner(
     *,
     num_scorers: int,
 ) -> AsyncGenerator[EpisodeRunner]:
-    """A runner of the recipe's workflow on hosted policies, with its environments and reward.
+    """Opens a runner of the recipe's workflow on hosted policies, with its environments and reward.
 
     Evaluation leases run with the settings of their evaluation set.
     """

@@ -25,8 +25,8 @@ _PINS = "models.json"
 def with_fetched_models(recipe: Recipe, run_dir: Path | None, tell: Callable[[str], None]) -> Recipe:
     """Fetches the recipe's hub models into the cache, and returns the recipe with their commits. Blocks.
 
-    `run_dir`: pins the commits for the run in this folder. `tell` receives progress messages. Nothing is
-    downloaded for a recipe with mistakes.
+    The commits are pinned for the run in `run_dir`. `tell` receives progress messages. Nothing is downloaded
+    for a recipe with mistakes.
 
     Raises: ConfigError or DataError for a recipe with mistakes; DataError for a model that cannot be fetched.
     """
@@ -43,12 +43,12 @@ def with_fetched_models(recipe: Recipe, run_dir: Path | None, tell: Callable[[st
 
 
 def pin_models(recipe: Recipe, run_dir: Path | None) -> Recipe:
-    """The recipe with the commits that the run folder pins, if the run has begun. Fetches nothing."""
+    """Returns the recipe with the commits that the run folder pins, if the run has begun. Fetches nothing."""
     return _with_model_names(recipe, _pins(run_dir)) if run_dir is not None else recipe
 
 
 def cache_notes(recipe: Recipe) -> Iterator[str]:
-    """Messages that say for each hub model of the recipe whether it is in the cache."""
+    """Yields a message for each hub model of the recipe that says whether the model is in the cache."""
     for name in dict.fromkeys(_hub_names(recipe)):
         if is_cached(name):
             commit = model_path(name).name
@@ -63,7 +63,7 @@ def _hub_names(recipe: Recipe) -> Iterator[str]:
 
 
 def _pins(run_dir: Path) -> Mapping[str, str]:
-    """Original name -> name with the commit. Raises: DataError if the file is invalid."""
+    """Reads the pins: original name -> name with the commit. Raises: DataError if the file is invalid."""
     path = run_dir / _PINS
     try:
         content: object = json.loads(path.read_text(encoding="utf-8"))

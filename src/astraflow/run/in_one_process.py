@@ -69,7 +69,7 @@ async def train_in_one_process(recipe: Recipe, *, num_steps: int = 2, tell: _Tel
 
 @dataclass(slots=True)
 class _Flow:
-    """What all parts of this file share: the client of the dataflow, and the published weights."""
+    """What the functions in this file share: the client of the dataflow, and the published weights."""
 
     recipe: Recipe
     link: DataflowClient  # as rollout services and trainers use it, but requests stay in this process
@@ -255,7 +255,7 @@ async def _take_batch(flow: _Flow, trainer: _Trainer, service: _RolloutService) 
     try:
         while not waiting.done():
             why_none = await _play_episodes(flow, service)
-            await asyncio.wait({waiting}, timeout=10.0 if why_none else 0.01)  # a reply may be under way
+            await asyncio.wait({waiting}, timeout=10.0 if why_none else 0.01)  # a reply may be on its way
             if why_none and not waiting.done():
                 raise DataError(f"the dataflow leases nothing and has no batch: {why_none}")
         batch = waiting.result()
@@ -267,7 +267,7 @@ async def _take_batch(flow: _Flow, trainer: _Trainer, service: _RolloutService) 
     for sample in batch.samples:
         groups.setdefault(sample.group_id, []).append(sample)
     flow.tell(f"batch      step {batch.step}: {len(groups)} groups, {batch.totals.num_trained_tokens} tokens")
-    # Show a group whose rewards differ, if there is one, because in all others the advantages are 0.
+    # Show a group whose rewards differ, if there is one, because the advantages of all others are 0.
     group, samples = max(groups.items(), key=lambda item: len({s.trajectory.reward for s in item[1]}))
     rewards = ", ".join(f"{sample.trajectory.reward:g}" for sample in samples)
     advantages = ", ".join(f"{sample.advantages[0].value:.2f}" for sample in samples)
@@ -276,7 +276,7 @@ async def _take_batch(flow: _Flow, trainer: _Trainer, service: _RolloutService) 
 
 
 async def _train(flow: _Flow, trainer: _Trainer, batch: types.Batch) -> None:
-    """4 and 5: forward, loss, backward and optimizer step; then publishes the new weights and commits."""
+    """4 and 5: runs forward, loss, backward and optimizer step; publishes the new weights and commits."""
     result = await asyncio.to_thread(trainer.learner.train_step, batch)
     trainer.step += 1
     shown = [item for item in result.metrics if item.name in {"loss", "grad_norm", "entropy"}]

@@ -78,7 +78,7 @@ class MemoryVersions:
         return WeightSnapshot(manifest.policy, manifest.version, tensors, self._model_dirs[manifest.policy])
 
     def arrival(self, policy: str) -> Arrival:
-        """Empty, because versions in memory have no transfer."""
+        """Returns an empty arrival, because versions in memory have no transfer."""
         del policy
         return Arrival()
 
@@ -94,6 +94,7 @@ async def run_in_process(
     """Runs the recipe with these learners, one per trained policy, until its end or `stop`.
 
     `journal` and `checkpoints` are written to `folder`. If they exist already, the run continues from there.
+
     Raises: the error of a part that fails.
     """
     info = run_info(recipe)

@@ -1,6 +1,6 @@
-"""Finds the mistakes in a recipe that can be found before a process starts.
+"""Finds the mistakes in a recipe that can be found before any process starts.
 
-It reads and checks. It doesn't write, download or start anything.
+This module reads and checks. It doesn't write, download or start anything.
 """
 
 import re
@@ -56,31 +56,31 @@ from astraflow.workflows.factory import make_workflow
 __all__ = ["CheckedRecipe", "check_recipe", "format_mistakes", "with_other_mistakes"]
 
 _COMPARING = (GdpoCredit, GroupRelativeCredit, MaxRlCredit, OpoCredit, PassAtKCredit, RlooCredit)
-"""Credits that are 0 for a group of a single episode."""
+"""Credits that are always 0 for a group with a single episode."""
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRecipe:
-    """A recipe without mistakes, and its sources."""
+    """A recipe without mistakes, and its opened sources."""
 
     recipe: Recipe
-    """With numbers in place of `auto`, unless a model must still be built."""
+    """The recipe with numbers in place of `auto`, unless a model must still be built."""
     sources: OpenSources
 
 
 class _Mistakes:
     """Collects what is wrong with a recipe, so that one error reports all of it.
 
-    Example: `mistakes.collect(_check_roles, recipe)` notes the error that the check raises, and returns None
-    then.
+    Example: if the check raises an error, `mistakes.collect(_check_roles, recipe)` records it and returns
+    None.
     """
 
     def __init__(self) -> None:
         self._errors: list[ConfigError | DataError] = []
 
     def collect(self, check: Callable[..., _T], *args: Any, **named: Any) -> _T | None:
-        """Runs a check. Returns its result, or None if it raises; then the error is collected."""
+        """Runs a check. Returns its result, or collects its error and returns None."""
         try:
             return check(*args, **named)
         except (ConfigError, DataError) as err:
@@ -93,7 +93,7 @@ class _Mistakes:
 
     @property
     def texts(self) -> list[str]:
-        """Each mistake once, in the order in which they were found."""
+        """Returns each mistake once, in the order in which they were found."""
         return list(dict.fromkeys(map(str, self._errors)))
 
     def raise_all(self) -> None:
@@ -105,7 +105,7 @@ class _Mistakes:
 
 
 def format_mistakes(mistakes: Sequence[str], what: str = "the recipe") -> str:
-    """One text with an item for each mistake in `what`."""
+    """Returns one text with an item for each mistake in `what`."""
     items = ["\n  - " + text.replace("\n", "\n    ") for text in mistakes]
     return f"{what} has {len(items)} mistakes:" + "".join(items)
 
@@ -115,9 +115,9 @@ def check_recipe(
 ) -> CheckedRecipe:
     """Checks everything that can be checked without starting a service.
 
-    `run_dir`: also checks what a start in this folder needs: the folder, ports and certificates. `unbuilt`:
-    models that will be built before the run. These models, and hub models that are not in the cache yet, are
-    not checked.
+    If `run_dir` is given, also checks what a start in this folder needs: the folder, ports and certificates.
+    The models in `unbuilt`, which will be built before the run, and hub models that are not in the cache yet,
+    are not checked.
 
     Raises: ConfigError or DataError that lists all mistakes.
     """
@@ -154,7 +154,7 @@ def with_other_mistakes(
         pairs = dict(override_pairs(overrides))
         mapping = full_mapping(file, pairs)
     except ConfigError:
-        return error  # for example invalid YAML, so there are no parts to check
+        return error  # for example, invalid YAML: there are no parts to check
     recipe = None if "scale" in pairs else salvaged(mapping, Recipe)
     others = _other_mistakes(recipe, run_dir or Path("runs") / recipe.name) if recipe is not None else []
     if not others:
@@ -165,9 +165,9 @@ def with_other_mistakes(
 
 
 def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
-    """Finds further mistakes in a recipe from which the invalid keys were left out.
+    """Finds further mistakes in a recipe whose invalid keys were left out.
 
-    Only parts that depend on no other part are checked, so that no mistake follows from what was left out.
+    Only parts that don't depend on other parts are checked, so that the missing keys cause no false mistakes.
     """
     mistakes = _Mistakes()
     first = {policy.model: name for name, policy in reversed(recipe.policies.items())}
@@ -196,9 +196,9 @@ def _check_machine(recipe: Recipe, mistakes: _Mistakes, run_dir: Path | None) ->
 
 
 def _check_roles(recipe: Recipe) -> None:
-    """Nothing is known of workflows of the user's own.
+    """Checks the roles of the workflow. Nothing is known about the user's own workflows.
 
-    Raises: ConfigError if no policy is trained, a role is no policy, or a trained policy has no role.
+    Raises: ConfigError if no policy is trained, a role is not a policy, or a trained policy has no role.
     """
     if not recipe.trained:
         raise ConfigError("policies: none has `role: trained`, so nothing would be trained")
@@ -219,7 +219,7 @@ def _check_roles(recipe: Recipe) -> None:
 
 
 def _acting(workflow: WorkflowConfig, recipe: Recipe, where: str) -> list[str]:
-    """The policy of each role. Raises: ConfigError if it does not exist."""
+    """Returns the policy of each role. Raises: ConfigError if it does not exist."""
     if isinstance(workflow, Use):
         return []
     acting = workflow.acting(tuple(recipe.policies))
@@ -251,7 +251,10 @@ def _check_components(recipe: Recipe, mistakes: _Mistakes) -> frozenset[str]:
 
 
 def _check_component(where: str, use: Use) -> bool:
-    """Returns True. Raises: ConfigError if it cannot be loaded, or cannot be called with its arguments."""
+    """Checks a component, and returns True.
+
+    Raises: ConfigError if it cannot be loaded, or cannot be called with its arguments.
+    """
     target = load_attr(use.use, where=f"{where}.use")
     if not callable(target):
         raise ConfigError(
@@ -263,12 +266,15 @@ def _check_component(where: str, use: Use) -> bool:
 
 
 def _is_valid(config: Config, broken: Collection[str]) -> bool:
-    """Whether a section uses no broken component. Broken ones have been reported already."""
+    """Returns whether a section uses no broken component. Broken ones have already been reported."""
     return not any(use.use in broken for use in uses(config))
 
 
 def _check_learns(name: str, policy: PolicyConfig) -> None:
-    """Raises: ConfigError if the credit compares the episodes of a group, but groups have only one."""
+    """Checks that a policy can learn.
+
+    Raises: ConfigError if the credit compares the episodes of a group, but groups have only one.
+    """
     train = policy.train
     is_by_reward = not isinstance(train.loss, DistillLossConfig | SftLossConfig | Use)
     backend = train.backend
@@ -329,12 +335,12 @@ def _check_sources(
 
 
 def _counts_tokens(config: TaskSourceConfig) -> bool:
-    """Whether a source counts the tokens of its prompts, and so needs a tokenizer."""
+    """Returns whether a source counts the tokens of its prompts, and therefore needs a tokenizer."""
     return isinstance(config, PromptsConfig) and config.max_prompt_tokens > 0
 
 
 def _check_workflow(where: str, config: EvalSetConfig) -> None:
-    """Raises: ConfigError if the workflow of an evaluation set cannot be made."""
+    """Checks that the workflow of an evaluation set can be made. Raises: ConfigError if it can't."""
     if isinstance(config.workflow, TrainingWorkflow):
         return
     try:
@@ -344,7 +350,7 @@ def _check_workflow(where: str, config: EvalSetConfig) -> None:
 
 
 def _check_judges(recipe: Recipe) -> None:
-    """Raises: ConfigError if a judge is not a policy, or is a policy whose weights change."""
+    """Checks that each judge is a policy whose weights don't change. Raises: ConfigError if one isn't."""
     for where, tasks in scoring_tasks(recipe).items():
         for judge in judges_of(tasks).values():
             name = judge.judging_policy
@@ -362,7 +368,7 @@ def _check_judges(recipe: Recipe) -> None:
 
 
 def _find_played_sources(recipe: Recipe) -> dict[str, TaskSourceConfig]:
-    """The sources whose tasks a workflow plays in their environments."""
+    """Returns the sources whose tasks a workflow plays in their environments."""
     played: dict[str, TaskSourceConfig] = {}
     if isinstance(recipe.workflow, EnvironmentWorkflowConfig):
         played |= {f"tasks.sources.{name}": source for name, source in recipe.tasks.sources.items()}
@@ -412,7 +418,7 @@ def _check_answers(
         if isinstance(workflow, Use) or workflow.rewards_itself or reward in reported:
             continue
         if _is_valid(reward, broken) and not mistakes.collect(_check_gradable, where, reward, source, config):
-            reported.append(reward)  # a reward that does not fit is reported for one source only
+            reported.append(reward)  # a reward that does not fit is reported for only one source
 
 
 def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> bool:
@@ -445,7 +451,7 @@ def _check_tasks(where: str, tasks: Iterable[Task], workflow: WorkflowConfig) ->
 
 
 def _check_batch(name: str, policy: PolicyConfig, sources: OpenSources) -> None:
-    """Raises: ConfigError if there are fewer tasks than a batch has groups."""
+    """Checks that there are enough tasks. Raises: ConfigError if there are fewer than groups in a batch."""
     sizes = {name: len(source) for name, source in sources.train.items()}
     total = sum(sizes.values())
     need = policy.table.groups_per_batch
@@ -459,7 +465,10 @@ def _check_batch(name: str, policy: PolicyConfig, sources: OpenSources) -> None:
 
 
 def _check_eval_size(name: str, recipe: Recipe, sources: OpenSources) -> None:
-    """Raises: ConfigError if an evaluation set has too few tasks, or the same tasks as training."""
+    """Checks the tasks of an evaluation set.
+
+    Raises: ConfigError if there are too few tasks, or if they are the same as in training.
+    """
     config = recipe.eval.sets[name]
     size = len(sources.eval[name])
     if size < config.num_tasks:

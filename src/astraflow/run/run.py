@@ -10,7 +10,7 @@ Loops of a `Run`, all in one TaskGroup that `launch` owns:
     show           twice per second: signs of life, status -> view, run.json (for display; nothing waits for
                    it), and the pool if it sizes itself: services -> started, asked to leave, ended
 
-However a run ends, its processes are ended, the reason is written to run.json, and the report is made.
+However a run ends, its processes are stopped, the reason is written to run.json, and the report is made.
 Pages, such as trackers, have their own threads and processes.
 
 An interrupted run is durable: the same folder resumes it later. Nothing here decides about data.
@@ -70,13 +70,13 @@ _SHOW_EVERY_S = 0.5
 _LONGEST_POLL_S = 25.0
 """A long poll returns after this time, even without news."""
 _UNANSWERED_S = 8.0
-"""A dataflow that has not answered for this long raises an alarm. A status may take 2 s or more."""
+"""Time without an answer from the dataflow after which there is an alarm. A status may take 2 s or more."""
 _SAVE_EVERY = 10
-"""Refreshes between two writes of run.json, which records how long the launcher has run."""
+"""Number of refreshes between two writes of run.json, which records how long the launcher has run."""
 _WORKERS_GRACE_S = 2.4
-"""Time for trainers and rollout services to stop. After a restart they redo what a kill lost."""
+"""Time for trainers and rollout services to stop. After a restart, they redo what a kill lost."""
 _STORES_GRACE_S = 1.0
-"""Time for dataflow and publishers, which stop last. Both graces together stay well below 5 s."""
+"""Time for the dataflow and the publishers, which stop last. Both times together stay well below 5 s."""
 _LAST_CHECKPOINT_S = 120.0
 """Time that a trainer may take after its last commit."""
 _LAST_BEST_S = 120.0
@@ -120,7 +120,7 @@ class _Feed(Generic[_FeedT]):
 
 
 class Run:
-    """A run whose services are running or starting. `launch` makes it.
+    """A run whose services are running or starting, made by `launch`.
 
     Example: `async for step in run.steps("solver"): print(step.number, step.reward_mean)`.
     """
@@ -155,7 +155,7 @@ class Run:
         self._evals = _Feed[EvalRecord]()
         self._watchdog = Watchdog()
         self._skew_s = 0.0
-        """How far the clock of the dataflow, which all times refer to, is ahead of this machine's."""
+        """Seconds by which the dataflow's clock, which all times refer to, is ahead of this machine's."""
         self._disk = DiskGauge(folder)
         self._memory = StepMemory()
         self._alarms: tuple[Alarm, ...] = ()
@@ -189,27 +189,27 @@ class Run:
         return aiter(self._evals)
 
     async def status(self) -> StatusReply:
-        """The current status. Raises: UnavailableError while the dataflow does not answer."""
+        """Returns the current status. Raises: UnavailableError while the dataflow does not answer."""
         return await DataflowClient(self._quick_http).status()
 
     async def wait(self) -> RunState:
-        """Waits until the run is over and its processes have ended. Returns `finished` or `failed`."""
+        """Waits until the run is over and its processes have ended; returns `finished` or `failed`."""
         await self._ended.wait()
         return self._state
 
     def note_stop(self, reason: str) -> None:
-        """Notes why the block of `launch` is left, unless the run has ended already."""
+        """Records why the caller leaves the block of `launch`, unless the run has already ended."""
         self._reason = self._reason or reason
 
     def kill(self) -> None:
-        """Kills all processes. Durable data stays."""
+        """Kills all processes. Durable data is kept."""
         for page in self._pages:
             page.kill()
         if self._supervisor is not None:
             self._supervisor.kill_all()
 
     def leave_at_once(self, reason: str) -> None:
-        """Records why the launcher ends now, without waiting for anything."""
+        """Records why the launcher exits now, without waiting for anything."""
         self.note_stop(reason)
         self.folder.release()
         self._try_to_save("stopped" if self._state == "running" else self._state)
@@ -246,7 +246,7 @@ class Run:
         self._followers = followers
 
     async def open_pages(self) -> None:
-        """Opens the pages of the run. It does without those that cannot be offered."""
+        """Opens the pages of the run. A page that cannot be opened is skipped, with a note to the user."""
         for page in self._pages:
             try:
                 await page.open(self._note_soon)
@@ -258,13 +258,13 @@ class Run:
             page.wake()
 
     async def _run_loop(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Runs one of the loops. If an error ends it, that error is the reason why the run failed."""
+        """Runs one of the loops. If an error ends it, records that error as the reason why the run failed."""
         with self.record_failure():
             await loop()
 
     @contextmanager
     def record_failure(self) -> Generator[None]:
-        """Notes an error that leaves the block as the reason why the run failed."""
+        """Records an exception that leaves the block as the reason why the run failed."""
         try:
             yield
         except Exception as err:
@@ -274,7 +274,7 @@ class Run:
             raise
 
     async def stop(self) -> None:
-        """Ends the running processes, workers first, and records the state of the run."""
+        """Stops the running processes, workers first, and records the state of the run."""
         for task in self._followers:
             task.cancel()
         deadline_s = FINISHED_S if self._state == "finished" else INTERRUPTED_S
@@ -347,7 +347,7 @@ class Run:
         self._loop.call_soon_threadsafe(self._view.note, text)
 
     def _note_failure(self) -> None:
-        """Notes, once each, that the run folder cannot be written and that it can be written again."""
+        """Tells the user once if the run folder can't be written, and once when it can be written again."""
         failure = self._metrics.failure or self._save_failure
         if failure is not None and not self._is_failure_noted:
             self._view.note(
@@ -451,7 +451,7 @@ class Run:
             await asyncio.sleep(_SHOW_EVERY_S)
 
     async def _size(self, status: StatusReply, supervisor: Supervisor) -> None:
-        """Lets a pool that sizes itself follow the load."""
+        """Adapts the number of services to the load if the pool sizes itself."""
         if self._pool is None:
             return
         look = self._pool.look(status, supervisor)
@@ -499,12 +499,13 @@ async def launch(
     module_path: tuple[str, ...] = (),
     launcher: Launcher | None = None,
 ) -> AsyncGenerator[Run]:
-    """Starts all services of a recipe; leaving the block ends them.
+    """Starts all services of a recipe; leaving the block stops them.
 
-    If the folder holds an interrupted or failed run of the recipe, that run is resumed. A finished run is
-    resumed if the recipe has more steps. `module_path`: folders with the recipe's own modules. `pages` show
-    the run; None means the pages of installed packages that need neither a terminal nor a browser. `launcher`
-    replaces the recipe's launcher, and is closed at the end.
+    If the folder has an interrupted or failed run of the recipe, that run is resumed. A finished run is
+    resumed if the recipe has more steps. `module_path` has the folders with the recipe's own modules. `pages`
+    show the run; None means the pages of installed packages that need neither a terminal nor a browser.
+    `launcher` replaces the recipe's launcher, and is closed at the end.
+
     Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
@@ -541,7 +542,7 @@ async def launch(
 
 
 def _report(folder: RunFolder, recipe: Recipe) -> None:
-    """Makes the report of a run that has ended in any way. An error here must not hide why the run ended."""
+    """Makes the report of a run, however it ended. An error here must not hide why the run ended."""
     try:
         write_report(folder, recipe)
     except Exception:  # noqa: BLE001 - a broken matplotlib, for example; it is logged
@@ -558,7 +559,7 @@ def _note_done(status: StatusReply, supervisor: Supervisor) -> None:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first exception in nested groups."""
+    """Returns the first exception in nested groups."""
     while isinstance(error, BaseExceptionGroup):
         parts = cast("tuple[BaseException, ...]", error.exceptions)
         error = parts[0]
@@ -566,7 +567,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _prepare(folder: RunFolder, recipe: Recipe) -> None:
-    """Creates the folder, or checks that its run can be resumed with the recipe, and records the changes."""
+    """Creates the folder, or checks that its run can be resumed with the recipe. Records the changes."""
     folder.create()
     if folder.recipe.is_file():
         changes = changes_between(folder.load_recipe(), recipe)

@@ -1,7 +1,8 @@
 """Checks what a run needs from the machine that starts it: GPUs, the engine's requirements, ports,
 certificates and the run folder.
 
-It starts no service and writes nothing. It queries PyTorch and a server's own Python in short processes.
+The checks start no service and write nothing. They query PyTorch and a server's own Python in short-lived
+processes.
 """
 
 import os
@@ -37,17 +38,20 @@ __all__ = [
 _DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xla", "xpu")
 """Kinds of PyTorch devices on which a model can run."""
 _GPU_FILES = ("nvidiactl", "nvidia0", "kfd", "dxg", "nvhost-gpu", "nvmap")
-"""Files in /dev that exist if an NVIDIA or AMD GPU can be used, also under WSL and on Jetson."""
+"""Files in /dev that exist if an NVIDIA or AMD GPU can be used, including under WSL and on Jetson."""
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)"
 _ASK_TIMEOUT_S = 120.0
-"""Importing torch takes seconds, or a minute on a busy disk."""
+"""Time limit of these processes: importing torch takes seconds, or a minute on a busy disk."""
 
 
 # --- GPUs -----------------------------------------------------------------------------------------
 
 
 def check_devices(recipe: Recipe) -> None:
-    """Raises: ConfigError if a device is misspelled, or is a GPU that this machine lacks."""
+    """Checks the recipe's devices.
+
+    Raises: ConfigError if a device is misspelled, or is a GPU that this machine lacks.
+    """
     needed: dict[str, int] = {}
     for where, (device, num) in _devices(recipe).items():
         kind, _, number = device.partition(":")
@@ -70,7 +74,10 @@ def check_devices(recipe: Recipe) -> None:
 
 
 def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
-    """Place in the recipe -> (device of a process on this machine, number of devices from that one on)."""
+    """Returns the devices of processes on this machine, by their place in the recipe.
+
+    Each one is given by its first device, and the number of devices from that one on.
+    """
     devices: dict[str, tuple[str, int]] = {}
     for name, policy in recipe.trained.items():
         where = f"policies.{name}.train.backend"
@@ -87,7 +94,7 @@ def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
 
 
 def _has_services_here(recipe: Recipe) -> bool:
-    """Whether rollout services run on this machine."""
+    """Returns whether rollout services run on this machine."""
     launcher = recipe.launcher
     starts_here = isinstance(launcher, LocalLauncherConfig) or (
         isinstance(launcher, LauncherVariant) and not launcher.spans_machines
@@ -96,7 +103,10 @@ def _has_services_here(recipe: Recipe) -> bool:
 
 
 def _gpus() -> tuple[int, str]:
-    """Number of GPUs that PyTorch can use, and its version. Raises: ConfigError if it is not installed."""
+    """Returns the number of GPUs that PyTorch can use, and PyTorch's version.
+
+    Raises: ConfigError if PyTorch is not installed.
+    """
     if sys.platform == "linux" and not any((Path("/dev") / name).exists() for name in _GPU_FILES):
         return 0, ""
     output = ask_program([sys.executable, "-P", "-c", _COUNT_GPUS])
@@ -109,14 +119,14 @@ def _gpus() -> tuple[int, str]:
 
 
 def check_engine(recipe: Recipe) -> None:
-    """Raises: ConfigError if this machine lacks what the engine needs."""
+    """Checks the requirements of the engine. Raises: ConfigError if this machine lacks what it needs."""
     engine = recipe.rollout.engine
     if isinstance(engine, EngineVariant) and _has_services_here(recipe):
         engine.check_machine()
 
 
 def ask_program(command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a short program. It runs in `/`, where no file shadows a module."""
+    """Runs a short program in the folder `/`, where no file shadows a Python module."""
     try:
         return subprocess.run(
             command, env=env, cwd="/", capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
@@ -126,7 +136,7 @@ def ask_program(command: list[str], env: dict[str, str] | None = None) -> subpro
 
 
 def last_line(text: str) -> str:
-    """The last line of a program's output; empty if there is none."""
+    """Returns the last line of a program's output; empty if there is none."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""
 
@@ -135,7 +145,10 @@ def last_line(text: str) -> str:
 
 
 def check_addresses(recipe: Recipe, run_dir: Path) -> None:
-    """Raises: ConfigError if a port in the recipe is taken, except by a run that is active in the folder."""
+    """Checks the ports in the recipe.
+
+    Raises: ConfigError if a port is taken, unless a run that is active in the folder uses it.
+    """
     if not RunFolder(run_dir).is_locked:
         choose_addresses(recipe, {})
 
@@ -150,7 +163,10 @@ def check_certificates(recipe: Recipe) -> Iterator[str]:
 
 
 def check_run_folder(recipe: Recipe, run_dir: Path) -> None:
-    """Raises: ConfigError if the folder cannot be written, or belongs to a run of another recipe."""
+    """Checks the run folder.
+
+    Raises: ConfigError if the folder cannot be written, or belongs to a run of another recipe.
+    """
     above = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     if not above.is_dir():
         raise ConfigError(

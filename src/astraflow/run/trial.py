@@ -1,6 +1,6 @@
-"""`astraflow try`: one episode of a recipe in one process, without services.
+"""`astraflow try`: runs one episode of a recipe in one process, without services.
 
-Intended for authors of environments and workflows: nothing is written, and a bug raises where it occurs.
+This is for authors of environments and workflows. Nothing is written, and a bug raises where it occurs.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["Trial", "episode_text", "try_episode"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A task and the episode that ran on it."""
+    """A task and an episode that ran on it."""
 
     task: Task
     episode: Episode
@@ -28,7 +28,9 @@ class Trial:
 async def try_episode(recipe: Recipe, *, task: int = 0, source: str = "", seed: int = 0) -> Trial:
     """Runs the recipe's workflow once with the policies' starting weights.
 
-    `source`: a task source or an evaluation set; empty means the first source. `task`: the position in it.
+    `source` is a task source or an evaluation set; empty means the first source. `task` is the position in
+    it.
+
     Raises: ConfigError or DataError for the recipe; any error of the workflow.
     """
     checked = check_recipe(recipe)
@@ -53,7 +55,7 @@ def _find_task(sources: dict[str, TaskSource], name: str, idx: int) -> Task:
 
 
 def episode_text(trial: Trial) -> str:
-    """The episode as text: every message, then a line per trajectory."""
+    """Returns the episode as text: every message, then a line per trajectory."""
     task = trial.task
     episode = trial.episode
     lines = [f"task {printable(task.id)} (answer: {printable(task.answer) or 'not given'})"]

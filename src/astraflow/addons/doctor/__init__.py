@@ -1,1 +1,1 @@
-"""`astraflow doctor`: is this machine, and this recipe, fit for a run?"""
+"""`astraflow doctor`: checks whether this machine and a recipe are ready for a run."""

@@ -1,4 +1,4 @@
-"""`astraflow doctor`: is this machine, and this recipe, fit for a run?"""
+"""`astraflow doctor`: checks whether this machine and a recipe are ready for a run."""
 
 import asyncio
 import os
@@ -39,13 +39,13 @@ def doctor(
         ),
     ] = False,
 ) -> None:
-    """Check the machine, and a recipe if one is named, before a run. Starts no service and writes nothing.
+    """Check the machine, and a recipe if you name one, before a run. Starts no service and writes nothing.
 
     Checks versions, cores, memory, disk, GPUs, the run folder, threads, ports, models, chat templates and
     data, and runs episodes in this process for a second. Prints one line per finding: ok, warn or fail, and
     what to do. With --drift, the largest difference between the logprobs of engine and trainer must stay
-    below 1e-4 nats (0.5 if both compute in bfloat16; with `exact` it must be 0). Exits with 1 if anything
-    fails.
+    below 1e-4 nats (0.5 if both compute in bfloat16; with `exact` it must be 0). The exit code is 1 if any
+    check fails.
 
     Examples: `astraflow doctor`, `astraflow doctor recipes/quickstart.yaml --drift`.
     """

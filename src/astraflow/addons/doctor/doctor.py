@@ -1,8 +1,8 @@
 """Checks a machine and a recipe before a run, with one line per finding.
 
-It reads, and runs episodes for a second in this process; it writes only a file that it deletes at once.
-Findings come one by one, since some take seconds. A failure means that `astraflow run` would not work, and a
-warning means that it would work badly.
+The checks read files, and run episodes for a second in this process. They write only a file that they delete
+at once. Findings are yielded one by one, since some take seconds. A failure means that `astraflow run` would
+not work, and a warning means that it would work poorly.
 """
 
 import asyncio
@@ -52,18 +52,18 @@ __all__ = ["examine", "thread_finding"]
 _PROCESS_GIB = 0.5
 """Resident memory of a process that has loaded torch and transformers."""
 _SHOWN = 60
-"""Longest text of a task that is shown, in characters."""
+"""Number of characters of a task that are shown."""
 _TRIAL_S = 1.0
 """Time during which episodes are started."""
 _TRIAL_LIMIT_S = 60.0
-"""Time within which these episodes have to end."""
+"""Time within which these episodes must end."""
 _ENOUGH = 16
-"""Fewest episodes that show whether scores differ."""
+"""Minimum number of episodes that show whether scores differ."""
 _ENGINE = "engine"
 
 
 async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncIterator[Finding]:
-    """All findings as they come; without a recipe, only those about the machine."""
+    """Yields findings as they are made; without a recipe, only those about the machine."""
     for finding in examine_machine(run_dir):
         yield finding
     yield await sandbox_finding(
@@ -93,7 +93,7 @@ async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncIterator[Finding
 
 
 def _static(recipe: Recipe, run_dir: Path) -> Iterator[Finding]:
-    """Memory and disk, models, data, and whether they fit together."""
+    """Checks memory and disk, models, data, and whether they fit together."""
     models = [found(f"model of {name}", lambda n=name: _model(n, recipe)) for name in recipe.policies]
     yield from models
     if all(finding.level == "ok" for finding in models):
@@ -113,7 +113,7 @@ def _static(recipe: Recipe, run_dir: Path) -> Iterator[Finding]:
 
 
 def _threads(recipe: Recipe) -> dict[str, int]:
-    """Compute threads per process; dataflow and publishers mostly wait."""
+    """Returns the number of compute threads of each process. Dataflow and publishers mostly wait."""
     trainers: dict[str, int] = {}
     for name, policy in recipe.trained.items():
         for rank in range(policy.train.ranks):
@@ -125,7 +125,7 @@ def _threads(recipe: Recipe) -> dict[str, int]:
 
 
 def thread_finding(threads: Mapping[str, int], cores: int) -> Finding:
-    """Whether the compute threads fit on the cores.
+    """Checks whether there are enough cores for the compute threads.
 
     Processes with one thread can share cores. Processes with several threads become very slow on shared
     cores, because their threads wait for each other.
@@ -173,8 +173,8 @@ def _model(name: str, recipe: Recipe) -> Finding:
 
 
 def _undeclared_end(model_dir: Path) -> str:
-    """What to set if the chat template ends a reply with a token that the folder does not declare; empty if
-    there is nothing to set."""
+    """Returns what to set if the chat template ends a reply with a token that the folder does not declare;
+    empty if there is nothing to set."""
     tokenizer = load_tokenizer(model_dir)
     declared = declared_stop_ids(model_dir, tokenizer)
     end = template_end(tokenizer)
@@ -196,11 +196,11 @@ def _num_parameters(policy: PolicyConfig) -> int:
 
 
 def _memory(recipe: Recipe) -> Finding:
-    """Whether the run fits into free host memory. What lies on a GPU is not counted."""
+    """Checks whether the run fits into free host memory. GPU memory is not counted."""
     sizes = {name: _num_parameters(policy) for name, policy in recipe.policies.items()}
     num_processes = recipe.max_services + 2 * len(recipe.trained) + 1
     # An engine on the CPU serves one set of weights while it installs another. An engine on a GPU, or in a
-    # server, keeps one in host memory: the version that it received last.
+    # server, keeps one set in host memory: the version that it received last.
     engine_bytes = 8 if _is_on_cpu(recipe.rollout.engine) else 4
     engines = recipe.max_services * engine_bytes * sum(sizes.values())
     trainers = sum(_trainer_bytes(policy) * sizes[name] for name, policy in recipe.trained.items())
@@ -216,14 +216,15 @@ def _memory(recipe: Recipe) -> Finding:
 
 
 def _is_on_cpu(config: object) -> bool:
-    """Whether an engine or a trainer computes in host memory."""
+    """Returns whether an engine or a trainer computes in host memory."""
     return isinstance(config, TorchEngineConfig | TorchBackendConfig) and config.device == "cpu"
 
 
 def _trainer_bytes(policy: PolicyConfig) -> int:
-    """Bytes of host memory per parameter: weights, gradients, two moments and a published copy of 4 each.
+    """Returns the bytes of host memory per parameter.
 
-    On a GPU, only the published copy is in host memory, and the moments if they are offloaded.
+    Weights, gradients, two moments and the published copy take 4 bytes each. If the trainer computes on a
+    GPU, only the published copy is in host memory, and the moments if they are offloaded.
     """
     backend = policy.train.backend
     if _is_on_cpu(backend):
@@ -233,8 +234,11 @@ def _trainer_bytes(policy: PolicyConfig) -> int:
 
 
 def _disk(recipe: Recipe, run_dir: Path) -> Finding:
-    """Whether the run folder fits on the disk: the published versions, and the checkpoints with their two
-    moments, each including the one that is being written."""
+    """Checks whether the run folder fits on the disk.
+
+    The folder has the published versions, and the checkpoints with their two moments. Both include the one
+    that is being written.
+    """
     # Bytes per parameter: 4 in a version, 12 in a checkpoint with its two moments.
     need = sum(
         _num_parameters(policy) * (4 * (recipe.weights.keep + 2) + 12 * (policy.train.keep_checkpoints + 1))
@@ -272,7 +276,7 @@ def _whole(recipe: Recipe) -> Finding:
 
 @dataclass(slots=True)
 class _Trial:
-    """What the episodes gave so far: scores, and messages of those that failed."""
+    """The results of the episodes so far: scores, and messages of those that failed."""
 
     scores: list[float] = field(default_factory=list[float])
     failures: list[str] = field(default_factory=list[str])

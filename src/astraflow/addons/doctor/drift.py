@@ -1,6 +1,6 @@
-"""The check with a learning rate of 0: do engine and trainer compute the same logprobs?
+"""Checks, with a learning rate of 0, whether engine and trainer compute the same logprobs.
 
-In a short run in one process, versions are published and loaded as usual, but all hold the same weights. Any
+In a short run in one process, versions are published and loaded as usual, but all have the same weights. Any
 difference between the logprob that the engine recorded and the one that the trainer computes is therefore an
 error of one of them: a different template, temperature, mask or dtype, or stale weights.
 """
@@ -27,10 +27,11 @@ from astraflow.types.host_tensors import HostTensor
 __all__ = ["LIMIT", "PolicyDrift", "drift_finding", "measure_drift"]
 
 LIMIT = 1e-4
-"""Nats: far above float32's rounding over a forward pass (about 1e-6), far below what changes a ratio."""
+"""In nats: far above the rounding errors of a float32 forward pass (about 1e-6), and far below what changes a
+ratio."""
 
 _LIMIT_BF16 = 0.5
-"""Nats: rounding alone moves a token's logprob in bfloat16 by 0.1 or more, on each side."""
+"""In nats: in bfloat16, rounding alone changes a token's logprob by 0.1 or more, on each side."""
 
 
 class PolicyDrift(Item, frozen=True, kw_only=True):
@@ -43,10 +44,10 @@ class PolicyDrift(Item, frozen=True, kw_only=True):
     """Mean over the steps."""
     gap_max: float
     limit: float
-    """`gap_max` must stay below this: `LIMIT`; more if engine and trainer both compute in bfloat16. With
-    `exact` it is 0, and so must be `gap_max`."""
+    """`gap_max` must stay below this. It is `LIMIT`, or more if engine and trainer both compute in bfloat16.
+    With `exact` it is 0, and `gap_max` must be 0, too."""
     are_weights_unchanged: bool
-    """Whether lr=0 left every bit of the weights."""
+    """Whether the steps with lr=0 left every bit of the weights unchanged."""
 
     @property
     def is_ok(self) -> bool:
@@ -57,7 +58,7 @@ class PolicyDrift(Item, frozen=True, kw_only=True):
 async def measure_drift(
     recipe: Recipe, *, steps: int = 3, deadline_s: float = 600.0
 ) -> tuple[PolicyDrift, ...]:
-    """Runs `steps` steps of every trained policy with lr 0; keeps nothing.
+    """Runs `steps` steps of every trained policy with lr=0, and keeps nothing.
 
     Raises: ConfigError if a backend does not report the gap; DeadlineError; the error of a part that fails.
     """
@@ -83,7 +84,7 @@ async def measure_drift(
 
 
 def drift_finding(drift: PolicyDrift) -> Finding:
-    """The measurement as a line of the doctor's report."""
+    """Returns the measurement as a line of the doctor's report."""
     check = f"drift of {drift.policy}"
     text = (
         f"max {drift.gap_max:.2g}, mean {drift.gap_mean:.2g} nats between engine and trainer over "
@@ -100,8 +101,10 @@ def drift_finding(drift: PolicyDrift) -> Finding:
 
 
 def _with_lr_0(recipe: Recipe, steps: int) -> Recipe:
-    """The recipe for `steps` steps without learning. A training loop of the user is replaced by the backend
-    that computes for it."""
+    """Returns the recipe for `steps` steps without learning.
+
+    The backend that computes for the user's own training loop replaces the loop.
+    """
     policies = dict(recipe.policies)
     for name, policy in policies.items():
         backend = policy.train.backend
@@ -157,12 +160,14 @@ def _drift(name: str, probe: _Probe, limit: float) -> PolicyDrift:
 
 
 def _limit(recipe: Recipe, policy: PolicyConfig) -> float:
-    """Allows for rounding if both sides compute in bfloat16. Components of the user must meet the strict
-    limit."""
+    """Returns the limit of the gap, which allows for rounding if both sides compute in bfloat16.
+
+    The user's own components must meet the strict limit.
+    """
     if recipe.exact:
         return 0.0
     parts = (recipe.rollout.engine, policy.train.backend)
-    # A dtype is a field of every engine that computes with one; which values it has differs.
+    # Every engine that computes with a dtype has it as a field, but the allowed values differ.
     dtypes = {p.model_dump()["dtype"] for p in parts if isinstance(p, ModelEngineConfig | TorchBackendConfig)}
     return _LIMIT_BF16 if dtypes == {"bfloat16"} else LIMIT
 

@@ -1,6 +1,6 @@
-"""What `astraflow doctor` finds out about this machine, without a recipe.
+"""Checks of `astraflow doctor` that concern this machine and need no recipe.
 
-A finding is one line: what was checked, what was found and, unless it is fine, what to do.
+A finding is one line: what was checked, what was found and, if there is a problem, what to do.
 """
 
 import importlib.metadata
@@ -54,7 +54,7 @@ class Finding:
 
 
 def found(check: str, look: Callable[[], Finding]) -> Finding:
-    """What `look` finds. An error of ours, or an absent extra, is a failure that says what to do."""
+    """Returns what `look` finds. An AstraFlow error or a missing extra is a failure that says what to do."""
     try:
         return look()
     except Error as err:
@@ -66,7 +66,7 @@ def found(check: str, look: Callable[[], Finding]) -> Finding:
 
 
 def examine_machine(run_dir: Path) -> Iterator[Finding]:
-    """Versions, cores, memory, disk and accelerators."""
+    """Checks versions, cores, memory, disk and accelerators."""
     yield _python()
     yield from _packages()
     yield _cores()
@@ -95,7 +95,10 @@ def _packages() -> Iterator[Finding]:
 
 
 def num_cores() -> int:
-    """Cores that this process may use: those of its affinity, or fewer if its control group has a quota."""
+    """Returns the number of cores that this process may use.
+
+    It is the number in the process's affinity, or fewer if its control group has a quota.
+    """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
@@ -135,9 +138,9 @@ def _disk(run_dir: Path) -> Finding:
 
 
 async def sandbox_finding(*, is_needed: bool, has_agents: bool = False) -> Finding:
-    """Which backends of the sandbox run a program here, and why the others do not. One of them is enough.
+    """Finds which backends of the sandbox can run a program here, and why the others can't. One is enough.
 
-    `has_agents`: with agent programs, whose boxes need more of the machine.
+    `has_agents` means that the recipe has agent programs, whose sandboxes need more from the machine.
     """
     programs = f"programs of a model {'and agent programs ' if has_agents else ''}"
     works: list[str] = []
@@ -178,13 +181,13 @@ def _gpus() -> Finding:
 
 
 def existing_parent(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
+    """Returns the path if it exists, or the nearest folder above it that exists."""
     path = path.absolute()
     return path if path.exists() else existing_parent(path.parent)
 
 
 def check_folder(run_dir: Path) -> Finding:
-    """Whether a run could write its folder; leaves nothing behind."""
+    """Checks whether a run could write its folder. Leaves nothing behind."""
     folder = existing_parent(run_dir)
     try:
         with tempfile.NamedTemporaryFile(prefix=".astraflow-doctor-", dir=folder) as file:

@@ -63,9 +63,9 @@ def plan(
 ) -> None:
     """Forecast throughput, staleness and cost of a pool of rollout services. Starts nothing.
 
-    Prints trained tokens and steps, staleness, waits of both sides, cost and the bottleneck of each pool, by
-    the dataflow's own rules under virtual time. Lengths and speeds come from the journal of a run, which may
-    be short but should have a dozen steps, or from a file.
+    Prints trained tokens and steps, staleness, waits of both sides, cost and the bottleneck of each pool. The
+    forecast applies the dataflow's own rules in virtual time. Lengths and speeds come from a file, or from
+    the journal of a run, which may be short but should have a dozen steps.
 
     Examples: `astraflow plan math/tiny --from runs/math --pool 2 --pool 4`, `astraflow plan my.yaml --given
     speeds.yaml --pool spot=6,on_demand=2`.

@@ -1,11 +1,15 @@
-"""An emulated accelerator: how fast the requests on it advance. Passive: the time is an argument, in emulated
-seconds.
+"""Emulates an accelerator: computes how fast the requests on it advance.
 
-Running requests all advance at the same speed, which depends on how many there are: a step takes
-`1 / tokens_per_s` for reading the weights, and `1 / max_tokens_per_s` more for each request in it. So one
-number, how many tokens a request has got that has run since the start, places every end, and the next one is
-the smallest of a heap. Ends are taken in order and at their exact times, however late `advance` is called: a
-request that waits for a slot begins when the slot freed, not when somebody looked.
+The device is passive: the time, in emulated seconds, is an argument.
+
+All running requests advance at the same speed, which depends on their number. A decoding step takes
+`1 / tokens_per_s` for reading the weights, and `1 / max_tokens_per_s` more for each request in it. A single
+number is therefore enough to find the end of every request: the progress, which is the number of tokens of a
+request that would have run since the start. A heap has the progress at which each request ends, so its
+smallest entry is the next end.
+
+Ends are processed in order and at their exact times, however late `advance` is called. A request that waits
+for a slot begins when the slot becomes free, not at the next call of `advance`.
 """
 
 import heapq
@@ -18,25 +22,25 @@ from dataclasses import dataclass, field
 __all__ = ["PacedDevice", "PacedJob"]
 
 _ROUNDING = 1e-6
-"""Tokens. Progress is a sum of floats, so a token that lacks no more than this counts as done."""
+"""In tokens. Progress is a sum of floats, so a token that lacks no more than this counts as done."""
 
 _Entry = tuple[float, int, "PacedJob"]
 
 
 @dataclass(slots=True, eq=False)
 class PacedJob:
-    """A request on the device. Whoever advances the device calls `ended`."""
+    """A request on the device. The caller of `advance` calls `ended`."""
 
     owner: str
-    """The policy of the request; `hold` stops all requests of one owner."""
+    """The policy of the request. `hold` stops all requests of an owner."""
     num_tokens: int
     prefill: float
-    """Time before the first token, in tokens."""
+    """Time before the first token, measured in tokens."""
     ended: Callable[[], None]
     left: float = field(init=False)
-    """Tokens until its end, prefill included, when it last stopped advancing."""
+    """Tokens until its end, including the prefill, as of when it last stopped advancing."""
     entry: _Entry | None = None
-    """Its place in the heap while it advances."""
+    """Its entry in the heap while it advances."""
     is_running: bool = False
     """Whether it has a slot."""
 
@@ -45,20 +49,23 @@ class PacedJob:
 
 
 class PacedDevice:
-    """Example: `device.submit(job, 0.0)`, then at `device.due_s` call `advance`, which returns `[job]`."""
+    """An accelerator with a number of slots. Requests beyond that number wait.
+
+    Example: `device.submit(job)`; then `device.advance(device.due_s)` returns `[job]`.
+    """
 
     def __init__(self, *, num_slots: int, tokens_per_s: float, max_tokens_per_s: float = 0.0) -> None:
-        """`tokens_per_s` is the speed of a request that runs alone; `max_tokens_per_s` bounds the sum of all,
-        0 means no bound."""
+        """`tokens_per_s` is the speed of a request that runs alone. `max_tokens_per_s` bounds the speed of
+        all requests together; 0 means no bound."""
         self._num_slots = num_slots
         self._fixed_s = 1 / tokens_per_s
         self._row_s = 1 / max_tokens_per_s if max_tokens_per_s else 0.0
         self._now_s = 0.0
         self._progress = 0.0
-        """Tokens of a request that would have run since the start."""
+        """Number of tokens of a request that would have run since the start."""
         self._heap: list[_Entry] = []
-        """(progress at the end, order, job). An entry that is not its job's current one is skipped: removing
-        it from the middle of the heap would cost more."""
+        """(progress at the end, order, job). An entry that is not its job's current one is skipped, because
+        removing it from the middle of the heap would cost more."""
         self._order = itertools.count()
         self._running: dict[PacedJob, None] = {}
         self._waiting: deque[PacedJob] = deque()
@@ -68,20 +75,20 @@ class PacedDevice:
         self._holds: Counter[str] = Counter()
 
     def num_running(self, owner: str) -> int:
-        """Requests of an owner that have a slot."""
+        """Returns the number of an owner's requests that have a slot."""
         return self._num_running[owner]
 
     def num_waiting(self, owner: str) -> int:
-        """Requests of an owner that wait for a slot."""
+        """Returns the number of an owner's requests that wait for a slot."""
         return self._num_waiting[owner]
 
     def is_held(self, owner: str) -> bool:
-        """Whether the owner's requests stand still."""
+        """Returns whether the owner's requests are held."""
         return self._holds[owner] > 0
 
     @property
     def due_s(self) -> float:
-        """When the next request ends if nothing else happens; infinite if none advances."""
+        """When the next request ends if nothing else happens; infinite if no request advances."""
         while self._heap and self._heap[0][2].entry is not self._heap[0]:
             heapq.heappop(self._heap)
         if not self._heap:
@@ -89,7 +96,7 @@ class PacedDevice:
         return self._now_s + max(0.0, self._heap[0][0] - self._progress) * self._step_s
 
     def advance(self, now_s: float) -> list[PacedJob]:
-        """Advances the clock. Returns: the requests that ended meanwhile, in order."""
+        """Advances the clock, and returns the requests that have ended since then, in order."""
         ended: list[PacedJob] = []
         while (due_s := self.due_s) <= now_s:
             end, _, job = heapq.heappop(self._heap)
@@ -112,7 +119,7 @@ class PacedDevice:
         self._admit()
 
     def remove(self, job: PacedJob) -> None:
-        """Removes a request, running or waiting; no effect after its end."""
+        """Removes a running or waiting request. Has no effect after its end."""
         if job.is_running:
             self._stop(job)
             self._leave(job)
@@ -128,14 +135,14 @@ class PacedDevice:
                 self._stop(job)
 
     def release(self, owner: str) -> None:
-        """Takes back one hold; after the last one the owner's requests continue."""
+        """Undoes one `hold`. The owner's requests continue after the last one."""
         self._holds[owner] -= 1
         if not self._holds[owner]:
             for job in self._of(owner):
                 self._go(job)
 
     def tokens_done(self, job: PacedJob) -> int:
-        """Number of tokens that a request has generated."""
+        """Returns the number of tokens that a request has generated."""
         left = job.left if job.entry is None else job.entry[0] - self._progress
         return max(0, min(job.num_tokens, math.floor(job.num_tokens - left + _ROUNDING)))
 

@@ -1,12 +1,13 @@
 """Forecasts the throughput, staleness, waits and cost of a pool of rollout services, without running it.
 
-The dataflow's core decides as in a run (draws, tickets, leases, samplers, staleness, batches, versions). Time
-is virtual, services are emulated devices, and trainers and publications take the seconds that
-`forecast_inputs` gives. The core's own `plan` is unrelated: it says what a recipe means for the core.
+The dataflow's core makes the same decisions as in a run (draws, tickets, leases, samplers, staleness,
+batches, versions). Time is virtual, services are emulated devices, and trainers and publications take the
+seconds that `forecast_inputs` gives. The core's own `plan` is unrelated: it says what a recipe means for the
+core.
 
-Evaluations, curators, failures, and services that start, join or leave are not simulated. A share of the
-complete groups, as measured, is filtered at random. The forecast assumes that each service has all the
-resources that it needs: two services that share two cores are slower.
+Evaluations, curators, failures, and services that start, join or leave are not simulated. The measured share
+of the complete groups is filtered at random. The forecast assumes that each service has all the resources
+that it needs. In reality, two services that share two cores are slower.
 """
 
 import heapq
@@ -56,13 +57,13 @@ _NEVER = 10**6
 """More steps, tasks and attempts than any forecast needs."""
 
 _MAX_SERVICES = 10_000
-"""Limit of a recipe; a forecast of this many services takes minutes."""
+"""Limit of a recipe. A forecast of this many services takes minutes."""
 _MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastPool:
-    """A pool. Example: `ForecastPool("4", speeds=(1.0,) * 4, cost=4.0)`."""
+    """A pool of services to forecast. Example: `ForecastPool("4", speeds=(1.0,) * 4, cost=4.0)`."""
 
     text: str
     """The text that describes it: `4`, or `spot=6,on_demand=2`."""
@@ -109,7 +110,7 @@ class PolicyForecast(Item, frozen=True, kw_only=True):
     staleness_mean: float
     staleness_max: int
     trainer_wait_frac: float
-    """Share of the trainer's time in which it has no batch."""
+    """Share of the time in which the trainer has no batch."""
 
 
 class Forecast(Item, frozen=True, kw_only=True):
@@ -120,13 +121,13 @@ class Forecast(Item, frozen=True, kw_only=True):
     tokens_per_s: float
     """Trained tokens of all policies."""
     rollout_wait_frac: float
-    """Share of the episode slots that are empty because no group may begin."""
+    """Share of episode slots that are empty because no group may begin."""
     cost_per_hour: float
     """In the unit of the kinds' costs; a service without a kind costs 1."""
     cost_per_million: float
     """Cost of a million trained tokens."""
     bottleneck: str
-    """What would have to be faster, as a sentence."""
+    """What limits the throughput, in words."""
     policies: tuple[PolicyForecast, ...]
 
 
@@ -139,8 +140,7 @@ def forecast(
     steps: int = 30,
     trainer_cost: float = 1.0,
 ) -> Forecast:
-    """The forecast for a pool over `steps` steps of each policy, after the first steps in which the run
-    settles.
+    """Forecasts a pool over `steps` steps of each policy, after the first steps, in which the run settles.
 
     Raises: ConfigError if `inputs` name an unknown policy, or the run cannot continue.
     """
@@ -204,13 +204,13 @@ def _bottleneck(policies: Sequence[PolicyForecast], empty: float, num_services: 
 
 @dataclass(eq=False)
 class _Service:
-    """A rollout service."""
+    """A simulated rollout service."""
 
     id: str
     device: PacedDevice
     num_places: int
     served: dict[str, int]
-    """Policy -> version."""
+    """Policy -> version that the service serves."""
     num_running: int = 0
 
     @property
@@ -220,33 +220,33 @@ class _Service:
 
 @dataclass(eq=False)
 class _Episode:
-    """One that runs."""
+    """A running episode."""
 
     lease: LeaseView
     service: _Service
     shape: EpisodeShape
     began_s: float
     num_done: int = 0
-    """Completions."""
+    """Number of completions that have ended."""
     versions: dict[str, int] = field(default_factory=dict[str, int])
     """Policy -> version at its first completion."""
 
 
 @dataclass(eq=False)
 class _Trainer:
-    """A trainer: it trains a batch while the version before is published."""
+    """A trainer, which trains a batch while the previous version is being published."""
 
     policy: str
     speed: TrainerSpeed
     epoch: int = 0
     step: int = 0
-    """Steps that have their batch."""
+    """Number of steps that have their batch."""
     num_committed: int = 0
     free_since_s: float | None = 0.0
-    """None while it trains."""
+    """Since when the trainer has been free to take a batch; None if it isn't free."""
     is_publishing: bool = False
     trained: bool = False
-    """It has trained a step, whose weights wait for the publication before."""
+    """Whether it has trained a step whose weights wait for the end of the previous publication."""
     num_steps: int = 0
     num_tokens: int = 0
     num_taken: int = 0
@@ -256,7 +256,7 @@ class _Trainer:
 
 
 class _SimulatedRun:
-    """Example: `run.advance(5)`; `run.begin_to_measure()`; `run.advance(30)`."""
+    """A run in virtual time. Example: `run.advance(5)`; `run.begin_to_measure()`; `run.advance(30)`."""
 
     def __init__(
         self, recipe: Recipe, inputs: ForecastInputs, shapes: Sequence[EpisodeShape], pool: ForecastPool
@@ -269,14 +269,14 @@ class _SimulatedRun:
         self._events: list[tuple[float, int, partial[None]]] = []
         self._order = itertools.count()
         self._woken: set[str] = set()
-        """Topics of the core: who may find something new."""
+        """Topics of the core about which there may be something new: leases, or the batch of a policy."""
         self._ended: deque[_Episode] = deque()
         """Episodes whose completion has just ended."""
         self._turn = 0
         self._tokens: dict[str, dict[tuple[int, int], int]] = defaultdict(dict)
-        """Policy -> (group, episode) -> tokens, until they are trained."""
+        """Policy -> (group, episode) -> number of tokens."""
         self.empty_s = 0.0
-        """Seconds for which places were empty, over all places."""
+        """Seconds for which episode slots were empty, summed over all slots."""
         trainers = {name: inputs.trainers.get(name, TrainerSpeed()) for name in recipe.trained}
         self._filtered = {name: speed.filtered_frac for name, speed in trainers.items()}
         self._core = Core(_plan(recipe, self._filtered))
@@ -291,11 +291,11 @@ class _SimulatedRun:
 
     @property
     def measured_s(self) -> float:
-        """Since `begin_to_measure`."""
+        """Virtual time since `begin_to_measure`."""
         return self._now_s - self._began_s
 
     def begin_to_measure(self) -> None:
-        """All figures count from now on."""
+        """Resets all figures, so that they count from now on."""
         self._began_s = self._now_s
         self.empty_s = 0.0
         for trainer in self.trainers:
@@ -305,7 +305,10 @@ class _SimulatedRun:
                 trainer.free_since_s = self._now_s
 
     def advance(self, steps: int) -> None:
-        """Until every policy has committed so many more steps. Raises: ConfigError if nothing goes on."""
+        """Simulates until every policy has committed `steps` more steps.
+
+        Raises: ConfigError if the run cannot continue.
+        """
         goal = min(trainer.num_committed for trainer in self.trainers) + steps
         while min(trainer.num_committed for trainer in self.trainers) < goal:
             due_s = min(service.device.due_s for service in self._services)
@@ -350,7 +353,7 @@ class _SimulatedRun:
         device = PacedDevice(
             num_slots=getattr(
                 recipe.rollout.engine, "num_slots", places
-            ),  # engines of one's own may have none
+            ),  # the user's own engine may not have this field
             tokens_per_s=self._speed.tokens_per_s * speed,
             max_tokens_per_s=self._speed.max_tokens_per_s * speed,
         )
@@ -359,7 +362,7 @@ class _SimulatedRun:
         return _Service(f"{idx}", device, places, served=dict.fromkeys(hosts, 0))
 
     def _lease(self) -> None:
-        """Hands out what may run. The services ask in turn, as their requests arrive."""
+        """Leases the episodes that may run. The services take turns, because their requests interleave."""
         for _ in range(len(self._services)):
             service = self._services[self._turn]
             self._turn = (self._turn + 1) % len(self._services)
@@ -406,7 +409,10 @@ class _SimulatedRun:
         self._apply(RecordResult(lease_id=lease.id, worker_id=episode.service.id, outcome=facts))
 
     def _meta(self, episode: _Episode, policy: str) -> TrajectoryMeta:
-        """What the core knows of a policy's part. If the group is to be filtered, all rewards are equal."""
+        """Returns what the core learns about a policy's trajectory.
+
+        All rewards of a group are equal if the group is to be filtered.
+        """
         num_tokens = sum(call.num_tokens for call in episode.shape if call.policy == policy)
         coin = random.Random(f"{self._seed}/{episode.lease.group_id}/{policy}").random()
         is_filtered = coin < self._filtered[policy]
@@ -454,7 +460,7 @@ class _SimulatedRun:
         self._hand_over(trainer)
 
     def _hand_over(self, trainer: _Trainer) -> None:
-        """The weights go to the publication, once the one before is done; then the next batch is taken."""
+        """Starts the publication of trained weights, once the previous one is done; then asks for a batch."""
         if not trainer.trained or trainer.is_publishing:
             return
         trainer.trained = False
@@ -496,10 +502,13 @@ class _SimulatedRun:
 
 
 def _plan(recipe: Recipe, filtered: Mapping[str, float]) -> RunPlan:
-    """The recipe's tables without what looks at contents: a share of the groups is filtered instead."""
+    """Returns the plan with the recipe's tables, but without filters and credit that need real rewards.
+
+    Instead, a given share of the groups is filtered.
+    """
 
     def table(name: str, given: TableConfig) -> TableConfig:
-        # A group of one episode has no variance: there, nothing can be told from the rewards.
+        # The rewards of a group with one episode have no variance, so they can't mark it as filtered.
         filters = (ZeroVarianceFilter(),) if filtered[name] and given.group_size > 1 else ()
         changes = {"filters": filters, "shaping": (), "credit": GroupRelativeCredit(), "normalize": "none"}
         return given.model_copy(update=changes)

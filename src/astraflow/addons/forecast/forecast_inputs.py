@@ -6,8 +6,8 @@ They are measured from a run's journal:
     service      from the durations of these episodes: time per token, additional time for each concurrent
                  request, and time per turn that doesn't depend on tokens (environment, prompts); see
                  `service_fit`
-    trainers     least squares over the steps: fixed time, and time per token; medians for the publication;
-                 the share of complete groups that filters dropped
+    trainers     by least squares over the steps: fixed time, and time per token; by medians: the time of a
+                 publication; also the share of complete groups that filters dropped
 
 If one run cannot distinguish two parts, such as those of the step time when all batches are alike, one of
 them gets the whole time. Forecasts for a similar load are not affected.
@@ -51,60 +51,62 @@ __all__ = [
 ]
 
 _MOST_EPISODES = 20_000
-"""Newest episodes of a journal that are looked at."""
+"""Number of newest episodes of a journal that are read."""
 _LEAST_EPISODES = 16
 _LEAST_STEPS = 3
 
 
 class LengthsGiven(Config):
-    """Episodes, where no run was measured."""
+    """Lengths of episodes, for a forecast without a measured run."""
 
     turns: int = Field(default=1, ge=1, le=1000)
     """Completions of each trained policy per episode."""
     mean_tokens: float = Field(default=500.0, ge=1, le=2**24)
     """Mean length of a completion in tokens, before `sampling.max_tokens` cuts it; lengths are log-normal."""
     sigma: float = Field(default=0.8, ge=0, le=5)
-    """Standard deviation of log(length); 0 makes all equally long."""
+    """Standard deviation of log(length); 0 makes all completions equally long."""
 
 
 class ServiceSpeed(Config):
-    """One rollout service of speed 1."""
+    """A rollout service with speed 1."""
 
     tokens_per_s: float = Field(default=80.0, gt=0, le=1e9)
     """Tokens per second of a request that runs alone."""
     max_tokens_per_s: float = Field(default=0.0, ge=0, le=1e12)
-    """Bound on the tokens per second of all requests together: with n requests, each gets 1 / (1 /
+    """Bound on the tokens per second of all requests together. With n requests, each gets 1 / (1 /
     tokens_per_s + n / max_tokens_per_s). 0: no bound."""
     turn_s: float = Field(default=0.0, ge=0)
-    """Seconds per completion that no token explains: the environment's reply, the prompt, the request."""
+    """Seconds per completion that don't depend on its tokens: the environment's reply, the prompt, the
+    request."""
     idle_s: float = Field(default=0.0, ge=0)
-    """Seconds for which an episode's place stands empty around it: its lease and its result travel."""
+    """Seconds for which an episode's slot is empty before and after it, while its lease and its result are
+    in transit."""
     load_s: float = Field(default=0.0, ge=0)
     """Seconds from a version's publication until a service serves it."""
 
 
 class TrainerSpeed(Config):
-    """One trainer."""
+    """The trainer of a policy."""
 
     step_s: float = Field(default=10.0, ge=0)
-    """Seconds per step, whatever its batch holds."""
+    """Fixed seconds per step, whatever the size of its batch."""
     million_tokens_s: float = Field(default=0.0, ge=0)
     """Additional seconds per million sampled tokens of the batch."""
     publish_s: float = Field(default=0.0, ge=0)
-    """Seconds of a publication; the next step is trained meanwhile."""
+    """Seconds that a publication takes. The next step is trained in the meantime."""
     filtered_frac: float = Field(default=0.0, ge=0, lt=1)
     """Share of the complete groups that filters drop."""
 
 
 class ForecastInputs(Config):
-    """Lengths and speeds. A YAML file holds them, or a run's journal gives them."""
+    """Lengths and speeds. They come from a YAML file or from a run's journal."""
 
     lengths: LengthsGiven = LengthsGiven()
-    """Used only where no run was measured."""
+    """Only used if no run was measured."""
     service: ServiceSpeed = ServiceSpeed()
-    """A rollout service; kinds of services multiply its speed."""
+    """A rollout service. Kinds of services multiply its speed."""
     trainers: dict[str, TrainerSpeed] = Field(default_factory=dict)
-    """Trained policy -> its trainer; one that is missing has the defaults."""
+    """Trained policy -> its trainer. A missing one has the defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +118,13 @@ class Call:
 
 
 EpisodeShape = tuple[Call, ...]
-"""Completions of an episode, one after the other. Example: `(Call("solver", 812), Call("verifier", 40))`."""
+"""Completions of an episode, in order. Example: `(Call("solver", 812), Call("verifier", 40))`."""
 
 
 def draw_shapes(
     lengths: LengthsGiven, most_tokens: Mapping[str, int], *, seed: int = 0
 ) -> tuple[EpisodeShape, ...]:
-    """Episodes with lengths as given. `most_tokens`: policy -> where a completion is cut."""
+    """Draws episodes with the given lengths. `most_tokens`: policy -> token at which a completion is cut."""
     rng = random.Random(seed)
     middle = log(lengths.mean_tokens) - lengths.sigma**2 / 2
 
@@ -140,7 +142,7 @@ def draw_shapes(
 
 @dataclass(slots=True)
 class _Run:
-    """What a journal says of its episodes."""
+    """What a journal records about episodes, groups and steps."""
 
     shapes: list[EpisodeShape] = field(default_factory=list[EpisodeShape])
     times: list[EpisodeTime] = field(default_factory=list[EpisodeTime])
@@ -148,15 +150,17 @@ class _Run:
     fates: dict[str, dict[str, int]] = field(
         default_factory=lambda: defaultdict[str, dict[str, int]](lambda: defaultdict[str, int](int))
     )
-    """Policy -> fate -> groups."""
+    """Policy -> fate -> number of groups."""
     issued: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
-    """Lease that is out -> since when, and where."""
+    """Open lease -> since when it is open, and on which service."""
 
 
 def measure_run(
     journal: Path, policies: Sequence[str], num_slots: int
 ) -> tuple[ForecastInputs, tuple[EpisodeShape, ...]]:
-    """Speeds, and the episodes, of a run. `num_slots`: requests that run at once on a service of this run.
+    """Measures the speeds and the episodes of a run.
+
+    `num_slots` is the number of requests that a service of this run can process at once.
 
     Raises: JournalError if the journal cannot be read; DataError if the run was too short.
     """
@@ -227,7 +231,7 @@ def _note_result(run: _Run, result: RecordResult, at_s: float, policies: frozens
 
 
 def _trainer_speed(name: str, steps: Sequence[StepRecord], fates: Mapping[str, int]) -> TrainerSpeed:
-    """The first step is left out: it loads and compiles."""
+    """Returns the speed of a trainer. Leaves out the first step, which loads and compiles."""
     own = [{item.name: item.value for item in step.metrics} for step in steps if step.policy == name]
     tokens = [float(step.num_trained_tokens) for step in steps if step.policy == name]
     own = own[1:]

@@ -1,4 +1,4 @@
-"""Forecasts of pools as a table for people, or as one JSON object."""
+"""Formats forecasts of pools as a table for people, or as one JSON object."""
 
 import io
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def show_forecasts(inputs: ForecastInputs, found: Sequence[Forecast], *, as_json: bool) -> str:
-    """Text that ends with a line break. With several policies, staleness and waits are those of each."""
+    """Returns a text that ends with a line break. Staleness and waits are listed for each policy."""
     if as_json:
         whole = {"inputs": inputs.model_dump(), "pools": found}
         return msgspec.json.encode(whole).decode() + "\n"

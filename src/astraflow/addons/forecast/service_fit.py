@@ -7,12 +7,12 @@ the smaller of n and the number of slots:
 
 where a is the time per token, b the time that each request in a slot adds to it, c the time per turn that
 doesn't depend on tokens, q = n / k the factor for waiting for slots, and w(t) = 1 / ((a + b k) q) the tokens
-per second of the episode. A long episode that has the device to itself at its end gets most of its tokens
-then. So the mean of k is taken over tokens; over time, it would make the device look faster. Since w depends
-on a and b, they are fitted several times.
+per second of the episode. A long episode that has the device to itself near its end gets most of its tokens
+then. So the mean of k is taken over tokens; a mean over time would make the device look faster. Since w
+depends on a and b, they are fitted several times.
 
 The model assumes that the wait for a slot grows with the length of the request, which isn't true for a queue.
-So if many more episodes run than there are slots, a is too large.
+So a is overestimated if many more episodes run than there are slots.
 """
 
 from collections import defaultdict
@@ -26,30 +26,31 @@ from numpy.typing import NDArray
 __all__ = ["EpisodeTime", "fit_service", "least_squares"]
 
 _ROUNDS = 8
-"""Number of fits, after which a further one changes the figures by less than a thousandth."""
+"""Number of fits. Another one would change the figures by less than a thousandth."""
 _MIN_FIXED = 0.01
-"""Least fixed time per token, as a share of what each request adds: a single request takes time, too."""
+"""Minimum fixed time per token, as a share of what each request adds: a single request takes time, too."""
 
 _Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTime:
-    """An episode that ran."""
+    """The duration of an episode, and what it depends on."""
 
     service: str
     ended_s: float
     duration_s: float
     num_tokens: int
     num_turns: int
-    """Requests, one after the other."""
+    """Number of requests, which ran one after the other."""
 
 
 def fit_service(episodes: Sequence[EpisodeTime], num_slots: int) -> tuple[float, float, float]:
-    """Seconds per token; more of it for each request in a slot; seconds per turn. All are >= 0, and the first
-    is > 0 unless all durations are 0.
+    """Returns the seconds per token, the seconds that each request in a slot adds to it, and the seconds per
+    turn.
 
-    `num_slots`: requests that run at once on a service.
+    All are >= 0, and the first is > 0 unless all durations are 0. `num_slots` is the number of requests that
+    a service can process at once.
     """
     tokens = np.array([episode.num_tokens for episode in episodes], float)
     turns = np.array([episode.num_turns for episode in episodes], float)
@@ -58,7 +59,7 @@ def fit_service(episodes: Sequence[EpisodeTime], num_slots: int) -> tuple[float,
     fixed_s = 1.0
     row_s = turn_s = 0.0
     for _ in range(_ROUNDS):
-        # The others are between two requests as often as this one is.
+        # The other episodes are between two requests as often as this one is.
         generating = max(0.0, 1 - turn_s * turns.sum() / max(1e-9, durations.sum()))
         numbers = [1 + generating * np.maximum(0, number - 1) for number in concurrency.numbers]
         running = [np.minimum(number, num_slots) for number in numbers]
@@ -68,7 +69,7 @@ def fit_service(episodes: Sequence[EpisodeTime], num_slots: int) -> tuple[float,
         fixed = concurrency.integral([1 / s for s in step_s]) * tokens / got
         rows = concurrency.integral([k / s for k, s in zip(running, step_s, strict=True)]) * tokens / got
         fixed_s, row_s, turn_s = least_squares(np.stack([fixed, rows, turns], axis=1), durations)
-        if fixed_s <= 0:  # all of the time grows with the requests
+        if fixed_s <= 0:  # all of the time grows with the number of requests
             fixed_s = _MIN_FIXED * row_s
         if fixed_s <= 0:
             return float(durations.sum() / fixed.sum()), 0.0, 0.0
@@ -76,7 +77,7 @@ def fit_service(episodes: Sequence[EpisodeTime], num_slots: int) -> tuple[float,
 
 
 def least_squares(columns: _Floats, values: _Floats) -> list[float]:
-    """The coefficients >= 0 that explain the values best: of the few subsets of columns, the best one."""
+    """Returns the coefficients >= 0 that fit the values best. Tries all subsets of the few columns."""
     num = columns.shape[1]
     best = [0.0] * num
     least = float((values**2).sum())
@@ -91,7 +92,7 @@ def least_squares(columns: _Floats, values: _Floats) -> list[float]:
 
 
 class _Concurrency:
-    """The number of episodes on each service, between any two begins or ends of episodes."""
+    """The number of episodes on each service, between any two starts or ends of episodes."""
 
     def __init__(self, episodes: Sequence[EpisodeTime]) -> None:
         by_service: dict[str, list[int]] = defaultdict(list)
@@ -105,7 +106,7 @@ class _Concurrency:
         ]
         self._times: list[_Floats] = []
         self.numbers: list[_Floats] = []
-        """For each service, the number of episodes from each time."""
+        """For each service, the number of episodes from each time on."""
         for begins, ends in zip(self._begins, self._ends, strict=True):
             times = np.concatenate([begins, ends])
             order = np.argsort(times, kind="stable")
@@ -114,8 +115,10 @@ class _Concurrency:
             self.numbers.append(np.cumsum(changes[order]))
 
     def integral(self, values: Sequence[_Floats]) -> _Floats:
-        """For each episode, the integral of a value over its duration. `values` has the shape of `numbers`:
-        the value of each service from each time."""
+        """Returns the integral of a value over the duration of each episode.
+
+        `values` has the shape of `numbers`: the value of each service from each time on.
+        """
         found = np.zeros(sum(map(len, self._idxs)))
         parts = zip(self._idxs, self._begins, self._ends, self._times, values, strict=True)
         for idxs, begins, ends, times, value in parts:
