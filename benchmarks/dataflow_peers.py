@@ -165,7 +165,7 @@ async def open_sides(
 
 
 async def can(ours: Side, theirs: Side) -> None:
-    """From now on, makes the bare server return the last responses of the service.
+    """Makes the bare server return the last responses of the service from now on.
 
     Clears the recordings. A client that kept ten batches would work in cold memory, and only on one side.
     """

@@ -81,7 +81,7 @@ class Books:
     failed_attempts: int = 0
     dropped_results: int = 0
     lost_groups: int = 0
-    """Groups with a fate other than `trained`, except for those that the end of the run cancelled."""
+    """Groups with a fate other than `trained`, except for those that the end of the run canceled."""
 
     def book(self, record: Record) -> None:
         """Adds a record."""

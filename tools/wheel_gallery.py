@@ -17,7 +17,7 @@ class GalleryHook(BuildHookInterface):
     """Adds the files to what the wheel includes."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling; `version` is `editable` or `standard`."""
+        """Adds the files. hatchling calls this; `version` is `editable` or `standard`."""
         if version == "editable":
             return
         root = Path(self.root)

@@ -278,6 +278,7 @@ class ServiceClient:
         self._headers = {"Accept": wire.MSGPACK}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
+        # Each process has its own seed, so that clients that failed together don't retry together.
         self._jitter = random.Random(os.getpid())
         self._is_silence_logged = False
         """Whether the lack of a response has been logged. Also true after the first response."""

@@ -154,6 +154,7 @@ class Connections:
 
     def _evict(self, connections: "dict[GuardedConnection, None]") -> bool:
         idle = [connection for connection in connections if not connection.is_answering]
+        # A connection that has been idle for long is the least likely to be used again.
         for connection in heapq.nsmallest(_NUM_EVICTED, idle, key=lambda each: each.since_s):
             self.forget(connection)
             connection.transport.close()
@@ -207,6 +208,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._num_bytes = 0
         if now_s - self.since_s <= self._patience_s():
             return
+        # An error response must not be written into the middle of another response.
         if self._is_in_head and not self.is_answering:
             problem = "the head of the request took too long to arrive"
             self._refuse(b"408 Request Timeout", problem, code="slow_head")
@@ -231,6 +233,7 @@ class GuardedConnection(HttpToolsProtocol):
         return limits.idle_s if has_asked else limits.head_s
 
     def _is_stalled(self, now_s: float) -> bool:
+        # The number changes whenever the caller reads or the app writes.
         num_unread = self.transport.get_write_buffer_size()
         if not num_unread or num_unread != self._num_unread:
             self._num_unread = num_unread
@@ -283,6 +286,7 @@ class GuardedConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        # The rest of the body, or the head of the next request, may still be arriving.
         if not (self._is_in_head or self._is_in_body):
             self._begin()
         super().on_response_complete()

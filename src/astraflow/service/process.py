@@ -57,7 +57,7 @@ _M_TRIM_THRESHOLD = -1
 """The option's number in glibc's malloc.h."""
 _M_MMAP_THRESHOLD = -3
 _MAX_KEPT_BUFFER_BYTES = 32 * 1024 * 1024
-"""Freed buffers up to this size are reused; glibc allows no higher limit."""
+"""Freed buffers up to this size are reused. glibc doesn't allow a higher limit."""
 _MAX_KEPT_BYTES = 128 * 1024 * 1024
 """Largest amount of free memory that the process keeps."""
 
@@ -65,18 +65,19 @@ _MAX_KEPT_BYTES = 128 * 1024 * 1024
 def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name: str) -> int:
     """Runs `main(stop)` until it returns. `stop` is set when the service has to end (see the module).
 
-    Returns the process's exit code: 0, what `main` returned, or 1 after an error of ours, which is logged.
+    Returns the process's exit code: 0, the value that `main` returned, or 1 after one of our errors, which is
+    logged.
     """
     logging.basicConfig(
         level=os.environ.get("ASTRAFLOW_LOG", "INFO"),
         format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    # HTTP clients of agents that run in this process would log a line per request.
+    # Otherwise, the HTTP clients of agents that run in this process would log a line per request.
     for client in ("httpx", "httpx2"):
         logging.getLogger(client).setLevel(logging.WARNING)
     raise_file_limit()
-    # Check first: the event loop opens pipes of its own, which may get the number of a closed descriptor.
+    # Check first: the event loop opens its own pipes, which may get the number of a closed descriptor.
     parent_fd = _checked_pipe(PARENT_FD_VARIABLE)
     life_fd = _checked_pipe(LIFE_FD_VARIABLE)
     try:

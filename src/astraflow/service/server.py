@@ -136,6 +136,7 @@ class HttpServer:
     def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
+        # A restarted service must get its port although closed connections still occupy it (TIME_WAIT).
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Accepted sockets inherit this option. asyncio sets it only on sockets with an explicit protocol
         # number. Without it, responses on a kept connection wait 40 ms for the caller's acknowledgement.

@@ -89,7 +89,7 @@ class PipedProcess(RemoteProcess):
         self._beats = asyncio.create_task(self._beat(), name=f"beat:{log_path.stem}")
 
     def abandon(self) -> None:
-        """Closes the link at once, whereupon the host ends the process."""
+        """Closes the link immediately. The host then ends the process."""
         self._end(KILLED)
 
     async def silence(self, longest_s: float) -> str:

@@ -55,7 +55,7 @@ class SlurmLauncher:
     """
 
     def __init__(self, config: SlurmLauncherConfig) -> None:
-        """Raises: ConfigError if this machine has no address that the nodes can reach."""
+        """Raises: ConfigError if this machine doesn't have an address that the nodes can reach."""
         self._config = config
         self._host = _own_address(config)
         self._local = LocalLauncher()

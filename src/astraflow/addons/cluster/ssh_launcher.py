@@ -161,7 +161,7 @@ class SshLauncher:
                 await asyncio.sleep(_ASK_AGAIN_S)
 
     def close(self) -> None:
-        """Closes all links, whereupon the hosts end their processes."""
+        """Closes all links. The hosts then end their processes."""
         self._processes.close()
         self._local.close()
 

@@ -154,6 +154,7 @@ async def _score(
     began_s = time.perf_counter()
     tokens = _generated(hosted)
     total = round_.num_tasks * round_.samples
+    # The tasks below share this iterator, so each episode runs once.
     waiting = iter([divmod(idx, round_.samples) for idx in range(total)])
 
     async def work() -> None:

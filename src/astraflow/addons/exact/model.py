@@ -219,6 +219,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale
         reach = (longest + 1) * SPAN
         return _attend(query, keys[:, :, :reach], values[:, :, :reach], positions, scale)
     out = torch.empty_like(query).flatten(1)
+    # Rows with the same span are computed together, so the shape of a row's products depends only on its own
+    # position.
     for span in range(shortest, longest + 1):
         rows = (spans == span).nonzero()[:, 0]
         reach = (span + 1) * SPAN

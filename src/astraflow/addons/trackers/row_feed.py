@@ -49,6 +49,7 @@ class RowFeed:
                 self._position = self._next = 0
             file.seek(self._position)
             for line in file:
+                # A last line without its end is still being written.
                 if not line.endswith(b"\n") or len(rows) == _MOST_ROWS:
                     break
                 self._next += len(line)
@@ -79,7 +80,7 @@ class RowFeed:
 
 
 def num_waiting(path: Path, folder: Path) -> int:
-    """Counts the rows that a tracker has not processed yet. `folder`: the tracker's."""
+    """Counts the rows that a tracker has not processed yet. `folder`: the tracker's folder."""
     try:
         with path.open("rb") as file:
             file.seek(min(read_position(folder), file.seek(0, 2)))
@@ -89,7 +90,7 @@ def num_waiting(path: Path, folder: Path) -> int:
 
 
 def read_position(folder: Path) -> int:
-    """Returns the number of bytes of the file that a tracker has processed. `folder`: the tracker's."""
+    """Returns the number of bytes that a tracker has processed. `folder`: the tracker's folder."""
     try:
         return int((folder / _POSITION).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -50,6 +50,7 @@ class Bell:
     def _listen(self) -> None:
         while os.read(self._fd, 4096):
             self._rung.set()
+        # In this order, because `wait` reads `is_over` after the ring.
         self.is_over = True
         self._rung.set()
         timer = threading.Timer(_LAST_MOMENT_S, _end_session)
@@ -65,6 +66,7 @@ class Bell:
 
 def _end_session() -> None:
     """Ends this process and any helper processes of the tracker's library."""
+    # If this process doesn't lead its group, the group also has processes that don't belong to the tracker.
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)

@@ -178,7 +178,7 @@ class _Keeper:
                 self._look(process)
         finally:
             self._close_bell()
-            _kill_session(process)
+            _kill_session(process)  # the process may have left helper processes
 
     def _start_process(self) -> "subprocess.Popen[bytes]":
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,6 +206,7 @@ class _Keeper:
         self._position = read_position(self._own)
         self._moved_s = time.monotonic()
         self._has_moved = False
+        # `finish` may have been called before there was a bell to close.
         if self._finishing.is_set():
             self._close_bell()
         return self._process
