@@ -87,6 +87,7 @@ async def _play(run: RunUnderTest, scenario: _Scenario, rule: str) -> None:
     except RefusalError as err:
         run.checks.broke(rule, str(err))
     except AbandonedError as err:
+        # A rule that is already broken may be the cause, so this scenario's rule isn't blamed then.
         if not any(run.checks.is_broken(known) for known in RULES if known.startswith("D")):
             run.checks.broke(rule, str(err))
     try:

@@ -229,6 +229,7 @@ class FakeRolloutDataflow(FakeDataflow):
             leases = self.offered[: body.num_free]
             self.offered = self.offered[max(0, body.num_free) :]
         if self.lost["leases"] > 0:
+            # This answer will be lost, so its leases stay on offer.
             self.offered = [*leases, *self.offered]
             leases = []
         self.granted.update({lease.id: Granted(lease) for lease in leases})

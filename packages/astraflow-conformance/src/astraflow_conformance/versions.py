@@ -27,6 +27,7 @@ def perturbed(tensors: Sequence[HostTensor], seed: int) -> tuple[HostTensor, ...
 
 def _perturbed(tensor: HostTensor, random: np.random.Generator) -> HostTensor:
     raw = np.ascontiguousarray(tensor.data)
+    # numpy has no bfloat16. Its bits are the upper half of those of a float32.
     if tensor.dtype == "bfloat16":
         values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
     else:

@@ -260,7 +260,7 @@ def _is_shared(folder: Path) -> bool:
 def _outermost(paths: Sequence[Path]) -> list[Path]:
     """Returns the paths that are not below another one, sorted."""
     found: list[Path] = []
-    for path in sorted(set(paths)):
+    for path in sorted(set(paths)):  # a folder sorts before everything below it
         if not any(path.is_relative_to(each) for each in found):
             found.append(path)
     return found

@@ -99,6 +99,7 @@ class Sandbox:
         await self._choose()
 
     async def _choose(self) -> None:
+        # Concurrent first runs wait here, so that backends are tried only once.
         async with self._opening:
             if self._maker is None:
                 self._maker = await chosen_maker(self._config, self._preloaded)

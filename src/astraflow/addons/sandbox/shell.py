@@ -255,6 +255,7 @@ def _limits(commands: Sequence[ShellCommand], limits: ShellLimits, max_state: in
         wall_s=min(wall_s, 3600.0),
         memory_bytes=max(limits.memory_bytes, _SMALLEST_MEMORY),
         disk_bytes=limits.disk_bytes,
+        # The files come as a tar archive, which adds headers, and base64 turns each 3 bytes into 4.
         output_bytes=_MIB + (max_state + max_state // 8 + read) * 4 // 3,
         num_processes=_MAX_PROCESSES,
         runs_commands=True,

@@ -105,6 +105,7 @@ def _staged(visible: list[tuple[str, str]]) -> list[tuple[str, str]]:
     except PermissionError:
         return visible  # in a container without this right, root can do no more than other users
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    # Opened before the mount, which hides sources below `_STAGE`.
     opened = [(os.open(source, os.O_PATH), target) for source, target in visible]
     kernel.mount("tmpfs", _STAGE, kind="tmpfs", flags=kernel.MS_NOSUID, options="mode=755")
     staged: list[tuple[str, str]] = []
@@ -192,6 +193,7 @@ def _change_root(plan: Plan, visible: list[tuple[str, str]]) -> None:
     """Makes a root folder that holds only the visible files and folders."""
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     visible = [*visible, *((device, device) for device in _DEVICES)]
+    # Opened before the mount, which hides sources below `_STAGE`.
     opened = [(os.open(source, os.O_PATH), target) for source, target in visible]
     kernel.mount("tmpfs", _STAGE, kind="tmpfs", flags=kernel.MS_NOSUID, options="mode=755")
     for fd, target in opened:

@@ -107,6 +107,7 @@ def _filter(
         return [number for number in found if number is not None]
 
     code = [
+        # Calls of another architecture, such as 32-bit calls, have other numbers, so they end the program.
         _instruction(_LOAD_WORD, _OFFSET_ARCH),
         _instruction(_JUMP_EQUAL, _AUDIT_ARCH[machine], if_true=1),
         _instruction(_RETURN, _KILL),

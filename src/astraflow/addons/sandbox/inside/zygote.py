@@ -151,6 +151,7 @@ def _verdict(order: _Order, stdin: bytes, control: socket.socket) -> tuple[dict[
         is_late = watched.wait(started_s + order.limits["wall_s"], control)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+        # Measured after the kill, so that the program itself doesn't count as load of the machine.
         slowdown = _slowdown() if is_late else 1.0
     finally:
         watched.close()
