@@ -100,9 +100,6 @@ class Use(Config):
         return value
 
 
-# --- variants that installed packages add ---------------------------------------------------------
-
-
 class Variant(Config):
     """Base of a config class that an installed package adds to a choice of the recipe.
 
@@ -165,9 +162,6 @@ def _installed(group: str, base: type[Config]) -> list[type[Config]]:
             raise ConfigError(f"{source_of(entry)} is no {base.__name__} whose `name` is {entry.name!r}")
         variants.append(variant)
     return variants
-
-
-# --- from a mapping to a config -------------------------------------------------------------------
 
 
 def parse_config(
@@ -324,9 +318,6 @@ def dump_yaml(config: Config) -> str:
     """Returns the resolved config as YAML, which parses back to an equal object."""
     data = config.model_dump(mode="json")
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-
-
-# --- components of the user's own -----------------------------------------------------------------
 
 
 def load_attr(use: str, *, where: str = "use") -> Any:

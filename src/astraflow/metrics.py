@@ -27,9 +27,6 @@ _EPISODE = "episode/"
 """Prefix of the metrics that workflows add to episodes."""
 
 
-# --- reduction ------------------------------------------------------------------------------------
-
-
 def reduce_metrics(groups: Iterable[Sequence[MetricItem]]) -> tuple[MetricItem, ...]:
     """One item per name, in the order of first appearance, reduced over the groups that have the name.
 
@@ -72,9 +69,6 @@ def _reduce(reduction: Reduction, values: Sequence[float]) -> float:
         case "p50" | "p95":
             # The nearest rank: the smallest value that at least this share of all values do not exceed.
             return sorted(values)[math.ceil(PERCENTILES[reduction] * len(values)) - 1]
-
-
-# --- rows -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

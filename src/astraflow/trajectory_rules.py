@@ -108,9 +108,6 @@ def num_sampled_in(mask: bytes, start: int, end: int) -> int:
     return end - start - (mask.count(0, start, end) if mask.find(0, start, end) >= 0 else 0)
 
 
-# --- what a trainer needs -------------------------------------------------------------------------
-
-
 def _check_trainable(trajectory: Trajectory, num_tokens: int, rules: SampleRules) -> None:
     if num_tokens < 2:
         raise WireError(
@@ -198,9 +195,6 @@ def _image_rules(images: ImageTokens) -> ImageRules:
         mean=(0.0, 0.0, 0.0),
         std=(1.0, 1.0, 1.0),
     )
-
-
-# --- consistency of a trajectory ------------------------------------------------------------------
 
 
 def _check_lengths(trajectory: Trajectory) -> int:

@@ -262,9 +262,6 @@ def _fate_text(fate: str, step: int, staleness: int, num_tokens: int) -> str:
     return f"{fate}, {at}, staleness {staleness}, {num_tokens} tokens"
 
 
-# --- rules of one policy --------------------------------------------------------------------------
-
-
 def _policy_problems(name: str, ledger: Ledger) -> list[str]:
     """Checks what is open, and what happened since the last compaction."""
     problems: list[str] = []
@@ -324,9 +321,6 @@ def _trained_in_closed_steps(name: str, ledger: Ledger, closed: _ClosedFates) ->
         if event and event.fate == "trained" and event.step not in ledger.policies[name].batches:
             by_step.setdefault(event.step, []).append(group.fate_row(name, idx))
     return by_step
-
-
-# --- payloads and figures -------------------------------------------------------------------------
 
 
 def _open_payloads(ledger: Ledger) -> list[tuple[str, int, PayloadRef]]:

@@ -70,8 +70,6 @@ class DataflowClient:
         self._tables: dict[str, tuple[tuple[TensorInfo, ...], str]] = {}
         """Policy -> tensor table of its versions, and the dataflow's name for it."""
 
-    # --- rollout services ---
-
     async def register(self, request: RegisterWorker) -> Registration:
         """Joins the run. Raises: RefusedError, naming it, if model, tokenizer or recipe differ from the
         run's."""
@@ -138,8 +136,6 @@ class DataflowClient:
         # All manifests share one table in memory, whether they came with it or not.
         whole = tuple(msgspec.structs.replace(manifest, tensors=tensors) for manifest in reply.manifests)
         return msgspec.structs.replace(reply, manifests=whole, table="")
-
-    # --- trainers ---
 
     async def attach(self, policy: str, request: SessionRequest) -> Session:
         """Opens a session; older ones of the policy are fenced."""
@@ -211,8 +207,6 @@ class DataflowClient:
     async def step_failed(self, policy: str, failure: StepFailure) -> None:
         """Reports that the batch of a step could not be trained on."""
         await self._client.call("POST", f"/v1/policies/{policy}/failure", None, body=failure)
-
-    # --- viewers ---
 
     async def run(self) -> RunInfo:
         """The description of the run, for services that join."""

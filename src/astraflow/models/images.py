@@ -61,9 +61,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
-# --- checks of a URI ------------------------------------------------------------------------------
-
-
 def image_uri(data: bytes, media_type: str) -> str:
     """The `data:` URI of a file's bytes. Example: `image_uri(png, "image/png")`."""
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
@@ -133,9 +130,6 @@ def _check_size(width: int, height: int, *, num_frames: int) -> None:
         )
     if num_frames > 1:
         raise ImageError(f"an image has {num_frames} frames; expected one")
-
-
-# --- the patches of an image ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -250,9 +244,6 @@ def _json(path: Path) -> Mapping[str, Any]:
         return {}
     except (OSError, ValueError) as err:
         raise DataError(f"{path} cannot be read: {err}") from err
-
-
-# --- positions of images among the tokens ---------------------------------------------------------
 
 
 def place_images(rules: ImageRules, token_ids: Sequence[int], uris: Sequence[str]) -> tuple[MediaRef, ...]:

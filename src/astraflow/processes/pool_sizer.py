@@ -168,8 +168,6 @@ class PoolSizer:
         self._too_few.note(now_s, self._num_missing(now_s, advice))
         self._too_many.note(now_s, self._num_spare(now_s, advice))
 
-    # --- the right number ---
-
     def _num_missing(self, now_s: float, advice: ScalingAdvice) -> int:
         """Number of services that should be working and aren't; those that are starting are included."""
         wanted_by_waits = advice.num_services + advice.missing_services
@@ -215,8 +213,6 @@ class PoolSizer:
     def _join_s(self) -> float:
         """Typical duration of a start, until the service is working."""
         return statistics.median(self._joins_s) if self._joins_s else 0.0
-
-    # --- the rules, in their order ---
 
     def _give_up_late(self, now_s: float, _advice: ScalingAdvice) -> Change | None:
         patience_s = self._rules.patience_s
@@ -288,8 +284,6 @@ class PoolSizer:
             return None
         self._replaces |= cheaper
         return Change("a cheaper kind is tried", start=tuple(cheaper))
-
-    # --- the services ---
 
     def _names(self, state: SeatState) -> list[str]:
         return [name for name, now in self._states.items() if now == state]

@@ -75,9 +75,6 @@ def _command(pid: int) -> str:
     return command if len(command) <= _MAX_SHOWN else f"{command[:_MAX_SHOWN]}..."
 
 
-# --- processor time ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class CpuUse:
     """The processor time of a process up to one moment."""

@@ -86,9 +86,6 @@ def _with_batch(policy: PolicyConfig, num_tasks: int) -> PolicyConfig:
     return _changed(policy, table=table)
 
 
-# --- context --------------------------------------------------------------------------------------
-
-
 def _context(recipe: Recipe, sources: OpenSources) -> int:
     """Returns `max_context` of the engines, which all policies share."""
     folder = recipe.tokenizer_dir

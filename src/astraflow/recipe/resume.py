@@ -125,9 +125,6 @@ def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
     )
 
 
-# --- steps ----------------------------------------------------------------------------------------
-
-
 def steps_done(journal: Path) -> dict[str, int]:
     """Returns the number of committed steps of each policy, from the tables of a journal folder.
 
@@ -156,9 +153,6 @@ def refuse_fewer_steps(recipe: Recipe, done: Mapping[str, int], folder: Path) ->
                 f"{done[name]} steps, which cannot be undone; set it to {done[name]} to end the run there, "
                 "or to more to train longer. Pass another --run-dir to start a new run"
             )
-
-
-# --- comparing ------------------------------------------------------------------------------------
 
 
 def _may_change(key: str) -> bool:

@@ -170,9 +170,6 @@ def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
     return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
-# --- fingerprints ---------------------------------------------------------------------------------
-
-
 def fingerprints(recipe: Recipe) -> Fingerprints:
     """Returns digests of everything that must agree between the services of a run. Raises: DataError."""
     return Fingerprints(

@@ -114,9 +114,6 @@ class RunOverview:
         return ", ".join(parts) or "-"
 
 
-# --- parts of lines -------------------------------------------------------------------------------
-
-
 def eta_s(records: Sequence[StepRecord], num_steps: int) -> float | None:
     """Seconds until the last step, at the pace of the newest steps; None before the second one.
 
@@ -142,9 +139,6 @@ def duration_text(seconds: float) -> str:
     """Minutes and seconds, e.g. `12:05`."""
     minutes, rest = divmod(int(max(seconds, 0)), 60)
     return f"{minutes}:{rest:02d}"
-
-
-# --- lines ----------------------------------------------------------------------------------------
 
 
 def step_line(run: RunOverview, record: StepRecord, now_s: float) -> str:

@@ -67,9 +67,6 @@ def load_summary(folder: RunFolder) -> Summary:
         ) from err
 
 
-# --- the table ------------------------------------------------------------------------------------
-
-
 def summary_table(summary: Summary) -> Table:
     """The summary as a table of two columns."""
     title = Text(printable(f"{summary.name}: {summary.state}"))

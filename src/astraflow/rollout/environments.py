@@ -208,9 +208,6 @@ def _check_observation(returned: object, where: str) -> Observation:
     return returned
 
 
-# --- calls ----------------------------------------------------------------------------------------
-
-
 class _Caller:
     """Calls the methods of an environment, each with a deadline. Call `release` at the end.
 

@@ -85,8 +85,6 @@ class EpisodeProgress:
             MetricItem(RESAMPLED_TOKENS, float(unused), "sum"),
         )
 
-    # --- reports ---
-
     def unreported(self) -> tuple[int, Sequence[PastCompletion]]:
         """The number of completions that the dataflow has, and the completions that it doesn't have yet."""
         self._all += [_encode_completion(*item) for item in self._raw]

@@ -250,9 +250,6 @@ def _differs_by_opening(head: str, prompt: str, last: Message) -> bool:
     return prompt.startswith(head) and (not rest or _remove_whitespace(_text_parts(last)[-1]) not in rest)
 
 
-# --- Hugging Face ---------------------------------------------------------------------------------
-
-
 class _HuggingFaceTokenizer:
     """A tokenizer of transformers. It calls the compiled tokenizer directly if there is one, because the
     classes around it take several times as long for a short text."""

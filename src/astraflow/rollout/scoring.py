@@ -164,8 +164,6 @@ class ScoringPool:
         started = reward.start(task, text)
         return reward.total(task, text, await reward.waited(task, started))
 
-    # --- one call -----------------------------------------------------------------------------------
-
     async def _score_alone(self, call: _Call) -> Outcome:
         """Makes one call. If it takes too long, its process is ended."""
         task, text = call
@@ -210,8 +208,6 @@ class ScoringPool:
             broken.stop()
             threading.Thread(target=broken.join, daemon=True).start()
         return self._pool
-
-    # --- many calls ---------------------------------------------------------------------------------
 
     def _start_batches(self) -> None:
         """Assigns waiting calls to idle processes."""

@@ -103,9 +103,6 @@ def _to_rollout_error(task: Task, error: BaseException) -> RolloutError:
     return RolloutError(f"task {task.id}: the reward raised {described(error)}", is_retryable=False)
 
 
-# --- in a worker of the pool: the keeper ------------------------------------------------------------
-
-
 class _Keeper:
     """Scores in a child process, and ends everything that the child has started.
 
@@ -233,9 +230,6 @@ def score_calls(calls: Sequence[tuple[Task, str]]) -> list[Outcome]:
     return _keeper[0].score(calls)
 
 
-# --- the process of the reward --------------------------------------------------------------------
-
-
 def _run_reward(pipe: Connection, tasks_json: str, path: tuple[str, ...]) -> None:
     """Builds the reward and answers calls until the keeper is gone. Never returns."""
     try:
@@ -336,9 +330,6 @@ def _forget_secrets(endings: Collection[str]) -> None:
     for name in list(os.environ):
         if name.startswith("ASTRAFLOW_") or name.upper().endswith(tuple(endings)):
             del os.environ[name]
-
-
-# --- ending processes -----------------------------------------------------------------------------
 
 
 def _kill_descendants() -> None:

@@ -185,9 +185,6 @@ def _show_results(folder: RunFolder, console: Console) -> Summary:
     return summary
 
 
-# --- audit ----------------------------------------------------------------------------------------
-
-
 def show_audit(run_dir: Path) -> int:
     """Prints the accounting of a run, computed from its journal. Returns 1 if it does not add up, else 0."""
     report = audit(RunFolder(run_dir).journal)

@@ -64,9 +64,6 @@ async def train_in_one_process(recipe: Recipe, *, num_steps: int = 2, tell: _Tel
             await _tell_fates(flow)
 
 
-# --- the dataflow ---------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Flow:
     """What the functions in this file share: the client of the dataflow, and the published weights."""
@@ -111,9 +108,6 @@ async def _tell_fates(flow: _Flow) -> None:
         counts = msgspec.structs.asdict(policy.fates)
         fates = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
         flow.tell(f"fates      {policy.name}: {fates}")
-
-
-# --- the rollout service --------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -199,9 +193,6 @@ async def _load_new_versions(flow: _Flow, service: _RolloutService) -> None:
             await service.hosted[name].engine.load(await flow.versions.fetch(manifest), slot="live")
             service.served[name] = manifest.version
             flow.tell(f"load       {name}: the engine generates with version {manifest.version}")
-
-
-# --- the trainer ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -44,9 +44,6 @@ _ASK_TIMEOUT_S = 120.0
 """Time limit of these processes: importing torch takes seconds, or a minute on a busy disk."""
 
 
-# --- GPUs -----------------------------------------------------------------------------------------
-
-
 def check_devices(recipe: Recipe) -> None:
     """Checks the recipe's devices.
 
@@ -139,9 +136,6 @@ def last_line(text: str) -> str:
     """Returns the last line of a program's output; empty if there is none."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else ""
-
-
-# --- ports and files ------------------------------------------------------------------------------
 
 
 def check_addresses(recipe: Recipe, run_dir: Path) -> None:

@@ -248,8 +248,6 @@ class GuardedConnection(HttpToolsProtocol):
         self.transport.write(body)
         self.transport.close()
 
-    # --- uvicorn's own methods, extended to record the phase ---
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn has it
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""

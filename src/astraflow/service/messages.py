@@ -37,9 +37,6 @@ _ItemT = TypeVar("_ItemT", bound=Item)
 _MEDIA_TYPES = (wire.MSGPACK, wire.JSON)
 
 
-# --- reading a request ----------------------------------------------------------------------------
-
-
 async def read_item(request: Request, item_type: type[_ItemT], *, limit: int = wire.MAX_BODY_BYTES) -> _ItemT:
     """Decodes the item in a request's body according to its Content-Type.
 
@@ -90,9 +87,6 @@ def _header(request: Request, name: bytes) -> str:
     return ""
 
 
-# --- answering ------------------------------------------------------------------------------------
-
-
 def item_response(item: Item, request: Request, status: int = 200) -> Response:
     """Makes the response for an item, in the media type that the caller accepts.
 
@@ -122,9 +116,6 @@ def _status_and_code(error: Error) -> tuple[int, str]:
     if isinstance(error, ConfigError | DataError | WeightsError):
         return 400, "invalid"
     return 503, "unavailable"
-
-
-# --- reading an answer ----------------------------------------------------------------------------
 
 
 def error_from_reply(status: int, body: bytes, media_type: str, *, url: str) -> Error:

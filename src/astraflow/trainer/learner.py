@@ -153,8 +153,6 @@ class LossLearner:
         """Restores what `save` wrote. Raises: DataError if the folder does not fit the model."""
         self.num_steps_done = self.backend.load(folder)
 
-    # --- parts of a step ---
-
     def _minibatches(self, columns: Columns) -> list[Minibatch]:
         cut = self._own_minibatches(columns)
         computed = [samples_with_advantage(columns, samples) for samples in cut] if self._may_skip else cut

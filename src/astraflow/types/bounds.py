@@ -64,8 +64,6 @@ __all__ = [
     "as_label",
 ]
 
-# --- whole numbers ----------------------------------------------------------------------------------
-
 _EXACT = 2**53
 """Largest whole number that a float64, and therefore every JSON reader, represents exactly."""
 
@@ -89,8 +87,6 @@ Slots = Annotated[int, Meta(ge=0, le=65_536)]
 
 Bytes = Annotated[int, Meta(ge=0, le=2**43)]
 """Bytes of weights: 8 TiB, twice a model of 10^12 parameters in float32."""
-
-# --- numbers with fractions -------------------------------------------------------------------------
 
 MAX_REWARD = 1e6
 """Rewards, turn rewards and scores are within +-1e6. float32 distinguishes differences of 0.06 there. No sum
@@ -126,8 +122,6 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 UnixSeconds = Annotated[float, Meta(ge=0.0, le=1e11)]
 """A moment, in seconds since 1970: up to the year 5138."""
-
-# --- texts, lengths in characters -------------------------------------------------------------------
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"
 """Matches texts without control characters, for names that terminals, logs and metric labels show."""
@@ -188,8 +182,6 @@ LongText = Annotated[str, Meta(max_length=4 * 1024 * 1024)]
 
 JsonText = Annotated[str, Meta(max_length=4 * 1024 * 1024)]
 """A document inside an item, as JSON text."""
-
-# --- bytes, lists and mappings -----------------------------------------------------------------------
 
 Blob = Annotated[bytes, Meta(max_length=64 * 1024 * 1024)]
 """A token column: 16 million tokens of 4 bytes. How long the trajectories of a policy may be is checked where

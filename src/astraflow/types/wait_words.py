@@ -58,9 +58,6 @@ def reason_text(reason: WaitReason) -> str:
     return _PHRASES[reason.kind](reason)
 
 
-# --- one phrase per kind --------------------------------------------------------------------------
-
-
 def _groups(r: WaitReason) -> str:
     return f"step {r.step + 1}" + (f": {r.num} groups ready, {r.total} make a batch" if r.total else "")
 
@@ -136,9 +133,6 @@ _PHRASES: Mapping[WaitKind, Callable[[WaitReason], str]] = {
     "weights_failed": lambda r: f"a version of {r.policy}: {r.detail}",
     "scoring": lambda r: r.detail,
 }
-
-
-# --- the size of the pool -------------------------------------------------------------------------
 
 
 def scaling_text(advice: ScalingAdvice) -> str:

@@ -37,8 +37,6 @@ __all__ = [
     "VersionsReply",
 ]
 
-# --- versions and their weights -------------------------------------------------------------------
-
 
 class Chunk(Item, frozen=True, array_like=True):
     """A piece of a version's bytes, identified by its xxh3-128 hash in hex, and its length."""

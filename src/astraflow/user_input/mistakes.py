@@ -157,9 +157,6 @@ def shown(given: object) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
-# --- values of the wrong kind ---------------------------------------------------------------------
-
-
 def _expected(kind: str, given: object, loc: tuple[Any, ...], config_type: ConfigType) -> str:
     """Returns what was expected instead of a value of the wrong kind; empty if pydantic's message says it."""
     _, configs = _walk(loc, config_type)
@@ -230,9 +227,6 @@ def _is_open(names: tuple[str, ...], config_type: ConfigType) -> bool:
             return False
         annotation = fields[0].annotation
     return get_origin(inner_type(annotation)) is dict
-
-
-# --- unknown keys ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,9 +335,6 @@ def _places_below(
         for inner in configs_in(field.annotation):
             if inner not in above:
                 yield from _places_below(inner, (*section, key, *star), (*above, inner))
-
-
-# --- config classes -------------------------------------------------------------------------------
 
 
 def path_of(loc: Sequence[str | int], config_type: ConfigType) -> tuple[str | int, ...]:

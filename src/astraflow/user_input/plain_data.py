@@ -149,9 +149,6 @@ def _below(node: yaml.Node | None, key: str | int) -> tuple[int, yaml.Node] | No
     return None
 
 
-# --- values that no field takes -------------------------------------------------------------------
-
-
 def problems(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yields path and problem of each value that is not plain data, or cannot be passed on as JSON."""
     if len(path) > _MAX_DEPTH:

@@ -115,8 +115,6 @@ class Publisher:
         """Releases the folder."""
         self._store.close()
 
-    # --- routes ---
-
     async def _health(self, request: Request) -> Response:
         num_chunks, num_bytes = self._store.usage()
         versions = tuple(ServedVersions(policy=p, versions=v) for p, v in self._store.versions().items())

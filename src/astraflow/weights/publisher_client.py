@@ -148,8 +148,6 @@ class PublisherClient:
             for path in paths if is_done else ():
                 path.unlink(missing_ok=True)
 
-    # --- files; these block ---
-
     def _write_delta(self, hand_over: HandOver, base: _Base, tensors: Sequence[HostTensor]) -> HandOver:
         """Writes a file with the difference from the base. Returns the hand-over with its digest, and without
         a delta if that would be as large as the version."""

@@ -89,9 +89,6 @@ def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
     return _calls(values)
 
 
-# --- reasoning ------------------------------------------------------------------------------------
-
-
 def without_reasoning(text: str, *, begins_inside: bool = False) -> str:
     """A model's text without its reasoning, <think>...</think>. The closing tag may be missing.
 
@@ -131,9 +128,6 @@ def _spans(text: str, begins_inside: bool) -> list[tuple[int, int]]:
 def _end_of_reasoning(text: str, start: int) -> int:
     end = text.find(_THINK_END, start)
     return end + len(_THINK_END) if end >= 0 else len(text)
-
-
-# --- JSON -----------------------------------------------------------------------------------------
 
 
 def _values_at(text: str, start: int) -> tuple[list[object], int, str]:

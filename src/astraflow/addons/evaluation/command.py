@@ -73,8 +73,7 @@ def evaluate(
     The command runs in one process, offline and without services. It uses the workflow, sampling, reward, and
     seeds of evaluation during training, so a version of a run gets the score that the run itself reported.
     It prints pass@1, avg@k, and unbiased pass@k with 95 % intervals over tasks. A sample passes if its score
-    is at least 1. The key for a URL comes from $OPENAI_API_KEY. The exit code is 1 if an episode failed
-    permanently.
+    is at least 1. A URL's key is $OPENAI_API_KEY. The exit code is 1 if an episode failed permanently.
 
     Examples: `astraflow eval runs/quickstart --samples 8`,
     `astraflow eval models/quickstart --recipe recipes/quickstart.yaml --json`,
@@ -95,7 +94,7 @@ def evaluate(
         target = str(model_path(fetch_model(target, partial(print, file=sys.stderr))))
     found = find_target(target, loaded, policy=policy, version=version, endpoint=endpoint)
     size = EvalSize(tuple(sets or ()), samples, tasks)
-    report = asyncio.run(_evaluated(found, size, is_shown=not as_json and sys.stderr.isatty()))
+    report = asyncio.run(_evaluate_target(found, size, is_shown=not as_json and sys.stderr.isatty()))
     if as_json:
         import msgspec
 
@@ -109,7 +108,7 @@ def evaluate(
     raise typer.Exit(_FAILED if any(score.num_failed for score in report.sets) else 0)
 
 
-async def _evaluated(target: "Target", size: "EvalSize", *, is_shown: bool) -> "EvalReport":
+async def _evaluate_target(target: "Target", size: "EvalSize", *, is_shown: bool) -> "EvalReport":
     from astraflow.addons.evaluation.evaluation import EvalReport, evaluate
     from astraflow.addons.evaluation.target import hosting
 

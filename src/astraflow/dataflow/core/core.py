@@ -99,8 +99,6 @@ class Core:
         answer = _HANDLERS[type(command)](ctx, command)
         return Decision(answer=answer, events=tuple(ctx.events), wakes=tuple(ctx.wakes))
 
-    # --- snapshot ---------------------------------------------------------------------------------
-
     def snapshot(self) -> bytes:
         """The full state. `Core.from_snapshot(plan, data)` continues exactly as this core would.
 
@@ -122,8 +120,6 @@ class Core:
         core = cls(plan)
         snapshot.restore_state(core._ctx, data)
         return core
-
-    # --- queries, which change nothing ---------------------------------------------------
 
     @property
     def state(self) -> RunState:

@@ -70,8 +70,6 @@ def _value(total: MetricSum) -> float:
     return total.value
 
 
-# --- percentiles ------------------------------------------------------------------------------------
-
 _BINS_PER_DOUBLING = 16
 _SMALLEST = 1e-6
 _LARGEST = 1e12

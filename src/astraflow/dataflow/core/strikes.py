@@ -54,9 +54,6 @@ _MAX_MESSAGE_CHARS = 300
 """Characters of an error message in events and reasons."""
 
 
-# --- what happened --------------------------------------------------------------------------------
-
-
 def take_over_streak(ctx: Context, name: str) -> FailureStreak:
     """Returns the failure streak of a service that joins: that of a departed service with the same name.
 
@@ -125,9 +122,6 @@ def note_success(ctx: Context, worker_id: str) -> None:
     failures.strikes = 0
 
 
-# --- who may run what -----------------------------------------------------------------------------
-
-
 def is_set_aside(worker: WorkerState) -> bool:
     """Whether the service has failed too often in a row to hold more than one lease."""
     return worker.failures.strikes >= SET_ASIDE
@@ -170,9 +164,6 @@ def _is_at_work(ctx: Context, worker: WorkerState) -> bool:
     return bool(worker.leases) or 0 <= ctx.now_s - worker.active_s < _AT_WORK_S
 
 
-# --- when to look again ---------------------------------------------------------------------------
-
-
 def retries_for(ctx: Context, worker_id: str) -> Iterator[EpisodeState]:
     """The pending episodes of which an attempt failed on a service."""
     episodes = [episode for group_id in ctx.state.retries for episode in ctx.state.groups[group_id].episodes]
@@ -198,9 +189,6 @@ def next_chance_s(ctx: Context, worker_id: str, now_s: float) -> float:
         return now_s + rest_s
     times = (episode.failed_s + _LEFT_TO_OTHERS_S for episode in retries_for(ctx, worker_id))
     return min((at_s for at_s in times if at_s > now_s), default=float("inf"))
-
-
-# --- when all services fail ----------------------------------------------------------------------------
 
 
 def all_services_fail(ctx: Context) -> bool:

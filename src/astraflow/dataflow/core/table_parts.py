@@ -83,8 +83,6 @@ class TableParts:
             )
         return answer
 
-    # --- questions --------------------------------------------------------------------------------
-
     def tickets(self, view: TableView) -> int:
         """How many groups may be in flight now. Raises: ComponentError."""
         what = f"{self._names['limiter']}.tickets()"
@@ -120,8 +118,6 @@ class TableParts:
                 f"{what} gave {len(removed)} of {len(ready)} groups; a batch of {num_groups} must stay"
             )
         return removed
-
-    # --- memory -----------------------------------------------------------------------------------
 
     def observe(self, batch: TakenBatch) -> None:
         """Passes a taken batch to the stateful components. Raises: ComponentError."""

@@ -140,8 +140,6 @@ class Compaction:
                 self._db.execute(*make_insert("snapshots", row, replaces=True))
                 self._db.execute("DELETE FROM snapshots WHERE seq < ?", (self._input.seq,))
 
-    # --- the audit state ---
-
     def _apply_records(self, reader: JournalReader, ledger: Ledger) -> Iterator[None]:
         """Applies the records up to the snapshot's to the ledger."""
         records = reader.records(ledger.state.seq)
@@ -167,8 +165,6 @@ class Compaction:
         closed += [(group, ledger.groups.pop(group)) for group in sorted(closing)]
         rounds = ledger.state.rounds
         ledger.state.rounds = {idx: rounds[idx] for idx in rounds.keys() & self._input.open_rounds}
-
-    # --- writing ---
 
     def _write_rows(self, ledger: Ledger, closed: list[tuple[int, AuditedGroup]]) -> Iterator[None]:
         """Completes the fate rows of closed groups, and stores where their trained trajectories are."""
@@ -222,8 +218,6 @@ class Compaction:
             with self._transaction():
                 if not self._db.execute(query, (seq, _CHUNK)).rowcount:
                     return
-
-    # --- segments ---
 
     def _first_needed(self, ledger: Ledger) -> int:
         """The first segment with a payload that may still be requested.

@@ -109,9 +109,6 @@ SqlRow = tuple[object, ...]
 """Parameters of one statement."""
 
 
-# --- rows -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class FateRow:
     """How one group ended for one policy."""
@@ -247,9 +244,6 @@ def catch_up(
     finally:
         if database.in_transaction:
             database.execute("ROLLBACK")
-
-
-# --- definitions ----------------------------------------------------------------------------------
 
 
 def open_database(path: Path) -> sqlite3.Connection:

@@ -87,8 +87,6 @@ class JournalReader:
         except msgspec.DecodeError as err:
             raise JournalError(f"{self.path}: a row of {table} cannot be read: {err}") from err
 
-    # --- how far the journal reaches ---
-
     def meta(self, key: str) -> str:
         """A value of the table `meta`; "" if there is none."""
         row = next(self._rows("SELECT value FROM meta WHERE key = ?", key), None)
@@ -119,8 +117,6 @@ class JournalReader:
         if not value.isdecimal():
             raise JournalError(f"{self.path}: meta value {key} is {value!r}; expected a number")
         return int(value)
-
-    # --- records and audit state ---
 
     def records(self, after: int = 0) -> Iterator[Record]:
         """All records newer than `after`, in order."""
@@ -158,8 +154,6 @@ class JournalReader:
         columns = ", ".join(column.name for column in dataclasses.fields(FateRow))
         rows = self._rows(f"SELECT {columns} FROM fates ORDER BY policy, group_id")
         return (FateRow(*row) for row in rows)
-
-    # --- what people read ---
 
     def steps(self) -> list[StepRecord]:
         """Committed steps of all policies, in order of commit."""

@@ -98,9 +98,6 @@ _RECORDS = msgspec.msgpack.Decoder(list[Record])
 _PLAN_ENTRIES = msgspec.msgpack.Decoder(PlanEntry)
 
 
-# --- commands and events --------------------------------------------------------------------------
-
-
 def encode_command(command: Command) -> msgspec.Raw:
     """Encodes one command for `encode_commands`. Raises: one of `UNWRITABLE`."""
     return msgspec.Raw(_ENCODER.encode(command))
@@ -130,9 +127,6 @@ def decode_events(record: Record) -> tuple[tuple[Event, ...], ...]:
         return _EVENTS.decode(record.events)
     except msgspec.DecodeError as err:
         raise JournalError(f"journal record {record.seq}: its events cannot be read: {err}") from err
-
-
-# --- records --------------------------------------------------------------------------------------
 
 
 def encode_records(records: Sequence[Record]) -> bytes:
@@ -172,9 +166,6 @@ def records_following(newest: tuple[int, bytes], entries: Iterable[bytes]) -> It
             seq = record.seq
             chain = record.chain
             yield record
-
-
-# --- plans ----------------------------------------------------------------------------------------
 
 
 def encode_plan(entry: PlanEntry) -> bytes:

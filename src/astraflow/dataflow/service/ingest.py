@@ -177,9 +177,6 @@ def facts_of(
     )
 
 
-# --- one episode ----------------------------------------------------------------------------------
-
-
 def _format_place(lease_id: str) -> str:
     group = lease_id.partition(".")[0]
     return f"evaluation round {group[1:]}" if lease_kind(lease_id) == "eval" else f"group {group}"
@@ -222,9 +219,6 @@ def _all_values_hold(trajectories: Sequence[Trajectory], policies: Mapping[str, 
     for item in trajectories:
         by_policy.setdefault(item.policy, []).append(item)
     return all(values_hold(items, policies[policy].num_ids) for policy, items in by_policy.items())
-
-
-# --- one trajectory -------------------------------------------------------------------------------
 
 
 def _check_trajectory(

@@ -71,8 +71,6 @@ class Liveness:
         self.farewells_changed = asyncio.Event()
         """Set when `all_know_the_end` may have changed."""
 
-    # --- services ---
-
     def add(self, worker: WorkerLife) -> None:
         """Adds a service that joined, or that the journal knows from before a restart."""
         self._workers[worker.id] = worker
@@ -156,8 +154,6 @@ class Liveness:
         is_replaced = newest != worker.id
         grace_s = self.timeout_s * _WORKER_GRACE
         return min(self.silent_after_s, grace_s) if is_replaced else grace_s
-
-    # --- deadlines ---
 
     def grant(self, lease_ids: Iterable[str], now_s: float) -> None:
         """Starts the deadlines of leases that are new, or that were live before a restart."""

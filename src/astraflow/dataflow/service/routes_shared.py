@@ -52,9 +52,6 @@ MAX_SHOWN = 80
 """Most characters of a parameter that a message repeats."""
 
 
-# --- the run --------------------------------------------------------------------------------------
-
-
 @dataclass
 class ServedRun:
     """The parts of one run that its request handlers use."""
@@ -135,9 +132,6 @@ class ServedRun:
         if info is not None and not info.is_trained and not info.follows:
             return name
         return self.trained_policy(request)
-
-
-# --- requests -------------------------------------------------------------------------------------
 
 
 def caller(request: Request) -> str:

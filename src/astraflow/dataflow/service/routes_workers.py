@@ -230,8 +230,6 @@ class WorkerRoutes:
         await self._dispatcher.wait_durable()
         return item_response(reply, request)
 
-    # --- parts ---
-
     def _add_tasks(self, views: Sequence[LeaseView]) -> tuple[Lease, ...]:
         """Adds the tasks to the leases.
 

@@ -181,8 +181,6 @@ class DataflowService:
                 _log.error("no snapshot was written: %s; the next start replays the journal", err)
         await self._journal.close()
 
-    # --- deadlines ---
-
     def _on_watch_end(self, task: asyncio.Task[None]) -> None:
         """Ends the service if the watch failed, because without it nothing would expire."""
         if not task.cancelled() and (error := task.exception()) is not None:

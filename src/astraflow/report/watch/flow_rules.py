@@ -52,16 +52,10 @@ _NO_STEP_FACTOR = 20.0
 _FIRST_STEP_S = 300.0
 
 
-# --- batches that wait for a person ---------------------------------------------------------------
-
-
 def _find_held_batches(run: RunSnapshot) -> Iterable[Finding]:
     for wait in run.waits:
         if wait.whom == PERSON:
             yield Finding(party_text(wait.who), wait_line(wait), wait.since_s, advice="")
-
-
-# --- weights --------------------------------------------------------------------------------------
 
 
 def _transfers(run: RunSnapshot) -> Iterable[tuple[WorkerStatus, WeightTransfer]]:
@@ -118,9 +112,6 @@ def _find_slow_links(run: RunSnapshot) -> Iterable[Finding]:
             f"takes about {total_s:.0f} s{usual}",
             run.now_s - transfer.age_s,
         )
-
-
-# --- episodes -------------------------------------------------------------------------------------
 
 
 def _find_hung_scoring(run: RunSnapshot) -> Iterable[Finding]:
@@ -184,8 +175,6 @@ def _is_generating(worker: WorkerStatus) -> bool:
     load = worker.load
     return load.num_running > 0 and 2 * load.num_running >= load.num_slots and not load.waits_for
 
-
-# --- batches --------------------------------------------------------------------------------------
 
 _ADVICE_BY_FATE: Mapping[str, str] = {
     "filtered": "check the rewards with `astraflow episodes RUN`: a task that is always or never solved "

@@ -143,8 +143,6 @@ class KvCache:
         self._blocks: dict[tuple[int, int], list[_Block]] = {}
         """Blocks by window and chunk. Layers that hide the same positions share their masks."""
 
-    # --- one decoding step ------------------------------------------------------------------------
-
     def begin_step(self, positions: NDArray[np.int64]) -> Tensor:
         """Prepares a step of rows 0..B-1. Each will store its entry at its own position.
 
@@ -223,15 +221,11 @@ class KvCache:
         hidden = rule.hides(self._ascending[:length], self._positions[start:end, None, None])
         return _Block(start, end, length, torch.where(hidden, self._closed, self._open))
 
-    # --- whole prefixes ---------------------------------------------------------------------------
-
     def write(self, layer: int, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         """Stores keys and values [B, kv heads, T, dim] of prefixes in rows [B], from position 0 on."""
         length = keys.shape[2]
         self._wide_keys[layer, rows, :, :length] = _wide(keys)
         self._wide_values[layer, rows, :, :length] = _wide(values)
-
-    # --- what follows a prefix --------------------------------------------------------------------
 
     def stretch(self, rows: Tensor, starts: Tensor, length: int, *, reach: int) -> Stretch:
         """Describes `length` positions of the given rows [B], which begin at each row's own start [B]."""
@@ -259,8 +253,6 @@ class KvCache:
         )
         hidden = rule.hides(self._ascending[: stretch.reach], stretch.positions[:, None, :, None])
         return _attention(query, keys, values, ~hidden, rule)
-
-    # --- whole rows -------------------------------------------------------------------------------
 
     def entries(self, layer: int, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Keys and values [B, kv heads, positions, dim] of rows. For a slice, they are views."""

@@ -48,8 +48,6 @@ class Reputation:
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
 
-    # --- speed ---
-
     def measure(self, url: str, num_bytes: int, duration_s: float) -> None:
         """Records that the source delivered this many bytes in this time."""
         record = self._record(url)
@@ -60,8 +58,6 @@ class Reputation:
     def speed(self, url: str) -> float:
         """Bytes per second of the source; 0 if it was never measured."""
         return self._records[url].speed if url in self._records else 0.0
-
-    # --- failures ---
 
     def is_paused(self, url: str, now_s: float) -> bool:
         """Whether the source is avoided for now."""

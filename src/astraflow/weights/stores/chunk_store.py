@@ -70,8 +70,6 @@ class ChunkStore:
         """Releases the folder."""
         os.close(self._lock_fd)
 
-    # --- reading ---
-
     def manifest(self, policy: str, version: int) -> Manifest | None:
         """The manifest of a version, without sources."""
         return self._known.get(policy, {}).get(version)
@@ -98,8 +96,6 @@ class ChunkStore:
     def path(self, chunk_hash: str) -> Path:
         """The file of a chunk. Only for hashes that `size` knows."""
         return self._chunks / chunk_hash
-
-    # --- writing ---
 
     def put(self, data: bytes | memoryview) -> Chunk:
         """Makes the bytes durable under their hash, and counts them for the publication in progress."""
@@ -184,8 +180,6 @@ class ChunkStore:
             return hash_bytes(self.path(chunk.hash).read_bytes()) == chunk.hash
         except FileNotFoundError:
             return False
-
-    # --- opening ---
 
     def _restore(self) -> None:
         on_disk = {entry.name: entry.stat().st_size for entry in os.scandir(self._chunks)}

@@ -149,9 +149,6 @@ def _cut(module: nn.Module, name: str, grid: RankGrid, dims: Mapping[str, int]) 
     return found
 
 
-# --- computation ----------------------------------------------------------------------------------
-
-
 class _SumGradients(torch.autograd.Function):
     """Forward: the value itself. Backward: the sum over ranks."""
 
