@@ -147,7 +147,7 @@ class ServerProcess:
         return f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
 
     def tail(self) -> str:
-        """The server's last error, if it printed one, and its last lines of output."""
+        """Returns the server's last error, if it printed one, and its last lines of output."""
         lines = list(self._lines)
         errors = [line for line in lines if _names_error(line)]
         last = [f"its last error: {errors[-1].strip()}"] if errors else []

@@ -66,7 +66,7 @@ class Tool:
     context: str = ""
     """Name of the parameter that gets the `ToolContext`; empty if there is none."""
     turns: asyncio.Semaphore | None = None
-    """Limits the number of calls at a time. The deadline of a waiting call has not begun."""
+    """Limits the number of simultaneous calls. The deadline of a waiting call has not begun yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _schema(name: str, arguments: type[msgspec.Struct]) -> str:
 async def run_call(
     tools: Mapping[str, Tool], call: ToolCall, *, context: ToolContext, timeout_s: float, max_chars: int
 ) -> ToolResult:
-    """Runs one call and returns its result for the model, with at most `max_chars` characters.
+    """Runs one call and returns its result for the model, cut to `max_chars` characters.
 
     Raises: RolloutError if the tool raises it.
     """

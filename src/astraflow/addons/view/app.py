@@ -166,7 +166,7 @@ class _Views:
         def question(database: sqlite3.Connection, run: ShownRun) -> list[dict[str, Any]]:
             del run
             (num,) = database.execute("SELECT count(*) FROM metrics WHERE id > ?", (after,)).fetchone()
-            # For a very long run, return only every nth step: a screen has no room for more.
+            # For a very long run, return only every nth step, because a screen can't show more.
             every = max(1, -(-num // _MAX_METRIC_ROWS))
             query = (
                 "SELECT id, columns FROM metrics WHERE id > ? AND (kind = 'eval' OR step % ? = 0) "
@@ -326,7 +326,7 @@ def _meta(database: sqlite3.Connection, key: str) -> str:
 
 
 def _filter(request: Request) -> EpisodeFilter:
-    """Raises: ConfigError."""
+    """Makes a filter of episodes from the query. Raises: ConfigError."""
     own = {"before", "limit", "form"}
     return filter_of({name: value for name, value in request.query_params.items() if name not in own})
 

@@ -94,7 +94,10 @@ _UPDATE = "UPDATE episodes SET fate = ?, step = ?, staleness = ?, advantage = ? 
 
 
 class Booker:
-    """Example: `booker.book(entry)` for each entry of the log, then `booker.flush()`."""
+    """Turns log entries into rows.
+
+    Example: `booker.book(entry)` for each entry of the log, then `booker.flush()`.
+    """
 
     def __init__(
         self,
@@ -253,9 +256,9 @@ class Booker:
         self._workers[event.lease_id] = event.worker_id
 
     def _decide(self, event: FateDecided) -> None:
-        """Sets the fate of a group's rows of one policy and, since the group is now complete, advantages."""
+        """Sets the fate of a group's rows of one policy, and the advantages, as the group is now complete."""
         group = self._groups.get(TRAIN, event.group_id)
-        step = event.step + 1 if event.step >= 0 else None  # as people count
+        step = event.step + 1 if event.step >= 0 else None  # counted from 1
         fate = (self._names.id_of(event.fate), step, event.staleness)
         group.fates[event.policy] = fate
         means: dict[tuple[int, int], float] = {}
@@ -270,7 +273,7 @@ class Booker:
                 self._updates.append((*fate, advantage, row_id))
         self._groups.decided(event.group_id, event.policy)
 
-    # --- all else ---
+    # --- everything else ---
 
     def _command(self, command: Command) -> None:
         match command:

@@ -91,6 +91,7 @@ class RunIndex:
             if not is_mine:
                 self._forget()  # the other process changes the index, so the open one here becomes outdated
                 return self.path.exists() and not self._is_behind()
+            # A damaged or stale index is deleted and rebuilt. After two such attempts, the error is raised.
             for _ in range(2):
                 try:
                     return self._refresh(deadline_s)

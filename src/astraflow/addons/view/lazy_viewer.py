@@ -78,7 +78,7 @@ class LazyViewer(RunPage):
             with self._log_path.open("ab", buffering=0) as log:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
-                    "-P",
+                    "-P",  # keeps the current folder, which may contain any modules, off the import path
                     "-m",
                     _MODULE,
                     str(self._run_dir),

@@ -55,6 +55,7 @@ class _Table:
     def id_of(self, name: str) -> int:
         if (known := self._known.get(name)) is not None:
             return known
+        # New names stay cached until they are in the table, because they can't be looked up before that.
         if len(self._known) - len(self._new) >= self._most:
             self._known = {name: idx for idx, name in self._new}
         query = f"SELECT id FROM {self._table} WHERE name = ?"

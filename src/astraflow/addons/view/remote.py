@@ -20,7 +20,7 @@ from astraflow.service.client import ServiceClient
 __all__ = ["RemoteRun"]
 
 _EVERY_S = 1.0
-"""Least time between two requests to the dataflow, however many browsers are open."""
+"""Minimum time between two requests to the dataflow, however many browsers are open."""
 _PATIENCE_S = 1.0
 
 

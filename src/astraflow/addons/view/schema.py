@@ -57,7 +57,7 @@ _BUSY_TIMEOUT_S = 5.0
 
 
 def open_to_fill(path: Path) -> sqlite3.Connection:
-    """Opens an index for filling. A new file has no tables yet. Raises: sqlite3.Error."""
+    """Opens an index for filling. A missing file is created without tables. Raises: sqlite3.Error."""
     database = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
     try:
         database.execute("PRAGMA journal_mode=WAL")

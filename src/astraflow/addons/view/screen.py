@@ -175,21 +175,21 @@ class LiveView(View):
         self._live.start()
 
     def step(self, record: StepRecord) -> None:
-        """Stored for the next redraw."""
+        """Stores the step for the next redraw."""
         self._run.add_step(record)
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Stored for the next redraw."""
+        """Stores the evaluation for the next redraw."""
         self._run.add_eval(record)
 
     def recall(self, record: EvalRecord) -> None:
-        """Stored for the next redraw."""
+        """Stores the evaluation for the next redraw."""
         self._run.add_eval(record)
 
     def status(
         self, status: StatusReply | None, services: Sequence[ServiceState], update: AlarmUpdate = NO_ALARMS
     ) -> None:
-        """Redraws."""
+        """Stores the status and redraws the screen."""
         if status is not None:
             self._answered_s = time.time()
         self._run.update(status, services)
@@ -199,7 +199,7 @@ class LiveView(View):
         self._draw()
 
     def note(self, text: str) -> None:
-        """Shown under the screen."""
+        """Shows a text under the screen."""
         self._notes.append(text)
         self._draw()
 

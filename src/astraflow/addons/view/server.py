@@ -1,6 +1,6 @@
 """Serves the viewer's page, for `astraflow view` and for the process that `astraflow run` starts.
 
-On loopback, the page needs no token, like the services. Beyond loopback, everything except the empty page
+On loopback, neither the page nor the services need a token. Beyond loopback, everything except the empty page
 needs a token, which the page asks for.
 """
 

@@ -46,6 +46,8 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, listener: socket.socket) -> None:
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        # The base class has made its own socket. Use a duplicate of the listener instead, so that closing the
+        # server leaves the listener open for the viewer.
         self.socket.close()
         self.socket = listener.dup()
         self.files = page_files()

@@ -194,7 +194,7 @@ async def _ask(url: str, token: str, ca_file: str = "") -> tuple[StatusReply, Re
 
 
 def _ca_file(folder: RunFolder) -> str:
-    """The file that the dataflow's certificate is checked against; empty if the recipe names none.
+    """Returns the file that the dataflow's certificate is checked against; empty if the recipe sets none.
 
     The recipe is read again only after it changed, because a viewer asks every second.
     """
@@ -210,8 +210,10 @@ def _ca_file_of(run_dir: Path, mtime_ns: int) -> str:
 def _alarms(
     record: RunRecord, folder: RunFolder, reply: StatusReply | None, recent: Recent, failure: str
 ) -> tuple[Alarm, ...]:
-    """What is wrong with a run that should be running: alarms of this one snapshot, and those that the
-    launcher's watchdog raised."""
+    """Returns what is wrong with a run that should be running.
+
+    These are the alarms of this one snapshot, and those that the launcher's watchdog raised.
+    """
     now_s = time.time()
     old_s = max(0.0, now_s - record.at_s) if record.at_s else 0.0
     is_old = record.state == "running" and old_s > _RECORD_FRESH_S
@@ -230,7 +232,7 @@ def _alarms(
 
 
 def _service_states(record: RunRecord, old_s: float) -> tuple[ServiceState, ...]:
-    """The processes as the launcher saw them `old_s` seconds ago."""
+    """Returns the processes as the launcher saw them `old_s` seconds ago."""
     return tuple(
         ServiceState(
             name=service.name,
@@ -269,7 +271,7 @@ def _print(status: RunStatus) -> None:
 
 
 def _progress_text(progress: ProgressTotals) -> str:
-    """What became of the episodes of services that left or died; empty if there were none."""
+    """Says what became of the episodes of services that left or died; empty if there were none."""
     if not progress.num_resumed_tokens and not progress.num_resampled_tokens:
         return ""
     return (

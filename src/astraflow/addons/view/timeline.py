@@ -56,6 +56,7 @@ def _longest_spans(
     if end - begin > _LARGE_PART * whole_s:
         query = f"{columns} WHERE start_s <= ? AND end_s >= ? ORDER BY end_s - start_s DESC LIMIT ?"
         return database.execute(query, (end, begin, _MAX_SPANS)).fetchall()
+    # A span that overlaps the interval begins at most the length of the longest span before it.
     longest = database.execute("SELECT max(end_s - start_s) FROM spans").fetchone()[0] or 0.0
     query = (
         f"SELECT * FROM ({columns} INDEXED BY spans_start WHERE start_s BETWEEN ? AND ? AND end_s >= ? "
@@ -66,6 +67,7 @@ def _longest_spans(
 
 
 def _extent(database: sqlite3.Connection) -> tuple[float, float]:
+    # `end_s` has no index, so the last end is taken from the 100 spans that started last.
     row = database.execute(
         "SELECT min(at_s), max(at_s) FROM (SELECT min(start_s) AS at_s FROM spans UNION ALL "
         "SELECT end_s FROM (SELECT end_s FROM spans ORDER BY start_s DESC LIMIT 100) UNION ALL "

@@ -55,7 +55,7 @@ class TokenText:
         except ImportError:
             return None
         for path in self._places(policy):
-            # The library raises only plain exceptions, which have no more specific base class.
+            # The library's errors derive directly from `Exception`.
             with contextlib.suppress(Exception):
                 if path.stat().st_size <= _MAX_FILE_BYTES:
                     return Tokenizer.from_file(str(path))
