@@ -98,7 +98,9 @@ class ServerHttp:
     async def post(
         self, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float = 0.0
     ) -> Mapping[str, Any]:
-        """Sends a request and returns the decoded answer; empty if there is none, or if it isn't an object.
+        """Sends a request and returns the decoded answer.
+
+        The result is empty if there is no answer, or if it is JSON but not an object.
 
         Raises: UnavailableError, RefusedError.
         """
