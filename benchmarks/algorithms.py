@@ -1,4 +1,5 @@
 """Measures what the data algorithms gain in rollouts, steps and accuracy, for the quickstart's model on sums.
+
 The benchmark answers four questions, each over several seeds:
 
     a. `greso` with dynamic sampling, against dynamic sampling alone, when the model solves most tasks either

@@ -124,8 +124,8 @@ def make_load(
     is_small: bool = False,
     longest_s: float = LONGEST_S,
 ) -> Load:
-    """Makes a load whose step has this constant share of its time. `longest_s`: seconds of a step at the
-    longest lengths, when its time grows with them."""
+    """Makes a load. `constant`: share of a step's time that doesn't depend on its batch. `longest_s`: seconds
+    of a step at the longest lengths, which are proportional to it."""
     groups, num_slots = (8, 4) if is_small else (32, 16)
     millions = LONGEST * GROUP_SIZE * groups / 1e6
     return Load(

@@ -13,8 +13,8 @@ killed with SIGKILL, without notice to any other process. Each phase is measured
 Throughput counts what was delivered: the sampled tokens of accepted episodes, from the journal, each spread
 over the duration of its episode. `--tail-s` pass before services are killed, so that the episodes that ran in
 the window arrive. The cost of a kill is printed separately, as leases that were reissued. The baselines are:
-the emulated speed itself (slots x tokens/s x services), to which `linear_frac` and `mixed_frac` relate; the
-first phase times the number of services; for the mix, equal shares for all services, as with a fixed
+the emulated speed itself (slots x tokens/s x services), of which `linear_frac` and `mixed_frac` are shares;
+the first phase times the number of services; for the mix, equal shares for all services, as with a fixed
 assignment, which ends with the slowest service; for the links, the same services without a link.
 
     python benchmarks/elastic.py [--only pool] [--picture docs/images/elastic.png]

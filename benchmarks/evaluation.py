@@ -117,7 +117,7 @@ class Books:
 
     @property
     def rounds(self) -> list[Interval]:
-        """Returns the times when evaluation ran."""
+        """The times when evaluation ran."""
         return union(zip(sorted(self.begun_s.values()), self.ended_s, strict=True))
 
 

@@ -3,10 +3,10 @@ second.
 
     python benchmarks/gateway.py [--episodes N] [--turns N] [--rounds N] [--hosted N]
 
-Each episode has its own address and key. Its client holds a conversation of `--turns` requests by OpenAI's
-chat completions, each with the whole history, as agent programs do. The clients run in another process. The
-engine takes 20 ms per token, so a request's time in the engine is known: `max_tokens` of the request, 100 to
-300, times 20 ms. `gateway_p99_ms` is the 99th percentile of the time that a client waited beyond that:
+Each episode has its own address and key. Its client holds a conversation of `--turns` requests to OpenAI's
+chat completions API, each with the whole history, as agent programs do. The clients run in another process.
+The engine takes 20 ms per token, so a request's time in the engine is known: `max_tokens` of the request, 100
+to 300, times 20 ms. `gateway_p99_ms` is the 99th percentile of the time that a client waited beyond that:
 network, decoding, the chat template, the recorder, and the event loop while it is busy with other episodes.
 
 The baseline, in the same run and with the same clients, is `bare_p99_ms` of a server without episodes. It

@@ -197,7 +197,7 @@ class Pool:
                 await asyncio.sleep(LOOK_S)
 
     async def watch(self) -> None:
-        """Records what the services report about themselves, until it is canceled."""
+        """Records what the services report about themselves, until its task is canceled."""
         while True:
             try:
                 status = await self._run.status()
@@ -222,7 +222,7 @@ class Pool:
         load = worker.load
         since_s = min(max(0.0, time.time() - worker.last_seen_s), 2 * self._args.heartbeat_s)
         speed = load.num_running * self._args.tokens_per_s
-        # A turn that is observed while it runs is longer than the mean, and half done.
+        # A turn that is observed while it runs is longer than the mean, and half done on average.
         partial = load.num_running * self._args.turn_tokens * math.exp(SIGMA**2) / 2
         return Killed(worker.id, load.generated_tokens + speed * since_s + partial)
 

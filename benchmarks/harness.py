@@ -55,8 +55,9 @@ def interleaved(runs: Mapping[str, Callable[[], object]], *, repeats: int) -> di
 
 
 class OthersLoad:
-    """Measures the cores that processes outside a process tree use. `root` is the root of the tree (0: this
-    process).
+    """The number of cores that processes outside a process tree use.
+
+    `root` is the process at the root of the tree (0: this process).
 
     The load is the machine's CPU time (`/proc/stat`) minus that of the process and its descendants.
     Interrupts are left out on both sides, because their time doesn't belong to any process. A descendant

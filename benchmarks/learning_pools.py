@@ -1,5 +1,4 @@
-"""Compares a run that learns from pools of different sizes, two of them far away, with the same run with one
-local pool.
+"""Compares a run with pools of different sizes, two of them far away, with the same run with one local pool.
 
     one pool       a rollout service of 448 slots on the dataflow's machine
     three pools    services of 64, 128 and 256 slots (1x, 2x, 4x); the first is local, the other two reach
@@ -85,7 +84,7 @@ class Outcome:
 
 
 def recipe_of(model: Path, *, seed: int, steps: int) -> Recipe:
-    """Makes the quickstart without its own services, and with enough staleness for the link."""
+    """Makes the quickstart's recipe without its own services, and with enough staleness for the link."""
     changes = {
         "seed": seed,
         "rollout.services": 0,

@@ -1,4 +1,4 @@
-"""Compares EDF with FIFO when long tasks are hard: speed, accuracy, and the duration of the dropped groups.
+"""Compares EDF with FIFO if long tasks are the hard ones: speed, accuracy, and durations of dropped groups.
 
 The quickstart's model learns sums of three digits, half of them with carries (which it must learn) and half
 without (which it knows). An episode of a sum with carries takes `--factor` times as long. All parts except

@@ -1,8 +1,7 @@
-"""Compares ways to train solver and verifier on this machine's cores, without emulation: no waiting, a
-barrier, or one batch at a time.
+"""Compares ways to train solver and verifier on this machine's cores, without emulation.
 
-The benchmark runs `recipes/math-multi-agent/tiny.yaml` in four ways, and measures how long each takes to
-reach one accuracy:
+The trainers don't wait, meet at a barrier, or train one batch at a time. The benchmark runs
+`recipes/math-multi-agent/tiny.yaml` in four ways, and measures how long each takes to reach one accuracy:
 
     astraflow      as the recipe says: two trainers that never wait for each other
     barrier        the same, but no policy begins a step before the other has done the same number of steps

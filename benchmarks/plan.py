@@ -62,7 +62,7 @@ class Ran:
 
 def make_recipe(folder: Path, services: int, args: argparse.Namespace, seed: int) -> Path:
     """Makes a recipe in which everything but the models is as in a real run. A single service makes about 400
-    tokens per second, and the trainer takes 1,400."""
+    tokens per second, and the trainer can take 1,400."""
     model = folder.parent / "model"
     if not model.exists():
         init_model(load_spec(SPEC, {"warm_start.steps": 0}), model)

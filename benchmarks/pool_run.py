@@ -5,9 +5,9 @@ and the advice based on them, the pool sizer, and the emulated devices of the `p
 so other load on the machine doesn't change anything. Processes, HTTP, the journal, and moving weights take no
 time here.
 
-A service costs from the moment that it has a machine until it has left, including the time in which it starts
-and the time in which it finishes its last episodes. A market says how many machines of a kind are available.
-If there are fewer than run, the newest services lose their machines, along with all unfinished work.
+A service has costs from the moment that it gets a machine until it has left, including the time in which it
+starts and the time in which it finishes its last episodes. A market says how many machines of a kind are
+available. If there are fewer than run, the newest services lose their machines and all unfinished work.
 """
 
 import heapq
@@ -190,9 +190,8 @@ class PoolRun:
         seed: int = 0,
         foresight: int = 0,
     ) -> None:
-        """`foresight`: number of steps by which the size is known in advance. It replaces the sizer with an
-        ideal one, which follows what the load will need that many steps later, to the nearest number; 0: the
-        sizer."""
+        """`foresight`: if it is positive, an ideal sizer replaces the real one. Its pool has the size that
+        the load will need this number of steps later, rounded to the nearest number."""
         self._load = load
         self._foresight = foresight
         self._market = market

@@ -1,9 +1,9 @@
-"""Compares the time to a held-out accuracy of AstraFlow and TRL's GRPOTrainer: same model, tasks, reward, and
-step.
+"""Compares AstraFlow with TRL's GRPOTrainer: the time to a held-out accuracy with the same model, tasks,
+reward, and step.
 
 Both sides start from one model folder, and train with one optimizer, group size, and number of completions
-per step, each with the same learning rates. The best run of each row is compared. The recipe's filters are
-off, and its `max_staleness` is 1.
+per step, each with the same learning rates. The comparison uses the best learning rate of each row. The
+recipe's filters are off, and its `max_staleness` is 1.
 
 A ratio of two systems mixes the effects of the systems with those of their algorithms. There are therefore
 several rows:
@@ -23,7 +23,7 @@ command, which include them, are also reported. A version's time is when its opt
 or when its commit is durable (AstraFlow), which comes after its publication. Neither side evaluates while the
 clock runs. Each keeps the weights of all versions, and afterwards one evaluator samples one completion for
 each of 512 held-out tasks at temperature 1. A run reaches the target at the time of the second of two
-consecutive evaluations that do.
+consecutive evaluations that reach it.
 
 CPU time is that of all processes of a side, from its first version to its last, divided by the completions in
 between. Unlike the clock, it hardly depends on other load on the machine.

@@ -1,5 +1,5 @@
-"""Measures programs of five lines in the sandbox: how many run per second, how long one takes, and what waits
-for them.
+"""Measures programs of five lines in the sandbox: how many run per second, how long one takes, and how long a
+trainer waits for them.
 
     python benchmarks/sandbox.py [--backend NAME] [--boxes N] [--programs N] [--steps N]
 

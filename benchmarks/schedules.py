@@ -7,7 +7,8 @@ the transfer of weights take no time here; `multi_policy.py` uses this module, a
 
 In an episode, each policy generates one completion in turn, and an environment responds after each. A
 schedule is a table of the core (limiter, sampler, staleness) and three facts: whether trainers wait for each
-other, whether generation stops while they train, and whether the rest of a batch is canceled.
+other, whether generation stops while they train, and whether episodes that a batch doesn't need are
+canceled.
 """
 
 import heapq
@@ -246,7 +247,7 @@ class Measured:
     staleness_max: int = 0
     num_cancelled: int = 0
     tokens_trained: list[int] = field(default_factory=list[int])
-    """Tokens of each trained episode."""
+    """Tokens of each episode that was trained on."""
     tokens_drawn: list[int] = field(default_factory=list[int])
     """Tokens that each started episode would have if it ended."""
 
@@ -257,8 +258,8 @@ class Measured:
 
     @property
     def length_ratio(self) -> float:
-        """Mean length of trained episodes, divided by that of all started ones. Below 1, the schedule prefers
-        short episodes."""
+        """Mean length of the episodes that were trained on, divided by that of all started ones. Below 1, the
+        schedule prefers short episodes."""
         return float(np.mean(self.tokens_trained) / np.mean(self.tokens_drawn))
 
     def slot_use(self, num_devices: int) -> float:
@@ -319,7 +320,7 @@ class VirtualRun:
         """Episodes whose completion has just ended."""
         self._running: dict[str, _Episode] = {}
         self._tokens: dict[tuple[int, int], int] = {}
-        """(group, episode) -> tokens, for those that have not been trained yet."""
+        """(group, episode) -> tokens, for those that have not been trained on yet."""
         self._versions: dict[str, int] = dict.fromkeys(POLICIES, 0)
         self._woken: set[str] = set()
         """Topics of the core whose waiting parties may find something new."""

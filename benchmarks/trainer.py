@@ -14,8 +14,8 @@
     efficiency              time of a plain PyTorch loop divided by that of `train_step`: same kernels, same
                             batches
 
-Weights and tokens are random, on CPU threads. Peak memory is that of a child process. `--only
-head,activations,ranks,export,efficiency` measures some of them, and `--steps` sets how many steps are timed.
+Weights and tokens are random, on CPU threads. Peak memory is that of a child process.
+`--only head,activations,ranks,export,efficiency` selects parts, and `--steps` sets how many steps are timed.
 """
 
 import argparse

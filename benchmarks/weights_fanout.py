@@ -1,5 +1,6 @@
-"""Measures how long it takes until N receivers have a version when the publisher's upload is limited: without
-peers, with peers, and with peers whose upload is equally limited.
+"""Measures how long N receivers take to get a version when the publisher's upload is limited.
+
+There are three cases: without peers, with peers, and with peers whose upload is equally limited.
 
 The publisher is a separate process that sends at most `--upload` MB/s to all receivers together. The
 receivers share one process, each with its own sockets, files, and memory. Every version is verified. The cap
