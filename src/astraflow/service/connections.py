@@ -7,7 +7,8 @@ to record when each phase of a request began. `Connections` checks all connectio
 requests don't need their own timers. Recording costs 1 to 4 us of the 50 us that uvicorn takes for a small
 request.
 
-A connection that waits for its response (a long poll) is never cut, nor closed to make room for another.
+A connection that waits for its response (a long poll) is never cut off, and never closed to make room
+for another one.
 """
 
 import asyncio

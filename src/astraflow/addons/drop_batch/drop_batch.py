@@ -1,7 +1,7 @@
 """Drops a batch that cannot be trained, in a live run or in the folder of a stopped one.
 
-A stopped run gets the same request as a live one: this module opens the run's dataflow in its own process,
-without the other services.
+A stopped run gets the same request as a live one: this module opens the run's dataflow in the current
+process, without the other services.
 """
 
 from collections.abc import AsyncGenerator

@@ -4,9 +4,9 @@
     astraflow run RECIPE --only train --run-dir B --batches A/batches     B/metrics.jsonl, B/model/POLICY
 
 The weights never change while batches are collected, whatever version numbers the tables assign. A saved
-batch therefore contains the true versions: every token was sampled by version 0, and the batch of step s,
-which version s is trained on, is s versions stale. The limits of the tables do not apply offline. From the
-second step on, the data is off-policy; the loss corrects for this with the behavior logprobs.
+batch therefore contains the true versions: every token was sampled by version 0, and the batch of step s, on
+which version s is trained, is s versions stale. The limits of the tables do not apply offline. From the
+second step on, the data is off-policy, which the loss can tell from the behavior logprobs.
 
 Collecting continues where it stopped when the same command runs again. Training is one loop in one process
 over the files in order. The same recipe, batches, machine, and thread count give the same weights, bit for
@@ -79,7 +79,7 @@ class BatchRecorder:
         return StepResult(metrics=())
 
     def export(self) -> Sequence[HostTensor]:
-        """Returns the initial weights, always."""
+        """Returns the initial weights at every step."""
         return self._tensors
 
     def save(self, folder: Path) -> None:

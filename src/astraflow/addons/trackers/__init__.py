@@ -1,1 +1,1 @@
-"""Trackers: also show a run's metrics in TensorBoard, Weights & Biases, MLflow or Trackio."""
+"""Trackers: also show a run's metrics in TensorBoard, Weights & Biases, MLflow, or Trackio."""

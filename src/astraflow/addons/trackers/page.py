@@ -33,7 +33,7 @@ class TrackersPage(RunPage):
             self._trackers.kill()
 
     async def close(self, deadline_s: float) -> None:
-        """Waits until the trackers have processed all rows, at most `deadline_s`."""
+        """Waits until the trackers have processed all rows, at most `deadline_s` seconds."""
         if self._trackers is not None:
             await asyncio.to_thread(self._trackers.close, deadline_s)
 

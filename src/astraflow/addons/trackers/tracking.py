@@ -29,7 +29,7 @@ __all__ = ["Trackers"]
 
 _LOOK_EVERY_S = 5.0
 _LONGEST_SILENCE_S = 120.0
-"""A tracker that processes no row for this long, while rows wait, is restarted."""
+"""A tracker that doesn't process a row for this long, while rows wait, is restarted."""
 _LONGEST_START_S = 120.0
 """The same limit before the first row. Importing a library and connecting can take long on a busy machine."""
 _FIRST_PAUSE_S = 2.0
