@@ -59,7 +59,7 @@ def in_order(own: Sequence[str]) -> list[str]:
 
     found = {name: added_command(name) for name in sorted(added_to(_GROUP).names) if "." not in name}
     waiting = {name: command.after for name, command in found.items() if command is not None}
-    names = ["", *own]
+    names = ["", *own]  # a command with `after=""` follows the empty name
     while waiting:
         # If none is ready, the remaining commands follow nothing, or a command that isn't installed.
         ready = [name for name, after in waiting.items() if after in names] or list(waiting)

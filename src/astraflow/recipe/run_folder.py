@@ -232,6 +232,7 @@ def _write_once(path: Path, data: bytes, *, mode: int) -> None:
     own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     write_atomic(own, data, mode=mode)
     try:
+        # Unlike a rename, a hard link fails if the file exists, so the first writer wins.
         path.hardlink_to(own)
     except FileExistsError:
         return

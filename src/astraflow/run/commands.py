@@ -127,7 +127,7 @@ async def _until_end(
             case 2:
                 for run in runs:
                     run.kill()
-            case _:  # kill all processes; the user doesn't want to wait for the report
+            case _:  # all processes have been killed, and the user doesn't want to wait for the report
                 for run in runs:
                     run.leave_at_once(reasons[0])
                 view.close()

@@ -102,7 +102,7 @@ async def _dataflow(recipe: Recipe, folder: Path, tell: _Tell) -> AsyncGenerator
 
 
 async def _tell_fates(flow: _Flow) -> None:
-    """Every drawn group has exactly one fate; `astraflow audit` recounts the fates from the journal."""
+    """Reports fates: every drawn group has exactly one. `astraflow audit` recounts them from the journal."""
     status = await flow.link.status()
     for policy in status.policies:
         counts = msgspec.structs.asdict(policy.fates)

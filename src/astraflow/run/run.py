@@ -401,7 +401,7 @@ class Run:
         self._evals.close()
 
     async def _is_over(self) -> bool:
-        """Whether the dataflow reports that the run is over.
+        """Returns whether the dataflow reports that the run is over.
 
         Call this before a poll, so that the last poll misses no record. It isn't needed after a poll that
         returned records, because the next poll can't be the last one.

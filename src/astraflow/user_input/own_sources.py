@@ -47,8 +47,8 @@ def own_files(module: str) -> list[Path]:
 def module_file(module: str) -> Path | None:
     """Finds the file of a module without running any code of the module or its parent packages.
 
-    Returns None if the module is not installed or has no file. `importlib.util.find_spec` is not an
-    alternative: it imports the parent packages, and the name of the module may come from the network.
+    Returns None if the module is not installed or has no file. `importlib.util.find_spec` is not safe here,
+    because it imports the parent packages, and the name of the module may come from the network.
     """
     folders: Sequence[str] = sys.path
     parent = ""

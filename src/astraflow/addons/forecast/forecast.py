@@ -416,6 +416,7 @@ class _SimulatedRun:
         num_tokens = sum(call.num_tokens for call in episode.shape if call.policy == policy)
         coin = random.Random(f"{self._seed}/{episode.lease.group_id}/{policy}").random()
         is_filtered = coin < self._filtered[policy]
+        # Alternating rewards have a variance, so that the group passes the filter.
         reward = 0.0 if is_filtered else float(episode.lease.episode_idx % 2)
         return TrajectoryMeta(
             policy=policy,
