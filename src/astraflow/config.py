@@ -159,7 +159,7 @@ def _installed(group: str, base: type[Config]) -> list[type[Config]]:
         if variant is None:
             continue
         if not (isinstance(variant, type) and issubclass(variant, base)) or tag_of(variant) != entry.name:
-            raise ConfigError(f"{source_of(entry)} is no {base.__name__} whose `name` is {entry.name!r}")
+            raise ConfigError(f"{source_of(entry)} is not a {base.__name__} whose `name` is {entry.name!r}")
         variants.append(variant)
     return variants
 

@@ -45,7 +45,7 @@ def gives_text(idx: int) -> Task:
         (leaves, "raised SystemExit: 0"),
         (is_interrupted, "raised KeyboardInterrupt: "),
         (raises, "raised KeyError: "),
-        (gives_text, "is a str; a Task was expected"),
+        (gives_text, "is a str, but must be a Task"),
     ],
 )
 async def test_a_source_that_fails_ends_the_run_which_goes_on_when_it_is_mended(

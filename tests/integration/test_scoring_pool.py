@@ -74,9 +74,13 @@ async def right_answer(pool: ScoringPool, factor: int) -> float:
     return await pool.score(task, rf"\boxed{{{factor}\sqrt2}}")
 
 
-def scoring_process() -> psutil.Process:
-    """The only worker of the only pool."""
-    (worker,) = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+def scoring_process(folder: Path) -> psutil.Process:
+    """The only worker of the pool whose `sitecustomize.py` is in the folder.
+
+    A pool of an earlier test may still be ending in this process.
+    """
+    children = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+    (worker,) = [child for child in children if child.environ().get("PYTHONPATH", "").startswith(str(folder))]
     return worker
 
 
@@ -101,20 +105,20 @@ async def test_a_comparison_that_takes_too_long_is_late_and_the_next_ones_have_a
 ) -> None:
     async with pool_with(ENDLESS_TEXT, tmp_path, monkeypatch) as pool:
         assert await right_answers(pool, 1) == [1.0]
-        before = scoring_process()
+        before = scoring_process(tmp_path)
         with pytest.raises(LateScoreError, match=r"s/7: .* more than 4 s of CPU time"):
             await right_answer(pool, 7)
         assert await right_answers(pool, 3) == [1.0] * 3
         assert not before.is_running()
 
 
-async def test_a_scoring_process_that_is_killed_while_nobody_needs_it_is_replaced() -> None:
-    pool = ScoringPool(TASKS)
-    await pool.start()
-    scoring_process().kill()
-    scores: list[float] = []
-    while not scores:  # a call that met the end of the worker fails, and may be tried again
-        with suppress_retryable():
-            scores = await right_answers(pool, 2)
-    assert scores == [1.0, 1.0]
-    await pool.close()
+async def test_a_scoring_process_that_is_killed_while_nobody_needs_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pool_with("", tmp_path, monkeypatch) as pool:
+        scoring_process(tmp_path).kill()
+        scores: list[float] = []
+        while not scores:  # a call that met the end of the worker fails, and may be tried again
+            with suppress_retryable():
+                scores = await right_answers(pool, 2)
+        assert scores == [1.0, 1.0]

@@ -145,8 +145,8 @@ def test_a_variant_of_an_addon_that_is_left_out_is_skipped_and_named_to_who_asks
             r"somebodys_variants:Slow \(somebodys, .*'fast'.*\) does not load",
         ),
         ("fast = no_such_module:Fast", r"no_such_module:Fast \(somebodys, .*\) does not load"),
-        ("quick = somebodys_variants:Fast", "is no Variant whose `name` is 'quick'"),
-        ("other = somebodys_variants:Other", "is no Variant whose `name` is 'other'"),
+        ("quick = somebodys_variants:Fast", "is not a Variant whose `name` is 'quick'"),
+        ("other = somebodys_variants:Other", "is not a Variant whose `name` is 'other'"),
         ("plain = somebodys_variants:Twin", "two variants of astraflow.tests have the name 'plain'"),
     ],
 )

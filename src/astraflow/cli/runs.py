@@ -37,7 +37,7 @@ RecipeOrRun = Annotated[
     str,
     typer.Argument(
         help="Recipe file (YAML), a name from `astraflow recipes list` (its tiny models are built if "
-        "missing), or the folder of a run that is to go on; not needed beside --run-dir.",
+        "missing), or the folder of a run to resume; not needed with --run-dir.",
         metavar="RECIPE|RUN_DIR",
     ),
 ]
@@ -178,16 +178,16 @@ def _source_of(recipe: str, overrides: list[str], run_dir: Path | None) -> _Sour
         return _Source(file, overrides, run_dir, is_named=is_named)
     known = Path(recipe) if recipe else run_dir
     if known is None:
-        raise ConfigError("name a recipe, or the folder of a run that is to go on, e.g. runs/quickstart")
+        raise ConfigError("pass a recipe, or the folder of a run to resume, e.g. runs/quickstart")
     if recipe and run_dir is not None and run_dir.resolve() != known.resolve():
         raise ConfigError(
-            f"{recipe} is the folder of a run, which goes on there; leave out --run-dir {run_dir}, or name a "
+            f"{recipe} is the folder of a run, which resumes there; leave out --run-dir {run_dir}, or name a "
             "recipe file to start a new run"
         )
     folder = RunFolder(known)
     if not folder.recipe.is_file():
         raise ConfigError(
-            f"{known} holds no run that could go on (it has no recipe.yaml); name a recipe file to start one"
+            f"{known} is not a resumable run (it has no recipe.yaml); pass a recipe file to start one"
         )
     earlier = folder.load_record().module_path if folder.record.is_file() else ()
     return _Source(folder.recipe, overrides, known, earlier)

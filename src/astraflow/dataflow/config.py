@@ -188,8 +188,8 @@ class DataflowConfig(Config):
     """Number of commands (a result, a request for leases, a commit) between two snapshots; the journal is
     compacted after each snapshot."""
     retain: Literal["all"] | Annotated[int, Field(ge=0)] = 16
-    """Number of newest committed steps whose trajectories stay on disk, besides everything that may still be
-    trained on; `all` keeps everything."""
+    """Number of newest committed steps whose trajectories stay on disk. What may still be trained on also
+    stays; `all` keeps everything."""
 
     @property
     def retained_steps(self) -> int:

@@ -136,7 +136,7 @@ def recipe_file(given: str | Path) -> tuple[Path, bool]:
         return path, False
     entry = find_entry(str(given))
     if entry.kind != "recipe":
-        raise ConfigError(f"{entry.name} is a {entry.kind}, no recipe; `astraflow recipes list` shows all")
+        raise ConfigError(f"{entry.name} is a {entry.kind}, not a recipe; `astraflow recipes list` shows all")
     return entry.path, True
 
 

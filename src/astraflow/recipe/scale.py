@@ -41,7 +41,7 @@ _NUM_TASKS = 2
 def scaled(recipe: Recipe, scale: str) -> Recipe:
     """Returns the recipe at another scale. Raises: ConfigError for an unknown scale."""
     if scale not in SCALES:
-        raise ConfigError(f"scale = {scale!r} is no scale of recipes{hint(scale, list(SCALES))}")
+        raise ConfigError(f"scale = {scale!r} is not a scale{hint(scale, list(SCALES))}")
     mapping: JsonMap = json.loads(recipe.model_dump_json())
     SCALES[scale](mapping)
     return parse_config(mapping, Recipe, where=f"recipe {recipe.name} with scale={scale}")

@@ -121,7 +121,7 @@ class ChatRenderer:
         if num_shown != len(uris):
             raise ImageError(
                 f"the chat template shows {num_shown} images of {len(uris)}; does it take content as a list "
-                "of parts, and is no text the template's own image token?"
+                "of parts, and does no text contain the template's image token?"
             )
         counts = iter([self._images.num_tokens(uri) for uri in uris])
         return [

@@ -193,7 +193,7 @@ class PolicyInfo(Item, frozen=True, kw_only=True):
 
 
 class RunInfo(Item, frozen=True, kw_only=True):
-    """Answer to `GET /v1/run`: what a joining service needs besides URL and token."""
+    """Answer to `GET /v1/run`: what a joining service needs in addition to URL and token."""
 
     name: Label
     run_id: OpaqueId

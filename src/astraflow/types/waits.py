@@ -89,7 +89,7 @@ DATAFLOW = Party(kind="dataflow")
 
 
 class WaitReason(Item, frozen=True, kw_only=True):
-    """One reason for a wait. Which of the fields besides `kind` are set depends on the kind.
+    """One reason for a wait. Its kind decides which other fields are set.
 
     Example: `WaitReason(kind="tickets", policy="actor", num=8)`. The reasons of a wait belong together: a
     trainer waits for `groups`, `none_running`, because of `tickets`.

@@ -69,7 +69,7 @@ class YamlLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if is_alias:
             if id(node) not in self._extents:
-                raise yaml.YAMLError(f"line {line}: *{event.anchor[:_MAX_SHOWN]} stands inside of itself")
+                raise yaml.YAMLError(f"line {line}: *{event.anchor[:_MAX_SHOWN]} is inside itself")
             extent = self._extents[id(node)]
         else:
             self._open.pop()
@@ -102,7 +102,7 @@ class YamlLoader(yaml.SafeLoader):
             line = key.start_mark.line + 1
             if key.value in seen:
                 raise yaml.YAMLError(
-                    f"the key {key.value[:_MAX_SHOWN]!r} stands in line {seen[key.value]} and again in line "
+                    f"the key {key.value[:_MAX_SHOWN]!r} is in line {seen[key.value]} and again in line "
                     f"{line} of the same section; give one of them another name"
                 )
             seen[key.value] = line

@@ -80,16 +80,16 @@ def test_a_run_goes_on_by_its_folder(run_dir: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_folder_that_holds_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "holds no run that could go on" in refused(capsys, str(tmp_path), "steps=50")
-    assert "holds no run that could go on" in refused(capsys, "--run-dir", str(tmp_path / "none"), "steps=5")
+    assert "is not a resumable run" in refused(capsys, str(tmp_path), "steps=50")
+    assert "is not a resumable run" in refused(capsys, "--run-dir", str(tmp_path / "none"), "steps=5")
 
 
 def test_without_recipe_and_folder_there_is_nothing_to_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "name a recipe, or the folder of a run" in refused(capsys, "steps=50")
+    assert "pass a recipe, or the folder of a run" in refused(capsys, "steps=50")
 
 
 def test_a_run_goes_on_in_its_own_folder_only(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = refused(capsys, str(run_dir), "--run-dir", str(tmp_path / "other"))
-    assert "is the folder of a run, which goes on there" in text
+    assert "is the folder of a run, which resumes there" in text

@@ -39,9 +39,9 @@ def test_the_last_part_of_a_name_is_enough_if_no_other_has_it() -> None:
 def test_a_command_takes_a_path_or_a_name() -> None:
     assert gallery.recipe_file("math/tiny") == (ROOT / "recipes" / "math" / "tiny.yaml", True)
     assert gallery.recipe_file("some/where.yaml") == (Path("some/where.yaml"), False)
-    with pytest.raises(ConfigError, match="models/tiny is a model, no recipe"):
+    with pytest.raises(ConfigError, match="models/tiny is a model, not a recipe"):
         gallery.recipe_file("models/tiny")
-    with pytest.raises(ConfigError, match="sizes/8b is a part, no recipe"):
+    with pytest.raises(ConfigError, match="sizes/8b is a part, not a recipe"):
         gallery.recipe_file("sizes/8b")
 
 

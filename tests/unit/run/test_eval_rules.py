@@ -94,7 +94,5 @@ def test_two_sets_of_one_name_are_refused(tmp_path: Path, model: Path) -> None:
     path = tmp_path / "recipe.yaml"
     sets = "  sets:\n    math: {source: {name: jsonl, path: a}}\n    math: {source: {name: jsonl, path: b}}\n"
     path.write_text(path.read_text().split("eval:")[0] + f"eval:\n{sets}", encoding="utf-8")
-    with pytest.raises(
-        ConfigError, match=r"the key 'math' stands in line \d+ and again in line \d+ of the same"
-    ):
+    with pytest.raises(ConfigError, match=r"the key 'math' is in line \d+ and again in line \d+ of the same"):
         load_recipe(path)

@@ -33,7 +33,7 @@ _From = Annotated[
 ]
 _Given = Annotated[
     Path | None,
-    typer.Option("--given", help="YAML file with lengths and speeds, in place of a run.", metavar="FILE"),
+    typer.Option("--given", help="YAML file with lengths and speeds, instead of a run.", metavar="FILE"),
 ]
 _Changes = Annotated[
     list[str] | None,

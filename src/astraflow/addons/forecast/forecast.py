@@ -195,7 +195,7 @@ def _bottleneck(policies: Sequence[PolicyForecast], empty: float, num_services: 
         return f"rollout services: about {wanted} would keep the trainer of {longest.name} busy"
     if empty >= _SMALL_WAIT_FRAC:
         enough = max(1, math.ceil(num_services * (1 - empty)))
-        return f"the trainer of {busiest.name}: about {enough} rollout services would do"
+        return f"the trainer of {busiest.name}: about {enough} rollout services are enough"
     return "none: both sides are busy"
 
 
@@ -316,7 +316,7 @@ class _SimulatedRun:
                 due_s = min(due_s, self._events[0][0])
             if math.isinf(due_s) or self._core.state != "running":
                 why = self._core.reason or "; ".join(map(wait_line, self._core.waits(self._now_s)))
-                raise ConfigError(f"the forecast cannot go on after {self._now_s:.0f} virtual s: {why}")
+                raise ConfigError(f"the forecast cannot continue after {self._now_s:.0f} virtual s: {why}")
             self._pass_to(due_s)
             while self._events and self._events[0][0] <= self._now_s:
                 heapq.heappop(self._events)[-1]()

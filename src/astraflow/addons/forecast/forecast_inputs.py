@@ -174,7 +174,7 @@ def measure_run(
     if len(run.shapes) < _LEAST_EPISODES:
         raise DataError(
             f"{journal} has {len(run.shapes)} whole episodes with their leases; a forecast needs at least "
-            f"{_LEAST_EPISODES}: let the run go on, or give lengths and speeds with --given"
+            f"{_LEAST_EPISODES}: let the run continue, or give lengths and speeds with --given"
         )
     later = [seconds for spans in loads.values() for seconds in spans[1:]]
     fixed_s, row_s, turn_s = fit_service(run.times, num_slots)
@@ -239,7 +239,7 @@ def _trainer_speed(name: str, steps: Sequence[StepRecord], fates: Mapping[str, i
     if len(own) < _LEAST_STEPS:
         raise DataError(
             f"policy {name!r} committed {len(own) + 1} steps in the measured run; a forecast needs at least "
-            f"{_LEAST_STEPS + 1}: let the run go on, or give its speed with --given"
+            f"{_LEAST_STEPS + 1}: let the run continue, or give its speed with --given"
         )
     spent_s = np.array([step.get("train_s", 0.0) + step.get("export_s", 0.0) for step in own])
     columns = np.stack([np.ones(len(own)), np.array(tokens) / 1e6], axis=1)
