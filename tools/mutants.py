@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
@@ -70,34 +71,51 @@ def folders(package: str) -> Iterator[tuple[str, list[Path]]]:
     yield from files.items()
 
 
-def mutants_of(file: Path) -> list[Mutant]:
-    """Makes all mutants of a file, except for those that change a text."""
-    from libcst import FunctionDef, Module
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A change that mutmut proposes. The changed file is written only if the change is drawn."""
+
+    file: Path
+    function: str
+    module: Any
+    """The file as libcst parses it."""
+    mutation: Any
+
+    def mutant(self) -> Mutant:
+        """The change, applied."""
+        from libcst import Module
+
+        changed = self.module.deep_replace(self.mutation.original_node, self.mutation.mutated_node)
+        if not isinstance(changed, Module):
+            raise TypeError(f"{self.file}: mutmut replaced the whole file instead of a part of it")
+        before = self.module.code.splitlines()
+        lines = difflib.unified_diff(before, changed.code.splitlines(), lineterm="", n=0)
+        diff = [line[0] + " " + line[1:].strip() for line in list(lines)[2:] if line[0] in "+-"]
+        return Mutant(self.file, self.function, changed.code, "  ".join(diff))
+
+
+def candidates_of(file: Path) -> list[Candidate]:
+    """All changes of a file except those of a text."""
+    from libcst import FunctionDef
     from mutmut.mutation.file_mutation import create_mutations
 
     text = (SOURCE / file).read_text(encoding="utf-8")
     module, mutations, _, _ = create_mutations(str(file), text)
-    found: list[Mutant] = []
+    found: list[Candidate] = []
     for mutation in mutations:
         function = mutation.contained_by_top_level_function
         before = module.code_for_node(mutation.original_node)
-        if not isinstance(function, FunctionDef) or '"' in before or "'" in before:
-            continue
-        changed = module.deep_replace(mutation.original_node, mutation.mutated_node)
-        if not isinstance(changed, Module):
-            raise TypeError(f"{file}: mutmut replaced the whole file instead of a part of it")
-        lines = difflib.unified_diff(text.splitlines(), changed.code.splitlines(), lineterm="", n=0)
-        diff = [line[0] + " " + line[1:].strip() for line in list(lines)[2:] if line[0] in "+-"]
-        found.append(Mutant(file, function.name.value, changed.code, "  ".join(diff)))
+        if isinstance(function, FunctionDef) and '"' not in before and "'" not in before:
+            found.append(Candidate(file, function.name.value, module, mutation))
     return found
 
 
 def sample(files: Sequence[Path], number: int, seed: int) -> list[Mutant]:
-    """Draws some mutants of a folder's files at random: the same ones for the same seed."""
-    # A folder's draw depends only on its own name, so PACKAGE tries the same mutants as the whole sample.
+    """Some mutants of a folder's files, drawn at random: the same ones for the same seed."""
+    # A folder's draw depends on its own name alone, so that PACKAGE tries what the whole sample tries.
     draw = random.Random(f"{seed} {files[0].parent}")
-    every = [mutant for file in files for mutant in mutants_of(file)]
-    return draw.sample(every, min(number, len(every)))
+    every = [candidate for file in files for candidate in candidates_of(file)]
+    return [candidate.mutant() for candidate in draw.sample(every, min(number, len(every)))]
 
 
 # --- related tests --------------------------------------------------------------------------------
