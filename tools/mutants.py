@@ -11,11 +11,13 @@ program prints each survivor, then the share of mutants that were noticed.
 
 import argparse
 import ast
+import contextlib
 import difflib
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -185,18 +187,27 @@ def tests_of(file: Path) -> tuple[Path, ...]:
 
 def run_tests(tests: Sequence[str], copy: Path, limit_s: float) -> tuple[int, str]:
     """Runs tests with a copy of the source. Returns pytest's exit code (1 if time ran out) and the first
-    failed test."""
+    failed test. Nothing that the tests started is left running.
+    """
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider",
                "-m", LEFT_OUT, *tests]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+    # The output goes to a file: a process that outlives pytest would keep a pipe open.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        tests_run = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
         )
-    except subprocess.TimeoutExpired:
-        return 1, ""
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+::\S+)", done.stdout, re.MULTILINE)
-    return done.returncode, failed[1] if failed else ""
+        try:
+            code = tests_run.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = 1
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(tests_run.pid, signal.SIGKILL)
+            tests_run.wait()
+        output.seek(0)
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+::\S+)", output.read(), re.MULTILINE)
+    return code, failed[1] if failed else ""
 
 
 class Workshop:
