@@ -254,6 +254,17 @@ def outcomes(mutants: Sequence[Mutant], num_workers: int, limit_s: float) -> Map
     return found
 
 
+def summarize(found: Mapping[Mutant, str]) -> tuple[float, str]:
+    """Returns the percentage of noticed mutants, and a sentence with the figures of core and add-ons."""
+    of_core = [outcome for mutant, outcome in found.items() if "addons" not in mutant.file.parts]
+    of_addons = [outcome for mutant, outcome in found.items() if "addons" in mutant.file.parts]
+    parts = {"core": of_core, "add-ons": of_addons}
+    texts = [f"{name} {each.count(NOTICED)} of {len(each)}" for name, each in parts.items() if each]
+    num_noticed = list(found.values()).count(NOTICED)
+    share = 100.0 * num_noticed / max(1, len(found))
+    return share, f"{num_noticed} of {len(found)} mutants were noticed: {share:.1f} % ({', '.join(texts)})"
+
+
 def main() -> int:
     """Runs the program. Returns 1 if fewer than `--least` percent of the mutants were noticed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -273,16 +284,12 @@ def main() -> int:
     if not chosen:
         parser.error(f"there is no code in src/astraflow/{args.package}")
     found = outcomes(chosen, args.workers, args.limit_s)
-    num_noticed = sum(outcome == NOTICED for outcome in found.values())
-    share = 100.0 * num_noticed / max(1, len(found))
+    share, text = summarize(found)
     minutes = (time.monotonic() - started) / 60
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
-    print(
-        f"{num_noticed} of {len(found)} mutants were noticed: {share:.1f} % "
-        f"(seed {args.seed}, {args.sample} per folder, commit {commit}, {minutes:.0f} min)"
-    )
+    print(f"{text} (seed {args.seed}, {args.sample} per folder, commit {commit}, {minutes:.0f} min)")
     return int(share < args.least)
 
 
