@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
+from astraflow.addons.pool.pool_sizer import Change, PoolSizer, SeatState
 from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import (
@@ -43,7 +44,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.service.scaling import WaitShares
-from astraflow.processes.pool_sizer import Change, PoolSizer, SeatState, seats_of
+from astraflow.processes.pool import seats_of
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.types import Manifest, ServedVersions
 

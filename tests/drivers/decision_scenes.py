@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from astraflow.addons.pool.pool_sizer import PoolSizer
 from astraflow.config import parse_config
 from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.service.failed_steps import FailedSteps
 from astraflow.dataflow.service.scaling import WaitShares
 from astraflow.dataflow.service.trainer_contacts import TrainerContacts
-from astraflow.processes.pool_sizer import PoolSizer
 from astraflow.processes.supervisor import ServiceState
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.report.silence import advice_text, silent_parts, wait_text

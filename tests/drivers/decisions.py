@@ -23,7 +23,7 @@ REWORDED = (
     "astraflow.types.wait_words",
     "astraflow.types.waits",
     "astraflow.processes.supervisor",
-    "astraflow.processes.pool_sizer",
+    "astraflow.addons.pool.pool_sizer",
 )
 
 

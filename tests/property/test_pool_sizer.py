@@ -11,9 +11,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from astraflow.addons.pool.pool_sizer import PoolSizer, SeatState
 from astraflow.config import parse_config
 from astraflow.dataflow.service.scaling import WaitShares
-from astraflow.processes.pool_sizer import PoolSizer, SeatState
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.types import ScalingAdvice
 

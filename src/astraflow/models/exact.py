@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from astraflow.errors import ConfigError
-from astraflow.user_input.installed import added_to, loaded, where_to_find
+from astraflow.user_input.installed import load_added
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,7 +24,4 @@ class ExactPasses:
 
 def exact_passes() -> ExactPasses:
     """The passes that an installed package has. Raises: ConfigError if none has any."""
-    found = [loaded(entry) for entry in added_to("astraflow.models").select(name="exact")]
-    if passes := next(filter(None, found), None):
-        return passes
-    raise ConfigError(f"exact: true {where_to_find('exact')}")
+    return load_added("astraflow.models", "exact", "exact: true")

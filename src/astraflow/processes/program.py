@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from astraflow.config import Config, Use
 from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
-from astraflow.processes.pool_sizer import seats_of
+from astraflow.processes.pool import seats_of
 from astraflow.protocols import LAUNCHER, Needs, ProcessSpec
 from astraflow.recipe.access import CA_VARIABLE, network_modules, tls_files, tokens_of
 from astraflow.recipe.recipe import PolicyConfig, Recipe

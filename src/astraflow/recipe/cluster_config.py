@@ -150,7 +150,8 @@ def _with_installed_sections(config: type[ClusterConfig]) -> type[ClusterConfig]
     """Returns the config class with one more section for each entry point of `astraflow.cluster`.
 
     The section has the name of the entry point, which names a config class whose keys all have defaults. A
-    command of the same package reads it. If the class is in an add-on that this installation leaves out, the
+    command of the same package reads it. A name with a dot is not that of a section: `pool.sizer` names what
+    sizes the pool (`processes/pool.py`). If the class is in an add-on that this installation leaves out, the
     section stays plain data: the recipe may come from a machine that has the add-on, and nothing here reads
     the section.
 
@@ -158,6 +159,8 @@ def _with_installed_sections(config: type[ClusterConfig]) -> type[ClusterConfig]
     """
     sections: dict[str, Any] = {}
     for entry in added_to("astraflow.cluster"):
+        if "." in entry.name:
+            continue
         section: object = load_or_explain(entry)
         if section is None:
             sections[entry.name] = (dict[str, Any], Field(default_factory=dict))

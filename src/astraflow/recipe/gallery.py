@@ -10,7 +10,7 @@ from pathlib import Path
 
 import astraflow
 from astraflow.errors import ConfigError, DataError
-from astraflow.user_input.installed import added_to, loaded, where_to_find
+from astraflow.user_input.installed import load_added
 from astraflow.user_input.mistakes import nearest_hint, shown
 from astraflow.user_input.user_files import is_there
 
@@ -154,11 +154,8 @@ def build_models(models: Iterable[str], tell: Callable[[str], None]) -> None:
     Raises: ConfigError if no such function is installed, and whatever the function raises.
     """
     for model, spec in missing_models(models):
-        builders = [loaded(entry) for entry in added_to("astraflow.models").select(name="spec")]
-        if not any(builders):
-            raise ConfigError(f"{model} is missing; building it from {spec.name} {where_to_find('spec')}")
-        for build in filter(None, builders):
-            build(spec, Path(model), tell)
+        build = load_added("astraflow.models", "spec", f"{model} is missing; building it from {spec.name}")
+        build(spec, Path(model), tell)
 
 
 def missing_models(models: Iterable[str]) -> list[tuple[str, Path]]:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.config import Use, Variant, check_args, load_attr
-from astraflow.errors import ConfigError
 from astraflow.protocols import Tracker
-from astraflow.user_input.installed import added_to, loaded, where_to_find
+from astraflow.user_input.installed import load_added
 
 __all__ = ["TrackedRun", "TrackerVariant", "check_tracker", "tracker_key"]
 
@@ -75,8 +74,7 @@ def check_tracker(config: TrackerVariant | Use) -> None:
     Raises: ConfigError if it can't, if the user's own class can't be loaded or does not take its arguments,
     or if nothing installed runs trackers.
     """
-    if not any(map(loaded, added_to("astraflow.pages").select(name="trackers"))):
-        raise ConfigError(f"trackers: {tracker_key(config)} {where_to_find('trackers')}")
+    load_added("astraflow.pages", "trackers", f"trackers: {tracker_key(config)}")
     if isinstance(config, Use):
         check_args(load_attr(config.use, where="trackers.use"), config.args, where="trackers.args")
     else:

@@ -22,6 +22,7 @@ from astraflow.algorithms.credit import (
 from astraflow.config import Config, Use, check_args, load_attr, salvaged
 from astraflow.errors import ConfigError, DataError
 from astraflow.losses.config import DistillLossConfig, SftLossConfig
+from astraflow.processes.pool import load_pool_maker
 from astraflow.protocols import TaskSource
 from astraflow.recipe.derived import derived
 from astraflow.recipe.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
@@ -126,6 +127,8 @@ def check_recipe(
     mistakes.collect(_check_roles, recipe)
     _check_models(recipe, mistakes, unbuilt)
     broken = _check_components(recipe, mistakes)
+    if recipe.cluster.max_services:
+        mistakes.collect(load_pool_maker)
     for tracker in recipe.trackers:
         if _is_valid(tracker, broken):
             mistakes.collect(check_tracker, tracker)

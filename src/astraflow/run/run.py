@@ -32,7 +32,7 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.service.clock import SteadyClock
 from astraflow.errors import ConfigError, ServiceError, UnavailableError
 from astraflow.processes.launcher import make_launcher, with_reachable_hosts
-from astraflow.processes.pool import Pool
+from astraflow.processes.pool import Pool, make_pool
 from astraflow.processes.program import Addresses, check_files, choose_addresses, program
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import Launcher, ProcessSpec
@@ -171,7 +171,7 @@ class Run:
         self._begin_s = self._clock()
         self._earlier = folder.load_record().active if folder.record.is_file() else ()
         self._supervisor: Supervisor | None = None
-        self._pool: Pool | None = None
+        self._pool = Pool(())
 
     # --- for the caller ---
 
@@ -218,14 +218,12 @@ class Run:
 
     def start(self, group: asyncio.TaskGroup, starter: Launcher, specs: Sequence[ProcessSpec]) -> None:
         """Starts the processes, and all loops in `group`."""
-        if self.recipe.cluster.max_services:
-            self._pool = Pool(self.recipe, self.folder, specs, clock=self._clock)
-            specs = self._pool.first_specs
-        supervisor = Supervisor(starter, specs, on_change=self.note_change)
+        self._pool = make_pool(self.recipe, self.folder, specs, self._clock)
+        supervisor = Supervisor(starter, self._pool.first_specs, on_change=self.note_change)
         self._supervisor = supervisor
         self.folder.summary.unlink(missing_ok=True)  # from an earlier end of the run
         self._save("running")
-        if self.recipe.rollout.services == 0 and self._pool is None:
+        if self.recipe.max_services == 0:
             token = f" --token-file {self.folder.secrets / 'worker'}" if needs_tokens(self.recipe) else ""
             self._view.note(
                 f"this run starts no rollout services; add one with: astraflow join {self.url}{token}"
@@ -322,7 +320,7 @@ class Run:
                 for service in services
             ),
             alarms=self._alarms if state == "running" else (),
-            pool=self._pool.text if self._pool is not None and state == "running" else "",
+            pool=self._pool.text if state == "running" else "",
             module_path=self._module_path,
         )
         self.folder.save_record(record)
@@ -452,8 +450,6 @@ class Run:
 
     async def _size(self, status: StatusReply, supervisor: Supervisor) -> None:
         """Adapts the number of services to the load if the pool sizes itself."""
-        if self._pool is None:
-            return
         look = self._pool.look(status, supervisor)
         if look.note:
             self._view.note(look.note)

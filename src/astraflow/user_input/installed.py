@@ -11,7 +11,7 @@ from typing import Any
 
 from astraflow.errors import ConfigError
 
-__all__ = ["added_to", "load_or_explain", "loaded", "source_of", "where_to_find"]
+__all__ = ["added_to", "load_added", "load_or_explain", "loaded", "source_of", "where_to_find"]
 
 _ADD_ONS = "astraflow.addons."
 
@@ -40,6 +40,17 @@ def loaded(entry: EntryPoint) -> Any | None:
         if f"{err.name}.".startswith(_ADD_ONS):
             return None
         raise
+
+
+def load_added(group: str, name: str, what: str) -> Any:
+    """Loads the object that the entry point with this name names.
+
+    Raises: ConfigError that `what` needs a package, if no installed one has such an entry point.
+    """
+    objects = [loaded(entry) for entry in added_to(group).select(name=name)]
+    if found := next(filter(None, objects), None):
+        return found
+    raise ConfigError(f"{what} {where_to_find(name)}")
 
 
 def load_or_explain(entry: EntryPoint) -> Any | None:

@@ -1,7 +1,7 @@
 """Advises how many rollout services a run could use, based on who waited for whom recently.
 
 Passive: time is an argument, in seconds of any one clock. The shares are not stored, so they start from zero
-after a restart. `processes/pool.py` may act on the advice.
+after a restart. A pool that sizes itself may act on the advice.
 
 - A trainer's wait share is the time for which it waited for batches, divided by its total time. It covers the
   steps committed in the window and the current wait. The time before the first service was at work doesn't

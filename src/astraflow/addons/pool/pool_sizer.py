@@ -33,11 +33,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from astraflow.dataflow.service.demand import pace
+from astraflow.processes.pool import Seat, seats_of
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.types import ScalingAdvice
 from astraflow.types.wait_words import scaling_text
 
-__all__ = ["Change", "PoolSizer", "Seat", "SeatState", "seats_of"]
+__all__ = ["Change", "PoolSizer", "SeatState"]
 
 _GROW_AFTER_FRAC = 0.1
 """Share of the window for which services must have been missing. One slow step isn't a reason to grow."""
@@ -54,31 +55,12 @@ SeatState = Literal["off", "starting", "working", "leaving"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A service that the pool may have: its name, its kind, and what it costs and generates."""
-
-    name: str
-    kind: str = ""
-    price: float = 1.0
-    """Cost of a unit of speed."""
-    speed: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class Change:
     """A decision: the services to start and to stop, and why."""
 
     why: str
     start: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
-
-
-def seats_of(cluster: ClusterConfig) -> tuple[Seat, ...]:
-    """The services that a pool may have, kind by kind: `rollout-0`, `rollout-1`, and so on."""
-    kinds = [(name, kind) for name, kind in cluster.kinds.items() for _ in range(kind.most)]
-    return tuple(
-        Seat(f"rollout-{idx}", name, kind.price, kind.speed) for idx, (name, kind) in enumerate(kinds)
-    )
 
 
 class _Streak:

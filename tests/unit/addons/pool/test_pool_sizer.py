@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.pool.pool_sizer import Change, PoolSizer, SeatState
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError
-from astraflow.processes.pool_sizer import Change, PoolSizer, SeatState, seats_of
+from astraflow.processes.pool import seats_of
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.types import ScalingAdvice
 
