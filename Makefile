@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+INSTALL = $(BIN)/python tools/install.py
 # Empty: a CPU build if this machine has no NVIDIA GPU. "cpu": a CPU build in any case. All else goes to pip as it is,
 # for example TORCH="torch==2.9.1"; any torch >= 2.8 works.
 TORCH  ?=
@@ -12,10 +13,16 @@ NAME   ?=
 ARGS   ?=
 ROW    ?=
 PYTEST_ARGS ?=
+# uv installs where it is there or pip finds it; "pip" leaves it out (tools/install.py).
+INSTALLER ?=
 # Mutants per folder of the package; PACKAGE tries one folder and those below it.
 SAMPLE ?= 3
 PACKAGE ?=
 WORKERS ?= 3
+# Processes then share compiled modules. With this variable set, as in many containers, each compiles all of them again.
+export PYTHONDONTWRITEBYTECODE :=
+export INSTALLER
+
 # Beside the product, installed as its extras: tests and benchmarks need them, the quickstart does not.
 PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
@@ -30,7 +37,7 @@ help:
 	@echo "make test-all                       all tests: chaos, agent libraries, trackers and real vLLM too"
 	@echo "make interop                        environments of other libraries, each in an environment of its own"
 	@echo "make test-trackers                  trackers against wandb, trackio and mlflow, in an environment of their own"
-	@echo "make test-ray                       runs on a Ray cluster of several nodes here"
+	@echo "make test-ray                       runs on a Ray cluster of several nodes here (installs Ray)"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
 	@echo "make test-gpu                       what only a GPU can show: tests, speed, memory (10 minutes at most)"
 	@echo "make web                            build the page of the viewer from web/ (needs npm)"
@@ -58,18 +65,27 @@ ifneq ($(TORCH),)
 endif
 
 $(VENV)/.quickstart: $(VENV)/.torch pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart]'
+	$(INSTALL) -c constraints.txt -e '.[quickstart]'
 	@touch $@
 
-# One call for all: pip then takes the packages' `astraflow`, and its extras the packages, from this folder. With Ray
-# (280 MB), on which one test runs.
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt $(PACKAGES:%=%/pyproject.toml)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]' $(PACKAGES:%=-e %)
+# One call for all: the packages' `astraflow`, and its extras the packages, are then those of this folder.
+$(VENV)/.test: $(VENV)/.torch pyproject.toml constraints.txt $(PACKAGES:%=%/pyproject.toml)
+	$(INSTALL) -c constraints.txt -e '.[test]' $(PACKAGES:%=-e %)
 	@touch $@ $(VENV)/.quickstart
 
+# What `make check` runs: pyright brings Node.js, of 206 MB.
+$(VENV)/.dev: $(VENV)/.test
+	$(INSTALL) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Ray has 240 MB.
+$(VENV)/.ray: $(VENV)/.test
+	$(INSTALL) -c constraints.txt -e '.[ray]'
+	@touch $@
+
 # scikit-learn and scipy come with it, which transformers then imports in every process: half a second each.
-$(VENV)/.dense: $(VENV)/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dense]'
+$(VENV)/.dense: $(VENV)/.test
+	$(INSTALL) -c constraints.txt -e '.[dense]'
 	@touch $@
 
 # A server of the S3 protocol for tests/system/test_weights_stores.py, in an environment of its own: its
@@ -147,26 +163,26 @@ quickstart: $(VENV)/.quickstart
 # The page is tested where there are Chromium, its driver and npm; elsewhere these tests are skipped.
 BROWSER := $(and $(shell command -v chromium),$(shell command -v chromedriver),$(shell command -v npm))
 
-test: $(VENV)/.dev
+test: $(VENV)/.test
 	@$(if $(BROWSER),$(MAKE) --no-print-directory web/node_modules || echo "no axe-core: the tests of the page are skipped")
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=30 -m "not gpu and not long and not vllm and not trackers and not interop" $(PYTEST_ARGS)
 
-test-browser: $(VENV)/.dev web/node_modules
+test-browser: $(VENV)/.test web/node_modules
 	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
-test-vllm: $(VENV)/.dev .venv-vllm
+test-vllm: $(VENV)/.test .venv-vllm
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
-interop: $(VENV)/.dev .venv-agents/openai-3 .venv-harbor .venv-openenv .venv-verifiers
+interop: $(VENV)/.test .venv-agents/openai-3 .venv-harbor .venv-openenv .venv-verifiers
 	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS)
 
-test-ray: $(VENV)/.dev
+test-ray: $(VENV)/.ray
 	$(BIN)/python -m pytest tests/system/test_ray_run.py tests/long/test_ray_run.py $(PYTEST_ARGS)
 
-test-gpu: $(VENV)/.dev
+test-gpu: $(VENV)/.test
 	$(BIN)/python benchmarks/gpu.py --out gpu.jsonl
 
-test-trackers: $(VENV)/.dev .venv-trackers
+test-trackers: $(VENV)/.test .venv-trackers
 	$(BIN)/python -m pytest -m trackers $(PYTEST_ARGS)
 
 # The page of `astraflow view`. What it builds is committed, so that nobody needs npm but who changes the page.
@@ -177,11 +193,11 @@ web/node_modules: web/package.json web/package-lock.json
 web: web/node_modules
 	cd web && npm run --silent build
 
-test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-harbor .venv-k8s .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
+test-all: web/node_modules $(VENV)/.dense $(VENV)/.ray .venv-agents .venv-harbor .venv-k8s .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-$(VENV)/.mutants: $(VENV)/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,mutants]' $(PACKAGES:%=-e %)
+$(VENV)/.mutants: $(VENV)/.test
+	$(INSTALL) -c constraints.txt -e '.[mutants]'
 	@touch $@
 
 mutants: $(VENV)/.mutants
@@ -211,19 +227,19 @@ format: $(VENV)/.dev
 
 BENCHMARKS := $(filter-out $(BENCH_PARTS) gpu,$(notdir $(basename $(wildcard benchmarks/*.py))))
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.test
 	$(if $(NAME),$(if $(filter $(NAME),$(BENCHMARKS) $(BENCH_PARTS) gpu),,$(error there is no benchmark $(NAME); there are: $(BENCHMARKS))))
 	$(if $(ARGS),$(if $(NAME),,$(error ARGS are for one benchmark; name it with NAME=x)))
 	@for name in $(or $(NAME),$(BENCHMARKS)); do \
 	  echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done
 
-gallery: $(VENV)/.dev
+gallery: $(VENV)/.test
 	$(BIN)/python benchmarks/gallery.py --seed $(SEED)
 
-paper: $(VENV)/.dev
+paper: $(VENV)/.test
 	$(BIN)/python benchmarks/paper.py $(if $(ROW),--row $(ROW))
 
-docs reference: $(VENV)/.dev
+docs reference: $(VENV)/.test
 	$(BIN)/python tools/recipe_reference.py
 	$(BIN)/python tools/command_reference.py
 	$(BIN)/python tools/code_reference.py
@@ -233,7 +249,7 @@ docs reference: $(VENV)/.dev
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/site/.doctrees docs docs/site
 	@echo "docs/site/index.html"
 
-dist: $(VENV)/.dev
+dist: $(VENV)/.test
 	rm -rf dist
 	@for package in . $(PACKAGES); do \
 	  (cd $$package && $(abspath $(BIN))/python -m hatchling build -d $(CURDIR)/dist) || exit 1; done

@@ -8,7 +8,7 @@ On Linux, the torch on PyPI is a CUDA build. PyTorch offers CPU builds on its ow
 end in `+cpu` (https://pytorch.org/get-started/locally/). They are looked up where pip is configured to look,
 then on that index. If neither has one, a message says so, with the size of what pip installs instead.
 
-`$TORCH_CPU_INDEX` names another index, for example a mirror. This file needs only Python and pip.
+`$TORCH_CPU_INDEX` names another index, for example a mirror. `install.py` in this folder does the installing.
 """
 
 import glob
@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 VERSION = "2.13.0"
 """The version that the tests ran with; any torch >= 2.8 works."""
@@ -32,7 +33,7 @@ CPU_INDEX = os.environ.get("TORCH_CPU_INDEX", "") or "https://download.pytorch.o
 SIZE = "about 2.7 GB"
 """Size of what pip downloads for the CUDA build on x86-64: torch itself and NVIDIA's libraries."""
 
-_PIP_INSTALL = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+_INSTALL = (sys.executable, str(Path(__file__).with_name("install.py")))
 _ANSWERS_WITHIN_S = 10.0
 _NVIDIA_DEVICES = "/dev/nvidia[0-9]*"
 
@@ -104,7 +105,7 @@ def _install_cpu_build() -> int:
 
 def _pip(*arguments: str) -> int:
     """Runs `pip install`; returns its exit code."""
-    return subprocess.run([*_PIP_INSTALL, *arguments], check=False).returncode
+    return subprocess.run([*_INSTALL, *arguments], check=False).returncode
 
 
 def _pip_unless_missing(*arguments: str) -> int | None:
@@ -112,7 +113,7 @@ def _pip_unless_missing(*arguments: str) -> int | None:
 
     Any other failure is shown and final. For example, a full disk must not lead to a larger download.
     """
-    done = subprocess.run([*_PIP_INSTALL, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([*_INSTALL, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0 and "No matching distribution found for torch" in done.stderr:
         return None
     sys.stderr.write(done.stderr)

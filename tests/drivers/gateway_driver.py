@@ -18,7 +18,7 @@ from astraflow.workflows.conversation import Endpoint
 from drivers.rollout_fakes import ScriptedEngine, make_policy
 from drivers.workflow_driver import DiceEngine, LetterTokenizer, letter_renderer
 
-pytest.importorskip("openai", reason="needs openai (extra `dev`)")
+pytest.importorskip("openai", reason="needs openai (extra `test`)")
 
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam

@@ -4,7 +4,6 @@ import os
 import subprocess
 import threading
 import venv
-import zipfile
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ import pytest
 
 from drivers.docs_driver import tool
 from drivers.system_driver import ROOT
+from drivers.wheel_driver import make_wheel
 
 VERSION = tool("install_torch").VERSION
 CPU = f"{VERSION}+cpu"
@@ -38,22 +38,8 @@ class Indexes:
         torch = self.folder / index / "torch"
         torch.mkdir(parents=True)
         for version in versions:
-            make_wheel(torch, version)
+            make_wheel(torch, "torch", version)
         return f"{self.url}/{index}"
-
-
-def make_wheel(folder: Path, version: str) -> None:
-    """A distribution `torch` without a module: pip needs no more than its metadata."""
-    info = f"torch-{version}.dist-info"
-    files = {
-        "METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
-        "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
-        for name, text in files.items():
-            wheel.writestr(f"{info}/{name}", text)
-        wheel.writestr(f"{info}/RECORD", "".join(f"{info}/{name},,\n" for name in [*files, "RECORD"]))
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -90,13 +76,15 @@ def install(environment: Path, index: str, cpu_index: str, **more: str) -> "subp
         left.rmdir()
     (environment / ".torch").unlink(missing_ok=True)
     inherited = {
-        key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "TORCH", "MAKE"))
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("INSTALLER", "MAKE", "PIP_", "TORCH"))
     }
     pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index, "PIP_RETRIES": "0", "PIP_NO_CACHE_DIR": "1"}
     return subprocess.run(
         ["make", f"VENV={environment}", f"{environment}/.torch"],
         cwd=ROOT,
-        env={**inherited, **pip, "TORCH": "cpu", "TORCH_CPU_INDEX": cpu_index, **more},
+        env={**inherited, **pip, "INSTALLER": "pip", "TORCH": "cpu", "TORCH_CPU_INDEX": cpu_index, **more},
         capture_output=True,
         text=True,
         check=False,
@@ -133,7 +121,7 @@ def test_a_cpu_index_that_cannot_be_reached_is_named(environment: Path, indexes:
 
 
 def test_without_network_a_folder_of_wheels_is_enough(environment: Path, tmp_path: Path) -> None:
-    make_wheel(tmp_path / "wheels", CPU)
+    make_wheel(tmp_path / "wheels", "torch", CPU)
     done = install(environment, NOWHERE, NOWHERE, PIP_FIND_LINKS=str(tmp_path / "wheels"))
     assert done.returncode == 0, done.stderr
     assert installed(environment) == [CPU]

@@ -9,9 +9,10 @@ from drivers.ray_driver import BIN, RayCluster
 from drivers.system_driver import Runs, num_steps, places_of, wait_gone
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.system,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not (BIN / "ray").exists(), reason="no Ray: `make test` installs it"),
+    pytest.mark.skipif(not (BIN / "ray").exists(), reason="no Ray: `make test-ray` installs it"),
 ]
 
 

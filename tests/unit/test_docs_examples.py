@@ -69,7 +69,7 @@ def test_recipes_in_the_repository_load_with_their_components(
 ) -> None:
     monkeypatch.syspath_prepend(ROOT)
     if path.stem == "sum_agent":
-        pytest.importorskip("openai", reason="needs openai (extra `dev`)")
+        pytest.importorskip("openai", reason="needs openai (extra `test`)")
     for use in uses(load_recipe(path)):
         assert callable(load_attr(use.use))
 

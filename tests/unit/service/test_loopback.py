@@ -51,7 +51,7 @@ def test_the_usual_clients_understand_the_exemptions(url: str, monkeypatch: pyte
     for name, value in (PROXY | proxy_exemptions(PROXY)).items():
         monkeypatch.setenv(name, value)
     assert urllib.request.proxy_bypass(url.split("/")[2])
-    client = pytest.importorskip("requests.utils", reason="needs requests (extra `dev`)")
+    client = pytest.importorskip("requests.utils", reason="needs requests (extra `test`)")
     assert client.get_environ_proxies(url) == {}
 
 

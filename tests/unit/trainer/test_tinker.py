@@ -158,7 +158,7 @@ def test_bad_data_are_refused_by_name(inputs: dict[str, Any], match: str, client
 
 
 def test_types_of_the_tinker_package_give_the_same_numbers(client: TrainingClient) -> None:
-    theirs = pytest.importorskip("tinker", reason="needs the package tinker (extra `dev`)").types
+    theirs = pytest.importorskip("tinker", reason="needs the package tinker (extra `test`)").types
 
     def column(values: Any) -> Any:
         return theirs.TensorData.from_numpy(np.asarray(values))
