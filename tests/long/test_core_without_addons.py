@@ -31,6 +31,7 @@ NAME_ADD_ONS = (
     "cli/test_commands.py::test_help_names_every_command",
     "cli/test_first_mistakes.py::test_a_first_mistake_is_told_once_with_its_remedy[rollout.engine=vllm]",
     "cli/test_run_source.py::test_a_run_goes_on_by_its_folder",
+    "recipe/test_derived.py::test_a_context_holds_what_tasks_and_completions_need[overrides2-2048]",
     "recipe/test_derived.py::test_the_smallest_recipe_with_one_more_choice_passes_every_check",
     "run/test_exact.py",
     "run/test_full_recipes.py",
