@@ -101,6 +101,10 @@ def test_an_option_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None
         ("trackers=[wandb]", 'trackers.0.name = "wandb" needs astraflow.addons.trackers,'),
         ("trackers=[{use: 'json:loads'}]", "trackers: json-loads needs astraflow.addons.trackers,"),
         ("cluster.max_services=2", "cluster.max_services needs astraflow.addons.pool,"),
+        (
+            "eval={best: {metric: a}, sets: {a: {source: {name: jsonl, path: tasks.jsonl}}}}",
+            "eval.best.metric needs astraflow.addons.export,",
+        ),
         ("exact=true", "exact: true needs astraflow.addons.exact,"),
         (
             "policies.actor.train.backend={name: own_loop, loop: {use: 'a:b'}}",

@@ -13,6 +13,7 @@ from astraflow.algorithms.task_orders import ShuffleConfig, WeightedConfig
 from astraflow.algorithms.turn_credit import GaeCredit
 from astraflow.config import Config, Use, overridden, parse_config, with_installed
 from astraflow.dataflow.config import DataflowConfig, TableConfig
+from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
 from astraflow.recipe.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.eval_config import EvalConfig
@@ -272,6 +273,18 @@ class Recipe(Config):
             return self.weights.advertise if listens_everywhere(host) else host
         is_elsewhere = is_loopback(host) and not is_loopback(dataflow)
         return dataflow if is_elsewhere or listens_everywhere(host) else host
+
+    def choose_policy(self, name: str) -> str:
+        """Returns the policy that the option `--policy` names or, if the name is empty, the first trained
+        one.
+
+        Raises: ConfigError for a name that the recipe does not have.
+        """
+        if not name:
+            return next(iter(self.trained or self.policies))
+        if name not in self.policies:
+            raise ConfigError(f"--policy {name}: no such policy{hint(name, list(self.policies))}")
+        return name
 
     @property
     def max_services(self) -> int:

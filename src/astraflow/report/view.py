@@ -95,6 +95,12 @@ class RunPage:
     def wake(self) -> None:
         """`metrics.jsonl` has new rows. Must not block."""
 
+    def evaluated(self, record: EvalRecord) -> None:
+        """An evaluation round finished during this start of the run. Must not block."""
+
+    async def settle(self) -> None:
+        """Returns when the page's work is done. The run is over, and its processes end afterwards."""
+
     def kill(self) -> None:
         """Ends the page's processes at once."""
 

@@ -49,6 +49,7 @@ from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
+from astraflow.user_input.installed import load_added
 from astraflow.user_input.mistakes import hint, nearest_hint
 from astraflow.user_input.yaml_files import override_pairs
 from astraflow.workflows.config import EnvironmentWorkflowConfig, WorkflowConfig
@@ -129,6 +130,8 @@ def check_recipe(
     broken = _check_components(recipe, mistakes)
     if recipe.cluster.max_services:
         mistakes.collect(load_pool_maker)
+    if recipe.eval.best.metric:
+        mistakes.collect(load_added, "astraflow.pages", "best", "eval.best.metric")
     for tracker in recipe.trackers:
         if _is_valid(tracker, broken):
             mistakes.collect(check_tracker, tracker)

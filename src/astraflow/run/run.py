@@ -4,8 +4,7 @@ Loops of a `Run`, all in one TaskGroup that `launch` owns:
 
     supervise      processes -> restarts; a ServiceError ends the run; woken by process ends
     follow steps   one per policy: long-polls the dataflow -> metrics.jsonl, view, supervisor, `steps`
-    follow evals   long-polls the dataflow -> metrics.jsonl, view, `evals`, best versions
-    keep best      best versions -> model folders; woken by evaluations
+    follow evals   long-polls the dataflow -> metrics.jsonl, view, `evals`, pages
     follow end     waits for the other followers -> ends the processes in order, sets the result of `wait`
     show           twice per second: signs of life, status -> view, run.json (for display; nothing waits for
                    it), and the pool if it sizes itself: services -> started, asked to leave, ended
@@ -53,7 +52,6 @@ from astraflow.report.view import FINISHED_S, INTERRUPTED_S, RunPage, ShownRun, 
 from astraflow.report.watch.disk import DiskGauge
 from astraflow.report.watch.run_snapshot import RunSnapshot, StepMemory
 from astraflow.report.watch.watchdog import AlarmUpdate, Watchdog, cleared_text
-from astraflow.run.best import BestKeeper
 from astraflow.run.hub_models import with_fetched_models
 from astraflow.run.preflight import check_recipe
 from astraflow.service.client import ServiceClient
@@ -79,8 +77,8 @@ _STORES_GRACE_S = 1.0
 """Time for the dataflow and the publishers, which stop last. Both times together stay well below 5 s."""
 _LAST_CHECKPOINT_S = 120.0
 """Time that a trainer may take after its last commit."""
-_LAST_BEST_S = 120.0
-"""Time that writing the best version may take at the end. The run folder's weights contain it, too."""
+_LAST_PAGES_S = 120.0
+"""Time that pages may take at the end, e.g. to write the best version, before the processes end."""
 _LAST_ROLLOUT_S = 10.0
 """Time that a rollout service may take to end after the run is over."""
 
@@ -150,7 +148,6 @@ class Run:
         self._client = DataflowClient(self._http)
         self._metrics = MetricsLog(folder.metrics)
         self._pages = tuple(pages)
-        self._best = BestKeeper(folder, recipe, view.note)
         self._steps = {name: _Feed[StepRecord]() for name in recipe.trained}
         self._evals = _Feed[EvalRecord]()
         self._watchdog = Watchdog()
@@ -230,7 +227,6 @@ class Run:
             )
         for record in self._metrics.earlier_evals:
             self._view.recall(record)
-            self._best.see(record)
 
         def begin(loop: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
             return group.create_task(self._run_loop(loop), name=name)
@@ -240,7 +236,6 @@ class Run:
         followers = [begin(feed, "follow") for feed in (*feeds, self._follow_evals)]
         followers.append(begin(partial(self._follow_end, list(followers), supervisor), "follow end"))
         followers.append(begin(partial(self._show, supervisor), "show"))
-        followers.append(begin(self._best.run, "keep best"))
         self._followers = followers
 
     async def open_pages(self) -> None:
@@ -394,8 +389,9 @@ class Run:
                     self._wake_pages()
                     self._note_failure()
                     self._evals.add(record)
-                    self._best.see(record)
                     self._view.evaluated(record)
+                    for page in self._pages:
+                        page.evaluated(record)
         self._evals.close()
 
     async def _is_over(self) -> bool:
@@ -422,8 +418,9 @@ class Run:
                 async with asyncio.timeout(longest_s):
                     await supervisor.wait_for_end(chosen)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_BEST_S):
-                await self._best.settled()
+            async with asyncio.timeout(_LAST_PAGES_S):
+                for page in self._pages:
+                    await page.settle()
         await supervisor.stop()
         self._state = "finished"
         self._ended.set()

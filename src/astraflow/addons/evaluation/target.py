@@ -14,7 +14,6 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import policy_info
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.run.export import chosen_policy
 from astraflow.run.hosting import host_models
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
@@ -64,7 +63,7 @@ def find_target(
         raise ConfigError(f"{where} says nothing about tasks and scoring; pass --recipe RECIPE")
     known = derived(recipe or RunFolder(Path(where)).load_recipe())
     endpoint = (endpoint or Endpoint(where)) if kind == "endpoint" else None
-    return Target(known, chosen_policy(known, policy), where, kind, version, endpoint)
+    return Target(known, known.choose_policy(policy), where, kind, version, endpoint)
 
 
 def _kind(where: str) -> str:

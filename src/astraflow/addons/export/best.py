@@ -15,44 +15,50 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from astraflow.addons.export.export import export_version
 from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import Error
-from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.report.best_version import BEST_PREFIX, folder_of, is_best
-from astraflow.run.export import export_version
+from astraflow.report.view import RunPage, ShownRun
+from astraflow.rollout.waiting import wait_for_done_or_set
+from astraflow.service.vital import vital
 from astraflow.types import EvalRecord
 
-__all__ = ["BestKeeper"]
+__all__ = ["BestKeeper", "make_keeper"]
 
 _log = logging.getLogger(__name__)
 
 
-class BestKeeper:
-    """Writes the folders, one at a time. Pass every evaluation to `see`, and keep `run` running.
+class BestKeeper(RunPage):
+    """Writes the folders, one at a time.
 
     A thread that does not keep the process alive writes each folder, so an interrupted run stops at once.
     """
 
-    def __init__(self, folder: RunFolder, recipe: Recipe, note: Callable[[str], None]) -> None:
-        """`note` receives messages for the user. Earlier evaluations are read from the run's journal.
-
-        Raises: JournalError if the journal cannot be read.
-        """
-        self._folder = folder
-        self._rule = recipe.eval.best
-        self._note = note
+    def __init__(self, run: ShownRun) -> None:
+        self._folder = run.folder
+        self._rule = run.recipe.eval.best
+        self._note: Callable[[str], None] = _log.info
         self._best: dict[str, EvalRecord] = {}
         """Policy -> the record of the version whose folder should exist."""
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_metric_missed = False
-        for record in _earlier_evals(folder) if self._rule.metric else ():
-            self.see(record)
+        self._writing: asyncio.Task[None] | None = None
+        self._is_closed = False
 
-    def see(self, record: EvalRecord) -> None:
+    async def open(self, note: Callable[[str], None]) -> None:
+        """Starts with the evaluations in the run's journal. Raises: JournalError if it cannot be read."""
+        self._note = note
+        for record in _earlier_evals(self._folder):
+            self.evaluated(record)
+        self._writing = asyncio.create_task(self._keep(), name="keep best")
+        vital(self._writing, "the task that keeps the best versions", may_end=lambda: self._is_closed)
+
+    def evaluated(self, record: EvalRecord) -> None:
         """Takes note of an evaluation."""
         self._look_for_metric(record)
         if is_best(record, self._rule):
@@ -60,7 +66,19 @@ class BestKeeper:
             self._changed.set()
             self._idle.clear()
 
-    async def run(self) -> None:
+    async def settle(self) -> None:
+        """Returns when nothing is left to write."""
+        if self._writing is not None:
+            await wait_for_done_or_set(self._writing, self._idle)
+
+    async def close(self, deadline_s: float) -> None:
+        """Stops at once. What is not written yet is written at the next start."""
+        del deadline_s
+        self._is_closed = True
+        if self._writing is not None:
+            self._writing.cancel()
+
+    async def _keep(self) -> None:
         """Writes the folders that are missing, until it is cancelled."""
         while True:
             await self._changed.wait()
@@ -70,10 +88,6 @@ class BestKeeper:
                 self._note(failure)
             if not self._changed.is_set():
                 self._idle.set()
-
-    async def settled(self) -> None:
-        """Returns when nothing is left to write."""
-        await self._idle.wait()
 
     def _look_for_metric(self, record: EvalRecord) -> None:
         """Tells the user once if the evaluations do not have the metric that the recipe names."""
@@ -86,6 +100,11 @@ class BestKeeper:
                 f"eval.best.metric = {self._rule.metric!r}: evaluations of {record.eval_set!r} have no "
                 f"metric {figure!r} (they have: {', '.join(names)}); no version is kept"
             )
+
+
+def make_keeper(run: ShownRun) -> BestKeeper | None:
+    """Makes the keeper of a run; None if its recipe keeps no version."""
+    return BestKeeper(run) if run.recipe.eval.best.metric else None
 
 
 def _earlier_evals(folder: RunFolder) -> list[EvalRecord]:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from jinja2 import Template
 
+from astraflow.addons.export.export import export_version
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.adapters import peft_names
 from astraflow.recipe.recipe import load_recipe
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.run.export import export_version
 from astraflow.types import FileInfo
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.manifest import build_manifest, pack

@@ -12,16 +12,14 @@ from pathlib import Path
 from astraflow.errors import ConfigError, WeightsError
 from astraflow.models.adapters import merge_adapters
 from astraflow.models.chat_template import write_template_defaults
-from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor
-from astraflow.user_input.mistakes import hint
 from astraflow.weights.manifest import digest_of, pack
 from astraflow.weights.snapshot import ADAPTER_FOLDER, read_safetensors, snapshot_to_folder
 from astraflow.weights.stores.saved_versions import SavedVersions
 
-__all__ = ["Exported", "chosen_policy", "export_version"]
+__all__ = ["Exported", "export_version"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +35,6 @@ class Exported:
     adapters were merged."""
 
 
-def chosen_policy(recipe: Recipe, policy: str) -> str:
-    """Returns the named policy or, if the name is empty, the first trained one.
-
-    Raises: ConfigError for a name that the recipe does not have.
-    """
-    known = tuple(recipe.trained) or tuple(recipe.policies)
-    if not policy:
-        return known[0]
-    if policy not in recipe.policies:
-        raise ConfigError(f"--policy {policy}: no such policy{hint(policy, list(recipe.policies))}")
-    return policy
-
-
 def export_version(
     run_dir: Path, out: Path, *, policy: str = "", version: int = -1, force: bool = False
 ) -> Exported:
@@ -62,7 +47,7 @@ def export_version(
     """
     folder = RunFolder(run_dir)
     recipe = folder.load_recipe()
-    name = chosen_policy(recipe, policy)
+    name = recipe.choose_policy(policy)
     _check_free(out, force=force)
     stored = SavedVersions(folder.weights / name, name).read(version)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from astraflow.addons.export.best import make_keeper
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.report.best_version import best_version
-from astraflow.run.best import BestKeeper
+from astraflow.report.view import ShownRun
 from astraflow.types import EvalRecord, FileInfo, MetricItem
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.manifest import build_manifest, pack
@@ -71,13 +72,14 @@ async def kept(
     folder: RunFolder, *records: EvalRecord, recipe: Recipe | None = None, note: Callable[[str], None] = print
 ) -> list[str]:
     """The names of what is beside the checkpoints once all records were seen."""
-    keeper = BestKeeper(folder, recipe or folder.load_recipe(), note)
-    running = asyncio.create_task(keeper.run())
+    keeper = make_keeper(ShownRun(recipe=recipe or folder.load_recipe(), where="run", folder=folder))
+    assert keeper is not None
+    await keeper.open(note)
     for each in records:
-        keeper.see(each)
+        keeper.evaluated(each)
         async with asyncio.timeout(10):
-            await keeper.settled()
-    running.cancel()
+            await keeper.settle()
+    await keeper.close(1.0)
     return sorted(path.name for path in (folder.checkpoints / "actor").glob("*"))
 
 

@@ -1,0 +1,1 @@
+"""`astraflow export`, and the best version of each policy: writes versions as model folders."""
