@@ -5,9 +5,12 @@ spec of a tiny model, which is a separate file, has its own page. With `--check`
 exit code is 1 if a page is missing, left over, or not up to date.
 """
 
+import ast
 import inspect
+import itertools
 import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Iterator
@@ -293,10 +296,24 @@ def meaning_text(config: type[Config], name: str) -> str:
     variant's."""
     field = config.model_fields[name]
     inner = configs_in(field.annotation)
-    text = field.description or (inner[0].__doc__ if len(inner) == 1 else "") or ""
+    text = field_docs(config).get(name) or (inner[0].__doc__ if len(inner) == 1 else "") or ""
     if name == "name" and get_origin(field.annotation) is typing.Literal:
         text = "Chooses this variant."
     return " ".join(text.split())
+
+
+@cache
+def field_docs(config: type[Config]) -> dict[str, str]:
+    """Returns the docstrings of a class's fields, its own and the inherited ones."""
+    docs: dict[str, str] = {}
+    for base in reversed(config.__mro__):
+        if issubclass(base, Config):
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            for statement, after in itertools.pairwise(tree.body):
+                match statement, after:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        docs[name] = inspect.cleandoc(text)
+    return docs
 
 
 def dotted(config: type[Config]) -> str:

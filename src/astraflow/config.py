@@ -66,9 +66,7 @@ _MAX_TEXT = 100_000
 class Config(BaseModel):
     """A frozen, strictly validated section of a recipe. Unknown keys are refused."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @field_validator("*")
     @classmethod
