@@ -24,7 +24,7 @@ from astraflow.protocols import (
 )
 from astraflow.recipe.cluster_config import LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.recipe import Recipe
-from astraflow.service.server import is_loopback
+from astraflow.service.loopback import is_loopback
 from astraflow.user_input.own_code import described
 
 __all__ = ["CheckedHandle", "make_launcher", "start_process", "with_reachable_hosts"]

@@ -30,8 +30,8 @@ from astraflow.recipe.access import CA_VARIABLE, network_modules, tls_files, tok
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.rollout.engine_config import EngineVariant
+from astraflow.service.loopback import is_loopback
 from astraflow.service.process import MODULE_PATH_VARIABLE
-from astraflow.service.server import is_loopback
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.weights.addresses import listens_everywhere
 

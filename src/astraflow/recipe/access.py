@@ -11,8 +11,8 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import scoring_tasks, uses
 from astraflow.rollout.engine_config import EngineVariant
-from astraflow.rollout.judging import judges_of
-from astraflow.service.server import is_loopback
+from astraflow.service.loopback import is_loopback
+from astraflow.tasks.config import judges_of
 from astraflow.workflows.variant import WorkflowVariant
 
 __all__ = [

@@ -23,7 +23,7 @@ from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_plan import scoring_tasks
 from astraflow.recipe.sources import OpenSources, open_sources, workflow_of
 from astraflow.rollout.engine_config import ModelEngineConfig
-from astraflow.rollout.judging import judges_of
+from astraflow.tasks.config import judges_of
 from astraflow.tasks.selection import longest_prompt
 from astraflow.workflows.config import SingleTurnConfig
 

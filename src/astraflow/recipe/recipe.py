@@ -21,7 +21,7 @@ from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping, full_overrid
 from astraflow.recipe.trackers import TrackerVariant, tracker_key
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.engine_config import TorchEngineConfig
-from astraflow.service.server import is_loopback
+from astraflow.service.loopback import is_loopback
 from astraflow.tasks.config import TasksConfig
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig

@@ -17,8 +17,8 @@ from astraflow.errors import ConfigError
 from astraflow.recipe.cluster_config import LocalLauncherConfig
 from astraflow.recipe.eval_config import BestConfig, EvalSetConfig, TrainingReward, TrainingWorkflow
 from astraflow.recipe.recipe import PolicyConfig, Recipe
+from astraflow.rollout.config import EvalRules
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
-from astraflow.rollout.evaluation import EvalRules
 from astraflow.tasks.config import TasksConfig
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo, Sampling
 from astraflow.user_input.own_sources import own_files

@@ -1,14 +1,18 @@
 """The rollout services and engines of a recipe."""
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from astraflow.config import Config, Use, with_installed
 from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
+from astraflow.tasks.config import TasksConfig
 from astraflow.user_input.text_forms import Word
+from astraflow.workflows.config import WorkflowConfig
 
-__all__ = ["EngineConfig", "RolloutConfig"]
+__all__ = ["EngineConfig", "EvalRules", "RolloutConfig"]
 
 EngineConfig = TorchEngineConfig | EngineVariant | Use
 if not TYPE_CHECKING:  # which engines are installed is known at run time only
@@ -39,3 +43,18 @@ class RolloutConfig(Config):
     """Number of scoring processes per service."""
     outage_s: float = Field(default=900.0, gt=0)
     """Seconds without an answer from the dataflow after which a service exits with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRules:
+    """What the recipe says about the episodes of one evaluation set.
+
+    Example: `EvalRules(sampling={"temperature": 0.6, "top_p": 0.95})`.
+    """
+
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of `Sampling` that replace those of the policies."""
+    workflow: WorkflowConfig | None = None
+    """None: the training workflow."""
+    tasks: TasksConfig | None = None
+    """Reward and extraction, as a `tasks` section; None: those of training."""

@@ -12,33 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.errors import ConfigError
+from astraflow.rollout.config import EvalRules
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.judging import JudgedScoring, make_scoring
 from astraflow.rollout.scoring import ScoringPool
-from astraflow.tasks.config import TasksConfig
 from astraflow.types import Task
-from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.conversation import Workflow
 from astraflow.workflows.factory import make_workflow
 
-__all__ = ["EvalOverrides", "EvalRules", "Evaluation", "ScoreFunction"]
+__all__ = ["EvalOverrides", "Evaluation", "ScoreFunction"]
 
 ScoreFunction = Callable[[Task, str], Awaitable[float]]
-
-
-@dataclass(frozen=True, slots=True)
-class EvalRules:
-    """What the recipe says about the episodes of one evaluation set.
-
-    Example: `EvalRules(sampling={"temperature": 0.6, "top_p": 0.95})`.
-    """
-
-    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of `Sampling` that replace those of the policies."""
-    workflow: WorkflowConfig | None = None
-    """None: the training workflow."""
-    tasks: TasksConfig | None = None
-    """Reward and extraction, as a `tasks` section; None: those of training."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,24 +14,16 @@ from astraflow.protocols import HostedModel, Score
 from astraflow.rollout.open_calls import OpenCalls
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.tasks.answers import extract_answer
-from astraflow.tasks.config import TasksConfig, WeightedReward
-from astraflow.tasks.variants import JudgeVariant
+from astraflow.tasks.config import TasksConfig, WeightedReward, judges_of
 from astraflow.types import Task
 
-__all__ = ["JudgedScoring", "judges_of", "make_scoring"]
+__all__ = ["JudgedScoring", "make_scoring"]
 
 
 def make_scoring(tasks: TasksConfig, *, num_workers: int = 1) -> "ScoringPool | JudgedScoring":
     """Makes the scoring of a `tasks` section: a pool of processes, with judges if its reward has any."""
     pool = ScoringPool(tasks, num_workers=num_workers)
     return JudgedScoring(tasks, pool) if judges_of(tasks) else pool
-
-
-def judges_of(tasks: TasksConfig) -> dict[str, JudgeVariant]:
-    """The judges in a reward, by name. A reward that isn't part of a sum has an empty name."""
-    reward = tasks.reward
-    parts = reward.rewards if isinstance(reward, WeightedReward) else {"": reward}
-    return {name: part for name, part in parts.items() if isinstance(part, JudgeVariant)}
 
 
 class JudgedScoring:

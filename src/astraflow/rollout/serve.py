@@ -8,10 +8,10 @@ from pathlib import Path
 
 from astraflow.errors import ConfigError
 from astraflow.protocols import Engine
-from astraflow.rollout.config import EngineConfig, RolloutConfig
+from astraflow.rollout.config import EngineConfig, EvalRules, RolloutConfig
 from astraflow.rollout.engines.factory import engine_maker, preload
 from astraflow.rollout.environments import Environments
-from astraflow.rollout.evaluation import EvalRules, Evaluation
+from astraflow.rollout.evaluation import Evaluation
 from astraflow.rollout.judging import make_scoring
 from astraflow.rollout.membership import WorkerLink
 from astraflow.rollout.renderer import policy_renderer

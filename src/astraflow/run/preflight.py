@@ -33,7 +33,6 @@ from astraflow.recipe.short_forms import full_mapping
 from astraflow.recipe.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
 from astraflow.recipe.trackers import check_tracker
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
-from astraflow.rollout.judging import judges_of
 from astraflow.run.start_checks import (
     check_addresses,
     check_certificates,
@@ -41,7 +40,7 @@ from astraflow.run.start_checks import (
     check_engine,
     check_run_folder,
 )
-from astraflow.tasks.config import RewardConfig, TaskSourceConfig
+from astraflow.tasks.config import RewardConfig, TaskSourceConfig, judges_of
 from astraflow.tasks.environment import check_environments
 from astraflow.tasks.rewards import check_gradable
 from astraflow.tasks.selection import tasks_to_check

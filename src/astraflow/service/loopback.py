@@ -1,4 +1,4 @@
-"""Keeps calls to this machine's own addresses away from an HTTP proxy.
+"""Recognizes this machine's own addresses, and keeps calls to them away from an HTTP proxy.
 
 A variable such as `http_proxy` names a proxy for all HTTP calls of a process. A proxy can't reach the
 loopback address of the caller's machine, on which agents find their endpoints.
@@ -6,9 +6,14 @@ loopback address of the caller's machine, on which agents find their endpoints.
 
 from collections.abc import Mapping
 
-__all__ = ["proxy_exemptions"]
+__all__ = ["is_loopback", "proxy_exemptions"]
 
 _HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Checks whether an address is reachable only from this machine."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 def proxy_exemptions(environment: Mapping[str, str]) -> dict[str, str]:

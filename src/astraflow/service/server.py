@@ -19,16 +19,11 @@ from astraflow.service.messages import error_response
 from astraflow.service.vital import vital
 from astraflow.service.web_guard import WebGuard, WebRules
 
-__all__ = ["HttpServer", "TokenAuth", "is_loopback"]
+__all__ = ["HttpServer", "TokenAuth"]
 
 _NEVER_S = 86_400
 _BACKLOG = 2048
 """Number of connections that may wait to be accepted."""
-
-
-def is_loopback(host: str) -> bool:
-    """Checks whether an address is reachable only from this machine."""
-    return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ __all__ = [
     "TrlReward",
     "VerlReward",
     "WeightedReward",
+    "judges_of",
 ]
 
 
@@ -202,3 +203,10 @@ class TasksConfig(Config):
                     f"of tasks.environments{hint(source.environment, list(self.environments))}"
                 )
         return self
+
+
+def judges_of(tasks: TasksConfig) -> dict[str, JudgeVariant]:
+    """The judges in a reward, by name. A reward that isn't part of a sum has an empty name."""
+    reward = tasks.reward
+    parts = reward.rewards if isinstance(reward, WeightedReward) else {"": reward}
+    return {name: part for name, part in parts.items() if isinstance(part, JudgeVariant)}

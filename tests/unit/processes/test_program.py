@@ -19,7 +19,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import changes_between
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.service.client import MemoryTransport
-from astraflow.service.server import is_loopback
+from astraflow.service.loopback import is_loopback
 
 
 def make_recipe(**changes: object) -> Recipe:

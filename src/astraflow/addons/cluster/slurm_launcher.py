@@ -24,7 +24,7 @@ from astraflow.addons.cluster.room import contents_of, is_movable, log_long_wait
 from astraflow.errors import ConfigError
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import ProcessHandle, ProcessSpec
-from astraflow.service.server import is_loopback
+from astraflow.service.loopback import is_loopback
 
 __all__ = ["SlurmLauncher", "remedy_for", "srun_command"]
 

@@ -29,7 +29,7 @@ from astraflow.addons.cluster.room import Room, contents_of, is_movable, log_lon
 from astraflow.errors import ConfigError
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
-from astraflow.service.server import is_loopback
+from astraflow.service.loopback import is_loopback
 
 __all__ = ["HostBook", "HostEntry", "SshLauncher", "remedy_for", "ssh_command"]
 

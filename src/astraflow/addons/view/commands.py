@@ -27,7 +27,7 @@ from astraflow.addons.view.trace_export import TraceExport, follow
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.run_folder import RunFolder, write_atomic
 from astraflow.report.terminal_text import printable
-from astraflow.service.server import is_loopback
+from astraflow.service.loopback import is_loopback
 from astraflow.user_input.mistakes import hint
 
 __all__ = [

@@ -20,7 +20,8 @@ from astraflow.addons.view.remote import RemoteRun
 from astraflow.addons.view.runs import ShownRuns
 from astraflow.addons.view.viewer_page import PAGE_PATHS
 from astraflow.errors import ConfigError
-from astraflow.service.server import HttpServer, TokenAuth, is_loopback
+from astraflow.service.loopback import is_loopback
+from astraflow.service.server import HttpServer, TokenAuth
 from astraflow.service.web_guard import WebRules
 
 __all__ = ["DEFAULT_PORT", "Viewing", "free_listener", "new_token", "serve"]

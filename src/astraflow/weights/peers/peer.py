@@ -26,8 +26,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import ConfigError, WireError
+from astraflow.service.loopback import is_loopback
 from astraflow.service.messages import item_response
-from astraflow.service.server import HttpServer, TokenAuth, is_loopback
+from astraflow.service.server import HttpServer, TokenAuth
 from astraflow.service.web_guard import WebRules
 from astraflow.types import Chunk, ChunkState
 from astraflow.weights.addresses import listens_everywhere
