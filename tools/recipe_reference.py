@@ -311,7 +311,9 @@ def field_docs(config: type[Config]) -> dict[str, str]:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
             for statement, after in itertools.pairwise(tree.body):
                 match statement, after:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                        value=ast.Constant(value=str(text))
+                    ):
                         docs[name] = inspect.cleandoc(text)
     return docs
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from astraflow.processes.supervisor import ServiceState
+from astraflow.processes.service_state import ServiceState
 from astraflow.types import (
     EvalRecord,
     FateCounts,

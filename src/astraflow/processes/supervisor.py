@@ -23,22 +23,19 @@ import math
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from astraflow.errors import ServiceError
 from astraflow.processes.launcher import CheckedHandle, start_process
+from astraflow.processes.service_state import TROUBLE_AFTER_S, ServiceState
 from astraflow.protocols import MACHINE_LOST, Launcher, ProcessLife, ProcessSpec
 
-__all__ = ["TROUBLE_AFTER_S", "USER_ERROR_CODE", "Backoff", "ServiceState", "Supervisor", "trouble_text"]
+__all__ = ["USER_ERROR_CODE", "Backoff", "Supervisor"]
 
 _log = logging.getLogger(__name__)
 
 USER_ERROR_CODE = 2
 """Exit code of a process whose settings are wrong, so that a restart would end the same way."""
-
-TROUBLE_AFTER_S = 8.0
-"""A process is reported once it has been stopped, or has hung, for this long."""
 
 _TERMINATE_GRACE_S = 5.0
 _TAIL_LINES = 12
@@ -47,37 +44,6 @@ _LOST = "its machine was lost"
 _LATE_NEWS_S = 5.0
 """A process may end this long before the supervisor's owner learns that the work was done. The owner asks the
 dataflow twice per second, and the answer may take a while."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceState:
-    """The state of one process."""
-
-    name: str
-    state: Literal["waiting", "running", "restarting", "ended", "stopped", "failed"] = "waiting"
-    pid: int = 0
-    restarts: int = 0
-    """Number of restarts since the launcher started."""
-    exit_code: int = 0
-    """Exit code when it last ended; negative for a signal, `MACHINE_LOST` if there is none."""
-    last_line: str = ""
-    """Why it last ended: that it was silent or lost its machine, or the last line of its log if it failed."""
-    age_s: float = 0.0
-    """Seconds since it was started."""
-    silent_s: float | None = None
-    """Seconds since its last sign of life; None before the first one, or if the launcher can't tell."""
-    is_silent: bool = False
-    """Whether it has been stopped, or has hung, for `TROUBLE_AFTER_S`."""
-    trouble: str = ""
-    """What is wrong with it, or with a process that it started, and what to do; empty if nothing is known to
-    be wrong."""
-    is_starved: bool = False
-    """Whether its only trouble is that its machine gives it no processor time."""
-
-    @property
-    def code_text(self) -> str:
-        """The exit code for a message, as in "ended with code 1"; empty if there is none."""
-        return "" if self.exit_code == MACHINE_LOST else f" with code {self.exit_code}"
 
 
 class Backoff:
@@ -403,19 +369,6 @@ class Supervisor:
         )
         self._states[name] = replace(unknown, **changes)  # pyright: ignore[reportArgumentType] # names checked by dataclass
         self._on_change()
-
-
-def trouble_text(service: ServiceState) -> str:
-    """What is wrong with a process, in one sentence with its name; empty if nothing is known to be wrong."""
-    if not service.trouble:
-        return ""
-    if not service.is_silent:
-        return f"{service.name}: {service.trouble}"
-    if service.silent_s is None:
-        since = f"since it was started {service.age_s:.0f} s ago"
-    else:
-        since = f"for {service.silent_s:.0f} s"
-    return f"{service.name} has shown no sign of life {since}: {service.trouble}"
 
 
 def _signal_name(number: int) -> str:

@@ -12,16 +12,17 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from astraflow.config import dump_yaml, parse_config
 from astraflow.errors import ConfigError, DataError
-from astraflow.recipe.recipe import Recipe
-from astraflow.recipe.resume import RecipeChange
 from astraflow.types import Item
 from astraflow.types.alarm import Alarm
-from astraflow.user_input.yaml_files import load_mapping
+
+if TYPE_CHECKING:  # most readers of a run folder need no recipe, whose classes take long to import
+    from astraflow.recipe.recipe import Recipe
+    from astraflow.recipe.resume import RecipeChange
 
 __all__ = ["RunFolder", "RunRecord", "ServiceRecord", "write_atomic"]
 
@@ -119,14 +120,20 @@ class RunFolder:
         for folder in (self.path, self.journal, self.weights, self.checkpoints, self.logs, self.samples):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def load_recipe(self) -> Recipe:
+    def load_recipe(self) -> "Recipe":
         """Reads the recipe that the folder's run was started with. Raises: DataError if there is none."""
+        from astraflow.config import parse_config
+        from astraflow.recipe.recipe import Recipe
+        from astraflow.user_input.yaml_files import load_mapping
+
         if not self.recipe.is_file():
             raise DataError(f"{self.path} is not a run folder: it has no recipe.yaml")
         return parse_config(load_mapping(self.recipe), Recipe, where=str(self.recipe))
 
-    def save_recipe(self, recipe: Recipe) -> None:
+    def save_recipe(self, recipe: "Recipe") -> None:
         """Writes the resolved recipe; `load_recipe` returns an equal one."""
+        from astraflow.config import dump_yaml
+
         write_atomic(self.recipe, dump_yaml(recipe).encode())
 
     def load_record(self) -> RunRecord:
@@ -170,7 +177,7 @@ class RunFolder:
         """Notes that the dataflow has resumed. Later restarts don't continue a failed run."""
         self._resume.unlink(missing_ok=True)
 
-    def note_changes(self, changes: tuple[RecipeChange, ...]) -> None:
+    def note_changes(self, changes: "tuple[RecipeChange, ...]") -> None:
         """Appends changes to the history of the recipe in this folder."""
         with self.changes.open("ab") as file:
             for change in changes:

@@ -7,25 +7,13 @@ from astraflow.recipe.eval_config import BestConfig
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import best_plan
-from astraflow.types import EvalRecord, Item
+from astraflow.report.summary import BestVersion
+from astraflow.types import EvalRecord
 
-__all__ = ["BEST_PREFIX", "BestVersion", "best_version", "folder_of", "is_best"]
+__all__ = ["BEST_PREFIX", "best_version", "folder_of", "is_best"]
 
 BEST_PREFIX = "best-step-"
 """Prefix of the names of these folders."""
-
-
-class BestVersion(Item, frozen=True, kw_only=True):
-    """The best version of a policy according to the recipe's `eval.best`."""
-
-    step: int
-    """Number of steps after which the version was published."""
-    version: int
-    by: str
-    """The rule, e.g. `max heldout`."""
-    value: float
-    folder: str
-    """Path of its model folder, relative to the run folder; empty until it is written."""
 
 
 def best_version(folder: RunFolder, recipe: Recipe, evals: Sequence[EvalRecord]) -> BestVersion | None:

@@ -3,18 +3,21 @@
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.table import Table
 from rich.text import Text
 
 from astraflow.errors import DataError, JournalError
-from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder, write_atomic
-from astraflow.report.summary import PolicySummary, Summary, summarize
+from astraflow.report.summary import PolicySummary, Summary
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import ShownRun, make_pages
 from astraflow.types import FateCounts
+
+if TYPE_CHECKING:
+    from astraflow.recipe.recipe import Recipe
 
 __all__ = [
     "load_summary",
@@ -27,12 +30,14 @@ _MOST_WAITS = 6
 _MOST_FAILURES = 3
 
 
-def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
+def write_report(folder: RunFolder, recipe: "Recipe") -> Summary:
     """Writes `summary.json`, and what the pages of installed packages add.
 
     A file that cannot be written (for example on a full disk), or whose data cannot be read, is left out and
     logged. It can be made from the journal later. Raises: DataError if the folder has no `run.json`.
     """
+    from astraflow.report.summarize import summarize
+
     summary = summarize(folder, recipe)
     with _log_failure(folder):
         write_atomic(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))
@@ -58,6 +63,8 @@ def load_summary(folder: RunFolder) -> Summary:
     Raises: DataError if the file is not a summary, or the folder has no `run.json`.
     """
     if not folder.summary.is_file():
+        from astraflow.report.summarize import summarize  # here, because most runs have the file
+
         return summarize(folder, folder.load_recipe())
     try:
         return msgspec.json.decode(folder.summary.read_bytes(), type=Summary)

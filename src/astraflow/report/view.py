@@ -4,18 +4,20 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
-from astraflow.processes.supervisor import ServiceState
-from astraflow.recipe.recipe import Recipe
+from astraflow.processes.service_state import ServiceState
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.report.overview import RunOverview, eval_line, idle_line, step_line
 from astraflow.report.terminal_text import printable
 from astraflow.report.watch.watchdog import NO_ALARMS, AlarmUpdate, cleared_text
 from astraflow.types import EvalRecord, StatusReply, StepRecord
 from astraflow.user_input.installed import added_to, loaded
+
+if TYPE_CHECKING:
+    from astraflow.recipe.recipe import Recipe
 
 __all__ = ["FINISHED_S", "INTERRUPTED_S", "PlainView", "RunPage", "ShownRun", "View", "make_pages"]
 
@@ -64,7 +66,7 @@ class View:
 class ShownRun:
     """A run that is about to start, as its pages see it."""
 
-    recipe: Recipe
+    recipe: "Recipe"
     where: str
     """Its folder, as the user wrote it."""
     folder: RunFolder

@@ -3,7 +3,7 @@
 import errno
 import io
 
-from astraflow.processes.supervisor import ServiceState
+from astraflow.processes.service_state import ServiceState
 from astraflow.report.overview import RunOverview, eval_line, step_line
 from astraflow.report.view import PlainView
 from astraflow.report.watch.run_snapshot import RunSnapshot

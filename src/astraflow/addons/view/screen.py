@@ -25,7 +25,7 @@ from astraflow.addons.view.status_lines import (
     worker_wait_text,
 )
 from astraflow.addons.view.step_numbers import numbers_text
-from astraflow.processes.supervisor import ServiceState
+from astraflow.processes.service_state import ServiceState
 from astraflow.report.overview import MAX_ALARMS, RunOverview, duration_text, eta_text
 from astraflow.report.silence import advice_text, silent_parts, waits_text
 from astraflow.report.terminal_text import printable

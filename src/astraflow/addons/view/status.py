@@ -21,7 +21,7 @@ from astraflow.addons.view.status_lines import services_text, status_lines
 from astraflow.dataflow.client import STATUS_S, DataflowClient
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.processes.process_state import state_of
-from astraflow.processes.supervisor import ServiceState
+from astraflow.processes.service_state import ServiceState
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.report.ending import known_end
 from astraflow.report.overview import RunOverview
@@ -148,8 +148,9 @@ async def _status_of_running(
     recent = Recent()
     progress: ProgressTotals | None = None
     failure = ""
+    ca_file = _ca_file(folder) if record.url.startswith("https:") else ""
     try:
-        reply, recent, progress = await _ask(record.url, token, _ca_file(folder))
+        reply, recent, progress = await _ask(record.url, token, ca_file)
     except UnavailableError as err:
         failure = str(err)
     began_s = record.active[-1][0] if record.active else time.time()

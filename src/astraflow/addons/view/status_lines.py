@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
-from astraflow.processes.supervisor import ServiceState
+from astraflow.processes.service_state import ServiceState
 from astraflow.report.overview import RunOverview, duration_text, step_text
 from astraflow.report.silence import advice_text, service_wait_text, silent_parts, waits_text
 from astraflow.types import PolicyStatus, StatusReply, WorkerStatus

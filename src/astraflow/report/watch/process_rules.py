@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from astraflow.processes.process_state import STOPPED
-from astraflow.processes.supervisor import trouble_text
+from astraflow.processes.service_state import trouble_text
 from astraflow.report.watch.rule import Finding, Rule
 from astraflow.report.watch.run_snapshot import Disk, LauncherState, RunSnapshot
 from astraflow.types import WorkerStatus

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 
 from astraflow.addons.view.screen import LiveView, render
-from astraflow.processes.supervisor import ServiceState
+from astraflow.processes.service_state import ServiceState
 from astraflow.report.overview import RunOverview, step_line
 from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.report.watch.watchdog import alarms_now

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from astraflow.processes.supervisor import ServiceState
+from astraflow.processes.service_state import ServiceState
 from astraflow.report.watch.watchdog import Watchdog, alarms_now, cleared_text
 from drivers.run_snapshots import NOW_S, make_snapshot, make_wait, make_worker
 

@@ -1,0 +1,55 @@
+"""The state of one process of a run, as its supervisor sees it and as reports show it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from astraflow.protocols import MACHINE_LOST
+
+__all__ = ["TROUBLE_AFTER_S", "ServiceState", "trouble_text"]
+
+TROUBLE_AFTER_S = 8.0
+"""A process is reported once it has been stopped, or has hung, for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """The state of one process."""
+
+    name: str
+    state: Literal["waiting", "running", "restarting", "ended", "stopped", "failed"] = "waiting"
+    pid: int = 0
+    restarts: int = 0
+    """Number of restarts since the launcher started."""
+    exit_code: int = 0
+    """Exit code when it last ended; negative for a signal, `MACHINE_LOST` if there is none."""
+    last_line: str = ""
+    """Why it last ended: that it was silent or lost its machine, or the last line of its log if it failed."""
+    age_s: float = 0.0
+    """Seconds since it was started."""
+    silent_s: float | None = None
+    """Seconds since its last sign of life; None before the first one, or if the launcher can't tell."""
+    is_silent: bool = False
+    """Whether it has been stopped, or has hung, for `TROUBLE_AFTER_S`."""
+    trouble: str = ""
+    """What is wrong with it, or with a process that it started, and what to do; empty if nothing is known to
+    be wrong."""
+    is_starved: bool = False
+    """Whether its only trouble is that its machine gives it no processor time."""
+
+    @property
+    def code_text(self) -> str:
+        """The exit code for a message, as in "ended with code 1"; empty if there is none."""
+        return "" if self.exit_code == MACHINE_LOST else f" with code {self.exit_code}"
+
+
+def trouble_text(service: ServiceState) -> str:
+    """What is wrong with a process, in one sentence with its name; empty if nothing is known to be wrong."""
+    if not service.trouble:
+        return ""
+    if not service.is_silent:
+        return f"{service.name}: {service.trouble}"
+    if service.silent_s is None:
+        since = f"since it was started {service.age_s:.0f} s ago"
+    else:
+        since = f"for {service.silent_s:.0f} s"
+    return f"{service.name} has shown no sign of life {since}: {service.trouble}"

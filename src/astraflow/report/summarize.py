@@ -1,0 +1,174 @@
+"""Computes the results of a run from its journal.
+
+They can be computed again at any time, during the run or long after it, however it ended. Only the reason for
+the end and the times at which the launcher ran come from the launcher's record. A run without a readable
+journal also has a summary, which says why there are no numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from astraflow.dataflow.audit import PolicyAudit, audit
+from astraflow.dataflow.figures import run_figures
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.errors import JournalError
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder, RunRecord
+from astraflow.report.best_version import best_version
+from astraflow.report.ending import known_end
+from astraflow.report.summary import BestVersion, FailureShare, PolicySummary, Summary, WaitShare
+from astraflow.types import EvalRecord, StepRecord
+
+__all__ = ["summarize"]
+
+_NO_JOURNAL = "the run recorded nothing, because it ended before its dataflow was ready"
+_NO_FIGURE = 0.0
+"""Placeholder for the figures of a run whose journal cannot be read."""
+
+
+def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
+    """The summary of a run folder. Raises: DataError if it has no `run.json`."""
+    record = known_end(folder)
+    try:
+        return _summary_of_journal(folder, recipe, record)
+    except JournalError as err:
+        is_empty = not folder.journal.is_dir() or not any(folder.journal.iterdir())
+        return _summary_without_journal(recipe, record, _NO_JOURNAL if is_empty else str(err))
+
+
+def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) -> Summary:
+    report = audit(folder.journal)
+    figures = run_figures(folder.journal, report)
+    with JournalReader(folder.journal) as journal:
+        steps = journal.steps()
+        evals = journal.evals()
+    rl_wall_s = record.active_s(report.first_lease_s, report.last_commit_s)
+    overlap_s = figures.overlap_frac * figures.rl_wall_s
+    best = {
+        name: best_version(folder, recipe, [r for r in evals if r.policy == name]) for name in recipe.trained
+    }
+    policies = tuple(_summarize_policy(p, recipe, steps, evals, best.get(p.name)) for p in report.policies)
+    before = policies[0].heldout_before if policies else {}
+    after = policies[0].heldout_after if policies else {}
+    eval_set = next(iter(recipe.eval.sets), "")
+    return Summary(
+        name=recipe.name,
+        run_id=report.run_id,
+        seed=recipe.seed,
+        state=record.state,
+        reason=record.reason,
+        warnings=_warnings(policies),
+        failures=tuple(FailureShare(what=kind.example, num=kind.num) for kind in report.failures),
+        heldout_before=before.get(eval_set),
+        heldout_after=after.get(eval_set),
+        heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
+        wall_s=round(record.wall_s, 3),
+        rl_wall_s=round(rl_wall_s, 3),
+        overlap_frac=round(overlap_s / max(rl_wall_s, 1e-9), 4),
+        staleness_mean=round(figures.staleness_mean, 4),
+        staleness_max=figures.staleness_max,
+        staleness_bound=figures.staleness_bound,
+        generated_tokens=figures.generated_tokens,
+        committed_tokens=figures.committed_tokens,
+        gradient_tokens=figures.gradient_tokens,
+        audit_ok=report.ok,
+        audit_problems=report.problems,
+        policies=policies,
+        waits=_wait_shares(figures.waits_s, rl_wall_s),
+        time_scale=recipe.time_scale,
+    )
+
+
+def _summary_without_journal(recipe: Recipe, record: RunRecord, problem: str) -> Summary:
+    """The summary of a run whose journal cannot be read or does not exist yet."""
+    eval_set = next(iter(recipe.eval.sets), "")
+    return Summary(
+        name=recipe.name,
+        run_id="",
+        seed=recipe.seed,
+        state=record.state,
+        reason=record.reason,
+        heldout_before=None,
+        heldout_after=None,
+        heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
+        wall_s=round(record.wall_s, 3),
+        rl_wall_s=_NO_FIGURE,
+        overlap_frac=_NO_FIGURE,
+        staleness_mean=_NO_FIGURE,
+        staleness_max=0,
+        staleness_bound=0,
+        generated_tokens=0,
+        committed_tokens=0,
+        audit_ok=False,
+        audit_problems=(problem,),
+        policies=(),
+        waits=(),
+        time_scale=recipe.time_scale,
+    )
+
+
+def _warnings(policies: Sequence[PolicySummary]) -> tuple[str, ...]:
+    texts: list[str] = []
+    for policy in policies:
+        if text := _constant_reward_text(policy):
+            texts.append(text)
+        if policy.fates.failed:
+            texts.append(f"{policy.name}: {policy.fates.failed} of {policy.fates.drawn} groups failed")
+    return tuple(texts)
+
+
+def _constant_reward_text(policy: PolicySummary) -> str:
+    """A warning that the mean reward was the same in every step; empty if it was not."""
+    if policy.reward_min != policy.reward_max or policy.steps == 0:
+        return ""
+    steps = "the only step" if policy.steps == 1 else f"all {policy.steps} steps"
+    return (
+        f"{policy.name}: the mean reward was always {policy.reward_min:g} in {steps}, so there is nothing to "
+        "learn; inspect an episode and its reward with `astraflow try`"
+    )
+
+
+def _summarize_policy(
+    audited: PolicyAudit,
+    recipe: Recipe,
+    steps: Sequence[StepRecord],
+    evals: Sequence[EvalRecord],
+    best: BestVersion | None,
+) -> PolicySummary:
+    own = [record for record in steps if record.policy == audited.name]
+    rounds = sorted((r for r in evals if r.policy == audited.name), key=lambda r: r.version)
+    scores = [(r.eval_set, round(r.score_mean, 6)) for r in rounds if r.score_mean is not None]
+    return PolicySummary(
+        name=audited.name,
+        steps=audited.steps,
+        num_steps=recipe.policies[audited.name].train.steps,
+        version=own[-1].version if own else 0,
+        heldout_before=dict(reversed(scores)),
+        heldout_after=dict(scores),
+        reward_first=own[0].reward_mean if own else 0.0,
+        reward_last=own[-1].reward_mean if own else 0.0,
+        reward_min=min((record.reward_mean for record in own), default=0.0),
+        reward_max=max((record.reward_mean for record in own), default=0.0),
+        staleness_mean=audited.staleness_mean,
+        staleness_max=audited.staleness_max,
+        staleness_bound=audited.staleness_bound,
+        generated_tokens=audited.generated_tokens,
+        committed_tokens=audited.committed_tokens,
+        gradient_tokens=audited.gradient_tokens,
+        redone_steps=audited.redone_steps,
+        fates=audited.fates,
+        best=best,
+    )
+
+
+def _wait_shares(waits_s: Mapping[str, float], rl_wall_s: float) -> tuple[WaitShare, ...]:
+    """Times by who waited for whom, longest first. Keys have the form `WHO wait:WHOM`."""
+    shares = [
+        WaitShare(
+            who=key.partition(" wait:")[0],
+            whom=key.partition(" wait:")[2],
+            total_s=round(seconds, 3),
+            frac=round(seconds / max(rl_wall_s, 1e-9), 4),
+        )
+        for key, seconds in waits_s.items()
+    ]
+    return tuple(sorted(shares, key=lambda share: -share.total_s))
