@@ -366,7 +366,7 @@ REPORTED: dict[str, tuple[str, str, str]] = {
 """Name of the figure -> scenario, its figure, and target."""
 
 MOST_OVER_BARE = {"ingest": 2.8, "ingest_grouped": 3.4, "cycles": 1.7}
-"""Targets for `NAME_over_bare`: the CPU time divided by that of the bare server. Ratios hold on any machine."""
+"""Targets for `NAME_over_bare`, the CPU time divided by that of the bare server, on any machine."""
 
 
 async def main(setting: Setting, only: Sequence[str]) -> None:
