@@ -72,13 +72,23 @@ def unsupported_media_type(given: str, *expected: str) -> RefusedError:
 
 
 async def _read_body(request: "Request", name: str, limit: int) -> bytes:
+    """Like `request.body()`, with a limit. Most bodies are one message, so `request.stream()` would cost more
+    than reading them."""
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
+    has_more = True
+    while has_more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            from starlette.requests import ClientDisconnect
+
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > limit:
             raise TooLargeError(f"{name}: body over the limit of {limit} bytes")
         chunks.append(chunk)
+        has_more = message.get("more_body", False)
     return b"".join(chunks)
 
 

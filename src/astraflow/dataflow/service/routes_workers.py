@@ -9,7 +9,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from astraflow import wire
 from astraflow.dataflow.core.commands import (
     AddTasks,
     AddWorker,
@@ -29,7 +28,7 @@ from astraflow.dataflow.service.routes_shared import (
     read_body,
 )
 from astraflow.errors import DataError, RefusedError, WireError
-from astraflow.service.messages import item_response, read_item
+from astraflow.service.messages import item_response, media_type_of, read_item
 from astraflow.service.worker_ids import new_worker_id
 from astraflow.types import (
     EpisodeReceipt,
@@ -205,7 +204,7 @@ class WorkerRoutes:
     async def episodes(self, request: Request) -> Response:
         """`POST /v1/episodes`: each result is checked, its payloads are stored, then it is recorded."""
         body = await read_item(request, EpisodeResults)
-        media_type = request.headers.get("content-type", wire.MSGPACK)
+        media_type = media_type_of(request)
         sender = self._run.sender(body.worker_id)
         self._liveness.note_seen(sender, self._dispatcher.loop.time())
         # All are decoded before the first is recorded, because one malformed result fails the whole request.
