@@ -108,6 +108,6 @@ def refuse(code: str, message: str, status: int = 409) -> NoReturn:
 
 def derive_seed(*parts: object) -> int:
     """Returns a seed in `[0, 2**53)` that depends only on `parts`."""
-    text = "/".join(str(part) for part in parts)
+    text = "/".join(map(str, parts))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _NUM_SEED_BITS)

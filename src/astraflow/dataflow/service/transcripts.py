@@ -11,7 +11,7 @@ from astraflow.dataflow.journal.journal_db import TranscriptRow
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.dataflow.service.task_lookup import TaskLookup
-from astraflow.types import Episode, EpisodeResult, Failure, LeaseKind, Message
+from astraflow.types import Episode, EpisodeResult, Failure, LeaseKind, Message, lease_kind
 
 __all__ = ["TranscriptKeeper", "load_transcripts"]
 
@@ -35,10 +35,10 @@ class TranscriptKeeper:
         The lease must still be live, so call this before the result is recorded.
         """
         episode = result.outcome
-        if isinstance(episode, Failure) or not episode.messages:
+        if isinstance(episode, Failure) or not episode.messages or not _is_kept(result.lease_id):
             return None
         lease = self._core.lease(result.lease_id)
-        if lease is None or not _is_kept(lease):
+        if lease is None:
             return None
         policy, version = _find_maker(lease, episode)
         return TranscriptRow(
@@ -57,8 +57,10 @@ class TranscriptKeeper:
         self._journal.note_transcript(msgspec.structs.replace(row, ref=ref))
 
 
-def _is_kept(lease: LeaseView) -> bool:
-    return lease.kind == "eval" or lease.group_id % _EVERY_GROUP == 0
+def _is_kept(lease_id: str) -> bool:
+    """Whether the messages are kept if such a lease is live. Most results are skipped without a look-up."""
+    group_id = lease_id.partition(".")[0]
+    return lease_kind(lease_id) == "eval" or (group_id.isdecimal() and int(group_id) % _EVERY_GROUP == 0)
 
 
 def _find_maker(lease: LeaseView, episode: Episode) -> tuple[str, int]:
