@@ -73,7 +73,7 @@ def by_role(facts: GroupFacts) -> Iterator[Members]:
     rewards_N = np.asarray([t.reward for t in facts.trajectories], dtype=np.float64)
     weights_N = np.asarray(facts.weights)
     for role in dict.fromkeys(roles):
-        members = np.flatnonzero([r == role for r in roles])
+        members = [i for i, r in enumerate(roles) if r == role]
         episode_numbers: dict[int, int] = {}
         episodes = [
             episode_numbers.setdefault(facts.trajectories[i].episode_idx, len(episode_numbers))
@@ -82,7 +82,7 @@ def by_role(facts: GroupFacts) -> Iterator[Members]:
         is_single_episode = len(episode_numbers) == 1
         yield Members(
             role=role,
-            positions=members,
+            positions=np.asarray(members, dtype=np.intp),
             rewards=rewards_N[members],
             weights=np.ones(len(members)) if is_single_episode else weights_N[members],
             episodes=np.arange(len(members)) if is_single_episode else np.asarray(episodes, dtype=np.intp),

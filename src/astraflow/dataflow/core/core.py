@@ -269,7 +269,8 @@ class Core:
 
     def eval_deadlines(self) -> tuple[tuple[int, float], ...]:
         """(round id, deadline in the commands' time) of the open evaluation rounds."""
-        return tuple((r.id, r.deadline_s) for r in self._ctx.state.rounds.values())
+        rounds = self._ctx.state.rounds
+        return tuple((r.id, r.deadline_s) for r in rounds.values()) if rounds else ()
 
     def groups_for_replay(self) -> frozenset[int]:
         """Groups that a later batch of some policy may replay."""

@@ -174,8 +174,9 @@ class Dispatcher:
         for event in itertools.chain.from_iterable(events):
             if isinstance(event, LeaseIssued):
                 issued.append(event.lease_id)
-            has_ended |= isinstance(event, RunEnded)
-            _log_event(event)
+            else:
+                has_ended |= isinstance(event, RunEnded)
+                _log_event(event)
         if issued:
             self.liveness.grant(issued, self.loop.time())
         self.watch()
