@@ -412,8 +412,10 @@ class _SourceScorer(Scorer):
         for source in self._sources:
             if isinstance(source, PromptsConfig):
                 self._rows_scorer().load()
-            elif isinstance(source, SourceVariant) and (scorer := self._kind_scorer(source.name)) is not None:
-                scorer.load()
+            elif isinstance(source, SourceVariant):
+                source.load_for_scoring()
+                if (scorer := self._kind_scorer(source.name)) is not None:
+                    scorer.load()
             elif isinstance(source, Use):  # its tasks may be prompts and answers
                 with suppress(ConfigError):
                     self._rows_scorer().load()

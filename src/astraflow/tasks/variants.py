@@ -69,6 +69,9 @@ class SourceVariant(Variant):
         del allow
         return False
 
+    def load_for_scoring(self) -> None:
+        """Imports what scoring the source's tasks needs, in the process that scores. Raises: ConfigError."""
+
     @classmethod
     def make_scorer(cls, allow: Collection[str]) -> Scorer | None:
         """Makes the scorer that the reward `source` uses for tasks of this kind; None if there is none.

@@ -48,6 +48,12 @@ class ReasoningGymConfig(SourceVariant):
 
         return runs_answers(self.dataset, allow)
 
+    def load_for_scoring(self) -> None:
+        """Imports the data set. Raises: ConfigError."""
+        from astraflow.addons.reasoning_gym.gym import load_data_set
+
+        load_data_set(self.dataset)
+
     @classmethod
     def make_scorer(cls, allow: Collection[str]) -> Scorer:
         """Makes the scorer, which calls the data sets' own scorers."""

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from astraflow.addons.reasoning_gym.config import ReasoningGymConfig
+from astraflow.addons.reasoning_gym.one_data_set import import_data_set
 from astraflow.config import check_args
 from astraflow.errors import ConfigError, DataError
 from astraflow.tasks.rows import system_context
@@ -27,6 +28,7 @@ __all__ = [
     "HARMLESS_SCORERS",
     "GymSource",
     "check_entry",
+    "load_data_set",
     "load_gym",
     "runs_answers",
     "score_gym",
@@ -156,7 +158,7 @@ def _open(recipe: str) -> _Dataset:
     Raises: ConfigError if the library refuses the arguments.
     """
     described: dict[str, Any] = json.loads(recipe)
-    dataset, config_type = _registered(str(described["dataset"]))
+    dataset, config_type = load_data_set(str(described["dataset"]))
     args = {**described["args"], "seed": described["seed"], "size": described["size"]}
     try:
         config: Any = config_type(**args)
@@ -169,8 +171,21 @@ def _open(recipe: str) -> _Dataset:
         ) from err
 
 
+def load_data_set(name: str) -> tuple[Callable[[Any], _Dataset], Callable[..., Any]]:
+    """Returns the data set's class and its config class. Imports no other data sets if that is possible.
+
+    Raises: ConfigError if there is no such data set, or the library can't be imported.
+    """
+    if (alone := import_data_set(name)) is not None:
+        return alone
+    known = cast("dict[str, tuple[Any, Any]]", load_gym().DATASETS)
+    if name in known:
+        return known[name]
+    raise ConfigError(f"dataset = {name!r} is not a data set of reasoning-gym{hint(name, list(known))}")
+
+
 def load_gym() -> Any:
-    """Returns the library's registry of data sets. Raises: ConfigError if it can't be imported."""
+    """Returns the registry of the whole library. Raises: ConfigError if the library can't be imported."""
     try:
         # Import the entire package first: after an aborted import, `factory` alone would exist, half filled.
         importlib.import_module("reasoning_gym")
@@ -182,19 +197,11 @@ def load_gym() -> Any:
 
 
 def _check(config: ReasoningGymConfig) -> None:
-    _, config_type = _registered(config.dataset)
+    _, config_type = load_data_set(config.dataset)
     own = sorted({"seed", "size"} & set(config.args))
     if own:
         raise ConfigError(f"args.{own[0]}: set `{own[0]}` of the source instead")
     check_args(config_type, config.args, where="args")
-
-
-def _registered(name: str) -> tuple[Callable[[Any], _Dataset], Callable[..., Any]]:
-    """Returns the data set's class and its config class."""
-    known = cast("dict[str, tuple[Any, Any]]", load_gym().DATASETS)
-    if name in known:
-        return known[name]
-    raise ConfigError(f"dataset = {name!r} is not a data set of reasoning-gym{hint(name, list(known))}")
 
 
 # --- scorers that run nothing -----------------------------------------------------------------------

@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from astraflow.addons.reasoning_gym.gym import check_entry, load_gym, runs_answers, score_gym
+from astraflow.addons.reasoning_gym.gym import check_entry, runs_answers, score_gym
 from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.addons.sandbox.pool import Sandbox
 from astraflow.addons.sandbox.verdict import Limits
@@ -43,10 +43,6 @@ class GymScorer(Scorer):
     def __init__(self, allow: Collection[str]) -> None:
         self._allow = allow
         self._sandbox = Sandbox(SandboxConfig(packages=True), preloaded=(_LIBRARY,))
-
-    def load(self) -> None:
-        """Imports the library. Raises: ConfigError."""
-        load_gym()
 
     async def open(self) -> None:
         """Opens the sandbox. Raises: ConfigError if sandboxes don't work on this machine."""
