@@ -27,19 +27,19 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from astraflow.errors import ConfigError
-from astraflow.user_input.installed import added_to, load_or_explain, source_of
+from astraflow.user_input.installed import find_entries, load_or_explain, source_of
 from astraflow.user_input.mistakes import (
     configs_in,
     distinct,
     dotted_path,
-    explained,
+    explain_error,
     hint,
     inner_type,
     nearest_hint,
     path_of,
     tag_of,
 )
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 from astraflow.user_input.plain_data import SHORT_FLOAT, problems
 from astraflow.user_input.yaml_files import USE_PATTERN, JsonMap, name_uses, override_pairs, set_dotted
 
@@ -47,12 +47,12 @@ __all__ = [
     "Config",
     "Use",
     "Variant",
+    "apply_overrides",
     "check_args",
     "dump_yaml",
     "load_attr",
-    "overridden",
     "parse_config",
-    "salvaged",
+    "salvage",
     "with_installed",
 ]
 
@@ -143,16 +143,16 @@ def with_installed(choice: Any, group: str) -> Any:
     """
     members: list[type[Config]] = []
     for member in get_args(choice):
-        members += [member] if tag_of(member) else _installed(group, member)
+        members += [member] if tag_of(member) else _load_variants(group, member)
     tags = [tag_of(member) for member in members]
     if repeated := [tag for tag in tags if tags.count(tag) > 1]:
         raise ConfigError(f"two variants of {group} have the name {repeated[0]!r}; uninstall one's package")
     return Annotated[Union[tuple(members)], Field(discriminator="name")]  # noqa: UP007 - made at run time
 
 
-def _installed(group: str, base: type[Config]) -> list[type[Config]]:
+def _load_variants(group: str, base: type[Config]) -> list[type[Config]]:
     variants: list[type[Config]] = []
-    for entry in added_to(group):
+    for entry in find_entries(group):
         variant = load_or_explain(entry)
         if variant is None:
             continue
@@ -193,7 +193,7 @@ def parse_config(
     except ValidationError as err:
         errors = cast("list[JsonMap]", err.errors(include_url=False))
         lines = [
-            told(path_of(error["loc"], config_type), explained(error, config_type, mapping))
+            told(path_of(error["loc"], config_type), explain_error(error, config_type, mapping))
             for error in distinct(errors)
             # Invalid items don't count, so a list with only such items would also be reported as empty.
             if error["type"] != "too_short" or not any(_is_below(other, error) for other in errors)
@@ -201,7 +201,7 @@ def parse_config(
         raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(lines))) from err
 
 
-def salvaged(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _ConfigT | None:
+def salvage(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _ConfigT | None:
     """Returns the valid part of a mapping, with defaults for the rest; None if a required key is not valid.
 
     Rules about several keys are not checked. The result serves to find further mistakes, and never to run.
@@ -210,7 +210,7 @@ def salvaged(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _Config
     values: JsonMap = {}
     for key, field in config_type.model_fields.items():
         if key in named:
-            kept = _salvaged_value(named[key], field)
+            kept = _salvage_value(named[key], field)
             if kept is not None:
                 values[key] = kept
         if key not in values and field.is_required():
@@ -218,7 +218,7 @@ def salvaged(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _Config
     return config_type.model_construct(**values)
 
 
-def _salvaged_value(value: Any, field: FieldInfo) -> Any:
+def _salvage_value(value: Any, field: FieldInfo) -> Any:
     """Returns the valid part of the value of a key; None if nothing is valid."""
     kind = inner_type(field.annotation)
     try:
@@ -230,13 +230,13 @@ def _salvaged_value(value: Any, field: FieldInfo) -> Any:
     if get_origin(kind) is dict and isinstance(value, dict):
         entry = FieldInfo.from_annotation(get_args(kind)[1])
         entries = cast("JsonMap", value).items()
-        found = {name: _salvaged_value(item, entry) for name, item in entries}
+        found = {name: _salvage_value(item, entry) for name, item in entries}
         return {name: item for name, item in found.items() if item is not None}
     choices = [c for c in configs_in(kind) if issubclass(c, Config)]
     if isinstance(value, dict):
         section = cast("JsonMap", value)
         fitting = [c for c in choices if len(choices) == 1 or tag_of(c) == section.get("name")]
-        return salvaged(section, fitting[0]) if len(fitting) == 1 else None
+        return salvage(section, fitting[0]) if len(fitting) == 1 else None
     return None
 
 
@@ -246,7 +246,7 @@ def _is_below(error: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return len(error["loc"]) > size and error["loc"][:size] == other["loc"]
 
 
-def overridden(
+def apply_overrides(
     config: _ConfigT, overrides: Mapping[str, Any] | Sequence[str], *, where: str = "recipe"
 ) -> _ConfigT:
     """Returns the config with dotted overrides (`a.b=value`) applied.
@@ -283,7 +283,7 @@ def _with_name(value: Any, annotation: Any, *, default: object = None) -> Any:
         return [_with_name(item, get_args(kind)[0]) for item in cast("list[Any]", value)]
     choices = configs_in(kind) if origin not in {dict, tuple} else []
     if isinstance(value, str) and _is_choice(kind):
-        return _chosen(value, choices)
+        return _choose(value, choices)
     if not isinstance(value, dict):
         return value
     section = cast("JsonMap", value)
@@ -300,7 +300,7 @@ def _is_choice(kind: Any) -> bool:
     return all(len(found) == 1 and tag_of(found[0]) is not None for found in variants)
 
 
-def _chosen(name: str, choices: Sequence[type[BaseModel]]) -> JsonMap:
+def _choose(name: str, choices: Sequence[type[BaseModel]]) -> JsonMap:
     is_own = USE_PATTERN.fullmatch(name) and any("use" in choice.model_fields for choice in choices)
     return {"name": "use", "use": name} if is_own else {"name": name}
 
@@ -344,7 +344,7 @@ def _import_problem(module: str, err: Exception) -> str:
     """Returns why the user's module cannot be imported: it is not found, or its own code fails."""
     is_missing = isinstance(err, ModuleNotFoundError) and f"{module}.".startswith(f"{err.name}.")
     if not is_missing:
-        return f"module {module!r} does not import here: {described(err)}"
+        return f"module {module!r} does not import here: {describe_error(err)}"
     names = [file.stem for folder in _own_folders() for file in folder.glob("*.py")]
     return (
         f"module {module!r} does not import here: no such module is installed, nor in the current folder or "

@@ -53,7 +53,7 @@ def stopped_process() -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def _launched(tmp_path: Path) -> Iterator[None]:
     """A launcher holds the folder that `make_folder(tmp_path)` makes."""
-    with RunFolder(tmp_path / "run").locked():
+    with RunFolder(tmp_path / "run").lock():
         yield
 
 

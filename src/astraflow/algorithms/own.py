@@ -9,7 +9,7 @@ import msgspec
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ComponentError, ConfigError
 from astraflow.protocols import Stateful
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 
 __all__ = [
     "call_component",
@@ -49,7 +49,9 @@ def make_own_object(config: Use, *, where: str, methods: Sequence[str], **given:
     try:
         made = make(**args)
     except BaseException as err:  # a user's constructor may raise anything, or call `exit()`
-        raise ConfigError(f"{where}.use = {config.use!r}: its constructor raised {described(err)}") from err
+        raise ConfigError(
+            f"{where}.use = {config.use!r}: its constructor raised {describe_error(err)}"
+        ) from err
     check_methods(made, methods, config, where=where)
     return made
 
@@ -98,4 +100,4 @@ def call_component(
     except ComponentError:  # raised by another component that this one calls; the message names it already
         raise
     except BaseException as err:  # the only place where any failure of a component is allowed
-        raise ComponentError(f"{what} raised {described(err)}") from err
+        raise ComponentError(f"{what} raised {describe_error(err)}") from err

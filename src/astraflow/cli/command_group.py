@@ -40,11 +40,11 @@ def added_command(name: str) -> AddedCommand | None:
     Raises: ConfigError if it doesn't load, or isn't an `AddedCommand`.
     """
     # Imported here because AstraFlow's own commands don't need it, and start faster without it.
-    from astraflow.user_input.installed import added_to, loaded
+    from astraflow.user_input.installed import find_entries, load_entry
 
-    for entry in added_to(_GROUP).select(name=name):
+    for entry in find_entries(_GROUP).select(name=name):
         try:
-            command = loaded(entry)
+            command = load_entry(entry)
         except (ImportError, AttributeError) as err:
             raise ConfigError(f"`astraflow {name}`: {entry.value} does not load: {err}") from err
         if command is not None and not isinstance(command, AddedCommand):
@@ -55,9 +55,9 @@ def added_command(name: str) -> AddedCommand | None:
 
 def in_order(own: Sequence[str]) -> list[str]:
     """Returns the names of all commands in the order of the list, given AstraFlow's own in their order."""
-    from astraflow.user_input.installed import added_to
+    from astraflow.user_input.installed import find_entries
 
-    found = {name: added_command(name) for name in sorted(added_to(_GROUP).names) if "." not in name}
+    found = {name: added_command(name) for name in sorted(find_entries(_GROUP).names) if "." not in name}
     waiting = {name: command.after for name, command in found.items() if command is not None}
     names = ["", *own]  # a command with `after=""` follows the empty name
     while waiting:

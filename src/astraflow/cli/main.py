@@ -22,8 +22,8 @@ from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
 from astraflow.report.terminal_text import printable
 from astraflow.service.loopback import proxy_exemptions
 from astraflow.user_input.extras import install_hint, missing_module
-from astraflow.user_input.own_code import described, own_frames
-from astraflow.user_input.user_files import shown_path
+from astraflow.user_input.own_code import describe_error, own_frames
+from astraflow.user_input.user_files import format_path
 
 __all__ = ["app", "main"]
 
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         calls = own_frames(err)
         if "--debug" in arguments or not calls:  # if no user code was called, the bug is in AstraFlow
             raise
-        lines = [described(err), *[f"  called from {call}" for call in reversed(calls[:-1])]]
+        lines = [describe_error(err), *[f"  called from {call}" for call in reversed(calls[:-1])]]
         text = "\n".join(lines)
         print(f"error: {printable(text, keeps_lines=True)}", file=sys.stderr)
         sys.exit(1)
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _reason(err: OSError) -> str:
     if err.strerror is None or err.filename is None:
         return str(err)
-    return f"{shown_path(Path(str(err.filename)))}: {err.strerror}"
+    return f"{format_path(Path(str(err.filename)))}: {err.strerror}"
 
 
 def _module_path() -> list[str]:

@@ -8,7 +8,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.models.weight_files import check_weight_files
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.hub_names import is_hub_name, split_revision
-from astraflow.user_input.installed import added_to, loaded, where_to_find
+from astraflow.user_input.installed import find_entries, load_entry, where_to_find
 
 __all__ = ["cache_folder", "fetch_model", "is_cached", "model_path"]
 
@@ -60,8 +60,8 @@ def fetch_model(model: str, tell: Callable[[str], None]) -> str:
     name, revision = split_revision(model)
     if _COMMIT.fullmatch(revision) and is_cached(model):
         return model
-    for entry in added_to("astraflow.models").select(name="hub"):
-        if download := loaded(entry):
+    for entry in find_entries("astraflow.models").select(name="hub"):
+        if download := load_entry(entry):
             return download(model, tell)
     if is_cached(model):
         return f"{name}@{model_path(model).name}"

@@ -11,7 +11,7 @@ from astraflow.dataflow.service.scaling import WaitShares
 from astraflow.dataflow.service.service import DataflowService
 from astraflow.errors import ConfigError
 from astraflow.recipe.access import tls_files, tokens_of
-from astraflow.recipe.derived import left_open
+from astraflow.recipe.derived import find_open_keys
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import run_info, run_plan
@@ -46,7 +46,7 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
         rules=WebRules(host_names=web.host_names, origins=web.origins, needs_token=bool(tokens)),
     )
     await service.start()
-    folder.resumed()
+    folder.note_resume()
     try:
         await server.start()
         settle_memory()
@@ -65,7 +65,7 @@ def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
 
     Raises: ConfigError, DataError, JournalError.
     """
-    if keys := left_open(recipe):
+    if keys := find_open_keys(recipe):
         raise ConfigError(
             f"{folder.recipe}: {keys[0]} is `auto`, but a service needs a number; create the file with "
             "`astraflow run RECIPE --dry-run`"

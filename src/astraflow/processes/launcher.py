@@ -25,7 +25,7 @@ from astraflow.protocols import (
 from astraflow.recipe.cluster_config import LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.recipe import Recipe
 from astraflow.service.loopback import is_loopback
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 
 __all__ = ["CheckedHandle", "make_launcher", "start_process", "with_reachable_hosts"]
 
@@ -54,7 +54,7 @@ def _make_foreign(make: Callable[[], object], where: str) -> Launcher:
     except Error:
         raise
     except Exception as err:  # code from outside, which may raise anything
-        raise ConfigError(f"{where} could not be made: it raised {described(err)}") from err
+        raise ConfigError(f"{where} could not be made: it raised {describe_error(err)}") from err
     missing = _missing(launcher, ("start", "close"))
     if missing:
         raise ConfigError(

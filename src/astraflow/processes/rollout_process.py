@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from astraflow.config import overridden, parse_config
+from astraflow.config import apply_overrides, parse_config
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
 from astraflow.recipe.access import check_allowed
@@ -111,7 +111,7 @@ def own_rollout(recipe: Recipe, overrides: tuple[str, ...]) -> RolloutConfig:
         raise ConfigError(
             f"{foreign[0]} can't be changed for one service; only rollout.* may differ from the run's recipe"
         )
-    return overridden(recipe, overrides, where="astraflow join").rollout
+    return apply_overrides(recipe, overrides, where="astraflow join").rollout
 
 
 @contextlib.contextmanager

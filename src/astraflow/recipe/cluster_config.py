@@ -8,7 +8,7 @@ from astraflow.config import Config, Use, with_installed
 from astraflow.errors import ConfigError
 from astraflow.protocols import Needs
 from astraflow.recipe.launcher_variant import LauncherVariant
-from astraflow.user_input.installed import added_to, load_or_explain, source_of
+from astraflow.user_input.installed import find_entries, load_or_explain, source_of
 from astraflow.user_input.mistakes import configs_in, tag_of
 from astraflow.user_input.text_forms import Name, text_form
 
@@ -158,7 +158,7 @@ def _with_installed_sections(config: type[ClusterConfig]) -> type[ClusterConfig]
     Raises: ConfigError if an entry point does not load, or does not name such a class.
     """
     sections: dict[str, Any] = {}
-    for entry in added_to("astraflow.cluster"):
+    for entry in find_entries("astraflow.cluster"):
         if "." in entry.name:
             continue
         section: object = load_or_explain(entry)

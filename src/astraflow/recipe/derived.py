@@ -27,7 +27,7 @@ from astraflow.tasks.config import judges_of
 from astraflow.tasks.selection import longest_prompt
 from astraflow.workflows.config import SingleTurnConfig
 
-__all__ = ["derived", "left_open"]
+__all__ = ["derive_numbers", "find_open_keys"]
 
 _CONVERSATION = 4_096
 """Tokens for a conversation of several turns. Each slot of the engine reserves memory for all of them."""
@@ -38,7 +38,7 @@ _MULTIPLE = 64
 _ConfigT = TypeVar("_ConfigT", bound=Config)
 
 
-def left_open(recipe: Recipe) -> list[str]:
+def find_open_keys(recipe: Recipe) -> list[str]:
     """Returns the keys whose value is `auto`."""
     keys = [
         f"policies.{name}.table.groups_per_batch"
@@ -51,14 +51,14 @@ def left_open(recipe: Recipe) -> list[str]:
     return keys
 
 
-def derived(recipe: Recipe, sources: OpenSources | None = None) -> Recipe:
+def derive_numbers(recipe: Recipe, sources: OpenSources | None = None) -> Recipe:
     """Returns the recipe with a number in place of each `auto`. Opens its sources if they are not given.
 
     Without any source, a batch has 64 groups, and the context is that of a conversation.
 
     Raises: ConfigError or DataError if a source cannot be opened, or a number does not fit the other keys.
     """
-    if not left_open(recipe):
+    if not find_open_keys(recipe):
         return recipe
     sources = sources or open_sources(recipe)
     num_tasks = sum(map(len, sources.train.values()))
@@ -66,11 +66,11 @@ def derived(recipe: Recipe, sources: OpenSources | None = None) -> Recipe:
     rollout = recipe.rollout
     engine = rollout.engine
     if isinstance(engine, ModelEngineConfig) and engine.max_context == "auto":
-        rollout = _changed(rollout, engine=_changed(engine, max_context=_context(recipe, sources)))
-    return _changed(recipe, policies=policies, rollout=rollout)
+        rollout = _change(rollout, engine=_change(engine, max_context=_context(recipe, sources)))
+    return _change(recipe, policies=policies, rollout=rollout)
 
 
-def _changed(config: _ConfigT, **values: object) -> _ConfigT:
+def _change(config: _ConfigT, **values: object) -> _ConfigT:
     """Returns the config with other values, validated again. Doesn't use JSON, which leaves out secrets."""
     try:
         return type(config)(**{**dict(config), **values})
@@ -82,8 +82,8 @@ def _changed(config: _ConfigT, **values: object) -> _ConfigT:
 def _with_batch(policy: PolicyConfig, num_tasks: int) -> PolicyConfig:
     if policy.table.groups_per_batch != "auto":
         return policy
-    table = _changed(policy.table, groups_per_batch=min(AUTO_BATCH, num_tasks or AUTO_BATCH))
-    return _changed(policy, table=table)
+    table = _change(policy.table, groups_per_batch=min(AUTO_BATCH, num_tasks or AUTO_BATCH))
+    return _change(policy, table=table)
 
 
 def _context(recipe: Recipe, sources: OpenSources) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import astraflow
 from astraflow.errors import ConfigError, DataError
 from astraflow.user_input.installed import load_added
-from astraflow.user_input.mistakes import nearest_hint, shown
+from astraflow.user_input.mistakes import format_value, nearest_hint
 from astraflow.user_input.user_files import is_there
 
 __all__ = [
@@ -120,7 +120,7 @@ def find_entry(name: str) -> GalleryItem:
         return same_end[0]
     meant = nearest_hint(wanted, known)
     raise ConfigError(
-        f"no recipe or model is named {shown(name)}{meant} (`astraflow recipes list` shows all)"
+        f"no recipe or model is named {format_value(name)}{meant} (`astraflow recipes list` shows all)"
     )
 
 

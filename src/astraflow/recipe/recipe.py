@@ -11,7 +11,7 @@ from astraflow.algorithms.curation import CuratorConfig
 from astraflow.algorithms.task_gates import TaskGateConfig
 from astraflow.algorithms.task_orders import ShuffleConfig, WeightedConfig
 from astraflow.algorithms.turn_credit import GaeCredit
-from astraflow.config import Config, Use, overridden, parse_config, with_installed
+from astraflow.config import Config, Use, apply_overrides, parse_config, with_installed
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
@@ -410,9 +410,11 @@ def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
         recipe = parse_config(mapping, Recipe, where=str(path), place=partial(_place, path, list(full)))
         if not scale:
             return recipe
-        from astraflow.recipe.scale import scaled  # here, because that module imports this one
+        from astraflow.recipe.scale import scale_recipe  # here, because that module imports this one
 
-        return overridden(scaled(recipe, str(scale)), full_overrides(pairs, mapping), where=str(path))
+        return apply_overrides(
+            scale_recipe(recipe, str(scale)), full_overrides(pairs, mapping), where=str(path)
+        )
 
 
 def _place(path: Path, overrides: Sequence[str], keys: Sequence[str | int]) -> str:

@@ -95,7 +95,7 @@ def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
     """
     old = before.model_dump(mode="json")
     new = after.model_dump(mode="json")
-    sections = [change for pattern in MAY_COME_OR_GO for change in _moved_sections(old, new, pattern)]
+    sections = [change for pattern in MAY_COME_OR_GO for change in _take_moved_sections(old, new, pattern)]
     was = dict(_leaves(old, ""))
     now = dict(_leaves(new, ""))
     keys = [key for key in {**was, **now} if was.get(key) != now.get(key) and not _is_left_open(key, now)]
@@ -170,7 +170,7 @@ def _begins(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     )
 
 
-def _moved_sections(old: dict[str, Any], new: dict[str, Any], pattern: str) -> Iterator[RecipeChange]:
+def _take_moved_sections(old: dict[str, Any], new: dict[str, Any], pattern: str) -> Iterator[RecipeChange]:
     """Removes the sections that only one of the two recipes has, in place, and yields one change for each."""
     *path, _ = pattern.split(".")
     before = _section(old, path)

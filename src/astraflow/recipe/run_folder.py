@@ -173,7 +173,7 @@ class RunFolder:
         """Whether `ask_to_resume` was called and the dataflow has not resumed yet."""
         return self._resume.exists()
 
-    def resumed(self) -> None:
+    def note_resume(self) -> None:
         """Notes that the dataflow has resumed. Later restarts don't continue a failed run."""
         self._resume.unlink(missing_ok=True)
 
@@ -204,7 +204,7 @@ class RunFolder:
         return False
 
     @contextmanager
-    def locked(self) -> Generator[None]:
+    def lock(self) -> Generator[None]:
         """Holds the folder for one launcher. Raises: ConfigError if another launcher holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self._lock.open("w", encoding="utf-8") as file:

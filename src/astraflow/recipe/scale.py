@@ -26,7 +26,7 @@ from astraflow.user_input.mistakes import hint
 from astraflow.user_input.yaml_files import JsonMap
 from astraflow.workflows.variant import WorkflowVariant
 
-__all__ = ["SCALES", "scaled"]
+__all__ = ["SCALES", "scale_recipe"]
 
 _ENVIRONMENTS = "environments.json"
 """File with arguments that make the tasks of an environment easy, by the environment's class."""
@@ -38,7 +38,7 @@ _NUM_TASKS = 2
 """Tasks of an evaluation set, and groups of a batch."""
 
 
-def scaled(recipe: Recipe, scale: str) -> Recipe:
+def scale_recipe(recipe: Recipe, scale: str) -> Recipe:
     """Returns the recipe at another scale. Raises: ConfigError for an unknown scale."""
     if scale not in SCALES:
         raise ConfigError(f"scale = {scale!r} is not a scale{hint(scale, list(SCALES))}")
@@ -56,7 +56,7 @@ def _smoke(recipe: JsonMap) -> None:
         if section.get("name") == "prepared":
             section["folder"] = str(fixtures / section["dataset"])
     for section in (recipe, *recipe["eval"]["sets"].values()):
-        section["workflow"] = _shrunk_workflow(section["workflow"], fixtures)
+        section["workflow"] = _shrink_workflow(section["workflow"], fixtures)
     easy_args: dict[str, JsonMap] = json.loads((fixtures / _ENVIRONMENTS).read_text(encoding="utf-8"))
     for environment in recipe["tasks"]["environments"].values():
         environment["args"] |= easy_args.get(environment["use"], {})
@@ -85,7 +85,7 @@ def _shrink_policy(policy: JsonMap) -> None:
     train["backend"] = {"name": "torch"}
 
 
-def _shrunk_workflow(section: JsonMap, fixtures: Path) -> JsonMap:
+def _shrink_workflow(section: JsonMap, fixtures: Path) -> JsonMap:
     workflow = _WORKFLOWS.validate_json(json.dumps(section))
     if not isinstance(workflow, WorkflowVariant):
         return section

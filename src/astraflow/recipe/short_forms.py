@@ -129,10 +129,10 @@ def keys_as_written(path: Path, overrides: Mapping[str, Any] | Sequence[str] = (
     try:
         yield
     except (ConfigError, DataError) as err:
-        raise type(err)(_as_written(str(err), path, overrides)) from err
+        raise type(err)(_rewrite_keys(str(err), path, overrides)) from err
 
 
-def _as_written(text: str, path: Path, overrides: Mapping[str, Any] | Sequence[str]) -> str:
+def _rewrite_keys(text: str, path: Path, overrides: Mapping[str, Any] | Sequence[str]) -> str:
     # If files or overrides can't be read, this raises the same error again.
     typed = [key for key, _ in override_pairs(overrides)]
     layers = [layer for _, layer in layers_of(path)]

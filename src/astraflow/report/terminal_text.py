@@ -26,10 +26,10 @@ def printable(text: str, *, keeps_lines: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "\n\t" + _JOINER if keeps_lines else _JOINER
-    return "".join(char if char in kept else _written_out(char) for char in text)
+    return "".join(char if char in kept else _escape(char) for char in text)
 
 
-def _written_out(char: str) -> str:
+def _escape(char: str) -> str:
     if unicodedata.category(char) not in _HIDDEN:
         return char
     return char.encode("unicode_escape").decode("ascii")

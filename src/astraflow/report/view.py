@@ -14,7 +14,7 @@ from astraflow.report.overview import RunOverview, eval_line, idle_line, step_li
 from astraflow.report.terminal_text import printable
 from astraflow.report.watch.watchdog import NO_ALARMS, AlarmUpdate, cleared_text
 from astraflow.types import EvalRecord, StatusReply, StepRecord
-from astraflow.user_input.installed import added_to, loaded
+from astraflow.user_input.installed import find_entries, load_entry
 
 if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe
@@ -118,7 +118,7 @@ class RunPage:
 
 def make_pages(run: ShownRun) -> list[RunPage]:
     """The pages that installed packages have for a run."""
-    makers = [loaded(entry) for entry in added_to("astraflow.pages")]
+    makers = [load_entry(entry) for entry in find_entries("astraflow.pages")]
     made: list[RunPage | None] = [make_page(run) for make_page in makers if make_page is not None]
     return [page for page in made if page is not None]
 

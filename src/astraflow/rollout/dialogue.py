@@ -29,7 +29,7 @@ from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
 from astraflow.types.bounds import as_label
-from astraflow.user_input.installed import added_to, loaded
+from astraflow.user_input.installed import find_entries, load_entry
 from astraflow.workflows.calls import CallParser, tagged_calls
 from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy
 
@@ -159,8 +159,8 @@ def load_gateway() -> Gateway:
 
     Raises: ConfigError if there is none, or more than one.
     """
-    entries = added_to("astraflow.gateways")
-    gateways = [gateway() for gateway in map(loaded, entries) if gateway is not None]
+    entries = find_entries("astraflow.gateways")
+    gateways = [gateway() for gateway in map(load_entry, entries) if gateway is not None]
     if len(gateways) != 1:
         found = ", ".join(entry.value for entry in entries) or "none"
         raise ConfigError(

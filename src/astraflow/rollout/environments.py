@@ -22,7 +22,7 @@ from astraflow.protocols import Environment, InteractiveEnvironment, Observation
 from astraflow.tasks.config import EnvironmentConfig
 from astraflow.tasks.environment import make_environment, without_environment
 from astraflow.types import Task
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 
 __all__ = ["EnvironmentEpisode", "Environments"]
 
@@ -68,7 +68,7 @@ class Environments:
             try:
                 await caller.call(environment.open)
             except Exception as err:
-                reason = str(err) if isinstance(err, Error) else described(err)
+                reason = str(err) if isinstance(err, Error) else describe_error(err)
                 raise ConfigError(f"tasks.environments.{name} cannot be opened: {reason}") from err
             finally:
                 caller.release()
@@ -88,7 +88,7 @@ class Environments:
         try:
             await caller.call(environment.close)
         except Exception as err:  # noqa: BLE001 - the user's code; the service ends anyway
-            _log.warning("environment %s did not close: %s", name, described(err))
+            _log.warning("environment %s did not close: %s", name, describe_error(err))
         finally:
             caller.release()
 
@@ -179,7 +179,7 @@ async def _end_quietly(episode: EnvironmentEpisode) -> None:
     try:
         await episode.end()
     except Exception as err:  # noqa: BLE001 - the user's code; the episode has failed already
-        _log.warning("the `end` of an environment's episode failed: %s", described(err))
+        _log.warning("the `end` of an environment's episode failed: %s", describe_error(err))
 
 
 def _new_episode(
@@ -248,7 +248,7 @@ class _Caller:
             return value
         if isinstance(error, SystemExit | KeyboardInterrupt):
             raise RolloutError(
-                f"{self.name}: `{method.__name__}` raised {described(error)}", is_retryable=False
+                f"{self.name}: `{method.__name__}` raised {describe_error(error)}", is_retryable=False
             ) from error
         raise error
 

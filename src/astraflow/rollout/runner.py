@@ -40,7 +40,7 @@ from astraflow.types import (
     Trajectory,
 )
 from astraflow.types.facts import episode_weights
-from astraflow.user_input.own_code import error_text, own_frames, raised_at
+from astraflow.user_input.own_code import error_text, find_own_line, own_frames
 from astraflow.workflows.calls import CallParser
 from astraflow.workflows.conversation import (
     MAX_TIMES,
@@ -95,7 +95,7 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, Error):
         return str(error) or repr(error)
     text = error_text(error) or repr(error)
-    place = raised_at(error)
+    place = find_own_line(error)
     return f"{text} ({place})" if place else text
 
 

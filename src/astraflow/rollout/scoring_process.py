@@ -32,7 +32,7 @@ from astraflow.protocols import Score
 from astraflow.tasks.config import TasksConfig
 from astraflow.tasks.rewards import RecipeReward, is_waiting, keeps_keys, make_reward
 from astraflow.types import Task
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 
 __all__ = [
     "BUILD_S",
@@ -100,7 +100,7 @@ def _to_rollout_error(task: Task, error: BaseException) -> RolloutError:
     """Replaces the user's exception, which may not survive being sent to the service."""
     if isinstance(error, RolloutError):
         return error
-    return RolloutError(f"task {task.id}: the reward raised {described(error)}", is_retryable=False)
+    return RolloutError(f"task {task.id}: the reward raised {describe_error(error)}", is_retryable=False)
 
 
 class _Keeper:
@@ -245,7 +245,7 @@ def _run_reward(pipe: Connection, tasks_json: str, path: tuple[str, ...]) -> Non
                 reward.load()
                 loop.run(reward.open())
             except BaseException as error:  # noqa: BLE001 - the user's code; the service gets the message
-                pipe.send(BuiltReward(str(error) if isinstance(error, Error) else described(error)))
+                pipe.send(BuiltReward(str(error) if isinstance(error, Error) else describe_error(error)))
                 os._exit(0)
             pipe.send(BuiltReward("", reward.is_async))
             while True:

@@ -19,12 +19,12 @@ from astraflow.algorithms.credit import (
     ReinforcePlusPlusCredit,
     RlooCredit,
 )
-from astraflow.config import Config, Use, check_args, load_attr, salvaged
+from astraflow.config import Config, Use, check_args, load_attr, salvage
 from astraflow.errors import ConfigError, DataError
 from astraflow.losses.config import DistillLossConfig, SftLossConfig
 from astraflow.processes.pool import load_pool_maker
 from astraflow.protocols import TaskSource
-from astraflow.recipe.derived import derived
+from astraflow.recipe.derived import derive_numbers
 from astraflow.recipe.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
 from astraflow.recipe.model_checks import check_family, check_model, is_to_be_fetched
 from astraflow.recipe.recipe import PolicyConfig, Recipe
@@ -148,7 +148,7 @@ def check_recipe(
     _check_machine(recipe, mistakes, run_dir)
     mistakes.raise_all()
     is_unbuilt = any(policy.model in unbuilt for policy in recipe.policies.values())
-    return CheckedRecipe(recipe if is_unbuilt else derived(recipe, sources), sources)
+    return CheckedRecipe(recipe if is_unbuilt else derive_numbers(recipe, sources), sources)
 
 
 def with_other_mistakes(
@@ -160,7 +160,7 @@ def with_other_mistakes(
         mapping = full_mapping(file, pairs)
     except ConfigError:
         return error  # for example, invalid YAML: there are no parts to check
-    recipe = None if "scale" in pairs else salvaged(mapping, Recipe)
+    recipe = None if "scale" in pairs else salvage(mapping, Recipe)
     others = _other_mistakes(recipe, run_dir or Path("runs") / recipe.name) if recipe is not None else []
     if not others:
         return error
@@ -209,8 +209,8 @@ def _check_roles(recipe: Recipe) -> None:
         raise ConfigError("policies: none has `role: trained`, so nothing would be trained")
     for name, config in recipe.eval.sets.items():
         if not isinstance(config.workflow, TrainingWorkflow):
-            _acting(config.workflow, recipe, f"eval.sets.{name}.workflow")
-    acting = _acting(recipe.workflow, recipe, "workflow")
+            _find_roles(config.workflow, recipe, f"eval.sets.{name}.workflow")
+    acting = _find_roles(recipe.workflow, recipe, "workflow")
     if isinstance(recipe.workflow, Use):
         return
     idle = [name for name in recipe.trained if name not in acting]
@@ -223,7 +223,7 @@ def _check_roles(recipe: Recipe) -> None:
         )
 
 
-def _acting(workflow: WorkflowConfig, recipe: Recipe, where: str) -> list[str]:
+def _find_roles(workflow: WorkflowConfig, recipe: Recipe, where: str) -> list[str]:
     """Returns the policy of each role. Raises: ConfigError if it does not exist."""
     if isinstance(workflow, Use):
         return []

@@ -505,7 +505,7 @@ async def launch(
     tell = view.note if view is not None else _log.info
     recipe = await asyncio.to_thread(with_fetched_models, recipe, folder.path, tell)
     recipe = check_recipe(recipe, folder.path).recipe
-    with folder.locked(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
+    with folder.lock(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
         recipe = with_reachable_hosts(recipe, starter)
         addresses = choose_addresses(recipe, _earlier_ports(folder))
         _prepare(folder, recipe)

@@ -16,7 +16,7 @@ from astraflow.protocols import Environment, InteractiveEnvironment
 from astraflow.tasks.config import EnvironmentConfig, EnvironmentSourceConfig, TasksConfig, TaskSourceConfig
 from astraflow.types import Task
 from astraflow.user_input.mistakes import hint
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 
 __all__ = [
     "check_environments",
@@ -58,7 +58,9 @@ def make_environment(name: str, config: EnvironmentConfig) -> Environment:
             f"{where}: {config.use} called exit({err}) instead of making an environment"
         ) from err
     except Exception as err:  # user code may raise anything
-        raise ConfigError(f"{where}: {config.use} could not be made: it raised {described(err)}") from err
+        raise ConfigError(
+            f"{where}: {config.use} could not be made: it raised {describe_error(err)}"
+        ) from err
     if not isinstance(made, Environment):
         missing = [method for method in ("tasks", "score", "open", "close") if not hasattr(made, method)]
         raise ConfigError(

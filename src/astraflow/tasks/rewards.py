@@ -42,7 +42,7 @@ from astraflow.types import Task
 from astraflow.types.bounds import as_label
 from astraflow.types.row_columns import is_of_row
 from astraflow.user_input.mistakes import configs_in, tag_of
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 
 __all__ = [
     "RecipeReward",
@@ -252,7 +252,7 @@ class _Part:
     def _failure(self, task: Task, error: BaseException) -> RolloutError:
         # Retrying may help if a service that the function calls did not answer.
         is_retryable = error.is_retryable if isinstance(error, RolloutError) else False
-        what = f": {error}" if isinstance(error, Error) else f" raised {described(error)}"
+        what = f": {error}" if isinstance(error, Error) else f" raised {describe_error(error)}"
         return RolloutError(
             f"{self._who(task)}{what}",
             is_retryable=is_retryable or isinstance(error, ConnectionError | TimeoutError),

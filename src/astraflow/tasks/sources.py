@@ -28,8 +28,8 @@ from astraflow.tasks.selection import select_fitting
 from astraflow.tasks.variants import PromptsConfig, SourceContext, SourceVariant
 from astraflow.types import Task
 from astraflow.user_input.mistakes import near_path
-from astraflow.user_input.own_code import described
-from astraflow.user_input.user_files import check_regular, is_there, shown_path
+from astraflow.user_input.own_code import describe_error
+from astraflow.user_input.user_files import check_regular, format_path, is_there
 
 __all__ = ["ListSource", "make_source", "missing_file_error", "select_tasks"]
 
@@ -122,7 +122,8 @@ class _EnvironmentSource:
             raise
         except Exception as err:  # user code may raise anything
             raise DataError(
-                f"tasks.environments.{self._environment}: tasks({config.split!r}) raised {described(err)}"
+                f"tasks.environments.{self._environment}: tasks({config.split!r}) raised "
+                f"{describe_error(err)}"
             ) from err
         if isinstance(found, Sequence):  # an environment may return a plain list of tasks
             found = ListSource(found)
@@ -176,7 +177,7 @@ def _read_text(path: Path) -> str:
 
 def missing_file_error(path: Path) -> DataError:
     """The error for a file of tasks that does not exist, with the nearest path that does."""
-    return DataError(f"{shown_path(path)} does not exist (looked in {Path.cwd()}){near_path(path)}")
+    return DataError(f"{format_path(path)} does not exist (looked in {Path.cwd()}){near_path(path)}")
 
 
 def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
@@ -207,7 +208,7 @@ def _make_checked(make: Callable[[], object], what: str) -> TaskSource:
     except Error:
         raise
     except Exception as err:  # user code may raise anything
-        raise DataError(f"{what} could not be made: it raised {described(err)}") from err
+        raise DataError(f"{what} could not be made: it raised {describe_error(err)}") from err
     return _check_source(source, what)
 
 

@@ -11,25 +11,25 @@ from typing import Any
 
 from astraflow.errors import ConfigError
 
-__all__ = ["added_to", "load_added", "load_or_explain", "loaded", "source_of", "where_to_find"]
+__all__ = ["find_entries", "load_added", "load_entry", "load_or_explain", "source_of", "where_to_find"]
 
 _ADD_ONS = "astraflow.addons."
 
 
-def added_to(group: str) -> EntryPoints:
+def find_entries(group: str) -> EntryPoints:
     """Returns a group's entry points. The first call reads the metadata of all installed packages."""
-    return _installed(tuple(sys.path)).select(group=group)
+    return _read_entries(tuple(sys.path)).select(group=group)
 
 
 @cache
-def _installed(_: tuple[str, ...]) -> EntryPoints:
+def _read_entries(_: tuple[str, ...]) -> EntryPoints:
     """Returns the entry points of all groups `astraflow.*`. The search path is the key of the cache."""
     every = entry_points()
     groups = [group for group in every.groups if group.startswith("astraflow.")]
     return EntryPoints(entry for group in groups for entry in every.select(group=group))
 
 
-def loaded(entry: EntryPoint) -> Any | None:
+def load_entry(entry: EntryPoint) -> Any | None:
     """Loads the object that an entry point names; None if this installation leaves out its add-on.
 
     Raises: ImportError or AttributeError if it can't be loaded.
@@ -47,16 +47,16 @@ def load_added(group: str, name: str, what: str) -> Any:
 
     Raises: ConfigError that `what` needs a package, if no installed one has such an entry point.
     """
-    objects = [loaded(entry) for entry in added_to(group).select(name=name)]
+    objects = [load_entry(entry) for entry in find_entries(group).select(name=name)]
     if found := next(filter(None, objects), None):
         return found
     raise ConfigError(f"{what} {where_to_find(name)}")
 
 
 def load_or_explain(entry: EntryPoint) -> Any | None:
-    """Does the same as `loaded`. Raises: ConfigError that names the package if it can't be loaded."""
+    """Does the same as `load_entry`. Raises: ConfigError that names the package if it can't be loaded."""
     try:
-        return loaded(entry)
+        return load_entry(entry)
     except (ImportError, AttributeError) as err:
         raise ConfigError(f"{source_of(entry)} does not load: {err}") from err
 
@@ -72,8 +72,8 @@ def where_to_find(name: str) -> str:
 
     Example: `needs a package: pip install "astraflow[paced]"`.
     """
-    for entry in _installed(tuple(sys.path)):
-        if entry.name == name and entry.value.startswith(_ADD_ONS) and loaded(entry) is None:
+    for entry in _read_entries(tuple(sys.path)):
+        if entry.name == name and entry.value.startswith(_ADD_ONS) and load_entry(entry) is None:
             add_on = ".".join(entry.module.split(".")[:3])
             return f"needs {add_on}, which this installation of AstraFlow leaves out"
     try:

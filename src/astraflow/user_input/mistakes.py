@@ -29,13 +29,13 @@ __all__ = [
     "configs_in",
     "distinct",
     "dotted_path",
-    "explained",
+    "explain_error",
+    "format_value",
     "hint",
     "inner_type",
     "near_path",
     "nearest_hint",
     "path_of",
-    "shown",
     "tag_of",
 ]
 
@@ -77,20 +77,20 @@ def _is_mark(part: object) -> bool:
     return isinstance(part, str) and _MARK.match(part) is not None
 
 
-def explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
+def explain_error(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
     """Returns one line for one of the `distinct` errors: the path, the value, and what was expected."""
-    line = _explained(error, config_type, mapping)
+    line = _explain_one(error, config_type, mapping)
     return f"{line}, or {error['or_word']}" if error["or_word"] else line
 
 
-def _explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
+def _explain_one(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
     loc = tuple(error["loc"])
     path = dotted_path(path_of(loc, config_type))
     kind = str(error["type"])
     given = error["input"]
     if loc[-1:] == ("[key]",):
         names = dotted_path(path_of(loc[:-2], config_type))
-        return f"{names}: the name {shown(given)}: {str(error['msg']).removeprefix('Value error, ')}"
+        return f"{names}: the name {format_value(given)}: {str(error['msg']).removeprefix('Value error, ')}"
     ctx = error.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(loc, given, config_type, mapping)
@@ -99,14 +99,15 @@ def _explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mappi
     if kind == "missing":
         return f"{path} is required and missing{_other_entry(loc, config_type, mapping)}"
     if kind == "literal_error":
-        return f"{path} = {shown(given)} is not valid; expected {ctx['expected']}{_near_literal(given, ctx)}"
-    if expected := _expected(kind, given, loc, config_type):
+        near = _near_literal(given, ctx)
+        return f"{path} = {format_value(given)} is not valid; expected {ctx['expected']}{near}"
+    if expected := _describe_expected(kind, given, loc, config_type):
         other = _other_entry(loc, config_type, mapping)
-        return f"{path} {'is empty' if given is None else f'= {shown(given)}'}: {expected}{other}"
+        return f"{path} {'is empty' if given is None else f'= {format_value(given)}'}: {expected}{other}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if isinstance(given, dict | list):  # a rule about a whole section, whose message names the keys
         return f"{path}: {message}" if path else message
-    return f"{path} = {shown(given)}: {message}"
+    return f"{path} = {format_value(given)}: {message}"
 
 
 def hint(given: str, choices: Sequence[str]) -> str:
@@ -151,13 +152,13 @@ def _nearest(given: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
     return lowered[near[0]] if near else ""
 
 
-def shown(given: object) -> str:
+def format_value(given: object) -> str:
     """Returns the value as Python writes it, truncated if it is long."""
     text = repr(given[:_MAX_SHOWN] if isinstance(given, str) else given)
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
-def _expected(kind: str, given: object, loc: tuple[Any, ...], config_type: ConfigType) -> str:
+def _describe_expected(kind: str, given: object, loc: tuple[Any, ...], config_type: ConfigType) -> str:
     """Returns what was expected instead of a value of the wrong kind; empty if pydantic's message says it."""
     _, configs = _walk(loc, config_type)
     tags = [str(tag) for config in configs if (tag := tag_of(config)) is not None]
@@ -273,7 +274,7 @@ def _meant(key: str, section: tuple[str, ...], config_type: ConfigType, policy: 
     variants = sorted({place.variant for place in below if place.section == section and place.variant})
     if variants:
         return f"; it is one of {', '.join(variants)}"
-    if said := _translated(key, section, config_type, policy):
+    if said := _translate(key, section, config_type, policy):
         return said
     dotted = list(dict.fromkeys(place.dotted(policy) for place in below or places))
     if 0 < len(dotted) <= _MAX_PLACES:
@@ -281,7 +282,7 @@ def _meant(key: str, section: tuple[str, ...], config_type: ConfigType, policy: 
     return ""
 
 
-def _translated(key: str, section: tuple[str, ...], config_type: ConfigType, policy: str) -> str:
+def _translate(key: str, section: tuple[str, ...], config_type: ConfigType, policy: str) -> str:
     """Returns a hint at AstraFlow's key for another system's name of a setting, if the config has the key."""
     near = key.lower() if key.lower() in SYNONYMS else _nearest(key, list(SYNONYMS), cutoff=0.88)
     if not near:
@@ -346,7 +347,9 @@ def path_of(loc: Sequence[str | int], config_type: ConfigType) -> tuple[str | in
 def dotted_path(path: Sequence[str | int]) -> str:
     """Returns the path for a message. Long parts are truncated, and hidden characters are written out."""
     texts = [str(part) for part in path]
-    return ".".join(text if text.isprintable() and len(text) <= _MAX_SHOWN else shown(text) for text in texts)
+    return ".".join(
+        text if text.isprintable() and len(text) <= _MAX_SHOWN else format_value(text) for text in texts
+    )
 
 
 def _walk(loc: tuple[Any, ...], config_type: ConfigType) -> tuple[list[Any], list[ConfigType]]:

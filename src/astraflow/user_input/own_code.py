@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-__all__ = ["described", "error_text", "own_frames", "raised_at"]
+__all__ = ["describe_error", "error_text", "find_own_line", "own_frames"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
@@ -42,7 +42,7 @@ class _Frame:
         return f"{place}: {source}" if source else place
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Returns the exception's class, its text and the user's own line.
 
     Example: `KeyError: 'score' (my_rewards.py, line 12, in judge: return reply["score"])`.
@@ -50,7 +50,7 @@ def described(error: BaseException) -> str:
     error = _first_of(error)
     text = error_text(error)
     name = type(error).__name__
-    place = raised_at(error)
+    place = find_own_line(error)
     return f"{name}{f': {text}' if text else ''}{f' ({place})' if place else ''}"
 
 
@@ -59,14 +59,14 @@ def error_text(error: BaseException) -> str:
     does."""
     error = _first_of(error)
     try:
-        # The text of a SyntaxError repeats the file and the line, which `raised_at` reports.
+        # The text of a SyntaxError repeats the file and the line, which `find_own_line` reports.
         text = error.msg if isinstance(error, SyntaxError) else str(error)
     except Exception:  # noqa: BLE001 - code of the user's
         return "its __str__ fails, too"
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 
-def raised_at(error: BaseException) -> str:
+def find_own_line(error: BaseException) -> str:
     """Returns the user's own line: the innermost one outside this package, the standard library and installed
     packages.
 

@@ -36,7 +36,7 @@ def own_files(module: str) -> list[Path]:
         file = waiting.pop(0)
         if not _is_own(file):
             continue
-        for name in _imported_by(file, found[file]):
+        for name in _find_imports(file, found[file]):
             other = module_file(name)
             if other is not None and other not in found and _is_own(other):
                 found[other] = name
@@ -84,15 +84,15 @@ def _is_own(file: Path) -> bool:
     return not resolved.is_relative_to(_LIBRARY) and not resolved.is_relative_to(_PACKAGE)
 
 
-def _imported_by(file: Path, module: str) -> Iterator[str]:
+def _find_imports(file: Path, module: str) -> Iterator[str]:
     """Yields the names that a file imports: modules, the packages that they are in, and names that may be
     modules (`from package import name`)."""
-    for name in _named_in(file, module):
+    for name in _find_imported_names(file, module):
         parts = name.split(".")
         yield from (".".join(parts[:num]) for num in range(1, len(parts) + 1))
 
 
-def _named_in(file: Path, module: str) -> Iterator[str]:
+def _find_imported_names(file: Path, module: str) -> Iterator[str]:
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

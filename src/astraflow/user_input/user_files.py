@@ -11,7 +11,7 @@ from typing import Any
 
 from astraflow.errors import DataError
 
-__all__ = ["check_regular", "is_there", "json_value", "line_at", "read_file", "shown_path"]
+__all__ = ["check_regular", "format_path", "is_there", "json_value", "line_at", "read_file"]
 
 _MAX_BYTES = 64 * 2**20
 """Size limit of files that are read as a whole, such as a model's settings; tokenizers have about 20 MiB."""
@@ -38,10 +38,10 @@ def check_regular(path: Path, what: str) -> None:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as err:  # ValueError: a null byte in the path
-        raise DataError(f"{what} {shown_path(path)} cannot be read: {_reason(err)}") from err
+        raise DataError(f"{what} {format_path(path)} cannot be read: {_reason(err)}") from err
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "")
     if kind:
-        raise DataError(f"{what} {shown_path(path)} is {kind}; expected a file")
+        raise DataError(f"{what} {format_path(path)} is {kind}; expected a file")
 
 
 def read_file(path: Path, what: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
@@ -51,13 +51,13 @@ def read_file(path: Path, what: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
     except OSError as err:
-        raise DataError(f"{what} {shown_path(path)} cannot be read: {_reason(err)}") from err
+        raise DataError(f"{what} {format_path(path)} cannot be read: {_reason(err)}") from err
     if len(content) > max_bytes:
-        raise DataError(f"{what} {shown_path(path)} has more than {max_bytes} bytes, which is the limit")
+        raise DataError(f"{what} {format_path(path)} has more than {max_bytes} bytes, which is the limit")
     return content
 
 
-def shown_path(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Returns a path for a message. A very long path is truncated, and hidden characters are written out."""
     text = str(path)
     return text if text.isprintable() and len(text) <= 300 else repr(text)[:300]

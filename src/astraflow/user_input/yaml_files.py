@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from astraflow.errors import ConfigError
-from astraflow.user_input.mistakes import shown
+from astraflow.user_input.mistakes import format_value
 from astraflow.user_input.plain_data import line_of, yaml_value
-from astraflow.user_input.user_files import is_there, line_at, read_file, shown_path
+from astraflow.user_input.user_files import format_path, is_there, line_at, read_file
 
 __all__ = [
     "USE_PATTERN",
@@ -80,7 +80,7 @@ def _yaml_mapping(path: Path) -> JsonMap:
     """Reads the sections of one file. Raises: ConfigError, or DataError if it isn't a readable file."""
     if not is_there(path):
         raise ConfigError(
-            f"recipe {shown_path(path)} does not exist; pass the path of a YAML file (`astraflow recipes "
+            f"recipe {format_path(path)} does not exist; pass the path of a YAML file (`astraflow recipes "
             "list` shows those that come with AstraFlow, `astraflow recipes copy NAME` copies one)"
         )
     try:
@@ -160,8 +160,8 @@ def _split_override(text: str) -> tuple[str, Any]:
     """Returns the dotted path and the value of `a.b=value`."""
     dotted, eq, value = text.partition("=")
     if not eq or not dotted or dotted.count(".") > _MAX_DOTS:
-        raise ConfigError(f"override {shown(text)} is not of the form a.b=value")
-    return dotted, yaml_value(value, f"override {shown(text)}: the value")
+        raise ConfigError(f"override {format_value(text)} is not of the form a.b=value")
+    return dotted, yaml_value(value, f"override {format_value(text)}: the value")
 
 
 def set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:

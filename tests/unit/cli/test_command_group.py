@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.cli.command_group import in_order
 from astraflow.cli.main import main
-from astraflow.user_input.installed import loaded
+from astraflow.user_input.installed import load_entry
 
 MODULE = """
 import typer
@@ -119,7 +119,7 @@ def test_a_command_that_cannot_be_had_is_told(
 def test_every_entry_point_of_astraflow_names_something_that_exists() -> None:
     entries = [e for e in distribution("astraflow").entry_points if e.group.startswith("astraflow.")]
     assert entries
-    assert [entry for entry in entries if loaded(entry) is None] == []
+    assert [entry for entry in entries if load_entry(entry) is None] == []
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["run", "--help"], ["audit", "--help"]])

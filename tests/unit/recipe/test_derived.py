@@ -10,7 +10,7 @@ import yaml
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
 from astraflow.processes.dataflow_process import make_service
-from astraflow.recipe.derived import derived, left_open
+from astraflow.recipe.derived import derive_numbers, find_open_keys
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.resume import changes_between
 from astraflow.recipe.run_folder import RunFolder
@@ -67,7 +67,7 @@ def test_the_smallest_recipe_has_few_keys_and_passes_every_check(folder: Path) -
     assert num_values(smallest()) <= 5
     assert num_keys(smallest()) <= 8
     checked = check_recipe(load(folder), folder / "run")
-    assert left_open(checked.recipe) == []
+    assert find_open_keys(checked.recipe) == []
     # 15 bytes of the longest prompt, 256 of a template, 256 of a completion: a multiple of 64
     assert sizes(checked.recipe) == (10, 576)
     assert load_recipe(written(folder, dump_yaml(checked.recipe))) == checked.recipe
@@ -81,7 +81,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_values_that_a_recipe_names_stay(folder: Path) -> None:
     named = load(folder, "policies.actor.table.groups_per_batch=3", "rollout.engine.max_context=300")
-    assert derived(named) is named
+    assert derive_numbers(named) is named
 
 
 @pytest.mark.parametrize(
@@ -96,23 +96,23 @@ def test_values_that_a_recipe_names_stay(folder: Path) -> None:
 def test_a_context_holds_what_tasks_and_completions_need(
     folder: Path, overrides: list[str], context: int
 ) -> None:
-    assert sizes(derived(load(folder, *overrides)))[1] == context
+    assert sizes(derive_numbers(load(folder, *overrides)))[1] == context
 
 
 def test_a_batch_has_64_groups_where_there_are_as_many_tasks(folder: Path) -> None:
     (folder / "tasks.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 100)
-    assert sizes(derived(load(folder)))[0] == 64
+    assert sizes(derive_numbers(load(folder)))[0] == 64
 
 
 def test_a_batch_that_is_too_small_for_the_ranks_is_told(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"10 groups .*; the number of tasks .* add tasks"):
-        derived(load(folder, "policies.actor.train.ranks=16"))
+        derive_numbers(load(folder, "policies.actor.train.ranks=16"))
 
 
 def test_the_recipe_of_a_run_is_the_same_recipe_before_its_numbers_are_known(folder: Path) -> None:
     recipe = load(folder)
-    assert changes_between(derived(recipe), recipe) == ()
-    keys = [change.key for change in changes_between(derived(recipe), load(folder, "seed=3"))]
+    assert changes_between(derive_numbers(recipe), recipe) == ()
+    keys = [change.key for change in changes_between(derive_numbers(recipe), load(folder, "seed=3"))]
     assert keys == ["seed"]
 
 

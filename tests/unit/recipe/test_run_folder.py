@@ -37,9 +37,9 @@ def test_a_folder_without_a_recipe_is_refused(tmp_path: Path) -> None:
 
 def test_a_second_launcher_is_kept_out(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    with folder.locked(), pytest.raises(ConfigError, match="in use by another astraflow"), folder.locked():
+    with folder.lock(), pytest.raises(ConfigError, match="in use by another astraflow"), folder.lock():
         pass
-    with folder.locked():
+    with folder.lock():
         pass
 
 

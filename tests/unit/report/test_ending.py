@@ -52,7 +52,7 @@ def test_a_run_whose_launcher_was_killed_is_stopped_and_says_so(tmp_path: Path) 
 def test_a_run_whose_launcher_has_its_folder_goes_on(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     record = running(folder)
-    with folder.locked():
+    with folder.lock():
         assert known_end(folder) == record
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from astraflow.user_input.own_code import described, own_frames
+from astraflow.user_input.own_code import describe_error, own_frames
 
 REWARD = """
 import json
@@ -64,10 +64,10 @@ def test_a_compiled_module_on_the_way_is_no_code_of_the_users() -> None:
 
 
 def test_the_users_line_is_named_and_not_that_of_the_library_that_it_called(reward: Any) -> None:
-    assert described(raised(reward, '{"points": 1}')) == (
+    assert describe_error(raised(reward, '{"points": 1}')) == (
         "KeyError: 'score' (judged.py, line 12, in score_of: return data[\"score\"])"
     )
-    assert described(raised(reward, "{")) == (
+    assert describe_error(raised(reward, "{")) == (
         "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) "
         "(judged.py, line 11, in score_of: data = json.loads(text))"
     )
@@ -84,12 +84,14 @@ def test_the_calls_in_the_users_code_are_listed_from_the_outside_in(reward: Any)
 def test_a_file_elsewhere_is_named_in_full(reward: Any, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    assert f"({tmp_path}/judged.py, line 12, in score_of" in described(raised(reward, "{}"))
+    assert f"({tmp_path}/judged.py, line 12, in score_of" in describe_error(raised(reward, "{}"))
 
 
 def test_a_text_that_fails_or_is_endless_harms_nothing(reward: Any) -> None:
-    assert described(raised(reward, "odd")).startswith("OddError: its __str__ fails, too (judged.py, line 17")
-    message = described(raised(reward, "long"))
+    assert describe_error(raised(reward, "odd")).startswith(
+        "OddError: its __str__ fails, too (judged.py, line 17"
+    )
+    message = describe_error(raised(reward, "long"))
     assert len(message) < 1200
     assert message.endswith('... (judged.py, line 19, in reward: raise ValueError("x" * 5000))')
 
@@ -98,7 +100,7 @@ def test_a_group_of_exceptions_is_told_by_its_first_one(reward: Any) -> None:
     def group() -> None:
         raise ExceptionGroup("several", [raised(reward, "{}"), KeyError("b")])
 
-    assert described(raised(group)).startswith("KeyError: 'score' (judged.py, line 12")
+    assert describe_error(raised(group)).startswith("KeyError: 'score' (judged.py, line 12")
 
 
 def test_a_syntax_error_names_the_line_that_python_cannot_read(tmp_path: Path, monkeypatch: Any) -> None:
@@ -106,7 +108,7 @@ def test_a_syntax_error_names_the_line_that_python_cannot_read(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     error = raised(importlib.import_module, "broken_reward")
-    assert described(error) == (
+    assert describe_error(error) == (
         "SyntaxError: expected ':' (broken_reward.py, line 1: def reward(task, text))"
     )
 
@@ -125,10 +127,10 @@ def test_an_installed_package_is_named_by_its_own_line(tmp_path: Path, monkeypat
     exec(code, names)
     error = raised(names["call"], reward)
     error.__traceback__ = error.__traceback__.tb_next  # type: ignore[union-attr]  # without this test's frame
-    assert "their_reward.py, line 3, in reward: return their_parser.parse(text)" in described(error)
+    assert "their_reward.py, line 3, in reward: return their_parser.parse(text)" in describe_error(error)
 
 
 def test_an_exception_without_a_line_of_the_users_is_told_without_one() -> None:
-    assert described(KeyError("x")) == "KeyError: 'x'"
-    assert described(SystemExit(3)) == "SystemExit: 3"
-    assert described(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert describe_error(KeyError("x")) == "KeyError: 'x'"
+    assert describe_error(SystemExit(3)) == "SystemExit: 3"
+    assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"

@@ -11,7 +11,7 @@ from astraflow.models.stop_ids import declared_stop_ids
 from astraflow.models.weight_files import check_weight_files
 from astraflow.tasks.config import JsonlSourceConfig
 from astraflow.tasks.sources import make_source
-from astraflow.user_input.user_files import is_there, json_value, read_file, shown_path
+from astraflow.user_input.user_files import format_path, is_there, json_value, read_file
 
 
 def test_what_is_no_file_is_named_by_its_kind(tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_a_path_that_cannot_be_one_is_not_there() -> None:
 
 
 def test_a_long_or_hidden_path_is_shown_in_short() -> None:
-    assert shown_path(Path("a/b c")) == "a/b c"
-    assert shown_path(Path("a\nb")) == r"'a\nb'"
-    assert len(shown_path(Path("x" * 5000))) == 300
+    assert format_path(Path("a/b c")) == "a/b c"
+    assert format_path(Path("a\nb")) == r"'a\nb'"
+    assert len(format_path(Path("x" * 5000))) == 300
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from astraflow.dataflow.service.ingest import vocab_size
 from astraflow.errors import ConfigError, DeadlineError
-from astraflow.recipe.derived import derived
+from astraflow.recipe.derived import derive_numbers
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import run_info
@@ -145,7 +145,7 @@ def _short_run(path: Path) -> Recipe:
     overrides = ["dataflow.lease_timeout_s=" + str(_LEASE_TIMEOUT_S), "dataflow.heartbeat_s=0.5"]
     for name in names:
         overrides += [f"policies.{name}.table.groups_per_batch=4", f"policies.{name}.train.steps=60"]
-    return derived(load_recipe(path, overrides))
+    return derive_numbers(load_recipe(path, overrides))
 
 
 async def _answers(transport: HttpTransport, wait_s: float) -> None:
@@ -173,7 +173,7 @@ async def judge_rollout(target: str, settings: Settings) -> Report:
 
     Raises: ConfigError or DataError if the recipe's model or tasks are missing.
     """
-    recipe = derived(load_recipe(settings.recipe))
+    recipe = derive_numbers(load_recipe(settings.recipe))
     policy = _policy(recipe)
     token = settings.token or secrets.token_urlsafe(12)
     sources = open_sources(recipe)
@@ -294,7 +294,7 @@ async def judge_trainer(target: str, settings: Settings) -> Report:
     """
     policy = _policy(load_recipe(settings.recipe))
     steps = [f"policies.{policy}.train.{key}" for key in (f"steps={NUM_STEPS}", "checkpoint_every=2")]
-    recipe = derived(load_recipe(settings.recipe, steps))
+    recipe = derive_numbers(load_recipe(settings.recipe, steps))
     token = settings.token or secrets.token_urlsafe(12)
     folder = _run_folder(settings, recipe)
     model_dir = recipe.policies[policy].model_dir

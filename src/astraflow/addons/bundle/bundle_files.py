@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from astraflow.errors import DataError
-from astraflow.user_input.user_files import check_regular, shown_path
+from astraflow.user_input.user_files import check_regular, format_path
 
 __all__ = ["CHECKSUMS", "copy_files", "files_of", "whole_or_nothing", "write_checksums"]
 
@@ -52,7 +52,7 @@ def _files_below(source: Path) -> Iterator[tuple[str, Path]]:
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as err:
-            raise DataError(f"{shown_path(folder)} cannot be read: {err.strerror}") from err
+            raise DataError(f"{format_path(folder)} cannot be read: {err.strerror}") from err
         for entry in entries:
             path = Path(entry.path)
             _check_name(path)
@@ -74,7 +74,7 @@ def _check_name(path: Path) -> None:
     """Checks that the list of checksums can contain a name."""
     if not path.name.isprintable() or "\\" in path.name:
         raise DataError(
-            f"{path.name!r} in {shown_path(path.parent)} has a name that a list of checksums cannot hold; "
+            f"{path.name!r} in {format_path(path.parent)} has a name that a list of checksums cannot hold; "
             "rename it to one without line ends, hidden characters and `\\`"
         )
 
@@ -83,10 +83,10 @@ def _check_link(path: Path, allowed: list[Path]) -> None:
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError) as err:  # RuntimeError: a loop of links, before Python 3.13
-        raise DataError(f"{shown_path(path)} is a link that leads nowhere; remove it") from err
+        raise DataError(f"{format_path(path)} is a link that leads nowhere; remove it") from err
     if target.is_dir() or not any(target.is_relative_to(folder) for folder in allowed):
         raise DataError(
-            f"{shown_path(path)} is a link to {shown_path(target)}, which a bundle does not follow: it "
+            f"{format_path(path)} is a link to {format_path(target)}, which a bundle does not follow: it "
             "copies links to files of the same folder only; put the file itself in its place, or remove it"
         )
 
@@ -94,7 +94,7 @@ def _check_link(path: Path, allowed: list[Path]) -> None:
 def _check_file(path: Path) -> None:
     check_regular(path, "for the bundle:")
     if not os.access(path, os.R_OK):
-        raise DataError(f"{shown_path(path)} cannot be read: permission denied")
+        raise DataError(f"{format_path(path)} cannot be read: permission denied")
 
 
 @contextmanager

@@ -68,14 +68,14 @@ def render(
 
 def _derive(recipe: "LoadedRecipe") -> "LoadedRecipe":
     """Replaces `auto` in the recipe with numbers, which come from the data if it is on this machine."""
-    from astraflow.recipe.derived import derived, left_open
+    from astraflow.recipe.derived import derive_numbers, find_open_keys
     from astraflow.recipe.sources import OpenSources
 
     try:
-        return derived(recipe)
+        return derive_numbers(recipe)
     except (ConfigError, DataError):
-        found = derived(recipe, OpenSources({}, {}))
-        print(f"the data is not here, so these keys have default values: {', '.join(left_open(recipe))}")
+        found = derive_numbers(recipe, OpenSources({}, {}))
+        print(f"the data is not here, so these keys have default values: {', '.join(find_open_keys(recipe))}")
         return found
 
 

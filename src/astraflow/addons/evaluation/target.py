@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.errors import ConfigError, DataError
-from astraflow.recipe.derived import derived
+from astraflow.recipe.derived import derive_numbers
 from astraflow.recipe.model_checks import check_model
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
@@ -61,7 +61,7 @@ def find_target(
         raise ConfigError(f"--version names a version of a run; {where} has only one")
     if recipe is None and kind != "run":
         raise ConfigError(f"{where} says nothing about tasks and scoring; pass --recipe RECIPE")
-    known = derived(recipe or RunFolder(Path(where)).load_recipe())
+    known = derive_numbers(recipe or RunFolder(Path(where)).load_recipe())
     endpoint = (endpoint or Endpoint(where)) if kind == "endpoint" else None
     return Target(known, known.choose_policy(policy), where, kind, version, endpoint)
 

@@ -93,7 +93,7 @@ def _inputs(
 ) -> "tuple[ForecastInputs, tuple[EpisodeShape, ...]]":
     """Reads or measures the lengths and speeds, and applies the given changes."""
     from astraflow.addons.forecast.forecast_inputs import ForecastInputs, draw_shapes, measure_run
-    from astraflow.config import overridden, parse_config
+    from astraflow.config import apply_overrides, parse_config
     from astraflow.recipe.run_folder import RunFolder
     from astraflow.user_input.yaml_files import load_mapping
 
@@ -106,14 +106,14 @@ def _inputs(
         inputs, shapes = measure_run(folder.journal, list(recipe.trained), num_slots)
         if lengths := [change for change in changes if change.startswith("lengths.")]:
             raise ConfigError(f"--set {lengths[0]}: the episodes are those of {run_dir}; leave out --from")
-        return overridden(inputs, changes, where="--set"), shapes
+        return apply_overrides(inputs, changes, where="--set"), shapes
     if given is None and not changes:
         raise ConfigError(
             "how long episodes are, and how fast the parts are, must be known: name a run with --from "
             "RUN_DIR, or give them with --given FILE or --set service.tokens_per_s=80"
         )
     mapping = load_mapping(given) if given is not None else {}
-    inputs = overridden(parse_config(mapping, ForecastInputs, where=str(given)), changes, where="--set")
+    inputs = apply_overrides(parse_config(mapping, ForecastInputs, where=str(given)), changes, where="--set")
     most = {name: policy.sampling.max_tokens for name, policy in recipe.trained.items()}
     return inputs, draw_shapes(inputs.lengths, most, seed=recipe.seed)
 

@@ -47,7 +47,7 @@ from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.recipe.recipe import Recipe
 from astraflow.types import Item, Manifest, ServedVersions
 from astraflow.types.wait_words import wait_line
-from astraflow.user_input.mistakes import shown
+from astraflow.user_input.mistakes import format_value
 
 __all__ = ["Forecast", "ForecastPool", "PolicyForecast", "forecast", "parse_pool"]
 
@@ -86,14 +86,15 @@ def parse_pool(text: str, cluster: ClusterConfig) -> ForecastPool:
         is_number = number.strip().isdecimal() and len(number) <= _MAX_DIGITS
         if not is_number or not 0 < int(number) <= _MAX_SERVICES - len(speeds) or (has_kind and not name):
             raise ConfigError(
-                f"pool {shown(text)}: {shown(part.strip())} is not a number of services, or the total "
-                f"exceeds {_MAX_SERVICES:,}; write `4`, or `KIND=NUMBER` with kinds of cluster.pool.kinds, "
-                "e.g. `spot=6,on_demand=2`"
+                f"pool {format_value(text)}: {format_value(part.strip())} is not a number of services, or "
+                f"the total exceeds {_MAX_SERVICES:,}; write `4`, or `KIND=NUMBER` with kinds of "
+                "cluster.pool.kinds, e.g. `spot=6,on_demand=2`"
             )
         if has_kind and name not in kinds:
             known = ", ".join(kinds) or "none"
             raise ConfigError(
-                f"pool {shown(text)}: {shown(name)} is not in cluster.pool.kinds (there: {known})"
+                f"pool {format_value(text)}: {format_value(name)} is not in cluster.pool.kinds "
+                f"(there: {known})"
             )
         speeds += [kinds[name].speed if has_kind else 1.0] * int(number)
         cost += int(number) * (kinds[name].cost if has_kind else 1.0)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 
 from astraflow.errors import ConfigError, ScorerError
 from astraflow.user_input.extras import install_command
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 
 __all__ = [
     "are_complements",
@@ -512,12 +512,12 @@ def _check_libraries(error: Exception) -> None:
     except Exception as err:  # noqa: BLE001 - how they fail is not known
         raise ScorerError(
             f"sympy and math-verify stopped working in this process: comparing {gold} with {answer} raises "
-            f"{described(err)}"
+            f"{describe_error(err)}"
         ) from error
     if not is_working:
         raise ScorerError(
             f"sympy and math-verify stopped working in this process: they find {gold} and {answer} unequal, "
-            f"after {described(error)}"
+            f"after {describe_error(error)}"
         ) from error
 
 

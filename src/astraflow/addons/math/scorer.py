@@ -12,7 +12,7 @@ from astraflow.addons.math.spelling import fold
 from astraflow.errors import Error, LateScoreError, ScorerError
 from astraflow.protocols import Score, Scorer, ScoringCall
 from astraflow.tasks.answers import right_answers
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 
 __all__ = ["MathScorer", "can_be_gold"]
 
@@ -56,7 +56,7 @@ class MathScorer(Scorer):
         except Error as err:
             raise ScorerError(f"{what}: {err}{compared}") from err
         except Exception as err:
-            raise ScorerError(f"{what} raised {described(err)}{compared}") from err
+            raise ScorerError(f"{what} raised {describe_error(err)}{compared}") from err
         return Score(float(is_equal), {"unread": float(bool(unread) and not is_equal)})
 
 

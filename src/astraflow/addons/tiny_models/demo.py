@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from astraflow.config import overridden
+from astraflow.config import apply_overrides
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.gallery import find_entry
 from astraflow.recipe.recipe import Recipe, load_recipe
@@ -61,7 +61,7 @@ def demo_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
         "policies.actor.model": str(folder.resolve() / "model"),
         "policies.actor.train.steps": _STEPS,
     }
-    return overridden(load_recipe(find_entry("quickstart").path, own), overrides)
+    return apply_overrides(load_recipe(find_entry("quickstart").path, own), overrides)
 
 
 def _build_model(out: Path, tell: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ from astraflow.addons.search.retrieval.dense import Dense, EncoderSettings
 from astraflow.addons.search.retrieval.documents import Document, DocumentFile, document_from, write_offsets
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError, DataError, QueryError
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 
 __all__ = [
     "FORMAT",
@@ -154,7 +154,7 @@ def _load_folder(folder: Path) -> SearchIndex:
     except Exception as err:
         raise DataError(
             f"the search index in {folder} was written by {manifest.library} and cannot be read by "
-            f"{kind.library_version()}: {described(err)}; remove the folder and build it again with "
+            f"{kind.library_version()}: {describe_error(err)}; remove the folder and build it again with "
             f"`astraflow data index`"
         ) from err
     if len(documents) != manifest.num_documents:
@@ -179,7 +179,7 @@ def _make_documents(use: Use) -> list[Document]:
     except (ConfigError, DataError):
         raise
     except Exception as err:  # user code may raise anything
-        raise DataError(f"index.documents: {use.use} raised {described(err)}") from err
+        raise DataError(f"index.documents: {use.use} raised {describe_error(err)}") from err
     found = [document_from(row, where=f"{use.use}, document {idx}") for idx, row in enumerate(rows)]
     if not found:
         raise DataError(f"index.documents: {use.use} returned no documents")
