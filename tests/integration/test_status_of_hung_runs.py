@@ -100,7 +100,7 @@ async def test_a_url_that_does_not_answer_is_an_error_in_time() -> None:
 
 
 async def test_a_recipe_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:
-    where = make_folder(tmp_path, url="http://127.0.0.1:9")
+    where = make_folder(tmp_path, url="https://127.0.0.1:9")
     await run_status(str(where), None)
     recipe = where / "recipe.yaml"
     before = recipe.stat()
