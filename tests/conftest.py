@@ -15,6 +15,8 @@ from hypothesis import settings
 
 from drivers.system_driver import Runs, astraflow, made_once
 
+pytest_plugins = ["drivers.left_over"]
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
