@@ -94,7 +94,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The files whose tests take the most processor time, which is what makes CI slow on few cores."""
+    """The folders and files whose tests take the most processor time, which makes CI slow on few cores."""
     cpu_s, wall_s = Counter[str](), Counter[str]()
     for reports in terminalreporter.stats.values():
         for report in (each for each in reports if isinstance(each, pytest.TestReport)):
@@ -103,6 +103,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             cpu_s[file] += sum(float(value) for name, value in report.user_properties if name == "cpu_s")
     if cpu_s.total() < _LEAST_S:
         return
+    folders = Counter[str]()
+    for file, seconds in cpu_s.items():
+        folders["/".join(file.split("/")[:2])] += seconds
+    terminalreporter.section("processor minutes, by folder")
+    for folder, seconds in folders.most_common():
+        terminalreporter.write_line(f"{seconds / 60:7.1f}  {folder}")
     terminalreporter.section("processor seconds, seconds, by file")
     for file, seconds in [*cpu_s.most_common(_NUM_FILES), ("all files", cpu_s.total())]:
         terminalreporter.write_line(f"{seconds:7.1f} {wall_s.get(file, wall_s.total()):7.1f}  {file}")

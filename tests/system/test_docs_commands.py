@@ -48,10 +48,19 @@ _LONG = frozenset(
         "docs/extend/index.md",
         "docs/extend/launcher.md",
         "docs/extend/trainer.md",
+        # `astraflow try` of one example each:
+        "docs/agents.md",
+        "docs/environments.md",
+        "docs/extend/engine.md",
+        "docs/extend/environment.md",
+        "docs/extend/reward.md",
+        "docs/extend/workflow.md",
     }
 )
 """Pages whose runs are left to `make test-all`. In CI, `test_own_launcher.py` does what the page on
-launchers prints."""
+launchers prints. The README's `astraflow try examples/own_parts.yaml` plays the examples of the pages on
+workflows, rewards and engines together; `test_agent_learns.py`, `test_hosted.py` and
+`test_environment_run.py` play those of the other three."""
 QUICKSTART = PRINTED[_FIRST][0]
 
 
