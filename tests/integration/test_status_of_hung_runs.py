@@ -17,6 +17,7 @@ from astraflow.addons.view.status import run_status, show_status
 from astraflow.errors import ConfigError, UnavailableError
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.types.alarm import Alarm
+from drivers.pace import slowness
 from drivers.recipe_builders import make_digit_recipe
 
 LONGEST_S = 2.0
@@ -76,7 +77,8 @@ async def test_a_stopped_dataflow_is_named_in_time_with_what_to_do(tmp_path: Pat
         where = make_folder(tmp_path, url=url, services=(dataflow,))
         began_s = time.monotonic()
         status = await run_status(str(where), None)
-        assert time.monotonic() - began_s < LONGEST_S
+        took_s = time.monotonic() - began_s
+    assert took_s < LONGEST_S * slowness()
     problem = status.alarms[0].text
     assert problem.startswith("dataflow has shown no sign of life for ")
     assert problem.endswith(trouble)
@@ -96,7 +98,8 @@ async def test_a_url_that_does_not_answer_is_an_error_in_time() -> None:
         began_s = time.monotonic()
         with pytest.raises(UnavailableError, match=r"has not answered within 1\.4 s"):
             await run_status(url, None)
-        assert time.monotonic() - began_s < LONGEST_S
+        took_s = time.monotonic() - began_s
+    assert took_s < LONGEST_S * slowness()
 
 
 async def test_a_recipe_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:

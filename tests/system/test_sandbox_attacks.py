@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent.parent
 MARKERS = {
     ("bubblewrap", "root"): "colorsys",
     ("bubblewrap", "nobody"): "wave",
-    ("namespaces", "root"): "chunk" if sys.version_info < (3, 13) else "tabnanny",
+    ("namespaces", "root"): "tabnanny",
     ("namespaces", "nobody"): "quopri",
 }
 """A module per combination that no other box imports."""

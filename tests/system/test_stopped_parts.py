@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from drivers.pace import slowness
 from drivers.system_driver import Runs, Started, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("timed"), pytest.mark.timeout(600)]
@@ -29,7 +30,8 @@ def test_every_stopped_part_is_named_in_the_lines_the_log_and_the_status_and_goe
     began_s = time.monotonic()
     for part in sorted(PARTS):
         run.read_until("has shown no sign of life")
-        assert time.monotonic() - began_s < NAMED_WITHIN_S, part
+        named_s = time.monotonic() - began_s
+        assert named_s < NAMED_WITHIN_S * slowness(), part
     lines = "".join(run.lines)
     log = (run.run_dir / "logs" / "launcher.log").read_text()
     status = astraflow("status", str(run.run_dir))

@@ -7,6 +7,7 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from drivers.pace import slowness
 from drivers.system_driver import Runs, Started
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(600)]
@@ -35,7 +36,8 @@ def test_neither_a_tracker_that_fails_nor_one_that_hangs_holds_up_a_run_and_both
     began_s = time.monotonic()
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 130, run.report()
-    assert time.monotonic() - began_s < 6.0
+    took_s = time.monotonic() - began_s
+    assert took_s < 6.0 * slowness()
     told = "".join(run.lines)
     num = len(rows(run))
     assert f"tracker tests.drivers.tracker_examples-Failing did not process {num} rows" in told, told
