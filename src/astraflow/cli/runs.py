@@ -1,6 +1,5 @@
 """Commands about whole runs: `run`, `try`, `audit`."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -271,6 +270,8 @@ def try_task(
     ] = False,
 ) -> None:
     """Run one episode in this process, with the policies' starting weights, and print it."""
+    import asyncio
+
     from astraflow.recipe.gallery import recipe_file
     from astraflow.recipe.short_forms import keys_as_written
     from astraflow.run.trial import episode_text, try_episode

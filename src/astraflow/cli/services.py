@@ -1,6 +1,5 @@
 """Commands that run one service each. `astraflow run` uses them, and so can you, on any machine."""
 
-import asyncio
 import ctypes
 import logging
 import os
@@ -9,12 +8,15 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from astraflow.cli.options import Port
 from astraflow.errors import ConfigError, DataError, Error, FencedError, RefusedError, VersionMismatchError
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["CaFile", "is_final", "join", "publish", "rank", "serve", "token_of", "train", "trust"]
 
@@ -169,7 +171,7 @@ def _private() -> tuple[Path, ...]:
     return tuple(Path(path) for path in paths if path)
 
 
-def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
+def _run(name: str, main: "Callable[[asyncio.Event], Awaitable[int]]") -> None:
     """Runs a service. Exits with its code, or with 2 if its settings are wrong."""
     from astraflow.service.process import PARENT_FD_VARIABLE, launcher_pipe, run_service
 
@@ -177,7 +179,7 @@ def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
     if launcher_pipe(PARENT_FD_VARIABLE) is not None:
         _die_with_parent()
 
-    async def guarded(stop: asyncio.Event) -> int:
+    async def guarded(stop: "asyncio.Event") -> int:
         try:
             return await main(stop)
         except Error as err:
@@ -215,9 +217,9 @@ def trust(ca_file: Path | None) -> None:
 
     Raises: ConfigError if the file does not exist.
     """
-    from astraflow.recipe.access import CA_VARIABLE
-
     if ca_file is not None:
+        from astraflow.recipe.access import CA_VARIABLE
+
         if not ca_file.is_file():
             raise ConfigError(f"--ca-file {ca_file} is not a file; a PEM file with certificates is expected")
         os.environ[CA_VARIABLE] = str(ca_file.resolve())

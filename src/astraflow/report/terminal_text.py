@@ -5,8 +5,10 @@ them would move the cursor, change colours or the title of the window, or write 
 """
 
 import unicodedata
+from typing import TYPE_CHECKING
 
-from astraflow.types import Message
+if TYPE_CHECKING:  # every command imports this file, and few have messages
+    from astraflow.types import Message
 
 __all__ = ["printable", "speaker_of"]
 
@@ -35,7 +37,7 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
-def speaker_of(message: Message) -> str:
+def speaker_of(message: "Message") -> str:
     """Who said a message: its role, and the policy or tool if it has a name.
 
     Example: `assistant (coder)`, `assistant (actor as verifier)`, `user`.

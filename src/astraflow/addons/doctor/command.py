@@ -65,13 +65,14 @@ def doctor(
 
 async def _examine(recipe: "Recipe | None", run_dir: Path, *, with_drift: bool) -> int:
     from astraflow.addons.doctor.doctor import examine
-    from astraflow.addons.doctor.drift import drift_finding, measure_drift
 
     levels: list[str] = []
     async for finding in examine(recipe, run_dir):
         levels.append(finding.level)
         _tell(finding)
     if recipe is not None and with_drift and "fail" not in levels:
+        from astraflow.addons.doctor.drift import drift_finding, measure_drift  # heavy: imports a whole run
+
         for finding in [drift_finding(measured) for measured in await measure_drift(recipe)]:
             levels.append(finding.level)
             _tell(finding)
