@@ -1,23 +1,21 @@
-"""Metrics: a metric is (name, value, reduction); `reduce_metrics` combines several, and `MetricRow` is a row.
+"""Metrics: a metric is (name, value, reduction), and a `MetricRow` has those of a step or an evaluation.
 
 `metrics.jsonl` and every tracker get one row per committed step or finished evaluation: a flat mapping from
 names to numbers.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import msgspec
 
 from astraflow.errors import WireError
-from astraflow.types import PERCENTILES, EvalRecord, MetricItem, Reduction, StepRecord
+from astraflow.types import EvalRecord, MetricItem, StepRecord
 
 __all__ = [
     "MetricRow",
     "eval_from_columns",
-    "reduce_metrics",
     "row_from_record",
 ]
 
@@ -25,50 +23,6 @@ _COLUMNS = frozenset({"kind", *StepRecord.__struct_fields__, *EvalRecord.__struc
 """Column names that metrics cannot have."""
 _EPISODE = "episode/"
 """Prefix of the metrics that workflows add to episodes."""
-
-
-def reduce_metrics(groups: Iterable[Sequence[MetricItem]]) -> tuple[MetricItem, ...]:
-    """One item per name, in the order of first appearance, reduced over the groups that have the name.
-
-    If any value is NaN, so is the result, except for `last`, which is the value of the last group that has
-    the name.
-
-    Example: `reduce_metrics(episode.metrics for episode in episodes)`.
-
-    Raises: WireError if a name comes with two reductions.
-    """
-    found: dict[str, tuple[Reduction, list[float]]] = {}
-    for group in groups:
-        for item in group:
-            reduction, values = found.setdefault(item.name, (item.reduction, []))
-            if reduction != item.reduction:
-                raise WireError(
-                    f"metric {item.name!r} has reductions {reduction!r} and {item.reduction!r}; use one"
-                )
-            values.append(item.value)
-    return tuple(
-        MetricItem(name, _reduce(reduction, values), reduction) for name, (reduction, values) in found.items()
-    )
-
-
-def _reduce(reduction: Reduction, values: Sequence[float]) -> float:
-    if reduction == "last":
-        return values[-1]
-    # Without this, the position of a NaN would decide whether `max` and `min` return it.
-    if any(math.isnan(value) for value in values):
-        return math.nan
-    match reduction:
-        case "mean":
-            return math.fsum(values) / len(values)
-        case "sum":
-            return math.fsum(values)
-        case "max":
-            return max(values)
-        case "min":
-            return min(values)
-        case "p50" | "p95":
-            # The nearest rank: the smallest value that at least this share of all values do not exceed.
-            return sorted(values)[math.ceil(PERCENTILES[reduction] * len(values)) - 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,12 @@ __all__ = [
     "TokenParts",
     "ValueObjective",
     "check_finite",
-    "check_ratios",
     "sample_names",
 ]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_MAX_LOG_RATIO = 88.0
-"""Nats; above 88.7, the ratio overflows float32."""
 _MAX_NAMED = 5
 """Largest number of samples that an error message names."""
 
@@ -144,19 +141,6 @@ class ValueObjective:
     def finish(self) -> float:
         """The loss of this rank's samples."""
         return float(torch.stack(self._total).sum()) if self._total else 0.0
-
-
-def check_ratios(columns: Columns, trained: Ints, log_ratios: Floats) -> None:
-    """Raises: TrainingError, naming the sample, if a ratio of current to recorded probability overflows."""
-    worst = int(log_ratios.argmax())
-    if np.isnan(log_ratios[worst]) or log_ratios[worst] <= _MAX_LOG_RATIO:
-        return  # `check_finite` reports NaNs
-    sample = columns.sample_of(trained[[worst]])[0]
-    raise TrainingError(
-        f"{sample_name(columns, int(sample))}: the log ratio of a token is {float(log_ratios[worst]):.1f}; "
-        f"above {_MAX_LOG_RATIO:.0f}, the ratio overflows float32. Are the recorded logprobs those of this "
-        "model, in nats?"
-    )
 
 
 def check_finite(columns: Columns, trained: Ints, per_token: Floats) -> None:

@@ -16,10 +16,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from astraflow.addons.evaluation.reduction import reduce_metrics
 from astraflow.algorithms.pass_at_k import Estimate, estimate, pass_estimates
 from astraflow.dataflow.core.context import derive_seed
 from astraflow.errors import ConfigError
-from astraflow.metrics import reduce_metrics
 from astraflow.protocols import TaskSource
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.sources import open_source, workflow_of

@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from astraflow.addons.gguf.capacity import Capacity, check_disk, check_memory, measure_capacity
 from astraflow.addons.gguf.folder import holds_model, new_folder, write_origin
 from astraflow.errors import DataError
-from astraflow.user_input.own_code import described
+from astraflow.user_input.own_code import describe_error
 
 __all__ = ["ModelCard", "convert_file", "write_model"]
 
@@ -109,7 +109,7 @@ def write_model(file: Path, folder: Path, card: ModelCard, *, tell: Tell, capaci
                 raise
             raise DataError(
                 f"transformers can't make a causal language model of {file.name} ({contents.architecture}): "
-                f"{described(err)}; use another file"
+                f"{describe_error(err)}; use another file"
             ) from err
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
