@@ -4,7 +4,10 @@ Both directions of an error are here, so that they agree: `error_response` conve
 status and an `ErrorReply`, and `error_from_reply` converts these back into the same class of error.
 """
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from astraflow import wire
 from astraflow.errors import (
@@ -21,10 +24,6 @@ from astraflow.errors import (
 )
 from astraflow.types import ErrorReply, Item
 
-if TYPE_CHECKING:  # callers read errors without loading a server's library
-    from starlette.requests import Request
-    from starlette.responses import Response
-
 __all__ = [
     "error_from_reply",
     "error_response",
@@ -38,9 +37,7 @@ _ItemT = TypeVar("_ItemT", bound=Item)
 _MEDIA_TYPES = (wire.MSGPACK, wire.JSON)
 
 
-async def read_item(
-    request: "Request", item_type: type[_ItemT], *, limit: int = wire.MAX_BODY_BYTES
-) -> _ItemT:
+async def read_item(request: Request, item_type: type[_ItemT], *, limit: int = wire.MAX_BODY_BYTES) -> _ItemT:
     """Decodes the item in a request's body according to its Content-Type.
 
     The server limits the time that a body may take (`ConnectionLimits.body_s`).
@@ -54,7 +51,7 @@ async def read_item(
     return wire.decode(body, item_type, media_type)
 
 
-def media_type_of(request: "Request") -> str:
+def media_type_of(request: Request) -> str:
     """Returns the media type in a request's Content-Type, without parameters; empty if there is none."""
     return _header(request, b"content-type").partition(";")[0].strip().lower()
 
@@ -71,7 +68,7 @@ def unsupported_media_type(given: str, *expected: str) -> RefusedError:
     )
 
 
-async def _read_body(request: "Request", name: str, limit: int) -> bytes:
+async def _read_body(request: Request, name: str, limit: int) -> bytes:
     """Like `request.body()`, with a limit. Most bodies are one message, so `request.stream()` would cost more
     than reading them."""
     chunks: list[bytes] = []
@@ -92,7 +89,7 @@ async def _read_body(request: "Request", name: str, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def _header(request: "Request", name: bytes) -> str:
+def _header(request: Request, name: bytes) -> str:
     """Returns the first value of a header; empty if it is missing."""
     for key, value in cast("list[tuple[bytes, bytes]]", request.scope["headers"]):
         if key == name:
@@ -100,18 +97,16 @@ def _header(request: "Request", name: bytes) -> str:
     return ""
 
 
-def item_response(item: Item, request: "Request", status: int = 200) -> "Response":
+def item_response(item: Item, request: Request, status: int = 200) -> Response:
     """Makes the response for an item, in the media type that the caller accepts.
 
     The media type is JSON unless the caller names msgpack.
     """
-    from starlette.responses import Response
-
     media_type = wire.MSGPACK if wire.MSGPACK in _header(request, b"accept") else wire.JSON
     return Response(wire.encode(item, media_type), status, media_type=media_type)
 
 
-def error_response(error: Error, request: "Request") -> "Response":
+def error_response(error: Error, request: Request) -> Response:
     """Makes the response for one of our errors: its status, code and message."""
     status, code = _status_and_code(error)
     return item_response(ErrorReply(code=code, message=str(error)), request, status)

@@ -17,7 +17,6 @@ HEAVY = (
     "pydantic",
     "reasoning_gym",
     "sqlite3",
-    "starlette.requests",
     "sympy",
     "torch",
     "transformers",
