@@ -58,6 +58,14 @@ _On = Annotated[
         "recipe's launcher.",
     ),
 ]
+_Only = Annotated[
+    str,
+    typer.Option(
+        "--only",
+        help="Run one half in this process: `rollout` saves batches of the starting weights to "
+        "RUN_DIR/batches, `train` trains from saved batches, bit-reproducibly.",
+    ),
+]
 
 
 def run(
@@ -70,14 +78,7 @@ def run(
     dry_run: _DryRun = False,
     on: _On = "",
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live screen.")] = False,
-    only: Annotated[
-        str,
-        typer.Option(
-            "--only",
-            help="Run one half in this process: `rollout` saves batches of the starting weights to "
-            "RUN_DIR/batches, `train` trains from saved batches, bit-reproducibly.",
-        ),
-    ] = "",
+    only: _Only = "",
     batches: Annotated[
         Path | None,
         typer.Option("--batches", help="For --only train: folder of batches. Default: RUN_DIR/batches."),
@@ -91,25 +92,30 @@ def run(
 
     Examples: `astraflow run math/tiny`, `astraflow run runs/quickstart steps=60`.
     """
-    from astraflow.recipe.short_forms import keys_as_written
+    from astraflow.processes.fork_server import early_server
 
-    source = _source_of(recipe, overrides or [], run_dir)
-    folders = module_path(source.recipe, *source.module_path)
-    with keys_as_written(source.recipe, source.overrides):
-        loaded = load_with_checks(source.recipe, _placed(source.recipe, source.overrides, on), source.run_dir)
-        folder = source.run_dir or Path("runs") / loaded.name
-        builds = source.is_named or _names_model(source.overrides)
-        if dry_run:
-            _print_checked(loaded, folder, builds=builds)
-            return
-        if builds:
-            _build_missing(loaded)
-        loaded = fetch_models(loaded, folder)
-        if only or batches:
-            raise typer.Exit(_run_half(loaded, folder, only, batches))
-        from astraflow.run.commands import run_recipe
+    with early_server(is_wanted=not (dry_run or only or batches)):
+        from astraflow.recipe.short_forms import keys_as_written
 
-        raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=folders))
+        source = _source_of(recipe, overrides or [], run_dir)
+        folders = module_path(source.recipe, *source.module_path)
+        with keys_as_written(source.recipe, source.overrides):
+            loaded = load_with_checks(
+                source.recipe, _placed(source.recipe, source.overrides, on), source.run_dir
+            )
+            folder = source.run_dir or Path("runs") / loaded.name
+            builds = source.is_named or _names_model(source.overrides)
+            if dry_run:
+                _print_checked(loaded, folder, builds=builds)
+                return
+            if builds:
+                _build_missing(loaded)
+            loaded = fetch_models(loaded, folder)
+            if only or batches:
+                raise typer.Exit(_run_half(loaded, folder, only, batches))
+            from astraflow.run.commands import run_recipe
+
+            raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=folders))
 
 
 def load_with_checks(

@@ -13,6 +13,7 @@ from typing import cast
 
 from astraflow.config import Config, Use, check_args, load_attr
 from astraflow.errors import ConfigError, Error, ServiceError
+from astraflow.processes.fork_server import claim_server
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import (
     Launcher,
@@ -39,7 +40,7 @@ def make_launcher(config: LauncherConfig) -> Launcher:
     if the launcher itself finds that it can't start processes.
     """
     if isinstance(config, LocalLauncherConfig):
-        return LocalLauncher()
+        return LocalLauncher(claim_server())
     if isinstance(config, Use):
         attr = load_attr(config.use, where="launcher.use")
         check_args(attr, config.args, where="launcher.args")

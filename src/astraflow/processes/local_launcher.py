@@ -22,6 +22,7 @@ import time
 from types import TracebackType
 
 from astraflow.errors import ConfigError
+from astraflow.processes.fork_server import ForkedProcess, ForkServer
 from astraflow.processes.process_state import STOPPED, Starvation, cpu_use, state_of, stopped_children
 from astraflow.protocols import ProcessHandle, ProcessLife, ProcessSpec
 from astraflow.service.process import LIFE_FD_VARIABLE, LIFE_SIGN_EVERY_S, PARENT_FD_VARIABLE, STACKS_SIGNAL
@@ -88,7 +89,7 @@ class _SignsOfLife:
 class LocalProcess:
     """A process on this machine that leads its own session. Implements `ProcessHandle` and `LifeReporter`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, life_fd: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess, life_fd: int) -> None:
         self._process = process
         self._signs = _SignsOfLife(life_fd)
         self._next_look_s = 0.0
@@ -178,10 +179,12 @@ class LocalProcess:
 class LocalLauncher:
     """Starts processes on this machine. A context manager, which owns the pipe to the processes.
 
-    Example: `with LocalLauncher() as launcher: handle = await launcher.start(spec)`.
+    Example: `with LocalLauncher() as launcher: handle = await launcher.start(spec)`. A `server` starts
+    services faster; the launcher closes it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, server: ForkServer | None = None) -> None:
+        self._server = server
         self._read_fd, self._write_fd = os.pipe()
 
     def __enter__(self) -> "LocalLauncher":
@@ -194,6 +197,8 @@ class LocalLauncher:
 
     def close(self) -> None:
         """Closes the pipe, which stops all processes that still run."""
+        if self._server is not None:
+            self._server.close()
         for fd in (self._read_fd, self._write_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -202,34 +207,40 @@ class LocalLauncher:
         """Starts a process. Raises: ConfigError if its program does not exist."""
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         life_read_fd, life_write_fd = os.pipe()
-        env = {
-            **os.environ,
-            **spec.env,
-            **spec.secrets,
-            PARENT_FD_VARIABLE: str(self._read_fd),
-            LIFE_FD_VARIABLE: str(life_write_fd),
-        }
-        with spec.log_path.open("ab", buffering=0) as log:
-            log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {spec.name} starts\n".encode())
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *spec.argv,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=env,
-                    pass_fds=(self._read_fd, life_write_fd),
-                    start_new_session=True,
-                )
-            except OSError as err:
-                os.close(life_read_fd)
-                raise ConfigError(f"{spec.name}: cannot start {spec.argv[0]!r}: {err.strerror}") from err
-            except asyncio.CancelledError:
-                os.close(life_read_fd)
-                raise
-            finally:
-                os.close(life_write_fd)
+        try:
+            with spec.log_path.open("ab", buffering=0) as log:
+                log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {spec.name} starts\n".encode())
+                process = await self._start(spec, log.fileno(), life_write_fd)
+        except BaseException:
+            os.close(life_read_fd)
+            raise
+        finally:
+            os.close(life_write_fd)
         return LocalProcess(process, life_read_fd)
+
+    async def _start(
+        self, spec: ProcessSpec, log_fd: int, life_fd: int
+    ) -> asyncio.subprocess.Process | ForkedProcess:
+        """Forks a process if that makes no difference, and starts it the ordinary way otherwise."""
+        pipes = (self._read_fd, life_fd)
+        env = {**os.environ, **spec.env, PARENT_FD_VARIABLE: str(pipes[0]), LIFE_FD_VARIABLE: str(pipes[1])}
+        whole_env = {**env, **spec.secrets}
+        if self._server is not None and self._server.can_start(spec.argv, env):
+            fds = {1: log_fd, 2: log_fd, **{fd: fd for fd in pipes}}
+            if pid := await self._server.fork(spec.argv, whole_env, fds):
+                return ForkedProcess(pid)
+        try:
+            return await asyncio.create_subprocess_exec(
+                *spec.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log_fd,
+                stderr=log_fd,
+                env=whole_env,
+                pass_fds=pipes,
+                start_new_session=True,
+            )
+        except OSError as err:
+            raise ConfigError(f"{spec.name}: cannot start {spec.argv[0]!r}: {err.strerror}") from err
 
 
 def _about_children(stopped: dict[int, str]) -> str:

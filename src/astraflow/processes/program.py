@@ -14,7 +14,6 @@ line, so processes can start and restart in any order. Secrets travel in the env
 import os
 import random
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit
 from astraflow.config import Config, Use
 from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
+from astraflow.processes.fork_server import SERVICE_COMMAND, SERVICE_ENVIRONMENT, thread_variables
 from astraflow.processes.pool import seats_of
 from astraflow.protocols import LAUNCHER, Needs, ProcessSpec
 from astraflow.recipe.access import CA_VARIABLE, network_modules, tls_files, tokens_of
@@ -305,8 +305,8 @@ class _SpecBuilder:
             secrets[TOKEN_VARIABLE] = self._tokens[role]
         return ProcessSpec(
             name=name,
-            argv=(sys.executable, "-P", "-m", "astraflow.cli.main", *arguments),
-            env={**self._env, **_threads(threads), **(devices or {})},
+            argv=(*SERVICE_COMMAND, *arguments),
+            env={**self._env, **thread_variables(threads), **(devices or {})},
             secrets=secrets,
             log_path=self._folder.logs / f"{name}.log",
             address=address,
@@ -342,17 +342,10 @@ def num_threads(component: Config) -> int:
     return int(component.model_dump().get("num_threads", 1))
 
 
-def _threads(count: int) -> dict[str, str]:
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-    return {name: str(count) for name in names}
-
-
 def _environment(folder: RunFolder, module_path: tuple[str, ...]) -> dict[str, str]:
     """The environment variables of all processes."""
     return {
-        "OMP_WAIT_POLICY": "PASSIVE",  # the processes share the cores, so idle threads must not spin
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
+        **SERVICE_ENVIRONMENT,
         MODULE_PATH_VARIABLE: os.pathsep.join(module_path),
         PRIVATE_VARIABLE: str(folder.path.resolve()),
     }

@@ -26,6 +26,7 @@ from astraflow.addons.cluster.process_host import ProcessHost
 from astraflow.addons.cluster.ray_process import ActorNode, RayProcess
 from astraflow.addons.cluster.room import Room, contents_of, is_movable, log_long_wait, missing_room
 from astraflow.errors import ConfigError, Error, ServiceError
+from astraflow.processes.fork_server import claim_server
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
 from astraflow.user_input.extras import install_command
@@ -68,7 +69,7 @@ class RayLauncher:
         if self._is_owner:
             _connect(self._ray, config.address)
         self._host = str(self._ray.util.get_node_ip_address())
-        self._local = LocalLauncher()
+        self._local = LocalLauncher(claim_server())
         self._fitting: set[str] = set()
         """Names of the processes that fit on at least one node."""
 

@@ -22,6 +22,7 @@ from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.piped_process import PipedProcesses
 from astraflow.addons.cluster.room import contents_of, is_movable, log_long_wait
 from astraflow.errors import ConfigError
+from astraflow.processes.fork_server import claim_server
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import ProcessHandle, ProcessSpec
 from astraflow.service.loopback import is_loopback
@@ -58,7 +59,7 @@ class SlurmLauncher:
         """Raises: ConfigError if this machine doesn't have an address that the nodes can reach."""
         self._config = config
         self._host = _own_address(config)
-        self._local = LocalLauncher()
+        self._local = LocalLauncher(claim_server())
         self._processes = PipedProcesses()
 
     @property

@@ -27,6 +27,7 @@ from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.piped_process import PipedProcesses, receive_hello
 from astraflow.addons.cluster.room import Room, contents_of, is_movable, log_long_wait, missing_room
 from astraflow.errors import ConfigError
+from astraflow.processes.fork_server import claim_server
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
 from astraflow.service.loopback import is_loopback
@@ -124,7 +125,7 @@ class SshLauncher:
         self._host = _own_address(config, hellos)
         rooms = {name: Room(hello.cpus, hello.gpus, hello.memory_bytes) for name, hello in hellos.items()}
         self._book = HostBook([HostEntry(name, room) for name, room in rooms.items()])
-        self._local = LocalLauncher()
+        self._local = LocalLauncher(claim_server())
         self._processes = PipedProcesses()
 
     @property
