@@ -32,6 +32,7 @@ _SMALL = {
     ),
 }
 _SMALL_BUT_LONG = {
+    "start": (("--steps", "3"), ("start_s", "end_s", "starts_over_floor", "peak_pss_mb")),
     "viewer": (
         ("--episodes", "800", "--queries", "20", "--pairs", "0"),
         ("index_episodes_per_s", "query_p99_ms"),
