@@ -7,6 +7,7 @@ if not. All tensors are checked before the first byte is written, so tensors tha
 unchanged.
 """
 
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,7 +165,7 @@ def torch_tensor(tensor: HostTensor) -> Tensor:
         raise WeightsError(
             f"tensor {tensor.name} has dtype {tensor.dtype!r}; expected one of {', '.join(DTYPES)}"
         )
-    expected = int(np.prod(tensor.shape, dtype=np.int64)) * dtype.itemsize
+    expected = math.prod(tensor.shape) * dtype.itemsize
     if tensor.data.nbytes != expected:
         raise WeightsError(
             f"tensor {tensor.name}: {tensor.data.nbytes} bytes for shape {tensor.shape} of {tensor.dtype}, "
@@ -287,7 +288,8 @@ def _check_shape(tensor: HostTensor, own: Tensor) -> None:
 
 
 def _check_finite(tensor: HostTensor, new: Tensor) -> None:
-    if not bool(torch.isfinite(new).all()):
+    # One pass without a copy: the extremes are NaN or infinite if any value is.
+    if new.numel() and not all(math.isfinite(extreme) for extreme in torch.aminmax(new)):
         bad = int((~torch.isfinite(new)).sum())
         raise WeightsError(f"tensor {tensor.name} holds {bad} values that are not finite")
 

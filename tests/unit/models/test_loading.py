@@ -89,7 +89,7 @@ def spoilt(tensors: tuple[HostTensor, ...], kind: str) -> list[HostTensor]:
         return [replace(first, data=first.data[:-4]), *rest]
     if kind == "dtype":
         return [replace(first, dtype="int8"), *rest]
-    values.view(-1)[3] = float("nan" if kind == "nan" else "inf")
+    values.view(-1)[3] = float(kind)
     return [host_tensor(first.name, values), *rest]
 
 
@@ -104,6 +104,7 @@ def spoilt(tensors: tuple[HostTensor, ...], kind: str) -> list[HostTensor]:
         ("dtype", "dtype 'int8'; expected one of float32, float16, bfloat16"),
         ("nan", "1 values that are not finite"),
         ("inf", "1 values that are not finite"),
+        ("-inf", "1 values that are not finite"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
