@@ -340,7 +340,8 @@ class Dialogue:
 
     def sampling(self, hosted: HostedPolicy) -> Sampling:
         """The sampling parameters of a policy in this episode."""
-        return msgspec.structs.replace(hosted.info.sampling, **self._sampling)
+        own = hosted.info.sampling
+        return msgspec.structs.replace(own, **self._sampling) if self._sampling else own
 
     def _next_seed(self) -> int:
         self._num_generations += 1

@@ -145,7 +145,8 @@ class Rows:
         self.prompt_lengths[row] = length
         self._top_p[row] = sampling.top_p
         self._top_k[row] = sampling.top_k or self._vocab_size
-        self._needs.update(_needs(job))
+        for need in _needs(job):
+            self._needs[need] += 1
 
     def remove(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Frees rows, given in ascending order, and moves live rows from the end into the holes.
@@ -154,7 +155,8 @@ class Rows:
         """
         for row in map(int, rows):
             self.jobs[row].row = -1
-            self._needs.subtract(_needs(self.jobs[row]))
+            for need in _needs(self.jobs[row]):
+                self._needs[need] -= 1
         num_left = len(self.jobs) - len(rows)
         # The holes are the freed rows below `num_left`. As many live rows are at or above it, and fill them.
         targets = rows[rows < num_left]
