@@ -74,6 +74,7 @@ def by_role(facts: GroupFacts) -> Iterator[Members]:
     weights_N = np.asarray(facts.weights)
     for role in dict.fromkeys(roles):
         members = [i for i, r in enumerate(roles) if r == role]
+        positions = np.asarray(members, dtype=np.intp)
         episode_numbers: dict[int, int] = {}
         episodes = [
             episode_numbers.setdefault(facts.trajectories[i].episode_idx, len(episode_numbers))
@@ -82,9 +83,9 @@ def by_role(facts: GroupFacts) -> Iterator[Members]:
         is_single_episode = len(episode_numbers) == 1
         yield Members(
             role=role,
-            positions=np.asarray(members, dtype=np.intp),
-            rewards=rewards_N[members],
-            weights=np.ones(len(members)) if is_single_episode else weights_N[members],
+            positions=positions,
+            rewards=rewards_N[positions],
+            weights=np.ones(len(members)) if is_single_episode else weights_N[positions],
             episodes=np.arange(len(members)) if is_single_episode else np.asarray(episodes, dtype=np.intp),
             num_episodes=len(members) if is_single_episode else len(episode_numbers),
         )

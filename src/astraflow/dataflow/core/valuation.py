@@ -110,7 +110,8 @@ class Valuation:
         """One advantage per trajectory. Masked trajectories get 0; the credit function doesn't get them."""
         trajectories = facts.trajectories
         counted = [i for i, t in enumerate(trajectories) if not (self._masks_truncated and t.is_truncated)]
-        facts = dataclasses.replace(facts, trajectories=tuple(trajectories[i] for i in counted))
+        if len(counted) < len(trajectories):
+            facts = dataclasses.replace(facts, trajectories=tuple(trajectories[i] for i in counted))
         answer = call_component(what, self._credit, facts)
         values = call_component(f"the answer {answer!r} of {what}", _to_advantages, answer)
         if len(values) != len(counted):
@@ -127,18 +128,15 @@ def _to_floats(answer: Iterable[Any]) -> tuple[float, ...]:
 
 
 def _to_float(value: Any) -> float:
-    if isinstance(value, str | bytes):
+    if isinstance(value, (str, bytes)):
         raise TypeError(f"{value!r} is a text, not a number")
     return float(value)
 
 
 def _to_advantages(answer: Iterable[Any]) -> list[_Advantage]:
     """Converts an answer to one number per trajectory, or one per turn. Numpy arrays count as lists."""
-    found: list[_Advantage] = []
-    for entry in answer:
-        is_list = isinstance(entry, list | tuple | np.ndarray)
-        found.append(_to_floats(cast("Any", entry)) if is_list else _to_float(entry))
-    return found
+    lists = (list, tuple, np.ndarray)
+    return [_to_floats(cast("Any", e)) if isinstance(e, lists) else _to_float(e) for e in answer]
 
 
 def _replace_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> GroupFacts:
@@ -229,12 +227,20 @@ def _make_ready_group(
     samples: list[SampleView] = []
     total = 0.0
     square_total = 0.0
+    num_tokens = 0
+    num_trained_tokens = 0
     episodes = [(episode_idx, meta.role) for episode_idx, meta in metas]
     shares = episode_weights(episodes, [meta.num_trained_tokens for _, meta in metas])
     for (episode_idx, meta), advantage in zip(metas, advantages, strict=True):
         spans, weights = _advantage_spans(meta, advantage, what)
-        total += sum(w * value for w, (_, _, value) in zip(weights, spans, strict=True))
-        square_total += sum(w * value * value for w, (_, _, value) in zip(weights, spans, strict=True))
+        part = square_part = 0.0
+        for weight, (_, _, value) in zip(weights, spans, strict=True):
+            part += weight * value
+            square_part += weight * value * value
+        total += part
+        square_total += square_part
+        num_tokens += meta.num_tokens
+        num_trained_tokens += meta.num_trained_tokens
         samples.append(
             SampleView(
                 group_id=group.id,
@@ -249,8 +255,8 @@ def _make_ready_group(
         group_id=group.id,
         samples=tuple(samples),
         oldest_version=min(meta.oldest_version for _, meta in metas),
-        num_tokens=sum(meta.num_tokens for _, meta in metas),
-        num_trained_tokens=sum(meta.num_trained_tokens for _, meta in metas),
+        num_tokens=num_tokens,
+        num_trained_tokens=num_trained_tokens,
         advantage_sum=total,
         advantage_square_sum=square_total,
         reward_sum=finite_sum(meta.reward for _, meta in metas),
@@ -272,8 +278,10 @@ def _advantage_spans(
         weights = meta.num_trained_by_turn
     else:
         raise ComponentError(f"{what} gave {len(advantage)} advantages for {len(meta.turn_spans)} turns")
-    if not all(abs(value) <= MAX_ADVANTAGE for _, _, value in spans):
-        raise _NotFiniteError(
-            f"{what} gave an advantage that is not finite, or not within +-{MAX_ADVANTAGE:g}: {advantage!r}"
-        )
+    for _, _, value in spans:
+        if not abs(value) <= MAX_ADVANTAGE:
+            raise _NotFiniteError(
+                f"{what} gave an advantage that is not finite, or not within +-{MAX_ADVANTAGE:g}: "
+                f"{advantage!r}"
+            )
     return spans, weights

@@ -42,6 +42,8 @@ from astraflow.errors import ComponentError, JournalError, RefusedError
 __all__ = ["Dispatcher"]
 
 _log = logging.getLogger(__name__)
+_POLLS = (IssueLeases, TakeBatch)
+"""Commands of polls. Many of them change nothing, and need no record then."""
 
 
 class Dispatcher:
@@ -110,8 +112,7 @@ class Dispatcher:
             decisions.append(decision)
             if isinstance(decision, RefusedError):
                 continue
-            if decision.events or not isinstance(command, IssueLeases | TakeBatch):
-                # Polls make many requests for leases or a batch that change nothing. They need no record.
+            if decision.events or not isinstance(command, _POLLS):
                 applied.append(encoded)
                 events.append(decision.events)
             wakes.update(dict.fromkeys(decision.wakes))

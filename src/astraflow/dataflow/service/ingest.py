@@ -298,9 +298,14 @@ def _check_turns(turns: tuple[Turn, ...], mask: bytes, num_sampled: int, max_sam
 
 def _make_meta(trajectory: Trajectory, payload: PayloadRef, repeated_frac: float) -> TrajectoryMeta:
     mask = trajectory.mask
-    turns = trajectory.turns
     versions = [span.version for span in trajectory.versions]
-    num_by_turn = tuple([num_sampled_in(mask, turn.start, turn.end) for turn in turns])
+    spans: list[tuple[int, int]] = []
+    rewards: list[float] = []
+    num_by_turn: list[int] = []
+    for turn in trajectory.turns:
+        spans.append((turn.start, turn.end))
+        rewards.append(turn.reward)
+        num_by_turn.append(num_sampled_in(mask, turn.start, turn.end))
     return TrajectoryMeta(
         policy=trajectory.policy,
         role=trajectory.role,
@@ -310,9 +315,9 @@ def _make_meta(trajectory: Trajectory, payload: PayloadRef, repeated_frac: float
         oldest_version=min(versions),
         newest_version=max(versions),
         finish_reason=trajectory.finish_reason,
-        turn_spans=tuple([(turn.start, turn.end) for turn in turns]),
-        turn_rewards=tuple([turn.reward for turn in turns]),
-        num_trained_by_turn=num_by_turn,
+        turn_spans=tuple(spans),
+        turn_rewards=tuple(rewards),
+        num_trained_by_turn=tuple(num_by_turn),
         payload=payload,
         state_keys=_state_keys(trajectory),
         repeated_frac=repeated_frac,
