@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from astraflow.addons.reasoning_gym.config import ReasoningGymConfig
 from astraflow.addons.sandbox.pool import Sandbox
@@ -14,15 +15,20 @@ from astraflow.tasks.rewards import make_reward
 from astraflow.tasks.sources import make_source
 from astraflow.types import Task
 
-pytestmark = [pytest.mark.xdist_group("sandbox"), pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.xdist_group("sandbox"),
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),  # that of the pool
+]
 
 CONFIG = ReasoningGymConfig(dataset="string_insertion", size=5)
 TASKS = TasksConfig(sources={"s": CONFIG}, reward=SourceReward(), score_timeout_s=90.0)
 """The deadline includes the start of a box, which imports the library: seconds, on a busy machine many."""
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[ScoringPool]:
+    """One for all tests: its boxes take seconds to start, and a box that breaks is replaced."""
     try:
         async with Sandbox():
             pass
