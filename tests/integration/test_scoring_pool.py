@@ -79,7 +79,8 @@ def scoring_process(folder: Path) -> psutil.Process:
 
     A pool of an earlier test may still be ending in this process.
     """
-    children = [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+    running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    children = [child for child in running if "spawn_main" in " ".join(child.cmdline())]
     (worker,) = [child for child in children if child.environ().get("PYTHONPATH", "").startswith(str(folder))]
     return worker
 

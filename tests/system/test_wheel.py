@@ -225,7 +225,8 @@ def test_the_core_alone_names_the_command_that_installs_what_is_missing(bare: In
     """It has no torch. Each command says so in one line: of a run, that of the process that cannot start."""
     assert "torch" not in required("astraflow")
     install = "pip install 'astraflow[quickstart]'"
-    for argv in (["demo"], ["model", "init", "models/none.yaml", "--out", "none"]):
+    spec = str(ROOT / "recipes" / "models" / "quickstart.yaml")
+    for argv in (["demo"], ["model", "init", spec, "--out", "none"]):
         done = bare.run("astraflow", *argv)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert " needs torch" in done.stderr

@@ -33,6 +33,7 @@ WORDS_OF_OTHERS = {
     "addons/envs/harbor.py": "escape sequences of terminals",
     "addons/code/code_tests.py": "fences of code in answers of models",
     "addons/math": "answers of models",
+    "addons/words": "answers of models",
     "addons/data_sets/math_rows.py": "prompts of data sets",
     "addons/inference_servers": "metrics and logs of other servers",
 }  # fmt: skip
