@@ -1,0 +1,70 @@
+"""The quickstart under a memory limit: what docs/installation.md says that a laptop with 2 GB can run."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drivers.system_driver import ROOT, environment
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+LIMIT_BYTES = 1600 << 20
+"""2 GB without what the system needs."""
+ROOTS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
+"""Where control groups of version 1 and of version 2 limit memory."""
+LIMITS = ("memory.limit_in_bytes", "memory.max")
+IN_GROUP = (
+    "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+def remove(group: Path) -> None:
+    """Removes a control group once its last process has ended."""
+    deadline_s = time.monotonic() + 20.0
+    while group.exists():
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        assert time.monotonic() < deadline_s, f"processes are left in {group}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A control group with the limit; skipped where this user may not make one."""
+    for root in ROOTS:
+        group = root / f"astraflow-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if limits := [group / name for name in LIMITS if (group / name).exists()]:
+            limits[0].write_text(str(LIMIT_BYTES))
+            yield group
+            remove(group)
+            return
+        group.rmdir()
+    pytest.skip("no control group can be made here; run as root on Linux")
+
+
+def test_the_quickstart_runs_within_the_memory_of_a_small_laptop(
+    limited: Path, quickstart_model: Path, tmp_path: Path
+) -> None:
+    astraflow = (sys.executable, "-P", "-m", "astraflow.cli.main")
+    recipe = str(ROOT / "recipes" / "quickstart.yaml")
+    overrides = ("train.steps=20", f"policies.actor.model={quickstart_model}")
+    command = (*astraflow, "run", recipe, "--plain", "--run-dir", str(tmp_path / "run"), *overrides)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_GROUP, str(limited / "cgroup.procs"), *command],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "restart" not in (tmp_path / "run" / "logs" / "launcher.log").read_text()
