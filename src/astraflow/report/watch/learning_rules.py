@@ -19,7 +19,12 @@ _GRADIENT_STEPS = 8
 _TRUNCATED_FRAC = 0.5
 _COLLAPSED_FRAC = 0.1
 _MAX_MISMATCH = 0.05
-"""Nats. If both sides round to bfloat16, the mean stays below 0.02."""
+"""Nats. If both sides round to bfloat16, the mean of a small model stays below 0.02."""
+_MISMATCH_GROWTH = 2.0
+"""A deep model in bfloat16 has more from the start: 0.05 to 0.16 nats were measured with 30 layers. Then,
+only growth shows that something is wrong."""
+_MOST_MISMATCH = 0.2
+"""Nats. More is wrong even from the start."""
 _MAX_GAP = 0.5
 """Nats, as the mean over all tokens, stale ones included: such a gap changes a ratio by a factor of 1.6."""
 _GAP_STEPS = 3
@@ -120,9 +125,11 @@ def _reward(records: Sequence[StepRecord]) -> float:
 
 def _find_logprob_gaps(run: RunSnapshot) -> Iterable[Finding]:
     for policy, records in run.steps.items():
+        first = newest_values(records[:_STEPS], "logprob_mismatch", _STEPS)
         fresh = newest_values(records, "logprob_mismatch", _STEPS)
         gaps = newest_values(records, "behavior_gap", _GAP_STEPS)
-        if fresh and max(fresh) >= _MAX_MISMATCH:
+        usual = min(max(_MAX_MISMATCH, _MISMATCH_GROWTH * max(first, default=0.0)), _MOST_MISMATCH)
+        if fresh and max(fresh) >= usual:
             size = f"by {max(fresh):.2g} nats on average for tokens of the newest version"
         elif len(gaps) == _GAP_STEPS and min(gaps) >= _MAX_GAP:
             size = f"by at least {min(gaps):.2g} nats on average in each of the last {_GAP_STEPS} steps"
@@ -130,7 +137,8 @@ def _find_logprob_gaps(run: RunSnapshot) -> Iterable[Finding]:
             continue
         yield Finding(
             f"policy {policy}",
-            f"{policy}: the logprobs of engine and trainer differ {size}; rounding explains at most 0.02",
+            f"{policy}: the logprobs of engine and trainer differ {size}; rounding explains 0.02, or up to "
+            "0.16 in a deep model in bfloat16",
             records[-1].at_s,
         )
 
@@ -170,8 +178,9 @@ LEARNING_RULES = (
     ),
     Rule(
         "logprob_gap",
-        "On average over a step, engine and trainer differ by at least 0.05 nats for tokens of the newest "
-        "version in one of the last 5 steps, or by at least 0.5 nats for all tokens in each of the last 3.",
+        "On average over a step, engine and trainer differ by at least 0.05 nats (if the first 5 steps had "
+        "more, by twice that, at most 0.2) for tokens of the newest version in one of the last 5 steps, or "
+        "by at least 0.5 nats for all tokens in each of the last 3.",
         "run `astraflow doctor RECIPE --drift`, which compares them without training: temperature, template, "
         "dtype, weights",
         _find_logprob_gaps,

@@ -379,6 +379,15 @@ def test_an_entropy_that_collapsed_is_named_only_if_nothing_was_won_by_it() -> N
     assert "the entropy fell from 0.5 to 0.01 nats per token" in text
 
 
+def test_a_deep_model_that_always_rounded_as_much_raises_no_alarm_until_the_gap_grows() -> None:
+    first, newest = make_steps(20, logprob_mismatch=0.08)[:10], make_steps(20, logprob_mismatch=0.14)[10:]
+    assert found_in(make_snapshot(steps={"actor": [*first, *newest]})) == {}
+    grown = make_steps(20, logprob_mismatch=0.17)[10:]
+    assert "differ by 0.17 nats" in only(make_snapshot(steps={"actor": [*first, *grown]}), "logprob_gap")
+    always = {"actor": make_steps(20, logprob_mismatch=0.21)}
+    assert "differ by 0.21 nats" in only(make_snapshot(steps=always), "logprob_gap")
+
+
 def test_logprobs_that_disagree_are_named_and_stale_ones_only_if_they_are_far_apart() -> None:
     fresh = {"actor": make_steps(logprob_mismatch=0.3)}
     assert "differ by 0.3 nats on average for tokens of the newest version" in only(
