@@ -161,12 +161,13 @@ class Core:
         state = self._ctx.policy(policy)
         return state.taken + len(state.ready) / self._ctx.plan.policies[policy].table.batch_groups
 
-    def waits(self, now_s: float = 0.0) -> tuple[Wait, ...]:
+    def waits(self, now_s: float = 0.0, started_s: float = 0.0) -> tuple[Wait, ...]:
         """Who waits for whom, why, and since when, as far as the core can tell.
 
-        Some reasons are given only for long waits. Without `now_s`, every wait is short.
+        Some reasons are given only for long waits. Without `now_s`, every wait is short. No wait begins
+        before `started_s`, when the dataflow started.
         """
-        return status.waits(self._ctx, now_s)
+        return status.waits(self._ctx, now_s, started_s)
 
     def steps(self, policy: str, after: int = -1) -> tuple[StepRecord, ...]:
         """Records of the policy's committed steps with a number above `after`."""

@@ -50,14 +50,15 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
     )
 
 
-def waits(ctx: Context, now_s: float) -> tuple[Wait, ...]:
+def waits(ctx: Context, now_s: float, started_s: float) -> tuple[Wait, ...]:
     """Who waits for whom: trainers for groups, rollout for versions or tickets, evaluation for results.
 
-    `since_s` is 0 if nothing has happened to the waiting party yet.
+    `started_s`: when the dataflow started. No wait begins before that, so the pause before a run was
+    continued doesn't count.
     """
     if not ctx.is_running:
         return ()
-    found = [wait for name in ctx.plan.policies for wait in _policy_waits(ctx, name, now_s)]
+    found = [wait for name in ctx.plan.policies for wait in _policy_waits(ctx, name, now_s, started_s)]
     for name, version, _ in ctx.state.rounds_to_open:
         missing = next(other for other, p in ctx.state.policies.items() if p.newest < 0)
         found.append(
@@ -65,7 +66,7 @@ def waits(ctx: Context, now_s: float) -> tuple[Wait, ...]:
                 who=Party(kind="eval", name=name),
                 whom=Party(kind="trainer", name=missing),
                 reasons=(WaitReason(kind="eval_version", policy=missing, version=version),),
-                since_s=ctx.state.policies[name].changed_s,
+                since_s=max(ctx.state.policies[name].changed_s, started_s),
             )
         )
     for round_ in ctx.state.rounds.values():
@@ -78,16 +79,16 @@ def waits(ctx: Context, now_s: float) -> tuple[Wait, ...]:
             pinned=tuple(round_.pinned.items()),
         )
         who = Party(kind="eval", name=round_.policy)
-        found.append(Wait(who=who, whom=POOL, reasons=(reason,), since_s=round_.opened_s))
+        found.append(Wait(who=who, whom=POOL, reasons=(reason,), since_s=max(round_.opened_s, started_s)))
     return tuple(found)
 
 
-def _policy_waits(ctx: Context, name: str, now_s: float) -> Iterator[Wait]:
+def _policy_waits(ctx: Context, name: str, now_s: float, started_s: float) -> Iterator[Wait]:
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
     trainer = Party(kind="trainer", name=name)
     session = policy.session
-    since_s = policy.changed_s
+    since_s = max(policy.changed_s, started_s)
     if session is None:
         if policy.committed < plan.num_steps or policy.newest < 0:
             reason = WaitReason(kind="not_attached", policy=name)
@@ -95,7 +96,7 @@ def _policy_waits(ctx: Context, name: str, now_s: float) -> Iterator[Wait]:
         return
     if policy.newest < session.base_version:
         reason = WaitReason(kind="unpublished", policy=name, version=session.base_version)
-        yield Wait(who=POOL, whom=trainer, reasons=(reason,), since_s=session.since_s)
+        yield Wait(who=POOL, whom=trainer, reasons=(reason,), since_s=max(session.since_s, started_s))
         return
     if policy.taken < plan.num_steps and session.done == policy.taken:
         reasons = _why_no_batch(ctx, name, now_s - since_s)

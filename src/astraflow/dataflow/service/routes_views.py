@@ -166,7 +166,7 @@ class ViewRoutes:
             self._complete_wait(wait, now_s)
             if wait.whom not in waiting
             else msgspec.structs.replace(wait, reasons=(WaitReason(kind="held_back", policy=wait.whom.name),))
-            for wait in self._core.waits(now_s)
+            for wait in self._core.waits(now_s, self._dispatcher.started_s)
         )
         listed = {wait.who for wait in waits}
         parked = tuple(wait for wait in self._run.polls.waits.current() if wait.who not in listed)
@@ -207,9 +207,7 @@ class ViewRoutes:
         reasons = wait.reasons
         if wait.whom == POOL and not self._dispatcher.liveness.workers():
             reasons = (*reasons, WaitReason(kind="no_service"))
-        # The core knows no time for an event that never happened.
-        since_s = wait.since_s or self._dispatcher.started_s
-        completed = msgspec.structs.replace(wait, reasons=reasons, since_s=since_s)
+        completed = msgspec.structs.replace(wait, reasons=reasons)
         return self._run.contacts.explain(completed, now_s)
 
     def _scaling(self, now_s: float, waits: Sequence[Wait], workers: Sequence[WorkerStatus]) -> ScalingAdvice:

@@ -280,7 +280,10 @@ def _find_stalled_policies(run: RunSnapshot) -> Iterable[Finding]:
         records = run.steps.get(policy.name, ())
         step_s = run.step_s(policy.name)
         waits = [w for w in run.waits if _is_about(policy, w.who) or _is_about(policy, w.whom)]
-        since_s = records[-1].at_s if records else min((w.since_s for w in waits), default=run.now_s)
+        # No wait begins before the dataflow started, but the last step of a continued run may be much older.
+        oldest_s = max((service.age_s for service in run.services), default=run.now_s)
+        last_s = records[-1].at_s if records else min((w.since_s for w in waits), default=run.now_s)
+        since_s = max(last_s, run.now_s - oldest_s)
         limit_s = _FIRST_STEP_S if step_s is None else max(_NO_STEP_S, _NO_STEP_FACTOR * step_s)
         if run.now_s - since_s < limit_s or not waits:
             continue

@@ -358,6 +358,22 @@ def test_a_trainer_that_is_silent_for_much_longer_than_its_steps_took_is_overdue
     assert wait.reasons[0].seconds == pytest.approx(200.0)
 
 
+def test_the_pause_before_a_run_was_continued_does_not_count_as_a_wait():
+    driver = started(table=make_table(max_staleness=0), num_steps=20)
+    for _ in range(3):
+        driver.now_s += 2.0
+        driver.run_step()
+    driver.finish_groups(2)
+    driver.take(3)
+    started_s = driver.now_s + 1500.0
+    (wait,) = driver.core.waits(started_s + 5.0, started_s)
+    assert kinds(wait) == ["tickets"]
+    assert wait.since_s == started_s
+    (wait,) = driver.core.waits(started_s + 200.0, started_s)
+    assert wait.reasons[0].kind == "overdue"
+    assert wait.reasons[0].seconds == pytest.approx(200.0)
+
+
 def test_a_first_step_is_never_overdue():
     driver = started(table=make_table(max_staleness=0), num_steps=20)
     driver.finish_groups(2)

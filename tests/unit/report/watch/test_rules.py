@@ -340,6 +340,16 @@ def test_a_run_that_makes_no_step_for_long_is_named_with_its_waits() -> None:
     )
 
 
+def test_the_pause_before_a_run_was_continued_is_no_lack_of_progress() -> None:
+    old = [msgspec.structs.replace(record, at_s=record.at_s - 1500.0) for record in make_steps()]
+    wait = make_wait(20.0, WaitReason(kind="not_attached", policy="actor"), who=RUN, whom=TRAINER)
+    services = (ServiceState("trainer-actor", state="running", age_s=20.0),)
+    assert found_in(make_snapshot(steps={"actor": old}, waits=(wait,), services=services)) == {}
+    services = (ServiceState("trainer-actor", state="running", age_s=130.0),)
+    text = only(make_snapshot(steps={"actor": old}, waits=(wait,), services=services), "no_progress")
+    assert "no step for 130 s" in text
+
+
 def test_rewards_that_never_differ_are_named_after_five_steps() -> None:
     none = {"num_gradient_tokens": 0.0}
     text = only(make_snapshot(steps={"actor": with_rewards([0.0] * 5, **none)}), "reward_constant")
