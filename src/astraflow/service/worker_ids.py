@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import re
 import secrets
-from functools import lru_cache
 from typing import NamedTuple
 
 __all__ = ["WorkerId", "handle_of", "is_key_of", "new_worker_id", "public_target"]
@@ -16,8 +15,6 @@ __all__ = ["WorkerId", "handle_of", "is_key_of", "new_worker_id", "public_target
 _NUM_HANDLE_BYTES = 3
 _NUM_SECRET_BYTES = 16
 """128 bits cannot be guessed."""
-_MAX_DIGESTS = 16_384
-"""Number of digests in the cache. Each request of a service shows its id."""
 _IN_TARGET = re.compile(r"(?<=/v1/workers/)[^/?]+")
 """An id in the path of a request."""
 
@@ -54,6 +51,5 @@ def public_target(target: str) -> str:
     return _IN_TARGET.sub(lambda match: handle_of(match[0]) or match[0], target.partition("?")[0])
 
 
-@lru_cache(_MAX_DIGESTS)
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
