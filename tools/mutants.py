@@ -245,6 +245,7 @@ def outcomes(mutants: Sequence[Mutant], num_workers: int, limit_s: float) -> Map
     mutants."""
     found: dict[Mutant, str] = {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(num_workers) as pool:
+        Path(folder).chmod(0o755)  # some tests run programs as another user
         workshop = Workshop(Path(folder), num_workers, limit_s)
         for mutant, outcome in zip(mutants, pool.map(workshop.outcome, mutants), strict=True):
             if outcome != NOTICED:

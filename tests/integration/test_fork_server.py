@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,23 @@ async def test_a_start_that_is_cancelled_leaves_no_process(folder: Path, tmp_pat
         await asyncio.gather(starting, return_exceptions=True)
         await run_probe(launcher, dataclasses.replace(spec, log_path=tmp_path / "second.log"))
     assert len(spec.log_path.read_text().splitlines()) == 1
+
+
+async def test_an_answer_that_arrives_when_the_launcher_looks_is_not_lost(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astraflow.processes.fork_server._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("astraflow.processes.fork_server._LONGEST_WAIT_S", 30.0)
+
+    async def keep_busy() -> None:
+        while True:
+            time.sleep(0.05)  # noqa: ASYNC251 - every turn of the event loop is as late as on a busy machine
+            await asyncio.sleep(0)
+
+    with LocalLauncher(make_server()) as launcher:
+        busy = asyncio.ensure_future(keep_busy())
+        await run_probe(launcher, make_spec(folder, tmp_path))
+        busy.cancel()
 
 
 _LAUNCHER = """

@@ -151,14 +151,19 @@ class ForkServer:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _LONGEST_WAIT_S
         problem = ""
-        while not problem:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_EVERY_S):
-                    if answer := await loop.sock_recv(ours, 32):
+        # One read for the whole wait: a read that times out when its answer arrives would lose the answer.
+        reading = asyncio.ensure_future(loop.sock_recv(ours, 32))
+        try:
+            while not problem:
+                await asyncio.wait({reading}, timeout=_LOOK_EVERY_S)
+                if reading.done():
+                    if answer := reading.result():
                         return int(answer)
                     problem = "has ended"
-            if state_of(self.pid) == "stopped" or loop.time() > deadline_s:
-                problem = problem or f"does not answer: it is {state_of(self.pid)}"
+                elif state_of(self.pid) == "stopped" or loop.time() > deadline_s:
+                    problem = f"does not answer: it is {state_of(self.pid)}"
+        finally:
+            reading.cancel()
         self.close()
         _log.warning("the fork server (process %d) %s; services start without it", self.pid, problem)
         return 0
