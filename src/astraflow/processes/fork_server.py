@@ -148,25 +148,26 @@ class ForkServer:
         """Receives the id of the service's process. If there is no answer, gives the server up, and returns
         0."""
         ours.setblocking(False)
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + _LONGEST_WAIT_S
-        problem = ""
         # One read for the whole wait: a read that times out when its answer arrives would lose the answer.
-        reading = asyncio.ensure_future(loop.sock_recv(ours, 32))
+        reading = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(ours, 32))
         try:
-            while not problem:
-                await asyncio.wait({reading}, timeout=_LOOK_EVERY_S)
-                if reading.done():
-                    if answer := reading.result():
-                        return int(answer)
-                    problem = "has ended"
-                elif state_of(self.pid) == "stopped" or loop.time() > deadline_s:
-                    problem = f"does not answer: it is {state_of(self.pid)}"
+            problem = await self._wait_for(reading)
+            if not problem:
+                return int(reading.result())
         finally:
             reading.cancel()
         self.close()
         _log.warning("the fork server (process %d) %s; services start without it", self.pid, problem)
         return 0
+
+    async def _wait_for(self, reading: asyncio.Future[bytes]) -> str:
+        """Waits for an answer. Returns: why there is none; empty if there is one."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _LONGEST_WAIT_S
+        while not (await asyncio.wait({reading}, timeout=_LOOK_EVERY_S))[0]:
+            if state_of(self.pid) == "stopped" or loop.time() > deadline_s:
+                return f"does not answer: it is {state_of(self.pid)}"
+        return "" if reading.result() else "has ended"
 
 
 class ForkedProcess:
