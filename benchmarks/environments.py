@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def make_environment(venv: Path, packages: Sequence[str]) -> Path:
     """Makes a virtual environment with torch and these packages if it is missing or was made of others.
 
+    AstraFlow is installed there too, but without its dependencies: a reward is found by its entry point.
+
     Returns its interpreter, and prints the versions of the packages in it.
     """
     torch = os.environ.get("TORCH", "")
@@ -33,6 +35,7 @@ def make_environment(venv: Path, packages: Sequence[str]) -> Path:
         subprocess.run([str(python), str(ROOT / "tools" / "install_torch.py"), torch], check=True)
         install = [*pip, "install", "--quiet", "-c", str(ROOT / "constraints.txt"), *packages]
         subprocess.run(install, check=True)
+        subprocess.run([*pip, "install", "--quiet", "--no-deps", "--editable", str(ROOT)], check=True)
         ready.write_text(wanted)
     listed = subprocess.run([*pip, "list", "--format=freeze"], check=True, capture_output=True, text=True)
     names = {"torch", *(package.partition("==")[0].lower() for package in packages)}
