@@ -1,5 +1,6 @@
 """Evaluation afterwards, in one process: of model folders, and of the same model behind a real endpoint."""
 
+import asyncio
 import io
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -129,6 +130,26 @@ async def test_progress_is_told_to_the_end(model: Path, recipe: Recipe) -> None:
         size = EvalSize(tasks=3, samples=2)
         await evaluate(recipe, hosted, size, progress=lambda *args: told.append(args))
     assert told == [("heldout", done, 6) for done in range(1, 7)]
+
+
+async def test_an_evaluation_that_is_stopped_keeps_the_finished_sets(model: Path, tmp_path: Path) -> None:
+    heldout = f"{{name: jsonl, path: {tmp_path / 'heldout.jsonl'}}}"
+    second = f"eval.sets.second={{num_tasks: 24, source: {heldout}}}"
+    recipe = make_digit_recipe(tmp_path, model, second, "rollout.max_episodes=2")
+    stop = asyncio.Event()
+    told: list[str] = []
+
+    def progress(name: str, _done: int, _total: int) -> None:
+        told.append(name)
+        if name == "second":
+            stop.set()
+
+    async with hosting(find_target(str(model), recipe)) as (hosted, _):
+        sets = await evaluate(recipe, hosted, EvalSize(tasks=3, samples=2), progress=progress, stop=stop)
+    assert [found.eval_set for found in sets] == ["heldout"]
+    assert sets[0].num_samples == 6
+    assert told.count("heldout") == 6
+    assert "second" in told
 
 
 @pytest.mark.parametrize(

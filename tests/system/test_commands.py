@@ -66,9 +66,10 @@ def test_what_a_run_learned_is_evaluated_and_exported_afterwards(runs: Runs) -> 
     assert (missing.returncode, "version 9 is not kept (there are:" in missing.stderr) == (2, True)
     taken = astraflow("export", str(run.run_dir), str(model))
     assert (taken.returncode, "--force" in taken.stderr) == (2, True)
-    table = succeeded("eval", str(run.run_dir), "--samples", "1", "--tasks", "8")
-    assert "8 tasks x 1" in table
-    assert "pass@1" in table
+    done = astraflow("eval", str(run.run_dir), "--samples", "1", "--tasks", "8")
+    assert "8 tasks x 1" in done.stdout
+    assert "pass@1" in done.stdout
+    assert "heldout: 8/8 episodes" in done.stderr
 
 
 def test_the_doctor_passes_a_recipe_that_works_and_measures_no_drift(runs: Runs) -> None:

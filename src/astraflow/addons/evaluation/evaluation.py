@@ -9,7 +9,7 @@ that fails permanently doesn't have a score: it is counted and left out.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
@@ -25,11 +25,12 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.sources import open_source, workflow_of
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
+from astraflow.rollout.waiting import run_unless
 from astraflow.run.hosting import open_runner
 from astraflow.types import Episode, Failure, Item, Lease, MetricItem
 from astraflow.user_input.mistakes import hint
 
-__all__ = ["EvalReport", "EvalScore", "EvalSize", "evaluate", "evaluation_table"]
+__all__ = ["EvalReport", "EvalScore", "EvalSize", "chosen_sets", "evaluate", "evaluation_table"]
 
 
 class EvalScore(Item, frozen=True, kw_only=True):
@@ -106,19 +107,30 @@ async def evaluate(
     size: EvalSize,
     *,
     progress: Callable[[str, int, int], None] | None = None,
+    stop: asyncio.Event | None = None,
 ) -> tuple[EvalScore, ...]:
     """Runs the evaluation sets one after the other. Doesn't close the engines.
 
     `progress` gets the name of the set, the number of its finished episodes, and the number of all its
-    episodes. Failed episodes are counted.
+    episodes. Failed episodes are counted. If `stop` is set, the set that is being evaluated is abandoned, and
+    the scores of the finished sets are returned.
     Raises: ConfigError or DataError if a set or the reward cannot be loaded.
     """
-    rounds = [_opened(recipe, name, size) for name in _chosen(recipe, size.sets)]
+    stop = stop or asyncio.Event()
+    rounds = [_opened(recipe, name, size) for name in chosen_sets(recipe, size)]
+    finished: list[EvalScore] = []
     async with open_runner(recipe, hosted, num_scorers=recipe.rollout.scorers) as runner:
-        return tuple([await _score(recipe, runner, hosted, round_, progress) for round_ in rounds])
+        for round_ in rounds:
+            score = await run_unless(_score(recipe, runner, hosted, round_, progress), stop)
+            if score is None:
+                break
+            finished.append(score)
+    return tuple(finished)
 
 
-def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[str, ...]:
+def chosen_sets(recipe: Recipe, size: EvalSize) -> tuple[str, ...]:
+    """Returns the names of the sets to evaluate. Raises: ConfigError if the recipe doesn't have one."""
+    names = size.sets
     known = tuple(recipe.eval.sets)
     if not known:
         raise ConfigError(
@@ -127,7 +139,7 @@ def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[str, ...]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigError(f"--set {unknown[0]}: no such evaluation set{hint(unknown[0], known)}")
-    return tuple(names) or known
+    return names or known
 
 
 def _opened(recipe: Recipe, name: str, size: EvalSize) -> _Round:
