@@ -3,8 +3,10 @@
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,6 +51,7 @@ _COLUMNS = {
     "step": "int64",
     "staleness": "int64",
     "text": "string",
+    "completion": "string",
     "messages": "string",
 }
 """Column -> its type in Parquet."""
@@ -57,10 +60,11 @@ _COLUMNS = {
 def exported(
     database: sqlite3.Connection, folder: RunFolder, wanted: EpisodeFilter, *, limit: int
 ) -> Iterator[EpisodeDict]:
-    """Yields up to `limit` episodes, newest first, each with `text` and `messages`. Raises: sqlite3.Error.
+    """Yields up to `limit` episodes, newest first, each with three texts. Raises: sqlite3.Error.
 
-    `text` is the text of the episode's tokens or, if there are no tokens, of its messages. `messages` is the
-    JSON text of the messages that were kept. Text that is no longer available is empty.
+    `text` is the text of the episode's tokens or, if there are no tokens, of its messages. `completion` is
+    the part of it that the policy sampled, with a line per turn. `messages` is the JSON text of the messages
+    that were kept. Text that is no longer available is empty.
     """
     texts = TokenText(folder)
     segments = SegmentReader(folder.journal / "segments")
@@ -68,13 +72,13 @@ def exported(
         for row in all_found(database, wanted, limit=limit):
             query = "SELECT segment, offset, length, sample FROM episodes WHERE id = ?"
             *place, sample = database.execute(query, (row["id"],)).fetchone()
-            text = ""
-            messages = ""
+            text = completion = messages = ""
             with contextlib.suppress(Error, OSError):
                 if place[2] is not None:
                     trajectory = wire.decode(segments.read(PayloadRef(*place)), Trajectory)
                     ids = wire.array(trajectory.token_ids, "int32").tolist()
                     text = texts.text(trajectory.policy, ids)
+                    completion = _sampled_text(trajectory, ids, texts)
             with contextlib.suppress(Error):
                 if sample is not None:
                     kept = messages_of(folder.journal, sample)
@@ -82,9 +86,22 @@ def exported(
                         [{"role": m.role, "name": m.name, "content": m.content} for m in kept]
                     )
                     text = text or "\n".join(message.content for message in kept)
-            yield {**row, "text": text, "messages": messages}
+                    replies = [message.content for message in kept if message.role == "assistant"]
+                    completion = completion or "\n".join(replies)
+            yield {**row, "text": text, "completion": completion, "messages": messages}
     finally:
         segments.close()
+
+
+def _sampled_text(trajectory: Trajectory, ids: Sequence[int], texts: TokenText) -> str:
+    """Returns the text of a trajectory's sampled tokens, with a line per turn."""
+    mask = wire.array(trajectory.mask, "uint8").tolist()
+    turns = [
+        [token_id for token_id, _ in tokens]
+        for is_sampled, tokens in groupby(zip(ids, mask, strict=True), key=itemgetter(1))
+        if is_sampled
+    ]
+    return "\n".join(texts.text(trajectory.policy, turn) for turn in turns)
 
 
 def json_line(row: EpisodeDict) -> bytes:

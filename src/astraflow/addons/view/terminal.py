@@ -13,10 +13,21 @@ from astraflow.report.terminal_text import printable
 
 __all__ = ["episodes_table", "print_episode", "print_table"]
 
-_COLUMNS = ("id", "episode", "task", "policy", "versions", "reward", "advantage", "tokens", "end", "text")
+_COLUMNS = (
+    "id",
+    "episode",
+    "task",
+    "policy",
+    "versions",
+    "reward",
+    "advantage",
+    "tokens",
+    "end",
+    "completion",
+)
 _NUMBERS = {"id", "reward", "advantage", "tokens"}
 _MAX_TEXT = 60
-"""Maximum number of characters of an episode's text in the table."""
+"""Maximum number of characters of an episode's completion in the table."""
 _UNLIKELY = (0.01, "bold red"), (0.1, "red"), (0.5, "yellow")
 """(probability, style of tokens below it)."""
 
@@ -36,7 +47,7 @@ def episodes_table(rows: Iterable[EpisodeDict]) -> tuple[Table, int]:
     num = 0
     for row in rows:
         num += 1
-        text = " ".join(str(row.get("text", "")).split())
+        text = " ".join(str(row.get("completion", "")).split())
         table.add_row(*(Text(cell) for cell in _cells(row)), Text(_cut(printable(text))))
     return table, num
 

@@ -53,7 +53,9 @@ def test_no_escape_reaches_the_terminal(run_dir: Path, capsys: pytest.CaptureFix
         ("oldest_version", "newest_version", "reward", "advantage", "tokens", "finish", "fate")
     )
     file = io.StringIO()
-    print_table([row | {"error": "\x1b]0;x\x07", "text": "[red]a\x1b[1m"}], Console(file=file, width=200))
+    print_table(
+        [row | {"error": "\x1b]0;x\x07", "completion": "[red]a\x1b[1m"}], Console(file=file, width=200)
+    )
     assert "\x1b" not in file.getvalue()
     assert "\x07" not in file.getvalue()
     assert "[red]a" in file.getvalue()
@@ -66,6 +68,7 @@ def test_episodes_are_written_as_jsonl_and_parquet(run_dir: Path, tmp_path: Path
     table = pq.read_table(tmp_path / "out.parquet").to_pylist()
     assert lines == table
     assert [row["reward"] for row in lines] == [1.0, 0.0]
+    assert all(row["completion"] and row["completion"] in row["text"] for row in lines)
     assert json.loads(lines[0]["messages"]) == [{"role": "user", "name": "", "content": "hello"}]
 
 
