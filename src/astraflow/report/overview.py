@@ -103,14 +103,16 @@ class RunOverview:
         return sum(w.load.tokens_per_s for w in self.status.workers) if self.status else 0.0
 
     def held_out(self, policy: str) -> str:
-        """First and newest score of every evaluation set, e.g. `0.41 -> 0.78`."""
+        """First and newest score of every evaluation set, e.g. `0.41 -> 0.78`, or `math 0.41 -> 0.78, code
+        0.200` if there are several."""
+        sets = [eval_set for name, eval_set in self.last_evals if name == policy]
         parts: list[str] = []
-        for (name, eval_set), last in self.last_evals.items():
-            if name != policy:
-                continue
-            first = self.first_evals[name, eval_set]
+        for eval_set in sets:
+            first = self.first_evals[policy, eval_set]
+            last = self.last_evals[policy, eval_set]
             text = f"{first.score_mean or 0.0:.3f}"
-            parts.append(text if last is first else f"{text} -> {last.score_mean or 0.0:.3f}")
+            text = text if last is first else f"{text} -> {last.score_mean or 0.0:.3f}"
+            parts.append(text if len(sets) == 1 else f"{eval_set} {text}")
         return ", ".join(parts) or "-"
 
 

@@ -3,6 +3,8 @@
 import errno
 import io
 
+import msgspec
+
 from astraflow.processes.service_state import ServiceState
 from astraflow.report.overview import RunOverview, eval_line, step_line
 from astraflow.report.view import PlainView
@@ -32,6 +34,15 @@ def test_an_evaluation_line_counts_failures_only_if_there_are_any() -> None:
     assert (
         eval_line(make_eval(3, 0.5)) == "actor version 3 on heldout: 0.500 +- 0.010 (16 tasks, 16 episodes)"
     )
+
+
+def test_a_line_names_the_evaluation_sets_if_there_are_several() -> None:
+    state = RunOverview("demo", "runs/demo", 100.0)
+    for version, score in ((0, 0.25), (3, 0.5)):
+        state.add_eval(make_eval(version, score))
+    assert "held-out 0.250 -> 0.500, " in step_line(state, make_step(3), 161.0)
+    state.add_eval(msgspec.structs.replace(make_eval(3, 0.75), eval_set="trivia"))
+    assert "held-out heldout 0.250 -> 0.500, trivia 0.750, " in step_line(state, make_step(3), 161.0)
 
 
 def test_plain_lines_come_at_most_every_two_seconds() -> None:
