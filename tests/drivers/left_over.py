@@ -14,9 +14,10 @@ from collections.abc import Generator, Iterator
 import psutil
 import pytest
 
+from drivers.process_mark import MARK
+
 __all__ = ["ENDS_WITHIN_S", "end_processes", "nothing_is_left_running", "processes_with"]
 
-VARIABLE = "ASTRAFLOW_TEST_PROCESS"
 ENDS_WITHIN_S = 30.0
 """A process that is ending may need this long on a busy machine. Only a test that leaves one waits for it."""
 _STARTERS = ("system", "long")
@@ -30,7 +31,7 @@ def processes_with(value: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             is_other = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-            if is_other and process.environ().get(VARIABLE) == value:
+            if is_other and process.environ().get(MARK) == value:
                 found.append(process)
     return found
 
@@ -66,7 +67,7 @@ def nothing_is_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     value = secrets.token_hex(8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, value)
+        patch.setenv(MARK, value)
         yield
     has_failed = request.node.stash.get(_has_failed, False)
     killed = end_processes(value, within_s=0.0 if has_failed else ENDS_WITHIN_S)

@@ -12,17 +12,18 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from drivers.warm_programs import ROOT, Program, WarmPrograms, environment
+
 SUMS = {
     "name": "reasoning_gym",
     "dataset": "basic_arithmetic",
@@ -32,10 +33,25 @@ SUMS = {
 }
 
 
+_COMMAND = ("-m", "astraflow.cli.main")
+WARM = WarmPrograms()
+"""The programs of this worker's tests."""
+
+
 def astraflow(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """A command that ends by itself."""
-    argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
-    return subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    return WARM.run([*_COMMAND, *arguments], environment())
+
+
+def python(*argv: str, folder: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+    """A script or code, with its arguments."""
+    return WARM.run(argv, environment(), folder)
+
+
+def start_command(arguments: Sequence[str], out: int) -> Program:
+    """Starts a command, whose output and errors go to `out`."""
+    with open(os.devnull, "rb") as nothing:
+        return WARM.start([*_COMMAND, *arguments], environment(), [nothing.fileno(), out, out])
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -62,30 +78,37 @@ def init_models(folder: Path, *names: str, steps: int) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-
-
 @dataclass(frozen=True)
 class Place:
     """Where a run's launcher is started: the command `astraflow` there, and its environment."""
 
-    command: tuple[str, ...] = (sys.executable, "-m", "astraflow.cli.main")
+    command: tuple[str, ...] = (sys.executable, *_COMMAND)
     env: dict[str, str] = field(default_factory=environment)
+
+    def start(self, arguments: Sequence[str], out: int) -> Program:
+        """Starts a command as a new process there."""
+        return subprocess.Popen(
+            [*self.command, *arguments],
+            cwd=ROOT,
+            env=self.env,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
 
 
 @dataclass
 class Started:
     """A run in its own process; its lines are read as they come."""
 
-    process: "subprocess.Popen[str]"
+    process: Program
+    output: TextIO
     run_dir: Path
     lines: list[str] = field(default_factory=list)
 
     def read_until(self, text: str) -> str:
         """The first line with `text`. Fails if the output ends before."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.output:
             self.lines.append(line)
             if text in line:
                 return line
@@ -93,8 +116,7 @@ class Started:
 
     def finish(self) -> int:
         """Its exit code, after the rest of its lines."""
-        assert self.process.stdout is not None
-        self.lines += list(self.process.stdout)
+        self.lines += list(self.output)
         return self.process.wait()
 
     def pid_of(self, service: str) -> int:
@@ -133,16 +155,20 @@ class Terminals:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[Program] = []
 
-    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        return self.start_program(sys.executable, "-m", "astraflow.cli.main", *arguments)
+    def start(self, *arguments: str) -> Program:
+        with self._next_log().open("wb") as out:
+            self._running.append(start_command(arguments, out.fileno()))
+        return self._running[-1]
 
-    def start_program(self, *argv: str) -> "subprocess.Popen[bytes]":
-        with (self._folder / f"terminal-{len(self._running)}.log").open("wb") as out:
-            process = subprocess.Popen(argv, cwd=ROOT, env=environment(), stdout=out, stderr=out)
-        self._running.append(process)
-        return process
+    def start_program(self, *argv: str) -> Program:
+        with self._next_log().open("wb") as out:
+            self._running.append(subprocess.Popen(argv, cwd=ROOT, env=environment(), stdout=out, stderr=out))
+        return self._running[-1]
+
+    def _next_log(self) -> Path:
+        return self._folder / f"terminal-{len(self._running)}.log"
 
     def texts(self) -> str:
         return "\n".join(f"== {p.name}\n{p.read_text()}" for p in sorted(self._folder.glob("terminal-*.log")))
@@ -192,19 +218,16 @@ class Runs:
         return path
 
     def start(self, recipe: Path, *arguments: str, name: str = "run", place: Place | None = None) -> Started:
-        """Starts `astraflow run` with plain lines, by default on this machine."""
+        """Starts `astraflow run` with plain lines: as a new process at a place, or a forked one on this
+        machine."""
         run_dir = self.folder / name
-        place = place or Place()
-        process = subprocess.Popen(
-            [*place.command, "run", str(recipe), *arguments, "--run-dir", str(run_dir), "--plain"],
-            cwd=ROOT,
-            env=place.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        run = Started(process, run_dir)
+        argv = ["run", str(recipe), *arguments, "--run-dir", str(run_dir), "--plain"]
+        read_fd, out = os.pipe()
+        try:
+            process = start_command(argv, out) if place is None else place.start(argv, out)
+        finally:
+            os.close(out)
+        run = Started(process, os.fdopen(read_fd), run_dir)
         self.started.append(run)
         return run
 
@@ -213,8 +236,7 @@ class Runs:
             if run.process.poll() is None:
                 run.process.send_signal(signal.SIGKILL)
             run.process.wait()
-            assert run.process.stdout is not None
-            run.process.stdout.close()
+            run.output.close()
 
 
 def wait_gone(pids: list[int], *, timeout_s: float) -> list[int]:

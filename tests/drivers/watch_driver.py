@@ -76,8 +76,7 @@ class Scene:
         return line
 
     def _first_warning(self, run: Started, deadline_s: float) -> str:
-        assert run.process.stdout is not None
-        for line in run.process.stdout:
+        for line in run.output:
             run.lines.append(line)
             late_s = time.monotonic() - deadline_s
             if _SIGN in line and _BUSY not in line:

@@ -1,12 +1,10 @@
 """Every benchmark still runs: the quick ones in small, and all of them as far as their imports go."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from drivers.system_driver import ROOT, environment
+from drivers.system_driver import ROOT, python
 from pool_run import Load, PoolRun, fixed
 
 pytestmark = pytest.mark.system
@@ -58,14 +56,8 @@ _SMALL_BUT_LONG = {
 }
 
 
-def _run(*argv: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, *argv], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-    )
-
-
 def _check_small_run(name: str, arguments: tuple[str, ...], figures: tuple[str, ...]) -> None:
-    done = _run(str(_BENCHMARKS / f"{name}.py"), *arguments)
+    done = python(str(_BENCHMARKS / f"{name}.py"), *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     measured = json.loads(done.stdout.splitlines()[-1])
     assert set(figures) <= set(measured), f"{name} reports {sorted(measured)}"
@@ -109,7 +101,7 @@ print(json.dumps({
     for name, run in runs.items()
 }))
 """
-    done = _run("-c", code, str(_BENCHMARKS))
+    done = python("-c", code, str(_BENCHMARKS))
     assert done.returncode == 0, done.stderr
     runs = json.loads(done.stdout)
     assert {name for name, run in runs.items() if run["waits"]} == {
@@ -142,7 +134,7 @@ def test_a_simulated_pool_pays_for_its_machines_and_begins_lost_episodes_again()
 
 
 def test_the_paper_page_has_every_row_that_the_command_knows() -> None:
-    done = _run(str(_BENCHMARKS / "paper.py"), "--list")
+    done = python(str(_BENCHMARKS / "paper.py"), "--list")
     assert done.returncode == 0, done.stderr
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert len(names) == 6
@@ -158,6 +150,6 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
     runpy.run_path(str(path), run_name=path.stem)
     print(path.stem)
 """
-    done = _run("-c", code, str(_BENCHMARKS))
+    done = python("-c", code, str(_BENCHMARKS))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == sorted(path.stem for path in _BENCHMARKS.glob("*.py"))

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from drivers.docs_driver import IN_THE_RUN, Block, blocks
-from drivers.system_driver import ROOT, environment, made_once
+from drivers.system_driver import ROOT, WARM, environment, made_once, python
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -62,6 +62,8 @@ launchers prints. The README's `astraflow try examples/own_parts.yaml` plays the
 workflows, rewards and engines together; `test_agent_learns.py`, `test_hosted.py` and
 `test_environment_run.py` play those of the other three."""
 QUICKSTART = PRINTED[_FIRST][0]
+_COMMANDS = tempfile.TemporaryDirectory(prefix="commands-")
+"""The folder with the command `astraflow`."""
 
 
 def tiny(node: Any) -> Any:
@@ -85,17 +87,20 @@ def copy_parts(folder: Path) -> None:
 def run_as_printed(block: Block, workspace: Path) -> None:
     """Runs a block by bash or python; `astraflow` is that of this environment. A number of steps on the
     command line is made as tiny as those in the recipes."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    interpreter = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
     text = re.sub(r"\bsteps=(\d+)", lambda match: f"steps={int(match[1]) // 20}", block.text)
-    done = subprocess.run(
-        [*interpreter, text],
-        cwd=workspace,
-        env={**environment(), "PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    if block.language == "bash":
+        path = f"{_COMMANDS.name}{os.pathsep}{os.environ['PATH']}"
+        WARM.write_stand_in(Path(_COMMANDS.name) / "astraflow", "-m", "astraflow.cli.main")
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=workspace,
+            env={**environment(), "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    else:
+        done = python("-c", text, folder=workspace)
     assert done.returncode == 0, f"{block.name}\n{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drivers.system_driver import Runs, Started, astraflow, num_steps, wait_gone, wait_until
+from drivers.system_driver import Place, Runs, Started, astraflow, num_steps, wait_gone, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -21,7 +21,7 @@ def server_of(run: Started) -> psutil.Process:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_run_goes_on_without_its_fork_server(runs: Runs, number: signal.Signals) -> None:
-    run = runs.start(runs.recipe(steps=20))
+    run = runs.start(runs.recipe(steps=20), place=Place())
     run.read_until("actor step 1/")
     server = server_of(run)
     pids = {name: run.pid_of(name) for name in SERVICES}
@@ -53,7 +53,7 @@ def test_a_run_goes_on_without_its_fork_server(runs: Runs, number: signal.Signal
 
 
 def test_a_restarted_service_is_forked_again(runs: Runs) -> None:
-    run = runs.start(runs.recipe(steps=100_000))
+    run = runs.start(runs.recipe(steps=100_000), place=Place())
     run.read_until("actor step ")
     server, first = server_of(run), run.pid_of("rollout-0")
     os.kill(first, signal.SIGKILL)

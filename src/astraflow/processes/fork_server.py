@@ -28,8 +28,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from astraflow.processes.process_state import state_of
 
@@ -38,8 +39,10 @@ __all__ = [
     "SERVICE_ENVIRONMENT",
     "ForkServer",
     "ForkedProcess",
+    "ServerProcess",
     "claim_server",
     "early_server",
+    "start_server",
     "thread_variables",
 ]
 
@@ -71,29 +74,54 @@ def thread_variables(count: int) -> dict[str, str]:
     return {f"{library}_NUM_THREADS": str(count) for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")}
 
 
+class ServerProcess(Protocol):
+    """The process of a fork server: what is needed of `subprocess.Popen`."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        ...
+
+    def wait(self) -> int:
+        """Waits for the end. Returns: the exit code."""
+        ...
+
+
+_Start: TypeAlias = Callable[[Mapping[str, str]], tuple[socket.socket, ServerProcess]]
+
+
+def start_server(
+    env: Mapping[str, str], module: str = "astraflow.cli.fork_server"
+) -> tuple[socket.socket, ServerProcess]:
+    """Starts the program of a fork server. Returns: the socket that takes orders, and the process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            (sys.executable, "-P", "-m", module, str(theirs.fileno()), " " * _TITLE_BYTES),
+            env=env,
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return ours, process
+
+
 class ForkServer:
     """A fork server, which ends when `close` is called, or when the thread that made it ends.
 
-    Example: `server = ForkServer()`; `pid = await server.fork(argv, env, {1: log, 2: log})`.
+    Example: `server = ForkServer()`; `pid = await server.fork(argv, env, {1: log, 2: log})`. `start` starts
+    its process with the given environment.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start: _Start = start_server) -> None:
         self._env = {**os.environ, **SERVICE_ENVIRONMENT, **thread_variables(1)}
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, self._process = start(self._env)
         self._control.setblocking(False)
         self._turn = asyncio.Lock()
         self._is_closed = False
-        with theirs:
-            command = (sys.executable, "-P", "-m", "astraflow.cli.fork_server", str(theirs.fileno()))
-            self._process = subprocess.Popen(
-                (*command, " " * _TITLE_BYTES),
-                env=self._env,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
 
     @property
     def pid(self) -> int:
@@ -204,10 +232,10 @@ _early: list[ForkServer] = []
 
 
 @contextlib.contextmanager
-def early_server(*, is_wanted: bool) -> Generator[None]:
-    """Starts a server for the launcher that the block will make, if `is_wanted`."""
-    if is_wanted and _is_possible():
-        _early.append(ForkServer())
+def early_server(*, is_wanted: bool, start: _Start = start_server) -> Generator[None]:
+    """Starts a server for the launcher that the block will make, if `is_wanted` and there is none yet."""
+    if is_wanted and not _early and _is_possible():
+        _early.append(ForkServer(start))
     try:
         yield
     finally:
