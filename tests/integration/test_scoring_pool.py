@@ -1,5 +1,7 @@
 """Scoring processes on a slow, busy or broken machine: a right answer gets its score, or fails as late."""
 
+import asyncio
+import gc
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +14,7 @@ import pytest
 from astraflow.addons.math.config import MathVerifyReward
 from astraflow.errors import LateScoreError, RolloutError
 from astraflow.rollout.scoring import ScoringPool
-from astraflow.tasks.config import JsonlSourceConfig, TasksConfig
+from astraflow.tasks.config import JsonlSourceConfig, TasksConfig, TrlReward
 from astraflow.types import Task
 
 TASKS = TasksConfig(
@@ -123,3 +125,32 @@ async def test_a_scoring_process_that_is_killed_while_nobody_needs_it_is_replace
             with suppress_retryable():
                 scores = await right_answers(pool, 2)
         assert scores == [1.0, 1.0]
+
+
+async def test_a_late_call_of_a_cancelled_episode_leaves_no_error_that_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_reward.py").write_text(
+        "import time\n\n\ndef slow(completions, **columns):\n    time.sleep(600)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    unread: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context["message"]))
+    pool = ScoringPool(
+        TASKS.model_copy(update={"reward": TrlReward(use="slow_reward:slow"), "score_timeout_s": 1.0})
+    )
+    try:
+        await pool.start()
+        call = asyncio.create_task(
+            pool.score(Task(id="s/1", source="s", prompt="p", answer="1"), r"\boxed{1}")
+        )
+        await asyncio.sleep(0.2)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        with pytest.raises(LateScoreError):  # the next call ends late too, after the first
+            await pool.score(Task(id="s/2", source="s", prompt="p", answer="1"), r"\boxed{1}")
+    finally:
+        await pool.close()
+    del call  # its traceback refers to the future of the late call
+    gc.collect()
+    assert unread == []

@@ -195,8 +195,10 @@ class ScoringPool:
     async def _score_calls_once(self, calls: Sequence[_Call]) -> list[Outcome]:
         deadline_s = self._deadline_s + (_CANCELLING_S if self._is_async else 0.0)
         future = self._get_pool().schedule(score_calls, args=[list(calls)], timeout=deadline_s)
+        call = asyncio.wrap_future(future)
+        call.add_done_callback(_read_error)
         # Shielded, because cancelling the future of a cancelled episode would end its worker.
-        return await asyncio.shield(asyncio.wrap_future(future))
+        return await asyncio.shield(call)
 
     def _get_pool(self) -> ProcessPool:
         """Returns the pool, or a new one if it is broken. A pool breaks if a worker dies while it is idle."""
@@ -246,6 +248,12 @@ class ScoringPool:
             except (TimeoutError, ProcessExpired, BrokenProcessPool):
                 pass  # one call is to blame; made alone, the others succeed
         return await asyncio.gather(*[self._score_alone(call) for call in calls])
+
+
+def _read_error(call: "asyncio.Future[list[Outcome]]") -> None:
+    """Reads the error of a call, which asyncio would otherwise log if its episode was cancelled."""
+    if not call.cancelled():
+        call.exception()
 
 
 def _is_harmless(tasks: TasksConfig) -> bool:
