@@ -87,13 +87,13 @@ def _find_missing_gradients(run: RunSnapshot) -> Iterable[Finding]:
 
 def _find_truncation(run: RunSnapshot) -> Iterable[Finding]:
     for policy, records in run.steps.items():
-        shares = newest_values(records, "episode/truncated_frac", _GAP_STEPS)
-        if len(shares) == _GAP_STEPS and min(shares) >= _TRUNCATED_FRAC:
+        shares = newest_values(records, "episode/truncated_frac", _STEPS)
+        if len(shares) == _STEPS and min(shares) >= _TRUNCATED_FRAC:
             yield Finding(
                 f"policy {policy}",
                 f"{policy}: {fmean(shares):.0%} of the trajectories reached max_tokens in the "
-                f"last {_GAP_STEPS} steps",
-                records[-_GAP_STEPS].at_s,
+                f"last {_STEPS} steps",
+                records[-_STEPS].at_s,
             )
 
 
@@ -162,7 +162,7 @@ LEARNING_RULES = (
     ),
     Rule(
         "truncation",
-        "At least half of the trajectories reached max_tokens in each of the last 3 steps.",
+        "At least half of the trajectories reached max_tokens in each of the last 5 steps.",
         "raise sampling.max_tokens, or reward short answers; truncated answers are seldom right",
         _find_truncation,
         is_cause=False,

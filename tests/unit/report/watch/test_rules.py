@@ -374,8 +374,9 @@ def test_steps_without_a_gradient_are_named() -> None:
     assert found_in(make_snapshot(steps={"actor": make_steps(num_gradient_tokens=60.0)})) == {}
 
 
-def test_trajectories_that_are_cut_off_are_named() -> None:
+def test_trajectories_that_are_cut_off_are_named_unless_training_has_just_begun() -> None:
     cut = {"episode/truncated_frac": 0.7}
+    assert found_in(make_snapshot(steps={"actor": make_steps(4, **cut)})) == {}
     assert "70% of the trajectories reached" in only(
         make_snapshot(steps={"actor": make_steps(**cut)}), "truncation"
     )
