@@ -32,7 +32,7 @@ from astraflow.trainer.columns import columns_from_samples, sample_name
 from astraflow.trainer.packing import Layout, cut_microbatches, make_layout
 from astraflow.trainer.step import entropies, token_logprobs
 from astraflow.trainer.torch.compiled import compile_layers, exclude_from_compile
-from astraflow.trainer.torch.head import chunked_logprobs, num_chunk_tokens
+from astraflow.trainer.torch.head import chunked_logprobs, is_head_large
 from astraflow.trainer.torch.norms import replace_norms
 from astraflow.trainer.torch.parallel.context_parallel import TokenPart
 from astraflow.trainer.torch.parallel.grid import RankGrid
@@ -326,7 +326,7 @@ class TrainerForward:
     def _logprobs(
         self, packed: LayoutTensors, temperatures: NDArray[np.float32], entropy: EntropyUse
     ) -> tuple[Tensor, Tensor | None]:
-        if self._has_plain_head and len(packed.target_ids) > num_chunk_tokens(self._vocab_size):
+        if self._has_plain_head and is_head_large(len(packed.target_ids), self._vocab_size):
             hot = torch.from_numpy(temperatures).to(self._device)
             with self._precision():
                 hidden = self._hidden(packed).to(DTYPES[self._dtype])
@@ -489,6 +489,16 @@ def _attention(
 ) -> Tensor:
     if packed.varlen is not None and packed.varlen.takes(query):
         return packed.varlen.attend(query, key, value, scaling)
+    if query.device.type != "cpu":
+        return _padded_attention(packed, query, key, value, scaling)
+    # On CPUs, the backward pass of torch's attention takes five times as long in bfloat16 as in float32.
+    with torch.autocast("cpu", enabled=False):
+        return _padded_attention(packed, query.float(), key.float(), value.float(), scaling)
+
+
+def _padded_attention(
+    packed: LayoutTensors, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+) -> Tensor:
     causal = scaled_dot_product_attention(
         _rows(query, packed.causal_idx, packed.causal_shape[0]),
         _rows(key, packed.causal_idx, packed.causal_shape[0]),
