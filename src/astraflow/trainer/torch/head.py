@@ -3,7 +3,8 @@
 The logits of P tokens are P x V numbers, and a plain backward pass holds several copies of them. With a
 vocabulary of 150 thousand entries, they need more memory than the rest of a model of a few billion
 parameters. Here, the logits of a chunk of tokens exist only while the chunk is computed, and are computed
-again in the backward pass. This adds a fourth multiplication by the head's weight to the usual three.
+again in the backward pass. This adds a fourth multiplication by the head's weight to the usual three, unless
+there is only one chunk, whose logits are kept.
 
 Legend: P tokens, D width of the hidden states, V vocabulary.
 """
@@ -16,19 +17,24 @@ from torch import Tensor
 
 from astraflow.protocols import EntropyUse
 
-__all__ = ["chunked_logprobs", "num_chunk_tokens"]
+__all__ = ["chunked_logprobs", "is_head_large", "num_chunk_tokens"]
 
 _CHUNK_TOKENS = 512
 """Smallest number of tokens per chunk. With fewer, reading the head's weight and gradient dominates on a
 GPU."""
 _FREE_LOGITS = 2**22
-"""Number of logits (16 MB) that a chunk may always hold: up to this, keeping all is cheaper than two
-passes."""
+"""Number of logits (16 MB) up to which plain autograd takes the least time. On a CPU, a chunk goes through
+float32 buffers of this size, which stay in the cache."""
 
 
 def num_chunk_tokens(vocab_size: int) -> int:
     """Number of tokens whose logits are computed at once."""
     return max(_CHUNK_TOKENS, _FREE_LOGITS // vocab_size)
+
+
+def is_head_large(num_tokens: int, vocab_size: int) -> bool:
+    """Whether `chunked_logprobs` takes less time or memory than plain autograd."""
+    return num_tokens * vocab_size > _FREE_LOGITS
 
 
 def chunked_logprobs(
@@ -66,18 +72,25 @@ class _ChunkedHead(torch.autograd.Function):
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs) if entropy != "none" else logprobs.new_empty(0)
         norms = torch.empty_like(logprobs)
-        for rows in _chunks(len(hidden), len(weight)):
-            logits = _logits(hidden[rows], low, temperatures[rows])
-            # One number per token is kept: the backward pass rebuilds the softmax from it.
-            norms[rows] = logits.logsumexp(-1)
-            logprobs[rows] = logits.gather(1, target_ids[rows, None])[:, 0] - norms[rows]
-            if entropy != "none":
-                each = logits.sub_(norms[rows, None])  # in place: a second [rows, V] would double the peak
-                entropies[rows] = -(each.exp() * each).sum(-1)
+        kept: list[Tensor] = []
+        for chunk in _chunks(len(hidden), num_chunk_tokens(len(weight))):
+            products = _products(hidden[chunk], low)
+            for rows, own in _parts(chunk, products):
+                logits = products[own].float() / temperatures[rows, None]
+                # One number per token is kept: the backward pass rebuilds the softmax from it.
+                largest = logits.amax(-1, keepdim=True)
+                logprobs[rows] = (logits.gather(1, target_ids[rows, None]) - largest)[:, 0]
+                weights = logits.sub_(largest).exp()
+                total = weights.sum(-1)
+                if entropy != "none":
+                    entropies[rows] = total.log() - weights.mul_(logits).sum(-1) / total
+                logprobs[rows] -= total.log()
+                norms[rows] = largest[:, 0] + total.log()
+            kept = [products] if len(hidden) == len(products) and ctx.needs_input_grad[0] else []
         ctx.entropy = entropy
         if entropy != "gradient":
             ctx.mark_non_differentiable(entropies)
-        ctx.save_for_backward(hidden, weight, target_ids, temperatures, norms, entropies)
+        ctx.save_for_backward(hidden, weight, target_ids, temperatures, norms, entropies, low, *kept)
         return logprobs, entropies
 
     @staticmethod
@@ -88,39 +101,47 @@ class _ChunkedHead(torch.autograd.Function):
         """d logprob / d logits = onehot - p; d entropy / d logits = -p * (log p + entropy)."""
         grad_logprobs, grad_entropies = grad_outputs
         saved = cast("tuple[Tensor, ...]", ctx.saved_tensors)
-        hidden, weight, target_ids, temperatures, norms, entropies = saved
+        hidden, weight, target_ids, temperatures, norms, entropies, low, *kept = saved
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        low = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        grad_weight = torch.zeros_like(weight) if needs_weight else None
-        for rows in _chunks(len(hidden), len(weight)):
-            grad = _logits(hidden[rows], low, temperatures[rows]).sub_(norms[rows, None])
-            if ctx.entropy == "gradient":
-                # -g_H * p * (log p + H) - g_L * p, where `grad` still holds log p
-                slope = (grad + entropies[rows, None]).mul_(grad_entropies[rows, None])
-                slope.add_(grad_logprobs[rows, None])
-                grad = grad.exp_().mul_(slope).neg_()
-                del slope
-            else:
-                grad = grad.exp_().mul_(-grad_logprobs[rows, None])
-            grad.scatter_add_(1, target_ids[rows, None], grad_logprobs[rows, None])
-            grad = grad.div_(temperatures[rows, None]).to(hidden.dtype)
+        grad_weight: Tensor | None = None
+        for chunk in _chunks(len(hidden), num_chunk_tokens(len(weight))):
+            products = kept[0] if kept else _products(hidden[chunk], low)
+            grads = torch.empty_like(products) if kept else products
+            for rows, own in _parts(chunk, products):
+                logs = (products[own].float() / temperatures[rows, None]).sub_(norms[rows, None])
+                slope = -grad_logprobs[rows, None]
+                if ctx.entropy == "gradient":
+                    # -g_L * p - g_H * p * (log p + H)
+                    slope = slope - (logs + entropies[rows, None]).mul_(grad_entropies[rows, None])
+                grad = logs.exp_().mul_(slope)
+                grad.scatter_add_(1, target_ids[rows, None], grad_logprobs[rows, None])
+                grads[own] = grad.div_(temperatures[rows, None])
             if grad_hidden is not None:
-                torch.mm(grad, low, out=grad_hidden[rows])
-            if grad_weight is not None:
-                if grad.dtype == grad_weight.dtype:
-                    grad_weight.addmm_(grad.t(), hidden[rows])
-                else:
-                    grad_weight.add_(grad.t() @ hidden[rows])
+                torch.mm(grads, low, out=grad_hidden[chunk])
+            if needs_weight:
+                added = grads.t() @ hidden[chunk]
+                grad_weight = added.to(weight.dtype) if grad_weight is None else grad_weight.add_(added)
         return grad_hidden, grad_weight, None, None, None
 
 
-def _chunks(num_tokens: int, vocab_size: int) -> Iterator[slice]:
-    size = num_chunk_tokens(vocab_size)
-    return (slice(start, start + size) for start in range(0, num_tokens, size))
+def _chunks(num_tokens: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size))
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperatures: Tensor) -> Tensor:
-    """[rows, V] float32, divided by the temperature: a new tensor, which the caller may overwrite."""
+def _parts(chunk: slice, products: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Cuts a chunk into parts for float32. Yields the tokens of each part, and its rows of `products`.
+
+    On a CPU, a part fits in the cache. A GPU computes the chunk as a whole.
+    """
+    size = len(products)
+    if products.device.type == "cpu":
+        size = max(1, _FREE_LOGITS // products.shape[1])
+    for part in _chunks(len(products), size):
+        yield slice(chunk.start + part.start, chunk.start + part.stop), part
+
+
+def _products(hidden: Tensor, weight: Tensor) -> Tensor:
+    """[rows, V]: the logits at temperature 1, in the dtype of `hidden`."""
     with torch.autocast(hidden.device.type, enabled=False):
-        return (hidden @ weight.t()).float().div_(temperatures[:, None])
+        return hidden @ weight.t()
