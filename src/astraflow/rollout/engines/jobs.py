@@ -1,9 +1,9 @@
 """A running request, and the columns of all requests that run together.
 
-`Rows` is a struct of arrays in host memory: row i of every column, and slot i of the cache, belong to
-`jobs[i]`. Live rows are dense: when rows are freed, the last ones move into the holes. A row's newest token
-is not in the cache yet. The next decoding step stores it and picks the token after it. So the last token of a
-prompt needs no separate call.
+`Rows` is a struct of arrays in host memory: row i of every column belongs to `jobs[i]`. Live rows are dense:
+when rows are freed, the last ones move into the holes. A row's keys and values are those of its branch. Its
+newest token is not in the cache yet. The next decoding step stores it and picks the token after it. So the
+last token of a prompt needs no separate call.
 """
 
 from collections import Counter
@@ -73,6 +73,8 @@ class Rows:
         """Position of the newest token."""
         self.newest = np.zeros(num_slots, np.int64)
         """The newest token itself."""
+        self.branches = np.zeros(num_slots, np.int64)
+        """The branch of each row, which rows with the same tokens share."""
         self.logprobs = np.zeros((num_slots, max_context), np.float32)
         self._seeds = np.zeros(num_slots, np.uint64)
         self.prompt_lengths = np.zeros(num_slots, np.int64)
@@ -93,6 +95,7 @@ class Rows:
             self.tokens,
             self.positions,
             self.newest,
+            self.branches,
             self.logprobs,
             self.prompt_lengths,
             self._seeds,
@@ -126,7 +129,7 @@ class Rows:
         """Whether a job runs here. Its row number doesn't tell, because all lanes use the same numbers."""
         return 0 <= job.row < len(self.jobs) and self.jobs[job.row] is job
 
-    def add(self, job: Job, version: int) -> None:
+    def add(self, job: Job, branch: int, version: int) -> None:
         """Gives a job the next row."""
         row = len(self.jobs)
         job.row = row
@@ -136,6 +139,7 @@ class Rows:
         sampling = job.sampling
         self.tokens[row, :length] = job.prompt
         self.newest[row] = job.prompt[-1]
+        self.branches[row] = branch
         self.positions[row] = length - 1
         self._last[row] = length - 1 + job.max_new
         self._is_greedy[row] = sampling.temperature == 0
@@ -148,11 +152,8 @@ class Rows:
         for need in _needs(job):
             self._needs[need] += 1
 
-    def remove(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Frees rows, given in ascending order, and moves live rows from the end into the holes.
-
-        Returns: the old and the new indices of the rows that moved.
-        """
+    def remove(self, rows: NDArray[np.int64]) -> None:
+        """Frees rows, given in ascending order, and moves live rows from the end into the holes."""
         for row in map(int, rows):
             self.jobs[row].row = -1
             for need in _needs(self.jobs[row]):
@@ -170,16 +171,6 @@ class Rows:
             self.jobs[target] = self.jobs[source]
             self.jobs[target].row = target
         del self.jobs[num_left:]
-        return sources, targets
-
-    def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
-        """Moves rows, all at once. `targets` is a permutation of `sources`."""
-        for column in self._columns:
-            column[targets] = column[sources]
-        moved = [self.jobs[int(row)] for row in sources]
-        for job, row in zip(moved, map(int, targets), strict=True):
-            self.jobs[row] = job
-            job.row = row
 
     def sampling_rows(self, device: torch.device) -> SamplingRows:
         """The sampling columns of the next step."""

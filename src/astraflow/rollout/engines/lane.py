@@ -3,9 +3,9 @@
 A `Lane` admits requests, advances them token by token, and replaces the weights. It is passive: it has no
 threads and no clock. Its owner calls `step` while `has_work` is true, and results go out through
 `Job.resolve`. Requests join and leave between any two steps. If several requests share a prompt, it is
-prefilled once, its keys and values are copied, and the logits of the first completion token are computed
-once. After the weights are replaced, the keys and values of all running requests are recomputed (once for a
-shared prompt). So every later logprob is that of a full forward pass with the new version.
+prefilled once, and as long as they sample the same tokens, they are computed as one (`branches`). After the
+weights are replaced, the keys and values of all running requests are recomputed (once for a shared prompt).
+So every later logprob is that of a full forward pass with the new version.
 
 `Lanes` are the weight slots of an engine. `live` follows the newest version, and `pinned` serves one exact
 version for evaluation. The pinned lane runs on a second copy of the model, which is built when it is first
@@ -28,6 +28,7 @@ from astraflow.models.images import image_rules
 from astraflow.models.loading import FittedTensors, empty_causal_lm, install_tensors
 from astraflow.protocols import SlotName
 from astraflow.rollout.engine_config import TorchEngineConfig
+from astraflow.rollout.engines.branches import Branches
 from astraflow.rollout.engines.cache import KvCache
 from astraflow.rollout.engines.experts import ExpertRecorder
 from astraflow.rollout.engines.forward import Forward, make_forward
@@ -59,9 +60,9 @@ _ADMISSION_SHARE = 16
 class Lane:
     """A batch of requests that run on one version.
 
-    In its cache and its columns, row i belongs to the i-th running request. The newest token of a row is not
-    in the cache yet: a step stores it and picks the token that follows. So prefill leaves out the last token
-    of a prompt, and the first step after it does the rest.
+    In its columns, row i belongs to the i-th running request. Its cache and its forward passes have one row
+    per branch. The newest token is not in the cache yet: a step stores it and picks the token that follows.
+    So prefill leaves out the last token of a prompt, and the first step after it does the rest.
     Example: `lane.submit(job)`, then `lane.step()` while `lane.has_work`.
     """
 
@@ -86,13 +87,10 @@ class Lane:
         self._cache = KvCache(shape, num_slots=num_slots, max_context=max_context)
         self._recorder = recorder
         self._rows = Rows(num_slots, max_context, vocab_size, recorder)
+        self._branches = Branches(num_slots)
         self._waiting: deque[Job] = deque()
         self._num_delays = 0
         """Number of steps for which admission has been delayed since the last one."""
-        self._twins_of: list[int] = []
-        """The rows with which the last rows ("twins") share their prompts, in the order of the twins. Twins
-        are admitted in the same step as these rows, and take over their logits and cache entries. Empty
-        between steps."""
         self._is_stop = np.zeros(vocab_size, np.bool_)
         self._is_stop[sorted(stop_ids)] = True
 
@@ -136,7 +134,7 @@ class Lane:
         """Removes and returns all requests, running and waiting."""
         jobs = [*self._rows.jobs, *self._waiting]
         self._waiting.clear()
-        self._rows.remove(np.arange(self._rows.count))
+        self._release(np.arange(self._rows.count))
         return jobs
 
     def replace(self, weights: FittedTensors, version: int) -> None:
@@ -161,34 +159,21 @@ class Lane:
         if self._is_admission_due():
             self._admit()
         rows = self._rows
-        num_rows = rows.count
-        num_computed = num_rows - len(self._twins_of)
-        newest = torch.from_numpy(rows.newest[:num_computed]).to(self._device)
-        logits = self._forward.decode(newest, rows.positions[:num_computed], self._cache)
+        count = self._branches.count
+        newest = torch.from_numpy(self._branches.newest[:count]).to(self._device)
+        logits = self._forward.decode(newest, self._branches.positions[:count], self._cache)
         experts = self._recorder.last() if self._recorder is not None and rows.num_experts else None
-        if self._twins_of:
-            computed_by = self._fill_twins(num_computed)
-            logits = logits[torch.from_numpy(computed_by).to(self._device)]
-            experts = None if experts is None else experts[computed_by]
+        of_rows = rows.branches[: rows.count]
+        if not np.array_equal(of_rows, np.arange(count)):
+            logits = logits[torch.from_numpy(of_rows).to(self._device)]
+            experts = None if experts is None else experts[of_rows]
         picked, logprobs = pick_tokens(logits, rows.sampling_rows(self._device))
         host_picked = picked.cpu().numpy()
         host_logprobs = logprobs.cpu().numpy()
         is_last = rows.extend(host_picked, host_logprobs, experts)
-        self.generated_tokens += num_rows
+        self.generated_tokens += rows.count
         # A row without finite logprobs has a meaningless token too; `_finish` turns it into an error.
         self._finish(self._is_stop[host_picked], is_last, np.isfinite(host_logprobs))
-
-    def _fill_twins(self, first_twin: int) -> NDArray[np.int64]:
-        """Fills the twins' cache rows after a step that has computed all other rows.
-
-        It must run after the step: only then does the cache include the prompt's last token.
-        Returns: for each row, the row whose logits it gets; a row that was computed gets its own.
-        """
-        computed_by = np.concatenate([np.arange(first_twin), self._twins_of])
-        longest = int(self._rows.prompt_lengths[self._twins_of].max())
-        self._cache.move(computed_by[first_twin:], np.arange(first_twin, len(computed_by)), longest)
-        self._twins_of.clear()
-        return computed_by
 
     def _finish(
         self, is_stop: NDArray[np.bool_], is_last: NDArray[np.bool_], is_finite: NDArray[np.bool_]
@@ -200,9 +185,11 @@ class Lane:
             if job.stop is not None:
                 tail = rows.completion(row)[-job.stop.num_tokens :]
                 is_stop[row] |= job.stop.is_reached(tail.tolist())
+        of_rows = rows.branches[: rows.count]
+        if not is_finite.all():
+            # A branch fails as a whole, because it is cleared.
+            is_finite = ~np.isin(of_rows, of_rows[~is_finite])
         ended = np.flatnonzero(is_stop | is_last | ~is_finite)
-        if not ended.size:
-            return
         jobs = [rows.jobs[row] for row in ended.tolist()]
         outcomes: list[Outcome] = []
         for row in ended.tolist():
@@ -210,7 +197,7 @@ class Lane:
                 outcomes.append(rows.generation(row, "stop" if is_stop[row] else "length"))
             else:
                 # The next request in this slot must not find infinities there: no mask hides them.
-                self._cache.clear(row)
+                self._cache.clear(int(of_rows[row]))
                 message = (
                     f"version {self.version} gives logprobs that are not finite; have the weights diverged?"
                 )
@@ -221,11 +208,16 @@ class Lane:
         for job, outcome in zip(jobs, outcomes, strict=True):
             job.resolve(outcome)
 
-    def _release(self, rows: NDArray[np.int64]) -> None:
-        """Frees rows, given in ascending order, and moves the last live rows into the holes."""
-        sources, targets = self._rows.remove(rows)
+    def _release(self, ended: NDArray[np.int64]) -> None:
+        """Frees rows, given in ascending order, and then forks and frees branches."""
+        rows = self._rows
+        rows.remove(ended)
+        live = slice(rows.count)
+        rows.branches[live], sources, targets = self._branches.regroup(
+            rows.branches[live], rows.positions[live], rows.newest[live]
+        )
         if sources.size:
-            self._cache.move(sources, targets, int(self._rows.positions[targets].max()))
+            self._cache.move(sources, targets, int(self._branches.positions[targets].max()))
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -245,100 +237,103 @@ class Lane:
     def _admit(self) -> None:
         """Gives free rows to waiting requests, and prefills each prompt that is not in the cache yet, once.
 
-        A request that shares its prompt with a running row gets a copy of that row's prefix. A request that
-        shares it with another one admitted in this step becomes that one's twin. The forward pass of this
-        step leaves twins out, which works only if they are the last rows. So they are added at the very end,
-        after other rows have been moved.
+        A request that shares its prompt with another one admitted in this step shares its branch. One that
+        shares it with a running row gets a branch with a copy of that row's prefix.
         """
-        known = {job.prompt_key: job for job in self._rows.jobs}
-        num_before = self._rows.count
+        rows = self._rows
+        branches = self._branches
+        known = {job.prompt_key: job for job in rows.jobs}
+        num_before = rows.count
         fresh = list[int]()
         sources = list[int]()
         targets = list[int]()
-        twins: list[tuple[Job, Job]] = []
-        for _ in range(min(len(self._waiting), self._rows.num_free)):
+        for _ in range(min(len(self._waiting), rows.num_free)):
             job = self._waiting.popleft()
-            source = known.setdefault(job.prompt_key, job)
+            source = known.get(job.prompt_key, job)
             # Prompts are compared too, because keys are hashes and may collide.
             is_shared = source is not job and source.full_prompt == job.full_prompt
-            # A source admitted in this step has no logits and no entry for its last prompt token yet. Its
-            # twin takes both over after the step, and needs no computation until then.
             if is_shared and source.row >= num_before:
-                twins.append((job, source))
+                rows.add(job, int(rows.branches[source.row]), self.version)
                 continue
-            self._rows.add(job, self.version)
+            branch = branches.open(job.prompt)
             # The slot may have the shift of an earlier request. `prefill` sets it again if there are images.
-            self._cache.shifts[job.row] = 0
+            self._cache.shifts[branch] = 0
             if is_shared:
-                sources.append(source.row)
-                targets.append(job.row)
+                sources.append(int(rows.branches[source.row]))
+                targets.append(branch)
             else:
-                fresh.append(job.row)
-        # A row's position is that of its last prompt token, so as a length it leaves that token out.
-        self._prefill(fresh, self._rows.positions)
-        self._share(sources, targets)
-        # New rows stand at the end whatever their length. Rows of similar length are moved together now,
-        # since each block of rows costs as much as its longest row.
-        positions = self._rows.positions[: self._rows.count]
-        movers, places = self._cache.moves(positions)
+                fresh.append(branch)
+            rows.add(job, branch, self.version)
+            known[job.prompt_key] = job
+        # A branch's position is that of its newest token, so as a length it leaves that token out.
+        self._prefill(fresh, branches.positions)
+        self._share(sources, targets, branches.positions)
+        # New branches stand at the end whatever their length. Branches of similar length are moved together
+        # now, since each block of the cache costs as much as its longest row.
+        movers, places = self._cache.moves(branches.positions[: branches.count])
         if len(movers):
-            self._cache.move(movers, places, int(positions[movers].max()))
-            self._rows.move(movers, places)
-        # `source.row` is read only here, because the moves above may have changed it.
-        for job, source in twins:
-            self._rows.add(job, self.version)
-            self._twins_of.append(source.row)
+            self._cache.move(movers, places, int(branches.positions[movers].max()))
+            live = slice(rows.count)
+            rows.branches[live] = branches.move(rows.branches[live], movers, places)
 
     def _refill(self) -> None:
-        """Recomputes the keys and values of all rows after the weights have been replaced.
+        """Recomputes the keys and values of all branches after the weights have been replaced.
 
-        A row that shares its prompt with no other row is prefilled as a whole. A prompt that several rows
-        share is prefilled in the first of these rows and copied to the others. Then the completion of each
-        row is added.
+        A branch that shares its prompt with no other is prefilled as a whole. A prompt that several branches
+        share is prefilled in the first of them and copied to the others. Then the completion of each is
+        added.
         """
         by_prompt: dict[object, list[int]] = {}
-        for job in self._rows.jobs:
-            by_prompt.setdefault(job.full_prompt, []).append(job.row)
-        alone = [rows[0] for rows in by_prompt.values() if len(rows) == 1]
-        groups = [rows for rows in by_prompt.values() if len(rows) > 1]
-        self._prefill(alone, self._rows.positions)
-        self._prefill([rows[0] for rows in groups], self._rows.prompt_lengths - 1)
-        sources = [rows[0] for rows in groups for _ in rows[1:]]
-        targets = [row for rows in groups for row in rows[1:]]
-        self._share(sources, targets)
-        self._extend([row for rows in groups for row in rows])
+        rows = self._rows_of_branches()
+        for branch, row in enumerate(map(int, rows)):
+            by_prompt.setdefault(self._rows.jobs[row].full_prompt, []).append(branch)
+        alone = [branches[0] for branches in by_prompt.values() if len(branches) == 1]
+        groups = [branches for branches in by_prompt.values() if len(branches) > 1]
+        prefixes = self._rows.prompt_lengths[rows] - 1
+        self._prefill(alone, self._branches.positions)
+        self._prefill([branches[0] for branches in groups], prefixes)
+        sources = [branches[0] for branches in groups for _ in branches[1:]]
+        targets = [branch for branches in groups for branch in branches[1:]]
+        self._share(sources, targets, prefixes)
+        self._extend([branch for branches in groups for branch in branches], prefixes)
 
-    def _prefill(self, rows: Sequence[int], lengths: NDArray[np.int64]) -> None:
-        """Computes the keys and values of the first `lengths[row]` positions of each given row."""
-        for chunk, longest in _chunks(rows, lengths, len(rows)):
-            tokens = torch.from_numpy(self._rows.tokens[chunk, :longest]).to(self._device)
-            media = [self._rows.jobs[row].media for row in map(int, chunk)]
+    def _rows_of_branches(self) -> NDArray[np.int64]:
+        """A row of each branch. All of them have the same tokens."""
+        rows = np.zeros(self._branches.count, np.int64)
+        rows[self._rows.branches[: self._rows.count]] = np.arange(self._rows.count)
+        return rows
+
+    def _prefill(self, branches: Sequence[int], lengths: NDArray[np.int64]) -> None:
+        """Computes the keys and values of the first `lengths[branch]` positions of each given branch."""
+        rows = self._rows_of_branches()
+        for chunk, longest in _chunks(branches, lengths, len(branches)):
+            tokens = torch.from_numpy(self._rows.tokens[rows[chunk], :longest]).to(self._device)
+            media = [self._rows.jobs[row].media for row in map(int, rows[chunk])]
             at = torch.from_numpy(chunk).to(self._device)
             self._forward.prefill(tokens, at, self._cache, media if any(media) else None)
 
-    def _share(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies the keys and values of the sources' prompts, without their last tokens, to the targets."""
+    def _share(self, sources: Sequence[int], targets: Sequence[int], lengths: NDArray[np.int64]) -> None:
+        """Copies the keys and values of the first `lengths[target]` positions from sources to targets."""
         if sources:
-            longest = int(self._rows.prompt_lengths[sources].max()) - 1
-            self._cache.move(np.array(sources), np.array(targets), longest)
+            self._cache.move(np.array(sources), np.array(targets), int(lengths[targets].max()))
 
-    def _extend(self, rows: Sequence[int]) -> None:
-        """Computes the keys and values of the given rows, from the last prompt token on.
+    def _extend(self, branches: Sequence[int], starts: NDArray[np.int64]) -> None:
+        """Computes the keys and values of the given branches, from each one's start on.
 
         The newest token is left out, as always. The padding of a chunk lies after the last entry of each row.
         """
-        starts = self._rows.prompt_lengths - 1
-        ends = self._rows.positions
-        longest_row = int(ends[rows].max(initial=1))
-        max_rows = max(1, _STRETCH_POSITIONS // longest_row)
-        for chunk, longest in _chunks(rows, ends - starts, max_rows):
+        rows = self._rows_of_branches()
+        ends = self._branches.positions[: len(starts)]
+        longest_branch = int(ends[branches].max(initial=1))
+        max_rows = max(1, _STRETCH_POSITIONS // longest_branch)
+        for chunk, longest in _chunks(branches, ends - starts, max_rows):
             stretch = self._cache.stretch(
                 torch.from_numpy(chunk).to(self._device),
                 torch.from_numpy(starts[chunk]).to(self._device),
                 longest,
                 reach=int(ends[chunk].max()),
             )
-            tokens = self._rows.tokens[chunk[:, None], stretch.positions.cpu().numpy()]
+            tokens = self._rows.tokens[rows[chunk][:, None], stretch.positions.cpu().numpy()]
             self._forward.extend(torch.from_numpy(tokens).to(self._device), stretch, self._cache)
 
 

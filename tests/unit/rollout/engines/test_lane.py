@@ -27,7 +27,8 @@ class Recording:
         self.prefills: list[tuple[int, ...]] = []
         """Shapes."""
         self.extensions: list[tuple[int, ...]] = []
-        self.batches: list[int] = []
+        self.newest: list[list[int]] = []
+        """The tokens of each decoding step."""
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -55,8 +56,13 @@ class Recording:
         self.inner.extend(tokens, stretch, cache)
 
     def decode(self, tokens: torch.Tensor, positions: Any, cache: KvCache) -> torch.Tensor:
-        self.batches.append(len(tokens))
+        self.newest.append([int(token) for token in tokens])
         return self.inner.decode(tokens, positions, cache)
+
+    @property
+    def batches(self) -> list[int]:
+        """The number of sequences in each decoding step."""
+        return [len(tokens) for tokens in self.newest]
 
     def score(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.inner.score(tokens)
@@ -136,7 +142,7 @@ def test_a_prompt_of_a_group_is_prefilled_once() -> None:
     assert len({bench.tokens(f"first{i}") for i in range(4)}) > 1
 
 
-def test_the_first_token_of_a_group_is_computed_once() -> None:
+def test_requests_of_a_group_are_computed_as_one_until_their_tokens_differ() -> None:
     prompts = {"long": tuple(range(2, 32)), "short": (7, 9), "one": (4,), "middle": PROMPT}
     sizes = {"long": 5, "short": 4, "one": 3, "middle": 1}
     bench = Bench(num_slots=40)
@@ -144,13 +150,39 @@ def test_the_first_token_of_a_group_is_computed_once() -> None:
     for seed, name in enumerate(names):
         bench.submit(name, prompts[name.split()[0]], max_new=5 + seed % 4, seed=seed)
     bench.steps()
-    assert bench.forward.batches[:2] == [len(prompts), len(names)]
+    paths = [(name.split()[0], *bench.tokens(name)) for name in names]
+    distinct = [len({path[:n] for path in paths if len(path) > n}) for n in range(1, max(map(len, paths)))]
+    assert bench.forward.batches == distinct
+    assert distinct[0] == len(prompts) < distinct[1] < distinct[2]
     for seed, name in enumerate(names):
         alone = Bench(num_slots=1)
         alone.submit(name, prompts[name.split()[0]], max_new=5 + seed % 4, seed=seed)
         alone.steps()
         assert bench.tokens(name) == alone.tokens(name)
         assert bench.logprobs(name) == pytest.approx(alone.logprobs(name), abs=1e-5)
+
+
+def test_requests_leave_and_join_a_group_without_changing_the_others() -> None:
+    rng = np.random.default_rng(0)
+    wanted = [(PROMPT if idx % 3 else (4, 4), int(rng.integers(2, 14)), idx % 5) for idx in range(60)]
+    bench = Bench(num_slots=16)
+    # Greedy rows never part, and seeds repeat.
+    jobs = [
+        bench.submit(str(idx), prompt, max_new=count, seed=seed, temperature=seed % 2)
+        for idx, (prompt, count, seed) in enumerate(wanted)
+    ]
+    for job in jobs[:48:4]:
+        bench.steps(2)
+        bench.lane.drop(job)
+    bench.steps()
+    assert sum(bench.forward.batches) < bench.lane.generated_tokens
+    for idx, (prompt, count, seed) in enumerate(wanted):
+        if str(idx) not in bench.outcomes:
+            continue
+        alone = Bench(num_slots=1)
+        alone.submit("a", prompt, max_new=count, seed=seed, temperature=seed % 2)
+        alone.steps()
+        assert alone.tokens("a") == bench.tokens(str(idx))
 
 
 def test_diverged_weights_fail_all_of_a_group() -> None:
@@ -175,9 +207,10 @@ def test_rows_that_are_rearranged_keep_their_tokens_and_settings() -> None:
         for prompt, count, seed in wanted
     ]
     bench.steps(1)
-    rows = [job.row for job in jobs if job.row >= 0]
-    assert sorted(rows) == list(range(40))
-    assert rows != sorted(rows)  # in the order of submission, had nothing been rearranged
+    assert sorted(job.row for job in jobs if job.row >= 0) == list(range(40))
+    submitted = [prompt[-1] for prompt, _, _ in wanted[:40]]
+    assert sorted(bench.forward.newest[0]) == sorted(submitted)
+    assert bench.forward.newest[0] != submitted  # the order, had nothing been rearranged
     bench.steps()
     for prompt, count, seed in wanted[::9]:
         alone = Bench(num_slots=1)
