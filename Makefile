@@ -28,7 +28,7 @@ PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
 BENCH_PARTS := curves dataflow_peers dataflow_server elastic_service environments exact_run gallery gpu_phases harness heldout lean_http multi_policy_services paper pool_run race schedules shaped_link transfer_queue_side trl_side turns unskipped viewer_beside weights_fanout
 
-.PHONY: .venv-agents help web test-browser quickstart gallery interop test test-all test-ray test-trackers test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
+.PHONY: .venv-agents help web test-browser quickstart gallery interop test test-all test-ray test-trackers test-posing test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make test [WORKERS=n]               set up and run what CI runs: all tests but those below"
 	@echo "make test-all                       all tests: chaos, agent libraries, trackers and real vLLM too"
 	@echo "make interop                        environments of other libraries, each in an environment of its own"
+	@echo "make test-posing                    the code of GPU runs on GPUs that are emulated on a CPU"
 	@echo "make test-trackers                  trackers against wandb, trackio and mlflow, in an environment of their own"
 	@echo "make test-ray                       runs on a Ray cluster of several nodes here (installs Ray)"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
@@ -178,6 +179,9 @@ interop: $(VENV)/.test .venv-agents/openai-3 .venv-harbor .venv-openenv .venv-ve
 
 test-ray: $(VENV)/.ray
 	$(BIN)/python -m pytest tests/system/test_ray_run.py tests/long/test_ray_run.py $(PYTEST_ARGS)
+
+test-posing: $(VENV)/.test
+	$(BIN)/python -m pytest tests/posing $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.test
 	$(BIN)/python benchmarks/gpu.py --out gpu.jsonl

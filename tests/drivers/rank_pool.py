@@ -5,11 +5,9 @@ group of two, and returns what each returned.
 """
 
 import multiprocessing as mp
-import os
 import tempfile
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +21,10 @@ PRELOADED = ["torch", "torch.distributed.fsdp", "transformers", "drivers.rank_ru
 class RankPool:
     """Processes that are forked from one that has imported everything; ends them when it is left."""
 
-    def __init__(self, size: int, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self, size: int, *, answer_s: float = ANSWER_S, begin: Callable[[int], object] | None = None
+    ) -> None:
+        """`begin`: what each process does first, with its rank."""
         self._answer_s = answer_s
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
@@ -33,9 +34,9 @@ class RankPool:
         self._links: list[Connection] = []
         self._num_runs = 0
         self._processes: list[Any] = []
-        for _ in range(size):
+        for rank in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=serve, args=(there,), daemon=True)
+            process = context.Process(target=serve, args=(there, rank, begin), daemon=True)
             process.start()
             there.close()
             self._links.append(here)
@@ -67,27 +68,21 @@ class RankPool:
         return [value for _, value in answers]
 
 
-def serve(link: Connection) -> None:
+def serve(link: Connection, place: int, begin: Callable[[int], object] | None) -> None:
     """One rank: waits for calls, and answers them."""
     import torch
     import torch.distributed as dist
 
-    from astraflow.trainer.ranks import ProcessRanks
-
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    from astraflow.processes.rank_process import join_ranks
 
     torch.set_num_threads(1)
+    if begin is not None:
+        begin(place)
     while True:
         rank, world, store, function, arguments = link.recv()
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(store, world),
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=60),
-        )
+        ranks = join_ranks(rank, world=world, store=store, timeout_s=60)
         try:
-            answer = ("", function(ProcessRanks(), *arguments))
+            answer = ("", function(ranks, *arguments))
         except Exception:  # noqa: BLE001 - it is the test's to judge
             answer = (traceback.format_exc(), None)
         link.send(answer)

@@ -25,6 +25,7 @@ from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
 from astraflow.processes.fork_server import SERVICE_COMMAND, SERVICE_ENVIRONMENT, thread_variables
 from astraflow.processes.pool import seats_of
+from astraflow.processes.visible_gpus import visible_variables
 from astraflow.protocols import LAUNCHER, Needs, ProcessSpec
 from astraflow.recipe.access import CA_VARIABLE, network_modules, tls_files, tokens_of
 from astraflow.recipe.recipe import PolicyConfig, Recipe
@@ -329,7 +330,7 @@ def _allow_options(recipe: Recipe) -> list[str]:
 
 def _gpus(gpus: Sequence[str], idx: int) -> dict[str, str]:
     """The variable that limits the GPUs of a service, its engine, and the servers that it starts."""
-    return {"CUDA_VISIBLE_DEVICES": gpus[idx % len(gpus)]} if gpus else {}
+    return visible_variables(gpus[idx % len(gpus)].split(",")) if gpus else {}
 
 
 def num_threads(component: Config) -> int:

@@ -16,6 +16,7 @@ rank, and kills all ranks. The supervisor restarts rank 0, which continues from 
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -38,6 +39,7 @@ import msgspec
 from astraflow.errors import ConfigError, Error, ServiceError, TrainingError
 from astraflow.processes.process_state import STOPPED, state_of
 from astraflow.processes.rank_process import identity, join_ranks
+from astraflow.processes.visible_gpus import gpu_variables
 from astraflow.protocols import Learner, SampleRulesProvider, StepResult, Write
 from astraflow.trainer.loop import TrainerLink
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
@@ -99,11 +101,14 @@ class RankGroup:
         self._num_commands = 0
         self._is_closing = False
 
-    def start(self, run_dir: Path, *, policy: str, url: str, token: str) -> ProcessRanks:
+    def start(self, run_dir: Path, *, policy: str, url: str, token: str, device: str) -> ProcessRanks:
         """Starts the ranks of a policy's trainer, and joins their process group as rank 0.
 
-        Raises: ConfigError if a rank has other code or settings than rank 0; ServiceError if one is lost.
+        `device`: the first rank's. Afterwards, this process sees only this one of its GPUs.
+        Raises: ConfigError if a rank has other code or settings than rank 0, or if there are too few GPUs;
+        ServiceError if one is lost.
         """
+        variables = [gpu_variables(device, number) for number in range(self.world)]
         options = (str(run_dir), "--policy", policy, "--url", url)
         for number in range(1, self.world):
             here, there = socket.socketpair()
@@ -111,12 +116,14 @@ class RankGroup:
                 argv = (sys.executable, "-P", "-m", "astraflow.cli.main", "rank", *options)
                 process = subprocess.Popen(
                     (*argv, "--rank", str(number), "--link", str(there.fileno())),
+                    env={**os.environ, **variables[number]},
                     stdin=subprocess.DEVNULL,
                     pass_fds=(there.fileno(),),
                 )
             rank = _Rank(number, process, here)
             self._ranks.append(rank)
             threading.Thread(target=self._listen, args=(rank,), name=f"rank-{number}", daemon=True).start()
+        os.environ.update(variables[0])
         store = str(self.folder / "store")
         settings = {"world": self.world, "store": store, "timeout_s": self.timeout_s}
         # The token goes over the socket, because other users of the machine can read command lines.

@@ -25,8 +25,8 @@ class RolloutConfig(Config):
     services: int = Field(default=2, ge=0, le=10_000)
     """Number of services; 0 leaves all generation to services that join."""
     gpus: tuple[Word, ...] = ()
-    """`CUDA_VISIBLE_DEVICES` of each of these services, e.g. `["0", "1"]`. If there are more services, the
-    list repeats; empty: each service sees all GPUs."""
+    """GPUs of each of these services, e.g. `["0", "1"]`, counted among those that the run sees. If there are
+    more services, the list repeats; empty: each service sees all GPUs."""
     engine: EngineConfig = TorchEngineConfig()
     """Generates the completions."""
     max_episodes: int = Field(default=128, ge=1, le=65_536)

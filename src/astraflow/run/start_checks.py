@@ -104,7 +104,8 @@ def _gpus() -> tuple[int, str]:
 
     Raises: ConfigError if PyTorch is not installed.
     """
-    if sys.platform == "linux" and not any((Path("/dev") / name).exists() for name in _GPU_FILES):
+    has_files = sys.platform != "linux" or any((Path("/dev") / name).exists() for name in _GPU_FILES)
+    if not has_files and not os.environ.get("CUDA_VISIBLE_DEVICES"):
         return 0, ""
     output = ask_program([sys.executable, "-P", "-c", _COUNT_GPUS])
     if output.returncode:

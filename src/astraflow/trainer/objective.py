@@ -88,7 +88,9 @@ class PolicyObjective:
             with torch.no_grad():
                 assert self.loss.statistics is not None
                 statistics = self.loss.statistics(statistics_inputs(inputs, ALONE))
-        on_device = {name: value.to(predicted.device) for name, value in statistics.items()}
+        on_device = {
+            name: value.to(predicted.device, non_blocking=True) for name, value in statistics.items()
+        }
         inputs = replace(inputs, entropies=entropies, statistics=on_device)
         output = self.loss.function(inputs)
         loss = self.run.total(trained, output.per_token, self.denominator) / self.divisor
@@ -132,7 +134,8 @@ class ValueObjective:
         """The share of one microbatch."""
         del entropies
         near, goal = (
-            torch.from_numpy(column[trained]).to(predicted.device) for column in (self.stale, self.returns)
+            torch.from_numpy(column[trained]).to(predicted.device, non_blocking=True)
+            for column in (self.stale, self.returns)
         )
         loss = value_loss(predicted, near, goal, clip=self.clip).sum() / self.num_tokens
         self._total.append(loss.detach())

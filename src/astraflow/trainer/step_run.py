@@ -150,7 +150,7 @@ class StepRun:
         """The loss's columns of one microbatch. The caller adds entropies and statistics."""
 
         def column(values: NDArray[Any]) -> Tensor:
-            return torch.from_numpy(values).to(logprobs.device)
+            return torch.from_numpy(values).to(logprobs.device, non_blocking=True)
 
         samples = self.columns.sample_of(trained)
         return LossInputs(
@@ -179,7 +179,7 @@ class StepRun:
         else:
             return per_token.sum()
         divisors = torch.from_numpy(counts[self.columns.sample_of(trained)])
-        return (per_token / divisors.to(per_token.device)).sum()
+        return (per_token / divisors.to(per_token.device, non_blocking=True)).sum()
 
     def add(self, inputs: LossInputs, output: LossOutput, loss: Tensor, is_beyond: Tensor) -> None:
         """Adds one microbatch to the metrics. `is_beyond`: see `with_bounded_ratios`."""

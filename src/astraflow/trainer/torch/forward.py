@@ -198,10 +198,10 @@ class TrainerForward:
         return cut_microbatches(columns, samples, token_budget, max_padded=max_padded)
 
     def tensors(self, layout: Layout) -> LayoutTensors:
-        """The layout on the device."""
+        """The layout on the device. Copies to it are staged, so that the host doesn't wait for passes."""
 
         def move(values: NDArray[np.int64]) -> Tensor:
-            return torch.from_numpy(values.reshape(-1)).to(self._device)
+            return torch.from_numpy(values.reshape(-1)).to(self._device, non_blocking=True)
 
         bias = np.where(layout.key_mask, np.float32(0), np.float32(-np.inf))
         return LayoutTensors(
@@ -212,7 +212,7 @@ class TrainerForward:
             tail_idx=move(layout.tail_idx),
             tail_shape=(layout.tail_idx.shape[0], layout.tail_idx.shape[1]),
             key_idx=move(layout.key_idx),
-            key_bias=torch.from_numpy(bias[:, None]).to(self._device),
+            key_bias=torch.from_numpy(bias[:, None]).to(self._device, non_blocking=True),
             row_idx=move(layout.row_idx),
             predict_idx=move(layout.predict_idx),
             target_ids=move(layout.target_ids),
@@ -327,14 +327,14 @@ class TrainerForward:
         self, packed: LayoutTensors, temperatures: NDArray[np.float32], entropy: EntropyUse
     ) -> tuple[Tensor, Tensor | None]:
         if self._has_plain_head and is_head_large(len(packed.target_ids), self._vocab_size):
-            hot = torch.from_numpy(temperatures).to(self._device)
+            hot = torch.from_numpy(temperatures).to(self._device, non_blocking=True)
             with self._precision():
                 hidden = self._hidden(packed).to(DTYPES[self._dtype])
             head = cast("Tensor", self._model.get_output_embeddings().weight)
             return chunked_logprobs(hidden, head, packed.target_ids, hot, entropy=entropy)
         logits = self._outputs(packed)
         if (temperatures != 1).any():
-            logits = logits / torch.from_numpy(temperatures).to(self._device)[:, None]
+            logits = logits / torch.from_numpy(temperatures).to(self._device, non_blocking=True)[:, None]
         logprobs = token_logprobs(logits, packed.target_ids)
         if entropy == "none":
             return logprobs, None
@@ -487,8 +487,11 @@ def _packed_attention(
 def _attention(
     packed: LayoutTensors, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
 ) -> Tensor:
-    if packed.varlen is not None and packed.varlen.takes(query):
-        return packed.varlen.attend(query, key, value, scaling)
+    kind = query.device.type
+    # Under autocast, norms and rotary embeddings leave queries and keys in float32.
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    if packed.varlen is not None and packed.varlen.takes(dtype):
+        return packed.varlen.attend(query.to(dtype), key.to(dtype), value.to(dtype), scaling)
     if query.device.type != "cpu":
         return _padded_attention(packed, query, key, value, scaling)
     # On CPUs, the backward pass of torch's attention takes five times as long in bfloat16 as in float32.

@@ -122,7 +122,8 @@ class RouterReplay:
         if counts:
             self._num_given += len(trained)
         self._positions = positions
-        self._chosen = torch.from_numpy(chosen[trained].astype(np.int64)).to(positions.device)
+        chosen_here = torch.from_numpy(chosen[trained].astype(np.int64))
+        self._chosen = chosen_here.to(positions.device, non_blocking=True)
 
     def metrics(self, ranks: Ranks) -> Mapping[str, float]:
         """Metrics of the routers since the last call, over all ranks; empty if nothing was counted."""

@@ -75,11 +75,12 @@ class VarlenRows:
     def of(cls, kernel: VarlenKernel, position_ids: NDArray[np.int64], device: str) -> "VarlenRows":
         """`position_ids` [N] start at 0 in each sequence."""
         ends = np.append(np.flatnonzero(position_ids == 0), len(position_ids)).astype(np.int32)
-        return cls(kernel, torch.from_numpy(ends).to(device), int(np.diff(ends).max()))
+        on_device = torch.from_numpy(ends).to(device, non_blocking=True)
+        return cls(kernel, on_device, int(np.diff(ends).max()))
 
-    def takes(self, query: Tensor) -> bool:
+    def takes(self, dtype: torch.dtype) -> bool:
         """Whether the kernel supports this dtype."""
-        return query.dtype in _DTYPES
+        return dtype in _DTYPES
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """[1, N, H, D] of query [1, H, N, D], key and value [1, K, N, D]."""

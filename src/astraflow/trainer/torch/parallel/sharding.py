@@ -34,12 +34,10 @@ _LARGE_BYTES = 4 << 20
 """From this size, ranks on CPUs avoid a second copy of a tensor that they gather."""
 
 
-def rank_device(device: str, rank: int) -> str:
-    """The device of a rank: the configured one on a CPU; on GPUs, its index plus the rank."""
-    if not rank:
-        return device
-    named = torch.device(device)
-    return device if named.type == "cpu" else f"{named.type}:{(named.index or 0) + rank}"
+def rank_device(device: str, world: int) -> str:
+    """The device of each of `world` ranks: the configured one, or the only GPU that its process sees."""
+    kind = device.partition(":")[0]
+    return device if world == 1 or kind == "cpu" else f"{kind}:0"
 
 
 def local_part(weight: Tensor) -> Tensor:

@@ -1,0 +1,33 @@
+"""The quickstart on GPUs: services, ranks, versions, and a resume."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from drivers.system_driver import astraflow, init_models
+
+pytestmark = pytest.mark.timeout(400)
+SETTINGS = (
+    *("sampling.max_tokens=8", "table.groups_per_batch=8", "table.group_size=2", "rollout.max_episodes=16"),
+    *(
+        "rollout.services=1",
+        'rollout.gpus=["0"]',
+        "rollout.engine.device=cuda:0",
+        "rollout.engine.num_slots=16",
+    ),
+    *("train.backend.device=cuda:1", "train.ranks=2", "train.checkpoint_every=1", "eval.sets={}"),
+)
+
+
+def test_the_quickstart_trains_on_gpus_and_goes_on(tmp_path: Path) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "6,4,2"  # as a scheduler sets it
+    init_models(tmp_path, "actor", steps=1)
+    run_dir = tmp_path / "run"
+    for steps in (1, 2):
+        command = ("run", "recipes/quickstart.yaml", "--run-dir", str(run_dir), f"model={tmp_path / 'actor'}")
+        done = astraflow(*command, *SETTINGS, f"train.steps={steps}")
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert astraflow("audit", str(run_dir)).returncode == 0
+    logs = {path.stem: path.read_text() for path in (run_dir / "logs").glob("*.log")}
+    assert "Traceback" not in "".join(logs.values())
