@@ -3,6 +3,7 @@
 `Columns` hold a batch's checked samples as flat arrays. A `Layout` lists the tokens of a microbatch so that
 each is computed once. Samples of a group that begin with the same tokens (at least the prompt) share this
 prefix: it is computed in one row, and each sample adds only its own tail, which attends to the shared prefix.
+Samples with the same tokens are computed as one.
 
 Attention is limited to a row, or to a tail and its prefix. So nothing leaks between sequences, and a sample's
 logprobs equal those of the sample computed alone. Everything here is pure numpy.
@@ -158,8 +159,16 @@ class Layout:
 def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layout:
     """Lays out some samples of a batch. The samples of a group share a prefix if they are adjacent.
 
-    With `share=False`, each sample is its own causal row.
+    Samples that repeat the tokens of another one are predicted from its outputs. With `share=False`, each
+    sample is its own causal row.
     """
+    trained, trained_sample = _trained_positions(columns, samples)
+    # The output at a token predicts the next one.
+    before = columns.trained_idx[trained] - columns.starts[samples][trained_sample] - 1
+    num_sample_tokens = int(columns.lengths[samples].sum())
+    if share:
+        samples, copy_of = _distinct(columns, samples)
+        trained_sample = copy_of[trained_sample]
     lengths = columns.lengths[samples]
     starts = columns.starts[samples]
     prefix, owner = _shared_prefixes(columns, samples) if share else _share_nothing(len(samples))
@@ -187,9 +196,6 @@ def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layou
     place_in_rows = row * causal_idx.shape[1] + row_position
     place_in_tails = causal_idx.size + tail * tail_idx.shape[1] + place_in_tail
 
-    trained, trained_sample = _trained_positions(columns, samples)
-    # The output at a token predicts the next one.
-    before = columns.trained_idx[trained] - starts[trained_sample] - 1
     first_in_tail = np.zeros(len(samples), dtype=np.int64)
     first_in_tail[is_tail] = tail_starts
     return Layout(
@@ -203,8 +209,19 @@ def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layou
         predict_idx=_packed_positions(before, trained_sample, prefix, row_starts[row_of], first_in_tail),
         target_ids=columns.token_ids[columns.trained_idx[trained]].astype(np.int64),
         trained=trained,
-        num_sample_tokens=int(lengths.sum()),
+        num_sample_tokens=num_sample_tokens,
     )
+
+
+def _distinct(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
+    """The samples without those that repeat the tokens of an earlier one, and for each sample [B], the place
+    of its tokens among them."""
+    numbers: dict[bytes, int] = {}
+    tokens = columns.token_ids
+    spans = zip(columns.starts[samples].tolist(), columns.lengths[samples].tolist(), strict=True)
+    copy_of = [numbers.setdefault(tokens[at : at + size].tobytes(), len(numbers)) for at, size in spans]
+    _, first = np.unique(copy_of, return_index=True)
+    return samples[first], np.array(copy_of, dtype=np.int64)
 
 
 def _packed_positions(

@@ -43,11 +43,16 @@ def test_a_small_saving_is_not_shared() -> None:
     assert len(layout.token_ids) == 20
 
 
-def test_identical_samples_keep_a_token_of_their_own() -> None:
-    columns = make_columns([([2, 3], [4, 5]), ([2, 3], [4, 5])])
-    layout = make_layout(columns, np.arange(2))
-    assert layout.token_ids.tolist() == [2, 3, 4, 5, 5]
-    assert layout.predict_idx.tolist() == [1, 2, 1, 2]
+def test_identical_samples_are_computed_once() -> None:
+    columns = make_columns([([2, 3], [4, 5]), ([2, 3], [6]), ([2, 3], [4, 5])], [([2, 3], [6])])
+    layout = make_layout(columns, np.arange(4))
+    assert layout.token_ids.tolist() == [2, 3, 4, 5, 6]
+    assert layout.predict_idx.tolist() == [1, 2, 1, 1, 2, 1]
+    assert layout.target_ids.tolist() == [4, 5, 6, 4, 5, 6]
+    assert layout.trained.tolist() == [0, 1, 2, 3, 4, 5]
+    assert layout.num_sample_tokens == 14
+    apart = make_layout(columns, np.arange(4), share=False)
+    assert len(apart.token_ids) == 14
 
 
 def test_longest_samples_come_first_and_groups_stay_together() -> None:

@@ -112,6 +112,17 @@ def test_the_gradient_is_the_same_whatever_the_microbatches(
         assert_same_gradient(gradient_after_step(model_dir, samples, token_budget=budget, **settings), whole)
 
 
+def test_the_gradient_is_the_same_if_identical_samples_are_computed_apart(model_dir: Path) -> None:
+    prompt = [5, 6, 7]
+    completions = [[8, 9], [8, 9], [8], [8, 9]]
+    samples = [
+        make_sample(prompt, completion, group_id=idx // 3, episode_idx=idx, advantage=0.5 - idx)
+        for idx, completion in enumerate(completions)
+    ]
+    apart = gradient_after_step(model_dir, samples, backend={"name": "torch", "share_prefixes": False})
+    assert_same_gradient(gradient_after_step(model_dir, samples), apart)
+
+
 def undeclared(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
     """`grpo` without its traits, so that nothing may be left out."""
     return grpo(inputs, clip_low=clip_low, clip_high=clip_high)
