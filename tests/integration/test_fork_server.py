@@ -24,6 +24,7 @@ from astraflow.processes.fork_server import (
 )
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import ProcessSpec
+from drivers.light_server import start_light_server
 
 pytestmark = [
     pytest.mark.timeout(120),  # a server imports torch, which takes half a minute on a busy machine
@@ -35,7 +36,7 @@ import json, os, random, signal, sys, time
 from pathlib import Path
 from astraflow.cli.command_group import AddedCommand
 
-def probe(then: str = "") -> None:
+def probe(then: str = "", libraries: bool = False) -> None:
     """What a service finds when it starts."""
     numbers = [n for n in signal.Signals if n not in (signal.SIGKILL, signal.SIGSTOP)]
     found = {
@@ -54,15 +55,14 @@ def probe(then: str = "") -> None:
         "stdin": sys.stdin.read(),
         "buffers": sys.stdout.write_through,
     }
-    random_draw = random.random()
-    import numpy, torch
-    libraries = {
-        "torch_threads": torch.get_num_threads(),
-        "matmul": bool((torch.ones(200, 200) @ torch.ones(200, 200) == 200).all()),
-        "num_os_threads_later": len(os.listdir("/proc/self/task")),
-    }
-    draws = [random_draw, float(numpy.random.random()), torch.rand(1).item()]
-    print(json.dumps({"found": found | libraries, "draws": draws}), flush=True)
+    draws = [random.random()]
+    if libraries:
+        import numpy, torch
+        found["torch_threads"] = torch.get_num_threads()
+        found["matmul"] = bool((torch.ones(200, 200) @ torch.ones(200, 200) == 200).all())
+        found["num_os_threads_later"] = len(os.listdir("/proc/self/task"))
+        draws += [float(numpy.random.random()), torch.rand(1).item()]
+    print(json.dumps({"found": found, "draws": draws}), flush=True)
     exec(then)
 
 PROBE = AddedCommand(probe)
@@ -88,22 +88,38 @@ def launcher() -> Iterator[LocalLauncher]:
         yield launcher
 
 
-def make_server() -> ForkServer:
+@pytest.fixture(scope="module")
+def light_launcher() -> Iterator[LocalLauncher]:
+    """A launcher with a fork server that has imported little."""
+    with LocalLauncher(make_light_server()) as launcher:
+        yield launcher
+
+
+def make_server(**more: Any) -> ForkServer:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTEST_CURRENT_TEST", "any")  # pytest changes it all the time
-        return ForkServer()
+        return ForkServer(**more)
 
 
-def make_spec(folder: Path, tmp_path: Path, then: str = "", **env: str) -> ProcessSpec:
+def make_light_server() -> ForkServer:
+    return make_server(start=start_light_server)
+
+
+def make_spec(folder: Path, tmp_path: Path, then: str = "", *more: str, **env: str) -> ProcessSpec:
     variables = {"ASTRAFLOW_MODULE_PATH": str(folder), **SERVICE_ENVIRONMENT, **thread_variables(1), **env}
     variables["PYTEST_CURRENT_TEST"] = "any"
     return ProcessSpec(
         name="child",
-        argv=(*SERVICE_COMMAND, "probe", *(("--then", then) if then else ())),
+        argv=(*SERVICE_COMMAND, "probe", *(("--then", then) if then else ()), *more),
         env=variables,
         secrets={"ASTRAFLOW_TOKEN": "a-secret"},
         log_path=tmp_path / "child.log",
     )
+
+
+def with_tests() -> dict[str, str]:
+    """The environment of a program that imports drivers."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 async def run_probe(launcher: LocalLauncher, spec: ProcessSpec, *, is_forked: bool = True) -> dict[str, Any]:
@@ -119,7 +135,7 @@ async def run_probe(launcher: LocalLauncher, spec: ProcessSpec, *, is_forked: bo
 async def test_a_forked_service_finds_what_a_new_process_finds(
     launcher: LocalLauncher, folder: Path, tmp_path: Path
 ) -> None:
-    spec = make_spec(folder, tmp_path)
+    spec = make_spec(folder, tmp_path, "", "--libraries")
     forked = (await run_probe(launcher, spec))["found"]
     with LocalLauncher() as ordinary:
         new = (await run_probe(ordinary, spec, is_forked=False))["found"]
@@ -140,7 +156,7 @@ async def test_a_forked_service_finds_what_a_new_process_finds(
 async def test_forked_services_draw_different_random_numbers(
     launcher: LocalLauncher, folder: Path, tmp_path: Path
 ) -> None:
-    spec = make_spec(folder, tmp_path)
+    spec = make_spec(folder, tmp_path, "", "--libraries")
     first = (await run_probe(launcher, spec))["draws"]
     second = (await run_probe(launcher, spec))["draws"]
     assert all(a != b for a, b in zip(first, second, strict=True))
@@ -156,27 +172,27 @@ async def test_forked_services_draw_different_random_numbers(
     ],
 )
 async def test_the_exit_code_of_a_forked_service_comes_back(
-    launcher: LocalLauncher, folder: Path, tmp_path: Path, then: str, code: int, logged: str
+    light_launcher: LocalLauncher, folder: Path, tmp_path: Path, then: str, code: int, logged: str
 ) -> None:
     spec = make_spec(folder, tmp_path, then)
-    handle = await launcher.start(spec)
+    handle = await light_launcher.start(spec)
     assert await handle.wait() == code
     assert logged in spec.log_path.read_text()
 
 
 async def test_a_forked_service_is_terminated_and_killed(
-    launcher: LocalLauncher, folder: Path, tmp_path: Path
+    light_launcher: LocalLauncher, folder: Path, tmp_path: Path
 ) -> None:
     spec = make_spec(folder, tmp_path, "time.sleep(60)")
     for end, number in (("terminate", signal.SIGTERM), ("kill", signal.SIGKILL)):
-        handle = await launcher.start(spec)
+        handle = await light_launcher.start(spec)
         getattr(handle, end)()
         assert await handle.wait() == -number
         handle.terminate()
 
 
 def test_only_what_can_be_applied_after_imports_is_forked() -> None:
-    server = make_server()
+    server = make_light_server()
     env = {**os.environ, **SERVICE_ENVIRONMENT, **thread_variables(1), "PYTEST_CURRENT_TEST": "any"}
     command = (*SERVICE_COMMAND, "serve")
     assert server.can_start(command, env)
@@ -191,10 +207,10 @@ def test_only_what_can_be_applied_after_imports_is_forked() -> None:
 
 
 async def test_a_service_with_more_threads_is_a_new_process(
-    launcher: LocalLauncher, folder: Path, tmp_path: Path
+    light_launcher: LocalLauncher, folder: Path, tmp_path: Path
 ) -> None:
-    spec = make_spec(folder, tmp_path, **thread_variables(2))
-    found = (await run_probe(launcher, spec, is_forked=False))["found"]
+    spec = make_spec(folder, tmp_path, "", "--libraries", **thread_variables(2))
+    found = (await run_probe(light_launcher, spec, is_forked=False))["found"]
     assert found["torch_threads"] == 2
 
 
@@ -204,7 +220,7 @@ async def test_a_service_with_more_threads_is_a_new_process(
 async def test_services_outlive_a_lost_server_and_start_without_it(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, number: signal.Signals, logged: str
 ) -> None:
-    server = make_server()
+    server = make_light_server()
     with LocalLauncher(server) as launcher:
         early = await launcher.start(make_spec(folder, tmp_path, "time.sleep(60)"))
         os.kill(server.pid, number)
@@ -220,7 +236,7 @@ async def test_services_outlive_a_lost_server_and_start_without_it(
 
 
 async def test_a_start_that_is_cancelled_leaves_no_process(folder: Path, tmp_path: Path) -> None:
-    server = make_server()
+    server = make_light_server()
     with LocalLauncher(server) as launcher:
         spec = make_spec(folder, tmp_path)
         starting = asyncio.ensure_future(launcher.start(spec))
@@ -243,7 +259,7 @@ async def test_an_answer_that_arrives_when_the_launcher_looks_is_not_lost(
             time.sleep(0.05)  # noqa: ASYNC251 - every turn of the event loop is as late as on a busy machine
             await asyncio.sleep(0)
 
-    with LocalLauncher(make_server()) as launcher:
+    with LocalLauncher(make_light_server()) as launcher:
         busy = asyncio.ensure_future(keep_busy())
         await run_probe(launcher, make_spec(folder, tmp_path))
         busy.cancel()
@@ -253,11 +269,12 @@ _LAUNCHER = """
 import asyncio, sys
 from pathlib import Path
 from astraflow.processes.fork_server import ForkServer, SERVICE_COMMAND, SERVICE_ENVIRONMENT, thread_variables
+from drivers.light_server import start_light_server
 from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import ProcessSpec
 
 async def main(folder, log):
-    server = ForkServer()
+    server = ForkServer(start_light_server)
     env = {"ASTRAFLOW_MODULE_PATH": folder, **SERVICE_ENVIRONMENT, **thread_variables(1)}
     service = "lambda stop: print('up', flush=True) or time.sleep(60)"
     then = f"import astraflow.cli.services as services; services._run('probe', {service})"
@@ -276,7 +293,7 @@ def test_server_and_services_end_with_a_launcher_that_was_killed(
 ) -> None:
     log = tmp_path / "child.log"
     argv = [sys.executable, "-c", _LAUNCHER, str(folder), str(log)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=with_tests()) as process:
         assert process.stdout is not None
         server, service = map(psutil.Process, map(int, process.stdout.readline().split()))
         while "\nup\n" not in log.read_text():

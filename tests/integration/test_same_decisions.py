@@ -1,10 +1,11 @@
 """Every data algorithm decides the same after a kill: cases come from the configs, so a new one is covered.
 
-A scripted run is played twice: straight through, and with the service killed in the middle of a step (its
-journal folder is copied while it runs, without any closing) and started again from the copy. Draws, fates,
-batches, advantages and the curators' figures must be equal.
+A scripted run is played straight through, and a second time from its middle: its journal folder is copied
+while it runs, without any closing, as a kill in the middle of a step leaves it. Draws, fates, batches,
+advantages and the curators' figures must be equal.
 """
 
+import copy
 import random
 import shutil
 from collections.abc import Sequence
@@ -142,6 +143,13 @@ class Script:
         await self.trainer.attach()
         await self.worker.register()
 
+    def copied(self) -> "Script":
+        """Another one that has done the same."""
+        twin = copy.copy(self)
+        twin.trainer, twin.worker = copy.copy(self.trainer), copy.copy(self.worker)
+        twin.out, twin.batches = [*self.out], [*self.batches]
+        return twin
+
     def reconnect(self, run: Run) -> None:
         self.trainer.client = self.worker.client = run.client
         self.run = run
@@ -198,24 +206,23 @@ async def test_a_kill_in_mid_run_changes_no_decision(
     tmp_path: Path, name: str, fields: dict[str, Any], snapshot_every: int
 ) -> None:
     plan = make_plan(fields)
-    whole, killed, copy = tmp_path / "whole", tmp_path / "killed", tmp_path / "copy"
-    straight, resumed = Script(), Script()
+    whole, left = tmp_path / "whole", tmp_path / "left"
+    straight = Script()
     async with running(whole, plan, config=PATIENT, snapshot_every=snapshot_every) as run:
         await straight.join(run)
+        await straight.play(until_step=NUM_STEPS // 2)
+        shutil.copytree(whole, left)
+        resumed = straight.copied()
         await straight.play(until_step=NUM_STEPS)
         expected = await outcome(straight, run)
-    async with running(killed, plan, config=PATIENT, snapshot_every=snapshot_every) as run:
-        await resumed.join(run)
-        await resumed.play(until_step=NUM_STEPS // 2)
-        shutil.copytree(killed, copy)
     assert resumed.out or "on_policy" in name, "nothing was under way at the kill"
-    async with running(copy, plan, config=PATIENT, snapshot_every=snapshot_every) as run:
+    async with running(left, plan, config=PATIENT, snapshot_every=snapshot_every) as run:
         resumed.reconnect(run)
         await resumed.play(until_step=NUM_STEPS)
         assert await outcome(resumed, run) == expected
-    assert audit(copy).problems == ()
+    assert audit(left).problems == ()
     if snapshot_every > 1000:
-        found: Sequence[object] = decisions(copy)
+        found: Sequence[object] = decisions(left)
         assert found == decisions(whole)
         assert_acts(name, found, expected)
 

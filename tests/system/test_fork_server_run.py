@@ -15,13 +15,19 @@ SERVICES = {"dataflow", "publisher-actor", "trainer-actor", "rollout-0"}
 
 
 def server_of(run: Started) -> psutil.Process:
-    children = psutil.Process(run.process.pid).children()
-    return next(child for child in children if "astraflow.cli.fork_server" in child.cmdline())
+    (server,) = (child for child in psutil.Process(run.process.pid).children() if child.pid not in run.pids())
+    return server
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_run_goes_on_without_its_fork_server(runs: Runs, number: signal.Signals) -> None:
-    run = runs.start(runs.recipe(steps=20), place=Place())
+@pytest.mark.parametrize(
+    ("number", "place"),
+    [(signal.SIGKILL, Place()), (signal.SIGSTOP, None)],
+    ids=["a killed program", "a stopped fork"],
+)
+def test_a_run_goes_on_without_its_fork_server(
+    runs: Runs, number: signal.Signals, place: Place | None
+) -> None:
+    run = runs.start(runs.recipe(steps=20), place=place)
     run.read_until("actor step 1/")
     server = server_of(run)
     pids = {name: run.pid_of(name) for name in SERVICES}
@@ -53,7 +59,7 @@ def test_a_run_goes_on_without_its_fork_server(runs: Runs, number: signal.Signal
 
 
 def test_a_restarted_service_is_forked_again(runs: Runs) -> None:
-    run = runs.start(runs.recipe(steps=100_000), place=Place())
+    run = runs.start(runs.recipe(steps=100_000))
     run.read_until("actor step ")
     server, first = server_of(run), run.pid_of("rollout-0")
     os.kill(first, signal.SIGKILL)

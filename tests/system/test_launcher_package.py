@@ -2,13 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from drivers.package_driver import environment_with
-from drivers.system_driver import ROOT, Runs
+from drivers.system_driver import ROOT, Runs, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -34,7 +33,9 @@ def test_the_page_shows_the_package() -> None:
         assert f"{{literalinclude}} ../../examples/launcher_package/{file}" in page
 
 
+@pytest.mark.long
 def test_a_whole_run_is_started_by_an_installed_launcher(python: str, runs: Runs) -> None:
+    """In CI, `test_own_launcher.py` starts a run by a launcher that is not installed."""
     recipe = runs.recipe(steps=2, launcher={"name": "prefix", "commands": {"rollout-*": COMMAND}})
     run_dir = runs.folder / "run"
     done = in_environment(
@@ -70,6 +71,6 @@ def test_devices_of_its_services_are_checked_on_this_machine(python: str, runs: 
 
 def test_without_the_package_its_name_is_not_a_launcher(runs: Runs) -> None:
     recipe = str(runs.recipe(launcher={"name": "prefix", "commands": {}}))
-    done = in_environment(sys.executable, "run", recipe, "--dry-run", folder=runs.folder)
+    done = astraflow("run", recipe, "--dry-run")
     assert done.returncode == 2
     assert 'launcher.name = "prefix" is not a launcher' in done.stderr

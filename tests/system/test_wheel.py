@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from drivers.system_driver import ROOT, environment
+from drivers.system_driver import ROOT, astraflow, environment
 from drivers.weight_files import write_model_folder
 
 pytestmark = [
@@ -32,6 +32,7 @@ pytestmark = [
 
 SITE_PACKAGES = Path(sysconfig.get_paths()["purelib"])
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+BUILD = (sys.executable, "-m", "hatchling", "build")
 SOURCES = (ROOT, *sorted((ROOT / "packages").iterdir()))
 
 
@@ -70,8 +71,8 @@ class Installed:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Built from the working tree; the core's is the first."""
     folder = tmp_path_factory.mktemp("wheels")
-    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
-    subprocess.run([*build, *map(str, SOURCES)], check=True)
+    for source in SOURCES:
+        subprocess.run([*BUILD, "-t", "wheel", "-d", str(folder)], cwd=source, check=True)
     made = [str(path) for path in sorted(folder.iterdir())]
     assert len(made) == len(SOURCES) == 3
     return sorted(made, key=lambda path: not Path(path).name.startswith("astraflow-"))
@@ -142,12 +143,11 @@ def test_a_source_archive_builds_the_same_wheel(wheels: list[str], tmp_path: Pat
     """The wheels of the fixture are built from the checkout, these from what the archives contain."""
     for source, wheel in zip(sorted(SOURCES, key=lambda path: path != ROOT), wheels, strict=True):
         archives = tmp_path / Path(wheel).stem
-        build = [sys.executable, "-m", "hatchling", "build"]
-        subprocess.run([*build, "-t", "sdist", "-d", str(archives)], cwd=source, check=True)
+        subprocess.run([*BUILD, "-t", "sdist", "-d", str(archives)], cwd=source, check=True)
         (archive,) = archives.iterdir()
         shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
         folder = tmp_path / "unpacked" / archive.name.removesuffix(".tar.gz")
-        subprocess.run([*build, "-t", "wheel", "-d", str(archives)], cwd=folder, check=True)
+        subprocess.run([*BUILD, "-t", "wheel", "-d", str(archives)], cwd=folder, check=True)
         assert content_of(archives / Path(wheel).name) == content_of(Path(wheel))
 
 
@@ -165,14 +165,7 @@ def test_the_wheel_is_what_runs(installed: Installed) -> None:
 
 def test_recipes_models_and_examples_are_inside(installed: Installed) -> None:
     listed = installed.run("astraflow", "recipes", "list").stdout
-    here = subprocess.run(
-        [sys.executable, "-m", "astraflow.cli.main", "recipes", "list"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert listed == here.stdout
+    assert listed == astraflow("recipes", "list").stdout
     copied = installed.run("astraflow", "recipes", "copy", "--all", "--to", "everything")
     assert copied.returncode == 0, copied.stderr
     tracked = subprocess.run(

@@ -57,11 +57,11 @@ class Order:
     """The numbers that the received descriptors get; -1: the socket over which the service answers."""
 
 
-def serve(control: socket.socket) -> list[str]:
+def serve(control: socket.socket, modules: Sequence[str] = _MODULES) -> list[str]:
     """Imports, then serves until the launcher is gone. Returns in services only: the arguments."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.set_threshold(*_GC_THRESHOLDS)
-    for name in _MODULES:
+    for name in modules:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -137,8 +137,9 @@ def _renumber(fds: dict[int, int]) -> None:
 def _seed() -> None:
     """Seeds what a new process seeds from the system. `random` does this itself after a fork. The hashes of
     strings stay the server's."""
-    importlib.import_module("numpy").random.seed()
-    importlib.import_module("torch").default_generator.seed()
+    for name, generator in (("numpy", "random"), ("torch", "default_generator")):
+        if name in sys.modules:
+            getattr(sys.modules[name], generator).seed()
 
 
 def _set_title(argv: Sequence[str]) -> None:
