@@ -15,6 +15,7 @@ from astraflow.addons.gguf.packaged import PackagedModel, load_packaged
 from astraflow.addons.tiny_models.spec_files import packaged_spec
 from astraflow.addons.words.trivia import QUESTIONS, names_answer
 from drivers.gguf_files import folder_weights
+from drivers.system_driver import WARM, environment
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200), pytest.mark.xdist_group("real_model")]
 
@@ -46,8 +47,7 @@ def folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def astraflow_in(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    argv = [sys.executable, "-m", "astraflow", *arguments]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    return WARM.run(["-m", "astraflow.cli.main", *arguments], environment(), folder)
 
 
 def test_every_tensor_is_the_packages_rounded_to_bfloat16(wheel: Path, folder: Path, tmp_path: Path) -> None:

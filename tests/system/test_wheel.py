@@ -199,7 +199,7 @@ def test_the_demo_learns(installed: Installed, quickstart_model: Path) -> None:
     """In half of its steps. Its model is the one that tests build once; it would build the same again."""
     shutil.copytree(quickstart_model, installed.work / "astraflow-demo" / "model")
     before = installed.content()
-    done = installed.run("astraflow", "demo", "train.steps=20")
+    done = installed.run("astraflow", "demo", "policies.actor.train.steps=20")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("reward rose from 0.3"), done.stdout
     assert {path.name for path in (installed.work / "astraflow-demo").iterdir()} == {"model", "run"}

@@ -143,6 +143,7 @@ def test_an_answer_that_takes_too_long_is_late_and_not_wrong(
             pass
 
     factor = next(FACTORS)
+    monkeypatch.setattr("astraflow.addons.math.scorer._CPU_S", 0.5)
     failing(monkeypatch, compute, only=str(2 * factor**2))
     found: list[RolloutError] = []
 
