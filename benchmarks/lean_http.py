@@ -102,6 +102,8 @@ class LeanTransport:
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         first = f"{method} {target} HTTP/1.1\r\n{self._host_line}{fields}content-length: {len(body)}\r\n\r\n"
         async with self._room:
+            while self._free and not self._free[-1].is_open:
+                self._free.pop()
             connection = self._free.pop() if self._free else await self._connected()
             async with asyncio.timeout(timeout_s):
                 reply = await connection.ask(first.encode(), body)

@@ -699,3 +699,15 @@ async def test_a_batch_larger_than_a_body_goes_in_pages_and_whole_it_waits_for_a
             "GET", "/v1/policies/actor/batches/0", BatchReply, params={**whole, "page": "0"}
         )
         assert first.num_pages > 1
+
+
+async def test_services_that_join_a_pool_of_more_than_a_thousand_send_fewer_heartbeats(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as run:
+        others = [ScriptedWorker(run.client, f"w{idx}") for idx in range(1249)]
+        await asyncio.gather(*(other.register() for other in others))
+        request = RegisterWorker(
+            name="last", hosts=("actor",), engine="none", num_slots=1, fingerprints=Fingerprints()
+        )
+        assert (await run.client.register(request)).heartbeat_s == 2.5

@@ -17,6 +17,7 @@ import heapq
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -27,6 +28,8 @@ from astraflow.types import ErrorReply
 
 __all__ = ["ConnectionLimits", "Connections", "GuardedConnection", "max_connections", "raise_file_limit"]
 
+_CHECKED_PER_TICK = 2000
+_CHECKED_TOGETHER = 200
 _MAX_CONNECTIONS = 16_384
 _SPARED_FILES = 256
 """Number of open files that a service needs itself, for its journal, weights and outgoing connections."""
@@ -162,13 +165,17 @@ class Connections:
         return bool(idle)
 
     async def _look(self) -> None:
+        """Checks all connections again and again, a part at a time, and less often if there are very many."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self.limits.tick_s)
-            now_s = loop.time()
-            for connections in [*self._by_address.values()]:
-                for connection in [*connections]:
-                    connection.cut_if_overdue(now_s)
+            await asyncio.sleep(self.limits.tick_s * max(1.0, self._num / _CHECKED_PER_TICK))
+            connections = [*chain.from_iterable(self._by_address.values())]
+            for start in range(0, len(connections), _CHECKED_TOGETHER):
+                now_s = loop.time()
+                for connection in connections[start : start + _CHECKED_TOGETHER]:
+                    if not connection.transport.is_closing():
+                        connection.cut_if_overdue(now_s)
+                await asyncio.sleep(0)
 
 
 class GuardedConnection(HttpToolsProtocol):

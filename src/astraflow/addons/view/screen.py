@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from astraflow.addons.view.status_lines import (
-    SILENT_S,
+    is_silent,
     num_dropped,
     pushed_text,
     scores_text,
@@ -141,7 +141,7 @@ def _workers_table(run: RunOverview) -> Table:
             f"{unheard_s:.0f} s ago",
             Text(printable(versions) or "-"),
             Text(printable(worker_wait_text(worker, unheard_s, silent)) or "-"),
-            style="red" if unheard_s >= SILENT_S else "",
+            style="red" if is_silent(worker, unheard_s, silent) else "",
         )
     return table
 

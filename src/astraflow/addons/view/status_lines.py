@@ -10,7 +10,7 @@ from astraflow.report.silence import advice_text, service_wait_text, silent_part
 from astraflow.types import PolicyStatus, StatusReply, WorkerStatus
 
 __all__ = [
-    "SILENT_S",
+    "is_silent",
     "num_dropped",
     "pushed_text",
     "scores_text",
@@ -19,9 +19,9 @@ __all__ = [
     "worker_wait_text",
 ]
 
-SILENT_S = 10.0
-"""A rollout service that the dataflow has not heard from for this long is marked as silent. It sends a
-heartbeat every few seconds."""
+_SILENT_S = 10.0
+"""A rollout service that has missed its heartbeats is marked as silent after this time, or later if its
+heartbeats are further apart."""
 
 
 def status_lines(run: RunOverview, status: StatusReply) -> list[str]:
@@ -91,9 +91,14 @@ def pushed_text(status: StatusReply | None) -> str:
     return f"pushed tasks: {counts}"
 
 
+def is_silent(worker: WorkerStatus, unheard_s: float, silent: Mapping[str, float]) -> bool:
+    """Whether a rollout service is one of the silent parts of the run, and not only since a moment ago."""
+    return unheard_s >= _SILENT_S and worker.name in silent
+
+
 def worker_wait_text(worker: WorkerStatus, unheard_s: float, silent: Mapping[str, float]) -> str:
     """Says what a rollout service waits for, or that it is silent or set aside; empty if it is working."""
-    if unheard_s >= SILENT_S:
+    if is_silent(worker, unheard_s, silent):
         return "silent"
     if worker.is_set_aside:
         return f"set aside after {worker.failed_in_a_row} failures in a row"

@@ -5,6 +5,7 @@ Passive: time is an argument. It says which leases and services are overdue, and
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -18,6 +19,10 @@ _WORKER_GRACE = 1.5
 """A service is dropped after this many lease timeouts of silence. By then its leases have expired."""
 _LATE_BEAT_S = 1.0
 """Delay that a heartbeat may have."""
+_BEATS_PER_S = 500.0
+"""With more services than send this many heartbeats per second, those that join get a longer interval."""
+_BEATS_PER_LEASE = 4.0
+"""Fewest heartbeats within a lease's timeout."""
 MAX_WORKERS = 10_000
 """Most services that can be registered at a time, so that nobody with a token can fill the memory."""
 _MAX_LEFT = 10_000
@@ -33,6 +38,8 @@ class WorkerLife:
     engine: str
     hosts: tuple[str, ...]
     last_seen_s: float
+    heartbeat_s: float = 0.0
+    """Interval of its heartbeats, as it was told when it joined."""
     load: Load = field(default_factory=Load)
     served: tuple[ServedVersions, ...] = ()
     """From its last request for leases or heartbeat, whichever is newer."""
@@ -56,11 +63,10 @@ class Liveness:
         self, lease_timeout_s: float, *, heartbeat_s: float = 2.0, max_workers: int = MAX_WORKERS
     ) -> None:
         self.max_workers = max_workers
-        self.silent_after_s = _MISSED_BEATS * heartbeat_s + _LATE_BEAT_S
-        """Time without a sign of life after which a service is silent."""
         self.timeout_s = lease_timeout_s
         self._heartbeat_s = heartbeat_s
         self._workers: dict[str, WorkerLife] = {}
+        self._num_named = Counter[str]()
         self._newest: dict[tuple[str, str], str] = {}
         """(name, address) -> the newest service with this name and address. The address "" stands for all
         addresses. It serves to replace services from before a restart, whose addresses are unknown."""
@@ -71,17 +77,26 @@ class Liveness:
         self.farewells_changed = asyncio.Event()
         """Set when `all_know_the_end` may have changed."""
 
-    def add(self, worker: WorkerLife) -> None:
-        """Adds a service that joined, or that the journal knows from before a restart."""
+    def add(self, worker: WorkerLife) -> bool:
+        """Adds a service that joined, or that the journal knows from before a restart.
+
+        Returns whether there is another one with its name, which it may replace.
+        """
         self._workers[worker.id] = worker
+        self._num_named[worker.name] += 1
+        worker.heartbeat_s = self.interval_s
         if worker.address:
             self._newest[worker.name, worker.address] = worker.id
             self._newest[worker.name, ""] = worker.id
+        return self._num_named[worker.name] > 1
 
     def drop(self, worker_id: str) -> None:
         """Removes a service that vanished or left. A drained one is remembered for its last heartbeats."""
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
+            self._num_named[worker.name] -= 1
+            if not self._num_named[worker.name]:
+                del self._num_named[worker.name]
             for key in ((worker.name, worker.address), (worker.name, "")):
                 if self._newest.get(key) == worker_id:
                     del self._newest[key]
@@ -98,6 +113,12 @@ class Liveness:
     def has_left(self, worker_id: str) -> bool:
         """Whether a service with this id has drained and left since the last restart."""
         return worker_id in self._left
+
+    @property
+    def interval_s(self) -> float:
+        """Interval of heartbeats for a service that joins now."""
+        wanted_s = min(len(self._workers) / _BEATS_PER_S, self.timeout_s / _BEATS_PER_LEASE)
+        return max(self._heartbeat_s, wanted_s)
 
     @property
     def is_full(self) -> bool:
@@ -125,7 +146,7 @@ class Liveness:
 
     def silent(self, now_s: float) -> tuple[WorkerLife, ...]:
         """Services that have missed their heartbeats."""
-        return tuple(w for w in self._workers.values() if w.last_seen_s + self.silent_after_s <= now_s)
+        return tuple(w for w in self._workers.values() if _silent_from_s(w) <= now_s)
 
     def newly_silent(self, now_s: float) -> tuple[WorkerLife, ...]:
         """Silent services that this method has not returned since their last sign of life."""
@@ -137,11 +158,11 @@ class Liveness:
     def next_silence_s(self) -> float:
         """When to check for silent services next; infinity if there are none to check.
 
-        That is one heartbeat after the first service falls silent: services that stop at the same time fall
-        silent one by one within a heartbeat, and one message should name them all.
+        That is one interval after the first service falls silent: services that stop at the same time fall
+        silent one by one within an interval, and one message should name them all.
         """
-        heard = [worker.last_seen_s for worker in self._workers.values() if not worker.is_noted_silent]
-        return min(heard, default=float("inf")) + self.silent_after_s + self._heartbeat_s
+        heard = [_silent_from_s(worker) for worker in self._workers.values() if not worker.is_noted_silent]
+        return min(heard, default=float("inf")) + self.interval_s
 
     def _grace_s(self, worker: WorkerLife) -> float:
         """How long a service may be silent before it is dropped.
@@ -153,7 +174,7 @@ class Liveness:
         newest = self._newest.get((worker.name, worker.address), worker.id)
         is_replaced = newest != worker.id
         grace_s = self.timeout_s * _WORKER_GRACE
-        return min(self.silent_after_s, grace_s) if is_replaced else grace_s
+        return min(_silent_from_s(worker) - worker.last_seen_s, grace_s) if is_replaced else grace_s
 
     def grant(self, lease_ids: Iterable[str], now_s: float) -> None:
         """Starts the deadlines of leases that are new, or that were live before a restart."""
@@ -191,8 +212,15 @@ class Liveness:
     def next_deadline_s(self) -> float:
         """When to check for overdue leases and services next; infinity if there are none to check.
 
-        As in `next_silence_s`, the check of services is one heartbeat late, so that it finds them together.
+        As in `next_silence_s`, the check of services is one interval late, so that it finds them together.
+        That of leases is as late as the interval has grown.
         """
-        late_s = self._heartbeat_s
+        late_s = self.interval_s
+        leases_s = min(self._leases.values(), default=float("inf")) + late_s - self._heartbeat_s
         workers = [worker.last_seen_s + self._grace_s(worker) + late_s for worker in self._workers.values()]
-        return min((*self._leases.values(), *workers), default=float("inf"))
+        return min((leases_s, *workers))
+
+
+def _silent_from_s(worker: WorkerLife) -> float:
+    """When a service is silent unless it gives another sign of life."""
+    return worker.last_seen_s + _MISSED_BEATS * worker.heartbeat_s + _LATE_BEAT_S

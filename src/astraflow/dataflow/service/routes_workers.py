@@ -100,12 +100,13 @@ class WorkerRoutes:
             peer_url=peer_url,
             address=caller(request),
         )
-        self._liveness.add(life)
-        self._dispatcher.deadline_moved.set()  # a silent service that this one replaces may now be overdue
+        if self._liveness.add(life):
+            self._dispatcher.deadline_moved.set()  # a silent service that this one replaces may be overdue
         await self._dispatcher.wait_durable()
-        config = self._run.config
         reply = Registration(
-            worker_id=id_.worker_id, heartbeat_s=config.heartbeat_s, lease_timeout_s=config.lease_timeout_s
+            worker_id=id_.worker_id,
+            heartbeat_s=life.heartbeat_s,
+            lease_timeout_s=self._run.config.lease_timeout_s,
         )
         return item_response(reply, request)
 
@@ -246,7 +247,7 @@ class WorkerRoutes:
         if not self._liveness.is_full:
             return
         silent = self._liveness.most_silent()
-        grace_s = _MAX_MISSED_BEATS * self._run.config.heartbeat_s
+        grace_s = _MAX_MISSED_BEATS * silent.heartbeat_s
         if silent.last_seen_s + grace_s > self._dispatcher.loop.time():
             raise RefusedError(
                 f"the maximum of {self._liveness.max_workers} rollout services has joined, and none is "

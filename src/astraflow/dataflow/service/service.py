@@ -49,6 +49,9 @@ _FAREWELL_S = 1.0
 """Delay that a heartbeat may have when the run is over."""
 _MAX_NAMED = 5
 """Most services or leases that a log line names."""
+_WORKERS_AT_A_TIME = 50
+_LEASES_AT_A_TIME = 500
+"""What expires together; other requests are served between two parts."""
 _JOURNAL_PAUSE_S = 1.0
 """Time until the next try to expire leases while the journal cannot be written."""
 
@@ -88,7 +91,6 @@ class DataflowService:
         """
         self._plan = plan
         self._journal = journal
-        self._heartbeat_s = config.heartbeat_s
         self._resumes_failed = resumes_failed
         first = _with_first_schedule(plan, journal)
         core = journal.recover(
@@ -152,6 +154,8 @@ class DataflowService:
             life = WorkerLife(worker.worker_id, worker.name, "", worker.hosts, last_seen_s=loop.time())
             self._liveness.add(life)
             self._liveness.grant(core.worker_leases(worker.worker_id), loop.time())
+        for life in self._liveness.workers():
+            life.heartbeat_s = self._liveness.interval_s  # the longest that it can have been told
         await self._journal.wait_flushed()
         self._watch = asyncio.create_task(self._watch_deadlines(), name="deadline watch")
         self._watch.add_done_callback(self._on_watch_end)
@@ -162,7 +166,7 @@ class DataflowService:
         if self.state == "running":
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2 * self._heartbeat_s + _FAREWELL_S):
+            async with asyncio.timeout(2 * self._liveness.interval_s + _FAREWELL_S):
                 while not self._liveness.all_know_the_end:
                     self._liveness.farewells_changed.clear()
                     await self._liveness.farewells_changed.wait()
@@ -203,7 +207,7 @@ class DataflowService:
             await wait_until(dispatcher.deadline_moved, deadline_s)
             if loop.time() >= deadline_s:
                 self._log_silence(loop.time())
-                self._expire(loop.time())
+                await self._expire(loop.time())
 
     def _log_silence(self, now_s: float) -> None:
         silent = self._liveness.newly_silent(now_s)
@@ -217,20 +221,27 @@ class DataflowService:
             self._liveness.timeout_s,
         )
 
-    def _expire(self, now_s: float) -> None:
-        """Turns what is overdue into commands. While the journal cannot be written, it stays overdue."""
+    async def _expire(self, now_s: float) -> None:
+        """Turns what is overdue into commands, a part at a time.
+
+        While the journal cannot be written, it stays overdue.
+        """
         core = self._dispatcher.core
         try:
             if dropped := self._liveness.overdue_workers(now_s):
                 _log.warning("still silent, so their leases are reissued: %s", _format_services(dropped))
-            for worker_id in dropped:
-                self._dispatcher.drop_worker(worker_id, "heartbeats stopped")
-            overdue = self._liveness.overdue_leases(now_s)
-            live = tuple(lease_id for lease_id in overdue if core.lease(lease_id) is not None)
-            if live:
-                _log.warning("%d leases without heartbeats are reissued: %s", len(live), _first_few(live))
-                self._dispatcher.apply(ExpireLeases(lease_ids=live))
-            self._liveness.end(overdue)
+            while dropped := self._liveness.overdue_workers(now_s)[:_WORKERS_AT_A_TIME]:
+                for worker_id in dropped:
+                    self._dispatcher.drop_worker(worker_id, "heartbeats stopped")
+                await asyncio.sleep(0)
+            while overdue := self._liveness.overdue_leases(now_s)[:_LEASES_AT_A_TIME]:
+                live = tuple(lease_id for lease_id in overdue if core.lease(lease_id) is not None)
+                if live:
+                    few = _first_few(live)
+                    _log.warning("%d leases without heartbeats are reissued: %s", len(live), few)
+                    self._dispatcher.apply(ExpireLeases(lease_ids=live))
+                self._liveness.end(overdue)
+                await asyncio.sleep(0)
             if self._dispatcher.round_deadline_s() <= now_s:
                 self._expire_rounds()
         except JournalError as err:

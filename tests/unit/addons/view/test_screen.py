@@ -242,10 +242,13 @@ def test_a_rollout_service_that_is_not_heard_of_is_marked() -> None:
     state = RunOverview("demo", "runs/demo", 100.0)
     (worker,) = make_status().workers
     worker = msgspec.structs.replace(worker, last_seen_s=80.0)
-    state.status = msgspec.structs.replace(make_status(), workers=(worker,))
-    (line,) = [line for line in shown(state).splitlines() if line.startswith("rollout-0")]
-    assert "20 s ago" in line
-    assert line.split()[-1] == "silent"
+    service = Party(kind="service", name="rollout-0")
+    missed = Wait(who=service, whom=service, reasons=(WaitReason(kind="silent"),), since_s=80.0)
+    for waits, marks in (((missed,), True), ((), False)):  # in a large pool, 20 s may be one interval
+        state.status = msgspec.structs.replace(make_status(), workers=(worker,), waits=waits)
+        (line,) = [line for line in shown(state).splitlines() if line.startswith("rollout-0")]
+        assert "20 s ago" in line
+        assert (line.split()[-1] == "silent") is marks
 
 
 def test_what_is_wrong_stands_on_the_screen_with_what_to_do() -> None:

@@ -98,3 +98,25 @@ def test_services_that_stop_together_are_found_together() -> None:
         liveness.add(make_worker(f"gpu.{number}", last_seen_s=number / 250, address=f"10.0.1.{number}"))
     assert len(liveness.newly_silent(liveness.next_silence_s())) == 500
     assert len(liveness.overdue_workers(liveness.next_deadline_s())) == 500
+
+
+def test_the_more_services_there_are_the_longer_the_interval_of_those_that_join() -> None:
+    liveness = Liveness(20.0, heartbeat_s=2.0)
+    told: list[float] = []
+    for number in range(10_000):
+        worker = make_worker(f"gpu.{number}", last_seen_s=0.0, address=f"10.0.1.{number}")
+        liveness.add(worker)
+        told.append(worker.heartbeat_s)
+    assert (told[0], told[999], told[1999], told[9999]) == (2.0, 2.0, 4.0, 5.0)
+    assert sum(1 / interval_s for interval_s in told) < 2500
+    silent = {worker.id for worker in liveness.silent(5.0)}
+    assert "gpu.0" in silent
+    assert "gpu.9999" not in silent  # its next two heartbeats may be missing until 11 s
+    assert "gpu.9999" in {worker.id for worker in liveness.silent(11.0)}
+
+
+def test_a_longer_lease_allows_longer_intervals() -> None:
+    liveness = Liveness(600.0, heartbeat_s=2.0)
+    for number in range(10_000):
+        liveness.add(make_worker(f"gpu.{number}", last_seen_s=0.0, address=f"10.0.1.{number}"))
+    assert liveness.interval_s == 20.0
