@@ -170,12 +170,11 @@ class Connections:
         while True:
             await asyncio.sleep(self.limits.tick_s * max(1.0, self._num / _CHECKED_PER_TICK))
             connections = [*chain.from_iterable(self._by_address.values())]
-            for start in range(0, len(connections), _CHECKED_TOGETHER):
-                now_s = loop.time()
-                for connection in connections[start : start + _CHECKED_TOGETHER]:
-                    if not connection.transport.is_closing():
-                        connection.cut_if_overdue(now_s)
-                await asyncio.sleep(0)
+            for idx, connection in enumerate(connections):
+                if not connection.transport.is_closing():
+                    connection.cut_if_overdue(loop.time())
+                if idx % _CHECKED_TOGETHER == 0:
+                    await asyncio.sleep(0)
 
 
 class GuardedConnection(HttpToolsProtocol):
