@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,19 +76,35 @@ def test_the_model_knows_capitals(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_steps_of_its_recipe_change_the_weights_and_are_accounted_for(folder: Path) -> None:
-    """It takes a minute of CPU time, so CI leaves it out."""
+def test_six_steps_of_its_recipe_at_least_double_the_reward_and_are_accounted_for(folder: Path) -> None:
+    """It takes some minutes of CPU time, so CI leaves it out."""
     done = astraflow_in(
-        folder, "run", "real/words", "--run-dir", "run", "--plain", "train.steps=2", "eval.sets={}"
+        folder, "run", "real/words", "--run-dir", "run", "--plain", "train.steps=6", "eval.sets={}"
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if row["kind"] == "step"]
-    assert [row["step"] for row in steps] == [1, 2]
-    assert all(row["grad_norm"] > 0 for row in steps)
+    assert "warning" not in done.stdout
+    steps = steps_of(folder / "run")
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
+    rewards = [row["reward_mean"] for row in steps]
+    assert sum(rewards[4:]) >= 2 * sum(rewards[:2])
     assert astraflow_in(folder, "audit", "run").returncode == 0
     assert astraflow_in(folder, "export", "run", "exported").returncode == 0
     before = load_file(folder / "models" / "smollm2" / "model.safetensors")
     after = load_file(folder / "exported" / "model.safetensors")
     assert after.keys() == before.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_two_small_steps_change_the_weights(folder: Path) -> None:
+    small = ("table.group_size=4", "table.groups_per_batch=4", "train.steps=2", "eval.sets={}")
+    done = astraflow_in(folder, "run", "real/words", "--run-dir", "small", "--plain", *small)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    steps = steps_of(folder / "small")
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all(row["grad_norm"] > 0 for row in steps)
+    assert astraflow_in(folder, "audit", "small").returncode == 0
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == "step"]
