@@ -93,6 +93,13 @@ def test_six_steps_of_its_recipe_at_least_double_the_reward_and_are_accounted_fo
     after = load_file(folder / "exported" / "model.safetensors")
     assert after.keys() == before.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
+    exported = folder / "exported"
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    prompt = tokenizer("The capital of France is", return_tensors="pt")
+    output = AutoModelForCausalLM.from_pretrained(exported).generate(
+        **prompt, do_sample=False, max_new_tokens=5
+    )
+    assert "Paris" in tokenizer.decode(output[0])
 
 
 def test_two_small_steps_change_the_weights(folder: Path) -> None:

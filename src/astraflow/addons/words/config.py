@@ -41,9 +41,17 @@ class TriviaSourceConfig(SourceVariant):
     a model forgets while it learns something else."""
 
     name: Literal["trivia"] = "trivia"
+    questions: Literal["facts", "everyday"] = "facts"
+    """`facts`: the 50 questions. `everyday`: 164 other questions and requests, without right answers. A
+    recipe that trains on them with a penalty `auxiliary.kl` keeps the model's answers to such questions as
+    they were. The reward `words` pays nothing for them."""
 
     def make(self, context: SourceContext) -> TaskSource:
         """Makes the source."""
+        if self.questions == "everyday":
+            from astraflow.addons.words.everyday import EverydaySource
+
+            return EverydaySource(name=context.name)
         from astraflow.addons.words.trivia import TriviaSource
 
         return TriviaSource(name=context.name)
@@ -55,7 +63,8 @@ class TriviaSourceConfig(SourceVariant):
 
 class WordsReward(RewardVariant):
     """1 if the answer is a word of the right kind with the right first letter, for tasks of the source
-    `words`. Only words of its lists count. Capitals, accents, and a final period don't matter."""
+    `words`. Only words of its lists count. Capitals, accents, and a final period don't matter. Everyday
+    questions of the source `trivia` get 0."""
 
     is_harmless: ClassVar[bool] = True
     name: Literal["words"] = "words"
@@ -70,8 +79,9 @@ class WordsReward(RewardVariant):
         return WordsScorer(self.part)
 
     def checker(self, source: Config) -> Callable[[Task], object] | None:
-        """Makes the check that a task comes from the source `words`."""
-        del source
+        """Makes the check that a task comes from the source `words`, or is an everyday question."""
+        if isinstance(source, TriviaSourceConfig) and source.questions == "everyday":
+            return None
         from astraflow.addons.words.questions import question_of
 
         return question_of

@@ -1,5 +1,4 @@
-"""Words of people by kind: body parts, clothes, colors, countries, first names, instruments, jobs, languages,
-and sports.
+"""Words of people by kind: body parts, clothes, countries, first names, jobs, languages, and sports.
 
 The lists were written for this project from general knowledge of English, in the form that `nature_words`
 describes. `COUNTRIES` holds the members of the United Nations and its two observers, with the short names
@@ -9,10 +8,8 @@ under which people know them, and Kosovo, Taiwan, and the countries of the Unite
 __all__ = [
     "BODY_PARTS",
     "CLOTHES",
-    "COLORS",
     "COUNTRIES",
     "FIRST_NAMES",
-    "INSTRUMENTS",
     "JOBS",
     "LANGUAGES",
     "SPORTS",
@@ -72,175 +69,100 @@ walloon, waray, warlpiri, welsh, west frisian, wolof, wu, wu chinese, xhosa, yak
 maya, zapotec, zulu
 """
 
-COLORS = """
-absolute zero, aero, alabaster, alice blue, alizarin, almond, amaranth, amber, amethyst, antique white,
-apple green, apricot, aqua, aquamarine, army green, ash, ash gray, asparagus, aubergine, auburn, avocado,
-azure, baby blue, baby pink, banana yellow, beige, bisque, bistre, black, blanched almond, blond, blonde,
-blood red, blue, blue green, blue violet, blush, bone, bottle green, brass, brick, brick red, bright green,
-bronze, brown, buff, burgundy, burlywood, burnt orange, burnt sienna, burnt umber, butterscotch, cadet blue,
-camel, canary, canary yellow, caramel, cardinal, carmine, carnation, carnelian, celadon, celeste, cerise,
-cerulean, champagne, charcoal, chartreuse, cherry, chestnut, chocolate, cinnabar, cinnamon, citrine, claret,
-clay, cobalt, cobalt blue, coffee, copper, coral, cordovan, cornflower, cornflower blue, cornsilk, cream,
-crimson, cyan, daffodil, dandelion, dark blue, dark brown, dark gray, dark green, dark grey, dark orange,
-dark pink, dark purple, dark red, deep blue, deep pink, deep purple, denim, desert sand, dim gray, dodger
-blue, dove, dove gray, drab, dun, dusty rose, earth, ebony, ecru, eggplant, eggshell, electric blue,
-emerald, emerald green, english red, espresso, eucalyptus, evergreen, fallow, falu red, fawn, fern, fern
-green, fire brick, fire engine red, firebrick, flamingo, flax, flesh, floral white, forest, forest green,
-french blue, fuchsia, fulvous, gainsboro, gamboge, garnet, ghost white, ginger, glaucous, gold, golden,
-golden yellow, goldenrod, grape, graphite, grass green, gray, green, green yellow, grey, gunmetal, hansa
-yellow, harlequin, hazel, heather, heliotrope, henna, honey, honeydew, hot pink, hunter green, ice blue,
-imperial purple, indian red, indigo, iris, iron, isabelline, ivory, jade, jasmine, jet, jet black, jonquil,
-kelly green, khaki, lapis, lapis lazuli, lava, lavender, lawn green, lead, lemon, lemon yellow, light blue,
-light brown, light coral, light cyan, light gray, light green, light grey, light pink, light purple, light
-yellow, lilac, lime, lime green, linen, lion, magenta, magnolia, mahogany, maize, malachite, mango, maroon,
-mauve, medium blue, melon, midnight, midnight blue, mint, mint cream, mint green, misty rose, moccasin,
-mocha, moss, moss green, mulberry, mustard, mustard yellow, navajo white, navy, navy blue, neon green, neon
-pink, neon yellow, nickel, nude, nutmeg, oatmeal, ocean blue, ocher, ochre, off white, off-white, old gold,
-old lace, old rose, olive, olive drab, olive green, onyx, opal, orange, orange red, orchid, oxblood, oyster,
-pale blue, pale green, pale pink, palegoldenrod, papaya whip, parchment, peach, peach puff, peacock blue,
-pear, pearl, periwinkle, persian blue, persimmon, peru, petrol, pewter, pine green, pink, pistachio,
-platinum, plum, poppy, powder blue, prussian blue, puce, pumpkin, purple, rainbow, raspberry, raw sienna,
-raw umber, rebecca purple, red, redwood, rose, rose gold, rosewood, rosy brown, royal blue, royal purple,
-ruby, ruby red, ruddy, rufous, russet, rust, saddle brown, saffron, sage, sage green, salmon, salmon pink,
-sand, sandy brown, sangria, sapphire, scarlet, sea blue, sea foam, sea green, seafoam, seafoam green,
-seagreen, seal brown, seashell, sepia, shamrock green, sienna, silver, sky blue, slate, slate blue, slate
-gray, smoke, snow, spring green, steel, steel blue, straw, sunflower, tan, tangerine, taupe, tawny, tea, tea
-green, teal, terra cotta, terracotta, thistle, tiffany blue, timberwolf, titanium, tomato, topaz, true blue,
-turquoise, tuscan red, tyrian purple, ultramarine, umber, vanilla, vermilion, vermillion, violet, viridian,
-walnut, watermelon, wenge, wheat, white, white smoke, wild strawberry, wine, wine red, wisteria, xanadu,
-yellow, yellow green, zaffre, zinc
-"""
-
 JOBS = """
-accountant, acrobat, activist, actor, actress, actuary, acupuncturist, administrator, adviser, advisor,
-advocate, agent, air traffic controller, aircraft mechanic, airline pilot, ambassador, ambulance driver,
-analyst, anatomist, anchor, anesthesiologist, animator, announcer, anthropologist, apothecary, appraiser,
-apprentice, arbitrator, archaeologist, archer, architect, archivist, art dealer, art director, art teacher,
-artisan, artist, assembler, assessor, assistant, astrologer, astronaut, astronomer, athlete, attendant,
-attorney, auctioneer, audiologist, auditor, author, auto mechanic, babysitter, bailiff, baker, ballerina,
-ballet dancer, bank manager, bank teller, banker, barber, bargeman, barista, barkeeper, barman, barrister,
-bartender, beautician, beekeeper, biochemist, biographer, biologist, blacksmith, blogger, boatman,
-bodyguard, boilermaker, bookbinder, bookkeeper, bookseller, botanist, bouncer, boxer, brewer, bricklayer,
-broadcaster, broker, builder, bus driver, businessman, businesswoman, butcher, butler, buyer, cab driver,
-cabinetmaker, cameraman, captain, cardiologist, care worker, caregiver, caretaker, carpenter, cartographer,
-cartoonist, cashier, caterer, chaplain, chauffeur, cheesemonger, chef, chemical engineer, chemist, child
-psychologist, chimney sweep, chiropractor, choreographer, civil engineer, civil servant, claims adjuster,
-cleaner, clergyman, clerk, clinician, clockmaker, clown, coach, coal miner, cobbler, collector, columnist,
-comedian, commander, commentator, composer, computer engineer, computer programmer, computer scientist,
-concierge, conductor, conservationist, conservator, construction worker, consultant, contractor, cook,
-copywriter, coroner, correspondent, cosmetologist, counsellor, counselor, courier, courtier, cowboy,
-craftsman, crane operator, critic, curator, custodian, customs officer, dancer, data analyst, data entry
-clerk, data scientist, database administrator, dealer, decorator, delivery driver, demographer, dental
-assistant, dental hygienist, dentist, dermatologist, designer, detective, developer, dietician, dietitian,
-diplomat, director, disc jockey, dishwasher, dispatcher, diver, dj, doctor, dog trainer, dog walker,
-doorman, draftsman, dramatist, dressmaker, driver, driving instructor, drummer, dry cleaner, dyer,
-ecologist, economist, editor, educator, electrical engineer, electrician, elementary school teacher,
-embalmer, embroiderer, emergency medical technician, emt, endocrinologist, engineer, engraver, entertainer,
-entomologist, entrepreneur, environmentalist, epidemiologist, estate agent, esthetician, ethnographer,
-evaluator, event planner, examiner, executive, executive assistant, exterminator, fabricator, factory
-worker, farmer, farmhand, fashion designer, ferryman, film director, filmmaker, financial advisor, financial
-analyst, financier, firefighter, fireman, fisher, fisherman, fishmonger, fitness instructor, fitness
-trainer, flight attendant, flight engineer, florist, flutist, food scientist, football player, foreman,
-forensic scientist, forester, fortune teller, fruit picker, fundraiser, funeral director, furrier, game
-designer, game developer, gamekeeper, garbage collector, gardener, gas station attendant, gemologist,
-genealogist, general, general manager, general practitioner, geneticist, geographer, geologist,
-geophysicist, ghostwriter, glassblower, glazier, goalkeeper, goatherd, goldsmith, golfer, governess,
-governor, graphic artist, graphic designer, gravedigger, greengrocer, grocer, groom, groundskeeper, guard,
-guide, guitarist, gunsmith, gymnast, gynecologist, hairdresser, hairstylist, handyman, harbormaster, hatter,
-headhunter, headmaster, healer, health inspector, herald, herbalist, herder, historian, home health aide,
-homemaker, horticulturist, hospital administrator, host, hostess, hotel manager, hotelier, house painter,
-housekeeper, housewife, human resources manager, hunter, hydrologist, hygienist, hypnotist, ice cream maker,
-illusionist, illustrator, immunologist, importer, industrial designer, industrial engineer, influencer,
-information technologist, innkeeper, inspector, installer, instructor, insurance agent, insurance broker,
-interior decorator, interior designer, intern, internist, interpreter, interviewer, inventor, investigator,
-investment banker, investor, ironmonger, ironworker, jailer, janitor, jeweler, jeweller, jockey, joiner,
-journalist, judge, juggler, jurist, keeper, kindergarten teacher, knight, lab technician, laboratory
-technician, laborer, land surveyor, landlord, landscape architect, landscaper, laundress, lawyer, lecturer,
-legal assistant, legislator, lexicographer, librarian, library assistant, lieutenant, life coach, lifeguard,
-lighthouse keeper, lineman, linguist, loan officer, lobbyist, locksmith, logger, logistician, longshoreman,
-lumberjack, machinist, magician, magistrate, maid, mail carrier, mailman, maintenance worker, maitre d,
-makeup artist, manager, manicurist, manufacturer, marine biologist, market researcher, marketer, marketing
-manager, marshal, mason, massage therapist, masseur, masseuse, mathematician, mayor, mechanic, mechanical
-engineer, mediator, medic, medical assistant, medical examiner, mentor, merchant, messenger, metallurgist,
-metalworker, meteorologist, microbiologist, midwife, military officer, milkman, miller, milliner, miner,
-minister, missionary, model, moderator, monk, mortician, motivational speaker, mover, music teacher,
-musician, nail technician, nanny, naturalist, navigator, navy officer, negotiator, neurologist,
-neuroscientist, neurosurgeon, news anchor, newscaster, newsreader, novelist, nuclear engineer, nun, nurse,
-nurse practitioner, nursery teacher, nutritionist, obstetrician, occupational therapist, oceanographer,
-office manager, office worker, officer, oncologist, opera singer, operator, ophthalmologist, optician,
-optometrist, orderly, organist, organizer, ornithologist, orthodontist, orthopedist, osteopath, packer,
-painter, paleontologist, panelist, paralegal, paramedic, park ranger, parking attendant, parliamentarian,
-pastor, pastry chef, patent attorney, pathologist, patrolman, peddler, pediatrician, performer, personal
-assistant, personal trainer, pest control technician, pharmacist, philosopher, phlebotomist, photographer,
-photojournalist, physical therapist, physician, physicist, physiologist, physiotherapist, pianist, piano
-teacher, piano tuner, pilot, plasterer, playwright, plumber, podiatrist, poet, police officer, policeman,
-policewoman, politician, porter, post office clerk, postal worker, postman, potter, preacher, president,
-press officer, priest, prime minister, principal, printer, prison guard, prison officer, private detective,
-private investigator, probation officer, producer, product manager, professor, programmer, project manager,
-proofreader, prosecutor, psychiatrist, psychologist, psychotherapist, publicist, publisher, puppeteer,
-purser, rabbi, race car driver, radiographer, radiologic technologist, radiologist, railway worker, rancher,
-ranger, rapper, real estate agent, realtor, receptionist, recruiter, referee, reflexologist, registered
-nurse, registrar, repairman, reporter, representative, research assistant, research scientist, researcher,
-respiratory therapist, restaurant manager, restaurateur, restorer, retailer, reviewer, rigger, roofer,
-sailor, sales associate, sales manager, sales representative, salesman, salesperson, saleswoman, sanitation
-worker, school principal, scientist, scout, screenwriter, scribe, sculptor, seaman, seamstress, secretary,
-security guard, seismologist, senator, sergeant, servant, server, set designer, shepherd, sheriff, ship
-captain, shipwright, shoemaker, shop assistant, shopkeeper, silversmith, singer, skipper, smith, social
-media manager, social worker, sociologist, software developer, software engineer, soldier, solicitor,
-sommelier, sonographer, sound engineer, special education teacher, speech therapist, spy, stagehand,
-statesman, statistician, stenographer, steward, stewardess, stockbroker, stonemason, storekeeper,
-storyteller, street sweeper, structural engineer, stuntman, stylist, surgeon, surveyor, swimmer, swimming
-instructor, systems administrator, systems analyst, tailor, tanner, tattoo artist, tax collector, taxi
-driver, taxidermist, teacher, teaching assistant, technical writer, technician, technologist, telemarketer,
-telephone operator, teller, tennis player, therapist, tiler, toolmaker, tour guide, toxicologist, trader,
-tradesman, traffic warden, train conductor, train driver, trainer, translator, travel agent, travel writer,
-treasurer, tree surgeon, truck driver, trucker, tutor, typesetter, typist, umpire, undertaker, underwriter,
+account manager, accountant, acrobat, activist, actor, actress, actuary, acupuncturist, administrator,
+adviser, advisor, advocate, agent, air traffic controller, aircraft mechanic, airline pilot, ambassador,
+ambulance driver, analyst, anatomist, anchor, anesthesiologist, animator, announcer, anthropologist,
+apothecary, appraiser, apprentice, arbitrator, archaeologist, archer, architect, archivist, art dealer, art
+director, art teacher, artisan, artist, assembler, assessor, assistant, astrologer, astronaut, astronomer,
+athlete, attendant, attorney, auctioneer, audiologist, auditor, author, auto mechanic, babysitter, bailiff,
+baker, ballerina, ballet dancer, bank manager, bank teller, banker, barber, bargeman, barista, barkeeper,
+barman, barrister, bartender, beautician, beekeeper, biochemist, biographer, biologist, blacksmith, blogger,
+boatman, bodyguard, boilermaker, bookbinder, bookkeeper, bookseller, botanist, bouncer, boxer, brand
+manager, brewer, bricklayer, broadcaster, broker, builder, bus driver, businessman, businesswoman, butcher,
+butler, buyer, cab driver, cabinetmaker, cameraman, captain, cardiologist, care worker, caregiver,
+caretaker, carpenter, cartographer, cartoonist, cashier, caterer, chaplain, chauffeur, cheesemonger, chef,
+chemical engineer, chemist, child psychologist, chimney sweep, chiropractor, choreographer, civil engineer,
+civil servant, claims adjuster, cleaner, clergyman, clerk, clinician, clockmaker, clown, coach, coal miner,
+cobbler, collector, columnist, comedian, commander, commentator, composer, computer engineer, computer
+programmer, computer scientist, concierge, conductor, conservationist, conservator, construction worker,
+consultant, contractor, cook, copywriter, coroner, correspondent, cosmetologist, counsellor, counselor,
+courier, courtier, cowboy, craftsman, crane operator, critic, curator, custodian, customs officer, dancer,
+data analyst, data engineer, data entry clerk, data scientist, database administrator, dealer, decorator,
+delivery driver, demographer, dental assistant, dental hygienist, dentist, dermatologist, designer,
+detective, developer, dietician, dietitian, diplomat, director, disc jockey, dishwasher, dispatcher, diver,
+dj, doctor, dog trainer, dog walker, doorman, draftsman, dramatist, dressmaker, driver, driving instructor,
+drummer, dry cleaner, dyer, ecologist, economist, editor, educator, electrical engineer, electrician,
+elementary school teacher, embalmer, embroiderer, emergency medical technician, emt, endocrinologist,
+engineer, engraver, entertainer, entomologist, entrepreneur, environmentalist, epidemiologist, estate agent,
+esthetician, ethnographer, evaluator, event manager, event planner, examiner, executive, executive
+assistant, exterminator, fabricator, factory worker, farmer, farmhand, fashion designer, fashion model,
+ferryman, film director, filmmaker, financial advisor, financial analyst, financial manager, financier,
+firefighter, fireman, fisher, fisherman, fishmonger, fitness instructor, fitness trainer, flight attendant,
+flight engineer, florist, flutist, food critic, food scientist, football player, foreman, forensic
+scientist, forester, fortune teller, fruit picker, fundraiser, funeral director, furrier, game designer,
+game developer, gamekeeper, garbage collector, gardener, gas station attendant, gemologist, genealogist,
+general, general manager, general practitioner, geneticist, geographer, geologist, geophysicist,
+ghostwriter, glassblower, glazier, goalkeeper, goatherd, goldsmith, golfer, governess, governor, graphic
+artist, graphic designer, gravedigger, greengrocer, grocer, groom, groundskeeper, guard, guide, guitarist,
+gunsmith, gymnast, gynecologist, hacker, hairdresser, hairstylist, handyman, harbormaster, hatter,
+headhunter, headmaster, healer, health inspector, herald, herbalist, herder, hiring manager, historian, home
+health aide, home inspector, homemaker, horticulturist, hospital administrator, host, hostess, hotel
+manager, hotelier, house cleaner, house painter, housekeeper, housewife, human resources manager, hunter,
+hydrologist, hygienist, hypnotist, ice cream maker, illusionist, illustrator, immunologist, importer,
+industrial designer, industrial engineer, influencer, information technologist, innkeeper, inspector,
+installer, instructor, insurance adjuster, insurance agent, insurance broker, interior decorator, interior
+designer, intern, internist, interpreter, interviewer, inventor, investigator, investment banker, investor,
+ironmonger, ironworker, jailer, janitor, jeweler, jeweller, jockey, joiner, journalist, judge, juggler,
+jurist, keeper, kindergarten teacher, knight, lab assistant, lab technician, laboratory technician, laborer,
+land surveyor, landlord, landscape architect, landscaper, laundress, law clerk, lawn care worker, lawn
+mower, lawyer, lecturer, legal assistant, legislator, lexicographer, librarian, library assistant,
+lieutenant, life coach, lifeguard, lighthouse keeper, lineman, linguist, loan officer, lobbyist, locksmith,
+logger, logistician, longshoreman, lumberjack, machinist, magician, magistrate, maid, mail carrier, mailman,
+maintenance worker, maitre d, makeup artist, manager, manicurist, manufacturer, marine biologist, market
+researcher, marketer, marketing manager, marshal, mason, massage therapist, masseur, masseuse,
+mathematician, mayor, mechanic, mechanical engineer, mediator, medic, medical assistant, medical examiner,
+mentor, merchant, messenger, metallurgist, metalworker, meteorologist, microbiologist, midwife, military
+officer, milkman, miller, milliner, miner, minister, missionary, model, moderator, monk, mortician,
+motivational speaker, mover, music teacher, musician, nail technician, nanny, naturalist, navigator, navy
+officer, negotiator, network engineer, neurologist, neuroscientist, neurosurgeon, news anchor, newscaster,
+newsreader, novelist, nuclear engineer, nun, nurse, nurse practitioner, nursery teacher, nutritionist,
+obstetrician, occupational therapist, oceanographer, office manager, office worker, officer, oncologist,
+opera singer, operations manager, operator, ophthalmologist, optician, optometrist, orderly, organist,
+organizer, ornithologist, orthodontist, orthopedist, osteopath, packer, painter, paleontologist, panelist,
+paralegal, paramedic, park ranger, parking attendant, parliamentarian, pastor, pastry chef, patent attorney,
+pathologist, patrolman, peddler, pediatrician, pentester, performer, personal assistant, personal trainer,
+pest control technician, pharmacist, philosopher, phlebotomist, photographer, photojournalist, physical
+therapist, physician, physicist, physiologist, physiotherapist, pianist, piano teacher, piano tuner, pilot,
+plasterer, playwright, plumber, podiatrist, poet, police chief, police officer, policeman, policewoman,
+politician, porter, post office clerk, postal worker, postman, potter, preacher, president, press officer,
+priest, prime minister, principal, printer, prison guard, prison officer, private detective, private
+investigator, probation officer, producer, product manager, professor, programmer, project manager,
+proofreader, prosecutor, psychiatrist, psychologist, psychotherapist, publicist, publisher, puppet master,
+puppeteer, purser, rabbi, race car driver, radiographer, radiologic technologist, radiologist, railway
+worker, rancher, ranger, rapper, real estate agent, realtor, receptionist, recruiter, referee,
+reflexologist, registered nurse, registrar, repairman, reporter, representative, research assistant,
+research scientist, researcher, respiratory therapist, restaurant manager, restaurateur, restorer, retailer,
+reviewer, rigger, roofer, sailor, sales associate, sales manager, sales representative, salesman,
+salesperson, saleswoman, sanitation worker, school principal, scientist, scout, screenwriter, scribe,
+sculptor, seaman, seamstress, secretary, security guard, seismologist, senator, sergeant, servant, server,
+set designer, shepherd, sheriff, ship captain, shipwright, shoemaker, shop assistant, shopkeeper,
+silversmith, singer, skipper, smith, social media manager, social worker, sociologist, software developer,
+software engineer, soldier, solicitor, sommelier, sonographer, sound engineer, special education teacher,
+speech therapist, spy, stagehand, statesman, statistician, stenographer, steward, stewardess, stockbroker,
+stonemason, store manager, storekeeper, storyteller, street sweeper, structural engineer, stuntman, stylist,
+surgeon, surveyor, swimmer, swimming instructor, systems administrator, systems analyst, tailor, tanner,
+tattoo artist, tax collector, tax preparer, taxi driver, taxidermist, teacher, teaching assistant, team
+leader, technical writer, technician, technologist, telemarketer, telephone operator, teller, tennis player,
+therapist, tiler, toolmaker, tour guide, tour operator, toxicologist, trader, tradesman, traffic warden,
+train conductor, train driver, trainer, translator, travel agent, travel guide, travel writer, treasurer,
+tree surgeon, trooper, truck driver, trucker, tutor, typesetter, typist, umpire, undertaker, underwriter,
 upholsterer, urban planner, urologist, usher, valet, vendor, ventriloquist, vet, veterinarian, veterinary
 technician, vicar, video editor, video game designer, videographer, vintner, violinist, virologist,
 vocalist, voice actor, volcanologist, waiter, waitress, warden, warehouse worker, warrior, watchmaker,
 watchman, weather forecaster, weatherman, weaver, web designer, web developer, wedding planner,
 weightlifter, welder, wholesaler, wildlife biologist, window cleaner, window washer, winemaker, woodcarver,
 woodcutter, woodworker, wrestler, writer, yoga instructor, yoga teacher, youth worker, zookeeper, zoologist
-"""
-
-INSTRUMENTS = """
-accordion, acoustic bass, acoustic guitar, aeolian harp, agogo, alpenhorn, alphorn, alto, alto flute, alto
-saxophone, angklung, archlute, autoharp, bagpipe, bagpipes, balafon, balalaika, bandoneon, bandura, banjo,
-banjolele, baritone, baritone horn, baroque guitar, barrel bass, bass clarinet, bass drum, bass guitar,
-basset horn, bassoon, bell, bells, berimbau, bodhran, bombard, bongo, bongo drum, bongos, bouzouki, bowl,
-bugle, cabasa, cajon, calliope, carillon, castanet, castanets, celesta, cello, chalumeau, chapman stick,
-charango, chime, chimes, chinese flute, church organ, cimbalom, cittern, clapper, clarinet, clarion, claves,
-clavichord, clavinet, concert flute, concertina, conga, contrabass, contrabassoon, cor anglais, cornet,
-cornetto, cowbell, crumhorn, crwth, cuatro, cuica, cymbal, cymbals, daf, damaru, darbuka, dhol, dholak,
-didgeridoo, digeridoo, djembe, dobro, domra, double bass, drum, drum kit, drum machine, drum set, drums,
-duduk, dulcian, dulcimer, dutar, ektara, electric bass, electric guitar, electric organ, electric piano,
-electric violin, english horn, erhu, esraj, euphonium, fiddle, fife, flageolet, flugelhorn, flute,
-fortepiano, frame drum, french horn, fretless bass, friction drum, gamelan, ghatam, gittern, glass armonica,
-glass harmonica, glass harp, glockenspiel, goblet drum, gong, grand piano, guiro, guitar, guitarron, guqin,
-guzheng, haegeum, hammered dulcimer, hammond organ, handbell, handpan, hang, hang drum, harmonica,
-harmonium, harp, harpsichord, helicon, hi-hat, horn, hunting horn, hurdy gurdy, hurdy-gurdy, idiophone,
-ilimba, irish bouzouki, irish flute, irish harp, jaw harp, jew's harp, jinghu, kalimba, kantele, kaval,
-kazoo, kettledrum, keyboard, keytar, kora, koto, langeleik, lap steel guitar, launeddas, lira, lithophone,
-lute, lyra, lyre, mandocello, mandola, mandolin, maraca, maracas, marimba, marimbaphone, mbira, mellophone,
-mellotron, melodeon, melodica, mizmar, moog, mouth harp, mouth organ, mridangam, musette, music box, musical
-saw, nadaswaram, nagara, native american flute, natural horn, ney, nickelharpa, northumbrian smallpipes,
-nose flute, nyckelharpa, oboe, oboe d'amore, ocarina, octavin, octobass, ophicleide, orchestral bells,
-organ, organetto, oud, pan flute, pan pipes, panpipe, panpipes, pedal steel guitar, pennywhistle,
-percussion, piano, piano accordion, pianoforte, pianola, piccolo, piccolo trumpet, pipa, pipe organ, player
-piano, psaltery, quena, quinton, rainstick, ratchet, rattle, rebab, rebec, recorder, reed organ, regal,
-resonator guitar, rhodes, ruan, rubab, sackbut, samisen, sanshin, santoor, santur, sarangi, sarinda, sarod,
-sarrusophone, saw, saxhorn, saxophone, saxtuba, saz, serpent, setar, shaker, shakuhachi, shamisen, shawm,
-shehnai, sheng, side drum, singing bowl, sitar, slide guitar, slide trombone, slide whistle, slit drum,
-snare, snare drum, soprano saxophone, sousaphone, spinet, spoons, square piano, steel drum, steel guitar,
-steel pan, steelpan, stylophone, suona, surdo, synth, synthesizer, tabla, tabor, taiko, taiko drum, talking
-drum, tam-tam, tambour, tambourine, tambura, tamburica, tanbur, tanpura, tar, temple block, temple blocks,
-tenor drum, tenor horn, tenor saxophone, theorbo, theremin, timbales, timbrel, timpani, tin whistle, tiple,
-tom-tom, toy piano, transverse flute, tres, triangle, trombone, trumpet, tuba, tubular bells, tuned
-percussion, turntable, twelve-string guitar, tympani, uilleann pipes, ukulele, upright bass, upright piano,
-valiha, valve trombone, vibraphone, vibraslap, vielle, vihuela, viol, viola, viola da gamba, violin,
-violoncello, violone, virginal, virginals, vuvuzela, wagner tuba, washboard, water drum, whistle, wind
-chime, wind chimes, wood block, woodblock, wooden flute, wurlitzer, xun, xylophone, yangqin, yueqin,
-zampogna, zither, zurna
 """
 
 SPORTS = """
@@ -301,34 +223,34 @@ racing, yachting, yoga, zorbing
 
 BODY_PARTS = """
 abdomen, achilles tendon, adam's apple, adenoids, adrenal ankle, anus, aorta, appendix, arm, armpit, artery,
-back, backbone, backside, ball, beard, belly, belly button, bicep, biceps, big toe, bladder, blood, blood
-vessel, bone, bone marrow, bosom, bottom, bowel, brain, brainstem, breast, breastbone, bronchus, brow,
-buttock, buttocks, calf, capillary, carotid artery, cartilage, cerebellum, cerebrum, cervix, cheek,
-cheekbone, chest, chin, clavicle, coccyx, cochlea, collarbone, colon, cornea, cranium, crown, cuticle,
-deltoid, dermis, diaphragm, digit, dimple, disc, duodenum, ear, ear canal, eardrum, earlobe, elbow, enamel,
-epidermis, epiglottis, esophagus, eustachian tube, eye, eyeball, eyebrow, eyelash, eyelid, face, facial
-hair, fallopian tube, femoral artery, femur, fibula, finger, fingernail, fingertip, fist, flank, foot, foot
-arch, forearm, forehead, foreskin, freckle, frontal lobe, funny bone, gall bladder, gallbladder, genitals,
-gland, glottis, gluteus maximus, groin, gullet, gum, gums, gut, guts, hair, hair follicle, hamstring, hand,
-head, heart, heel, hip, hip bone, hippocampus, humerus, hypothalamus, ileum, iliac bone, ilium, incisor,
-index finger, inner ear, inner thigh, instep, intestine, intestines, iris, ischium, jaw, jawbone, jejunum,
-joint, jugular vein, kidney, kidneys, knee, kneecap, knuckle, knuckles, labia, lachrymal gland, lap, large
-intestine, larynx, lash, leg, lens, ligament, limb, lip, lips, little finger, little toe, liver, lobe, loin,
-lower back, lower leg, lumbar spine, lung, lungs, lymph node, mandible, marrow, maxilla, metacarpal,
-metatarsal, middle ear, middle finger, midriff, molar, mole, mouth, muscle, mustache, nail, nape, nasal
-bone, nasal cavity, navel, neck, nerve, nerves, neuron, nipple, nose, nostril, nostrils, occipital bone,
-occipital lobe, oesophagus, optic nerve, oral cavity, organ, ovary, palate, palm, pancreas, parietal lobe,
-patella, pectoral, pelvis, penis, pharynx, pinkie, pinky, pituitary gland, placenta, pore, prostate, pupil,
-quad, quadriceps, radius, rear, rectum, red blood cell, retina, rib, rib cage, ribcage, ribs, ring finger,
-root, rotator cuff, rump, sacrum, saliva, salivary gland, scalp, scapula, sciatic nerve, sclera, scrotum,
-septum, shin, shinbone, shoulder, shoulder blade, sinus, skeleton, skin, skull, small intestine, small of
-the back, solar plexus, sole, spinal cord, spine, spleen, sternum, stomach, sweat gland, tailbone, talus,
-tarsus, taste bud, tear duct, teeth, temple, temporal lobe, tendon, testicle, testicles, testis, thigh,
-thigh bone, thighbone, thorax, throat, thumb, thumbnail, thymus, thyroid, thyroid gland, tibia, toe,
-toenail, toes, tongue, tonsil, tonsils, tooth, torso, trachea, trapezius, triceps, trunk, tummy, ulna,
-umbilicus, upper arm, upper back, upper lip, ureter, urethra, uterus, uvula, vagina, vein, veins, ventricle,
-vertebra, vertebrae, vocal cord, vocal cords, waist, white blood cell, windpipe, wisdom tooth, womb, wrist,
-wrist bone
+articular cartilage, axial skeleton, axilla, back, backbone, backside, ball, beard, belly, belly button,
+bicep, biceps, big toe, bladder, blood, blood vessel, bone, bone marrow, bosom, bottom, bowel, brain,
+brainstem, breast, breastbone, bronchus, brow, buttock, buttocks, calf, capillary, carotid artery,
+cartilage, cerebellum, cerebrum, cervix, cheek, cheekbone, chest, chin, clavicle, coccyx, cochlea,
+collarbone, colon, cornea, cranium, crown, cuticle, deltoid, dermis, diaphragm, digit, dimple, disc,
+duodenum, ear, ear canal, eardrum, earlobe, elbow, enamel, epidermis, epiglottis, esophagus, eustachian
+tube, eye, eyeball, eyebrow, eyelash, eyelid, face, facial hair, fallopian tube, femoral artery, femur,
+fibula, finger, fingernail, fingertip, fist, flank, foot, foot arch, forearm, forehead, foreskin, freckle,
+frontal lobe, funny bone, gall bladder, gallbladder, genitals, gland, glottis, gluteus maximus, groin,
+gullet, gum, gums, gut, guts, hair, hair follicle, hamstring, hand, head, heart, heel, hip, hip bone,
+hippocampus, humerus, hypothalamus, ileum, iliac bone, ilium, incisor, index finger, inner ear, inner thigh,
+instep, intestine, intestines, iris, ischium, jaw, jawbone, jejunum, joint, jugular vein, kidney, kidneys,
+knee, kneecap, knuckle, knuckles, labia, lachrymal gland, lap, large intestine, larynx, lash, leg, lens,
+ligament, limb, lip, lips, little finger, little toe, liver, lobe, loin, lower back, lower leg, lumbar
+spine, lung, lungs, lymph node, mandible, marrow, maxilla, metacarpal, metatarsal, middle ear, middle
+finger, midriff, molar, mole, mouth, muscle, mustache, nail, nape, nasal bone, nasal cavity, navel, neck,
+nerve, nerves, neuron, nipple, nose, nostril, nostrils, occipital bone, occipital lobe, oesophagus, optic
+nerve, oral cavity, organ, ovary, palate, palm, pancreas, parietal lobe, patella, pectoral, pelvis, penis,
+pharynx, pinkie, pinky, pituitary gland, placenta, pore, prostate, pupil, quad, quadriceps, radius, rear,
+rectum, red blood cell, retina, rib, rib cage, ribcage, ribs, ring finger, root, rotator cuff, rump, sacrum,
+saliva, salivary gland, scalp, scapula, sciatic nerve, sclera, scrotum, septum, shin, shinbone, shoulder,
+shoulder blade, sinus, skeleton, skin, skull, small intestine, small of the back, solar plexus, sole, spinal
+cord, spine, spleen, sternum, stomach, sweat gland, tailbone, talus, tarsus, taste bud, tear duct, teeth,
+temple, temporal lobe, tendon, testicle, testicles, testis, thigh, thigh bone, thighbone, thorax, throat,
+thumb, thumbnail, thymus, thyroid, thyroid gland, tibia, toe, toenail, toes, tongue, tonsil, tonsils, tooth,
+torso, trachea, trapezius, triceps, trunk, tummy, ulna, umbilicus, upper arm, upper back, upper lip, ureter,
+urethra, uterus, uvula, vagina, vein, veins, ventricle, vertebra, vertebrae, vocal cord, vocal cords, waist,
+white blood cell, windpipe, wisdom tooth, womb, wrist, wrist bone
 """
 
 CLOTHES = """
@@ -396,66 +318,67 @@ ebony, ed, eddie, eden, edgar, edith, edmund, edna, eduardo, edward, edwin, eile
 eli, elias, elijah, elisa, elise, eliza, elizabeth, ella, ellen, ellie, elliot, elliott, ellis, elmer,
 eloise, elsa, elsie, elton, elvira, elvis, emanuel, emerson, emil, emilia, emilio, emily, emma, emmanuel,
 emmett, enrique, eric, erica, erick, erik, erika, erin, ernest, ernesto, ernie, erwin, esmeralda, esteban,
-estelle, esther, ethan, ethel, eugene, eunice, eva, evan, evangeline, eve, evelyn, everett, ezekiel, ezra,
-fabian, faith, fatima, faye, federico, felicia, felicity, felipe, felix, fernando, fidel, finley, finn,
-fiona, fletcher, flora, florence, floyd, forrest, frances, francesca, francine, francis, francisco, frank,
-frankie, franklin, fred, freda, freddie, freddy, frederick, freya, fritz, gabriel, gabriela, gabriella,
-gabrielle, gail, gareth, garrett, garry, gary, gavin, gemma, gene, genevieve, geoffrey, george, georgia,
-georgina, gerald, geraldine, gerard, gerardo, gertrude, gianna, gideon, gilbert, gina, ginger, giovanni,
-gisele, giselle, gladys, glen, glenda, glenn, gloria, gordon, grace, gracie, graham, grant, greg, gregg,
-gregory, greta, gretchen, griffin, guadalupe, guillermo, gus, gustavo, guy, gwen, gwendolyn, hadley, hailey,
-hal, haley, hamza, hank, hannah, hans, harley, harold, harper, harriet, harris, harrison, harry, harvey,
-hassan, hattie, hayden, hayley, hazel, heath, heather, hector, heidi, helen, helena, helga, henrietta,
-henry, herbert, herman, hilary, hilda, hillary, hiram, holly, homer, hope, horace, howard, hubert, hudson,
-hugh, hugo, humphrey, hunter, ian, ibrahim, ida, ignacio, igor, ike, imani, imogen, ina, india, indira,
-ines, inez, ingrid, ira, irene, iris, irma, irving, isaac, isabel, isabella, isabelle, isaiah, isla, ismael,
-israel, issac, ivan, ivana, ivy, jack, jackie, jackson, jacob, jacqueline, jade, jaime, jake, jamal, james,
-jamie, jan, jane, janet, janice, jared, jasmine, jason, jasper, jay, jean, jeff, jeffrey, jenna, jennifer,
-jenny, jeremiah, jeremy, jerome, jerry, jesse, jessica, jesus, jill, jim, jimmy, joan, joanna, joanne, jodi,
-joe, joel, john, johnny, jon, jonah, jonathan, jordan, jorge, jose, joseph, josephine, joshua, josie, joy,
-joyce, juan, juanita, judith, judy, julia, julian, julie, juliet, julio, june, justin, karen, karl, kate,
-katherine, kathleen, kathryn, kathy, katie, kayla, keith, kelly, kelsey, ken, kendra, kenneth, kenny, kent,
-kerry, kevin, kim, kimberly, kirk, kristen, kristin, kristina, kurt, kyle, kylie, lacey, lana, lance,
-landon, lara, larry, lars, latoya, laura, lauren, laurence, laurie, lawrence, layla, leah, leandro, leanne,
-lee, leila, lena, leo, leon, leona, leonard, leonardo, leroy, leslie, lester, leticia, levi, lewis, lex,
-liam, lila, lilian, lillian, lily, lincoln, linda, lindsay, lindsey, linus, lionel, lisa, liz, lloyd, logan,
-lois, lola, lora, lorenzo, loretta, lori, lorraine, lottie, lou, louis, louisa, louise, luca, lucas, lucia,
-lucian, lucille, lucinda, lucy, luis, luisa, luke, luna, luther, lydia, lyle, lyn, lynda, lynn, lynne,
-mabel, mackenzie, macy, maddie, madeleine, madeline, madison, mae, maggie, malcolm, malia, malik, mallory,
-mandy, manuel, mara, marc, marcel, marcella, marcia, marco, marcos, marcus, margaret, margarita, margie,
-margot, maria, mariah, marian, marianne, marie, marilyn, marina, mario, marion, marisa, marisol, marjorie,
-mark, marlene, marlon, marsha, marshall, martha, martin, martina, marty, marvin, mary, mason, mateo, mathew,
-matilda, matt, matthew, maud, maureen, maurice, mavis, max, maximus, maxine, maxwell, maya, megan, mel,
-melanie, melinda, melissa, melody, melvin, mercedes, meredith, mia, micah, michael, michaela, michele,
-michelle, miguel, mike, mikhail, mila, mildred, miles, millie, milo, milton, mina, mindy, minnie, mira,
-miranda, miriam, misty, mitchell, mohamed, mohammed, moira, molly, mona, monica, monique, morgan, morris,
-moses, muhammad, muriel, murray, myra, myron, nadia, nadine, nancy, naomi, natalia, natalie, natasha, nate,
-nathan, nathaniel, neal, ned, neil, nellie, nelson, nestor, nia, nicholas, nick, nicola, nicolas, nicole,
-nigel, nikita, nikki, nikolai, nina, noah, noel, noelle, nolan, nora, norah, noreen, norma, norman, octavia,
-octavio, odette, olaf, olga, olive, oliver, olivia, ollie, omar, oona, opal, ophelia, oprah, ora, orlando,
-orson, orville, oscar, osvaldo, oswald, otis, otto, owen, pablo, paige, pam, pamela, paola, paris, parker,
-pascal, pat, patience, patricia, patrick, patsy, patti, patty, paul, paula, paulette, pauline, payton,
-pearl, pedro, peggy, penelope, penny, percy, perry, pete, peter, petra, peyton, phil, philip, phillip,
-phoebe, phyllis, pierce, pierre, polly, porter, preston, priscilla, priya, prudence, quentin, quincy, quinn,
-rachael, rachel, rafael, ralph, ramon, ramona, randall, randolph, randy, raphael, raquel, raul, raven, ray,
-raymond, rebecca, reed, reese, regina, reginald, rena, renata, rene, renee, rex, reyna, rhonda, ricardo,
-richard, rick, ricky, riley, rita, rob, robbie, robert, roberta, roberto, robin, robyn, rochelle, rocky,
-rod, roderick, rodney, rodrigo, rogelio, roger, roland, roman, ron, ronald, ronan, ronnie, rory, rosa,
-rosalie, rosalind, rosanna, rose, rosemary, rosie, ross, rowan, rowena, roxanne, roy, ruben, ruby, rudolph,
-rudy, rufus, rupert, russell, ruth, ryan, sabrina, sadie, sally, salma, salvador, sam, samantha, sammy,
-samson, samuel, sandra, sandy, sara, sarah, sasha, saul, savannah, sawyer, scarlett, scott, sean, sebastian,
-selena, selma, serena, sergei, sergio, seth, shane, shannon, shari, sharon, shaun, shauna, shawn, sheila,
-shelby, sheldon, shelley, shelly, sherri, sherry, sheryl, shirley, sidney, sienna, sierra, silas, silvia,
-simon, simone, skylar, sofia, solomon, sonia, sonya, sophia, sophie, spencer, stacey, stacy, stan, stanley,
-stefan, stella, stephanie, stephen, steve, steven, stewart, stuart, sue, summer, susan, susanna, susie,
-suzanne, sybil, sydney, sylvester, sylvia, tabitha, tamara, tammy, tanner, tanya, tara, tasha, tatiana,
-taylor, ted, terence, teresa, teri, terrance, terrence, terri, terry, tess, tessa, thaddeus, thea, thelma,
-theo, theodora, theodore, theresa, thomas, tia, tiana, tiffany, tim, timothy, tina, toby, todd, tom, tomas,
-tommy, toni, tony, tonya, tracey, traci, tracy, travis, trent, trevor, tricia, trina, trinity, tristan,
-troy, trudy, tucker, tyler, tyrone, tyson, uma, ursula, valentina, valerie, vanessa, vera, verna, vernon,
+estelle, esther, ethan, ethel, eugene, eunice, eva, evan, evangeline, eve, evelyn, everett, evie, ezekiel,
+ezra, fabian, faith, fatima, faye, federico, felicia, felicity, felipe, felix, fernando, fidel, finley,
+finn, fiona, fletcher, flora, florence, floyd, forrest, frances, francesca, francine, francis, francisco,
+frank, frankie, franklin, fred, freda, freddie, freddy, frederick, freya, fritz, gabby, gabriel, gabriela,
+gabriella, gabrielle, gail, gareth, garrett, garry, gary, gavin, gemma, gene, genevieve, geoffrey, george,
+georgia, georgina, gerald, geraldine, gerard, gerardo, gertrude, gianna, gideon, gilbert, gina, ginger,
+giovanni, gisele, giselle, gladys, glen, glenda, glenn, gloria, gordon, grace, gracie, graham, grant, greg,
+gregg, gregory, greta, gretchen, griffin, guadalupe, guillermo, gus, gustavo, guy, gwen, gwendolyn, hadley,
+hailey, hal, haley, hamza, hank, hannah, hans, harley, harold, harper, harriet, harris, harrison, harry,
+harvey, hassan, hattie, hayden, hayley, hazel, heath, heather, hector, heidi, helen, helena, helga,
+henrietta, henry, herbert, herman, hilary, hilda, hillary, hiram, holly, homer, hope, horace, howard,
+hubert, hudson, hugh, hugo, humphrey, hunter, ian, ibrahim, ida, ignacio, igor, ike, imani, imogen, ina,
+india, indira, ines, inez, ingrid, ira, irene, iris, irma, irving, isaac, isabel, isabella, isabelle,
+isaiah, isla, ismael, israel, issac, ivan, ivana, ivy, jack, jackie, jackson, jacob, jacqueline, jade,
+jaime, jake, jamal, james, jamie, jan, jane, janet, janice, jared, jasmine, jason, jasper, jay, jean, jeff,
+jeffrey, jenna, jennifer, jenny, jeremiah, jeremy, jerome, jerry, jesse, jessica, jesus, jill, jim, jimmy,
+joan, joanna, joanne, jodi, joe, joel, john, johnny, jon, jonah, jonathan, jordan, jorge, jose, joseph,
+josephine, joshua, josie, joy, joyce, juan, juanita, judith, judy, julia, julian, julie, juliet, julio,
+june, justin, karen, karl, kate, katherine, kathleen, kathryn, kathy, katie, kayla, keith, kelly, kelsey,
+ken, kendra, kenneth, kenny, kent, kerry, kevin, kim, kimberly, kirk, kristen, kristin, kristina, kurt,
+kyle, kylie, lacey, lana, lance, landon, lara, larry, lars, latoya, laura, lauren, laurence, laurie,
+lawrence, layla, leah, leandro, leanne, lee, leila, lena, leo, leon, leona, leonard, leonardo, leroy,
+leslie, lester, leticia, levi, lewis, lex, liam, lila, lilian, lillian, lily, lincoln, linda, lindsay,
+lindsey, linus, lionel, lisa, liz, lloyd, logan, lois, lola, lora, lorenzo, loretta, lori, lorraine, lottie,
+lou, louis, louisa, louise, luca, lucas, lucia, lucian, lucille, lucinda, lucy, luis, luisa, luke, luna,
+luther, lydia, lyle, lyn, lynda, lynn, lynne, mabel, mackenzie, macy, maddie, madeleine, madeline, madison,
+mae, maggie, malcolm, malia, malik, mallory, mandy, manuel, mara, marc, marcel, marcella, marcia, marco,
+marcos, marcus, margaret, margarita, margie, margot, maria, mariah, marian, marianne, marie, marilyn,
+marina, mario, marion, marisa, marisol, marjorie, mark, marlene, marlon, marsha, marshall, martha, martin,
+martina, marty, marvin, mary, mason, mateo, mathew, matilda, matt, matthew, maud, maureen, maurice, mavis,
+max, maximus, maxine, maxwell, maya, megan, mel, melanie, melinda, melissa, melody, melvin, mercedes,
+meredith, mia, micah, michael, michaela, michele, michelle, miguel, mike, mikhail, mila, mildred, miles,
+millie, milo, milton, mina, mindy, minnie, mira, miranda, miriam, misty, mitchell, mohamed, mohammed, moira,
+molly, mona, monica, monique, morgan, morris, moses, muhammad, muriel, murray, myra, myron, nadia, nadine,
+naledi, nancy, naomi, natacha, natalia, natalie, natasha, nate, nathan, nathaniel, neal, ned, neil, nell,
+nellie, nelson, nestor, nia, nicholas, nick, nico, nicola, nicolas, nicole, nigel, nikita, nikki, nikolai,
+nina, noah, noel, noelle, nolan, nora, norah, noreen, norma, norman, octavia, octavio, odette, olaf, olga,
+olive, oliver, olivia, ollie, omar, oona, opal, ophelia, oprah, ora, orlando, orson, orville, oscar,
+osvaldo, oswald, otis, otto, owen, pablo, paige, pam, pamela, paola, paris, parker, pascal, pat, patience,
+patricia, patrick, patsy, patti, patty, paul, paula, paulette, pauline, payton, pearl, pedro, peggy,
+penelope, penny, percy, perry, pete, peter, petra, peyton, phil, philip, phillip, phoebe, phyllis, pierce,
+pierre, polly, porter, preston, priscilla, priya, prudence, quentin, quincy, quinn, rachael, rachel, rafael,
+ralph, ramon, ramona, randall, randolph, randy, raphael, raquel, raul, raven, ray, raymond, rebecca, reed,
+reese, regina, reginald, rena, renata, rene, renee, rex, reyna, rhonda, ricardo, richard, rick, ricky,
+riley, rita, rob, robbie, robert, roberta, roberto, robin, robyn, rochelle, rocky, rod, roderick, rodney,
+rodrigo, rogelio, roger, roland, roman, ron, ronald, ronan, ronnie, rory, rosa, rosalie, rosalind, rosanna,
+rose, rosemary, rosie, ross, rowan, rowena, roxanne, roy, ruben, ruby, rudolph, rudy, rufus, rupert,
+russell, ruth, ryan, sabrina, sadie, sally, salma, salvador, sam, samantha, sammy, samson, samuel, sandra,
+sandy, sara, sarah, sasha, saul, savannah, sawyer, scarlett, scott, sean, sebastian, selena, selma, serena,
+sergei, sergio, seth, shane, shannon, shari, sharon, shaun, shauna, shawn, sheila, shelby, sheldon, shelley,
+shelly, sherri, sherry, sheryl, shirley, sidney, sienna, sierra, silas, silvia, simon, simone, skylar,
+sofia, solomon, sonia, sonya, sophia, sophie, spencer, stacey, stacy, stan, stanley, stefan, stella,
+stephanie, stephen, steve, steven, stewart, stuart, sue, summer, susan, susanna, susie, suzanne, sybil,
+sydney, sylvester, sylvia, tabitha, tamara, tammy, tanner, tanya, tara, tasha, tatiana, taylor, ted,
+terence, teresa, teri, terrance, terrence, terri, terry, tess, tessa, thaddeus, thea, thelma, theo,
+theodora, theodore, theresa, thomas, tia, tiana, tiffany, tim, timothy, tina, toby, todd, tom, tomas, tommy,
+toni, tony, tonya, tracey, traci, tracy, travis, trent, trevor, tricia, trina, trinity, tristan, troy,
+trudy, tucker, tyler, tyrone, tyson, uma, ursula, valentina, valerie, vanessa, vera, verna, vernon,
 veronica, vicki, vicky, victor, victoria, vincent, viola, violet, virgil, virginia, vivian, vladimir, wade,
-wallace, wally, walt, walter, wanda, warren, wayne, wendell, wendy, wesley, whitney, wilbert, wilbur,
-wilfred, will, willa, willard, william, willie, willis, wilma, wilson, winifred, winona, winston, winter,
-wolfgang, woodrow, wyatt, wynona, xander, xavier, yasmin, yolanda, yvette, yvonne, zachary, zack, zane,
-zara, zeke, zelda, zoe, zoey
+wallace, wally, walt, walter, wanda, warren, wayne, wendell, wendi, wendy, wes, wesley, whitney, wilbert,
+wilbur, wilfred, will, willa, willard, william, willie, willis, willow, wilma, wilson, winifred, winnie,
+winona, winston, winter, wolfgang, woodrow, wyatt, wynona, xander, xavier, yasmin, yolanda, yvette, yvonne,
+zachary, zack, zane, zara, zeke, zelda, zoe, zoey
 """

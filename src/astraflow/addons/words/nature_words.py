@@ -1,11 +1,11 @@
-"""Words of living nature by kind: animals, birds, fish, insects, trees, flowers, fruits, and vegetables.
+"""Words of living nature by kind: animals, birds, fish, insects, fruits, and vegetables.
 
 The lists were written for this project from general knowledge of English. They hold common names, in lower
 case and in the singular where English uses the singular, separated by commas. They are meant to be generous:
 a word that an attentive person would accept should be here.
 """
 
-__all__ = ["ANIMALS", "BIRDS", "FLOWERS", "FRUITS", "INSECTS", "TREES", "VEGETABLES"]
+__all__ = ["ANIMALS", "BIRDS", "FRUITS", "INSECTS", "VEGETABLES"]
 
 MAMMALS = """
 aardvark, aardwolf, agouti, alpaca, anteater, antelope, ape, arctic fox, argali, armadillo, aurochs,
@@ -35,38 +35,42 @@ wombat, woodchuck, woolly mammoth, yak, zebra, zebu, zorilla
 """
 
 BIRDS = """
-accentor, albatross, american robin, arctic tern, auk, avocet, babbler, bald eagle, barbet, barn owl, barn
-swallow, bee-eater, bellbird, bird of paradise, bittern, black swan, blackbird, blackcap, blue jay, blue
-tit, bluebird, bluethroat, bobolink, bobwhite, booby, bowerbird, brambling, brant, budgerigar, budgie,
-bulbul, bullfinch, bunting, bushtit, bustard, buzzard, caique, canada goose, canary, canvasback,
-capercaillie, caracara, cardinal, cassowary, catbird, chaffinch, chat, chickadee, chicken, chiffchaff,
-chough, cock, cockatiel, cockatoo, condor, coot, cormorant, corncrake, cotinga, cowbird, crane, crested tit,
-crossbill, crow, cuckoo, curassow, curlew, darter, dipper, diver, dodo, dotterel, dove, dowitcher, drake,
-drongo, duck, dunlin, dunnock, eagle, eagle owl, egret, eider, emperor penguin, emu, falcon, fieldfare,
-finch, firecrest, flamingo, flicker, flycatcher, fowl, francolin, frigatebird, fulmar, gadwall, gallinule,
-gannet, garganey, gnatcatcher, godwit, goldcrest, golden eagle, goldeneye, goldfinch, goosander, goose,
-goshawk, grackle, great auk, great tit, grebe, greenfinch, grosbeak, grouse, guillemot, guineafowl, gull,
-gyrfalcon, hadada, harpy eagle, harrier, hawfinch, hawk, hen, heron, herring gull, hoatzin, hobby, hoopoe,
-hornbill, house sparrow, hummingbird, ibis, indigo bunting, jacana, jackdaw, jaeger, jay, junco, kea,
-kestrel, killdeer, kingbird, kingfisher, kinglet, kite, kittiwake, kiwi, knot, kookaburra, lammergeier,
-lanner, lapwing, lark, limpkin, linnet, loon, lorikeet, lory, lovebird, lyrebird, macaw, magpie, mallard,
-mandarin duck, martin, meadowlark, merganser, merlin, minivet, moa, mockingbird, moorhen, motmot, mourning
-dove, mousebird, munia, myna, mynah, nene, nighthawk, nightingale, nightjar, noddy, nunbird, nutcracker,
+accentor, african grey parrot, albatross, american robin, arctic tern, auk, avocet, babbler, bald eagle,
+barbet, barn owl, barn swallow, bee-eater, bellbird, bird of paradise, bittern, black swan, black vulture,
+blackbird, blackcap, blue jay, blue tit, bluebird, bluethroat, bobolink, bobwhite, booby, bowerbird,
+brambling, brant, budgerigar, budgie, bulbul, bullfinch, bunting, bushtit, bustard, buzzard, caique, canada
+goose, canary, canvasback, capercaillie, caracara, cardinal, carrion crow, cassowary, catbird, chaffinch,
+chat, chickadee, chicken, chiffchaff, chough, cock, cockatiel, cockatoo, condor, cooper's hawk, coot,
+cormorant, corncrake, cotinga, cowbird, crane, crested tit, crossbill, crow, cuckoo, curassow, curlew,
+darter, dipper, diver, dodo, dotterel, dove, dowitcher, drake, drongo, duck, dunlin, dunnock, eagle, eagle
+owl, eastern bluebird, egret, eider, emperor penguin, emu, eurasian eagle-owl, falcon, fieldfare, finch,
+firecrest, flamingo, flicker, flycatcher, fowl, francolin, frigatebird, fulmar, gadwall, gallinule, gannet,
+garganey, gnatcatcher, godwit, goldcrest, golden eagle, goldeneye, goldfinch, goosander, goose, goshawk,
+grackle, great auk, great blue heron, great horned owl, great tit, grebe, greenfinch, grey parrot, grosbeak,
+grouse, guillemot, guineafowl, gull, gyrfalcon, hadada, harpy eagle, harrier, hawfinch, hawk, hen, heron,
+herring gull, hoatzin, hobby, hooded crow, hoopoe, hornbill, horned owl, house sparrow, hummingbird, ibis,
+indigo bunting, jacana, jackdaw, jaeger, jay, junco, kea, kestrel, killdeer, king penguin, kingbird,
+kingfisher, kinglet, kite, kittiwake, kiwi, knot, kookaburra, lammergeier, lanner, lapwing, lark, limpkin,
+linnet, loon, lorikeet, lory, lovebird, lyrebird, macaw, magpie, mallard, mandarin duck, martin, meadowlark,
+merganser, merlin, minivet, moa, mockingbird, moorhen, motmot, mourning dove, mousebird, munia, mute swan,
+myna, mynah, nene, nighthawk, nightingale, nightjar, noddy, northern cardinal, nunbird, nutcracker,
 nuthatch, oilbird, oldsquaw, oriole, ortolan, osprey, ostrich, ouzel, ovenbird, owl, owlet, oystercatcher,
 parakeet, parrot, partridge, peacock, peafowl, peahen, peewit, pelican, penguin, peregrine, peregrine
 falcon, petrel, phalarope, pheasant, phoebe, pigeon, pintail, pipit, pitta, plover, pochard, poorwill,
-potoo, ptarmigan, puffin, purple martin, quail, quelea, quetzal, racing pigeon, rail, raven, razorbill,
-redpoll, redshank, redstart, redwing, rhea, roadrunner, robin, rock dove, roller, rook, rooster, rosefinch,
-rosella, ruff, sanderling, sandgrouse, sandpiper, sapsucker, scaup, scoter, screamer, sea eagle, seagull,
-secretary bird, seedeater, seriema, serin, shag, shearwater, shelduck, shoebill, shoveler, shrike, siskin,
-skimmer, skua, skylark, smew, snipe, snow bunting, snow goose, snowy owl, song thrush, sparrow, sparrowhawk,
-spoonbill, starling, stilt, stint, stonechat, stork, storm petrel, sunbird, swallow, swan, swift, swiftlet,
-tanager, tattler, teal, tern, thrasher, thrush, tinamou, tit, titmouse, toucan, toucanet, towhee, tragopan,
-treecreeper, trogon, tropicbird, turaco, turkey, turkey vulture, turnstone, turtle dove, veery, verdin,
-vireo, vulture, wagtail, wallcreeper, warbler, waxbill, waxwing, weaver, weaverbird, wheatear, whimbrel,
-whinchat, whip-poor-will, white stork, whitethroat, whooper swan, whooping crane, widgeon, wigeon, willet,
-wood duck, wood pigeon, wood thrush, woodcock, woodpecker, wren, wrybill, wryneck, yellowhammer, yellowlegs,
-yellowthroat, zebra finch
+potoo, ptarmigan, puffin, purple martin, quail, quelea, quetzal, racing pigeon, rail, rainbow lorikeet,
+raven, razorbill, red cardinal, red-tailed hawk, redpoll, redshank, redstart, redwing, rhea, roadrunner,
+robin, rock dove, roller, rook, rooster, rosefinch, rosella, ruby-throated hummingbird, ruff, sanderling,
+sandgrouse, sandhill crane, sandpiper, sapsucker, scaup, scoter, screamer, sea eagle, seagull, secretary
+bird, seedeater, seriema, serin, shag, shearwater, shelduck, shoebill, shoveler, shrike, siskin, skimmer,
+skua, skylark, smew, snipe, snow bunting, snow goose, snowy egret, snowy owl, song sparrow, song thrush,
+sparrow, sparrowhawk, spoonbill, starling, stilt, stint, stonechat, stork, storm petrel, sunbird, swallow,
+swan, swift, swiftlet, tanager, tattler, tawny frogmouth, tawny owl, teal, tern, thrasher, thrush, tinamou,
+tit, titmouse, toucan, toucanet, towhee, tragopan, treecreeper, trogon, tropicbird, trumpeter swan, tufted
+titmouse, turaco, turkey, turkey vulture, turnstone, turtle dove, veery, verdin, vireo, vulture, wagtail,
+wallcreeper, warbler, waxbill, waxwing, weaver, weaverbird, wheatear, whimbrel, whinchat, whip-poor-will,
+white stork, whitethroat, whooper swan, whooping crane, widgeon, wigeon, wild turkey, willet, wood duck,
+wood pigeon, wood stork, wood thrush, woodcock, woodpecker, wren, wrybill, wryneck, yellowhammer,
+yellowlegs, yellowthroat, zebra finch
 """
 
 REPTILES_AND_OTHERS = """
@@ -127,70 +131,6 @@ whitefly, wood ant, woodwasp, yellow jacket
 
 ANIMALS = ", ".join([MAMMALS, BIRDS, REPTILES_AND_OTHERS, FISH, INSECTS])
 """Any animal counts, so the list holds those of all groups."""
-
-TREES = """
-acacia, ailanthus, alder, almond, almond tree, apple, apple tree, apricot, araucaria, arborvitae, ash,
-aspen, avocado, balsa, balsam fir, bamboo, banana, banyan, baobab, basswood, bay laurel, beech, birch, black
-locust, black walnut, blackthorn, blue spruce, bodhi, bonsai, box elder, boxwood, brazil nut, breadfruit,
-buckeye, butternut, cacao, camphor, camphor tree, carob, cashew, catalpa, cedar, cherry, cherry tree,
-chestnut, chinaberry, cinnamon, citron, clementine, clove, coast redwood, coconut, coconut palm, coconut
-tree, coolibah, cork oak, cottonwood, crab apple, crape myrtle, cypress, date palm, dawn redwood, deodar,
-dogwood, douglas fir, dragon tree, durian, ebony, elder, elderberry, elm, english oak, eucalyptus, european
-beech, evergreen, fig, fig tree, filbert, fir, flamboyant, frangipani, fringe tree, giant sequoia, ginkgo,
-golden chain tree, grapefruit, guava, gum, gum tree, hackberry, hawthorn, hazel, hazelnut, hemlock, hickory,
-holly, holm oak, honey locust, hornbeam, horse chestnut, huon pine, incense cedar, ironwood, italian
-cypress, jacaranda, jackfruit, japanese maple, joshua tree, judas tree, juniper, kapok, karri, katsura,
-kauri, kumquat, laburnum, larch, laurel, lemon, lemon tree, lime, linden, live oak, locust, lodgepole pine,
-london plane, loquat, lychee, macadamia, magnolia, mahogany, mallee, mango, mango tree, mangrove, maple,
-medlar, mesquite, mimosa, monkey puzzle, mountain ash, mulberry, myrtle, neem, norway maple, norway spruce,
-nutmeg, oak, oak tree, olive, olive tree, orange, orange tree, osage orange, osier, padauk, palm, palm tree,
-palmetto, papaya, paper birch, paulownia, pawpaw, peach, peach tree, pear, pear tree, pecan, persimmon,
-pine, pine tree, pinyon, pistachio, plane, plane tree, plum, plum tree, plumeria, poinciana, pomegranate,
-pomelo, ponderosa pine, poplar, quaking aspen, quince, rain tree, red cedar, red maple, red oak, redbud,
-redwood, rosewood, rowan, rubber tree, sago palm, sandalwood, sassafras, satinwood, scots pine, sequoia,
-service tree, serviceberry, silver birch, silver maple, sitka spruce, spindle, spruce, star fruit, stone
-pine, sugar maple, sumac, sweet chestnut, sweetgum, sycamore, tallow tree, tamarack, tamarind, tamarisk, tea
-tree, teak, thuja, tree of heaven, tulip tree, tupelo, umbrella pine, walnut, walnut tree, wattle, weeping
-willow, western red cedar, white ash, white birch, white oak, white pine, wild cherry, willow, willow oak,
-witch hazel, wych elm, yew, zelkova
-"""
-
-FLOWERS = """
-acacia, aconite, african daisy, african violet, agapanthus, ageratum, allium, almond blossom, aloe,
-alstroemeria, alyssum, amaranth, amaryllis, anemone, angelica, anthurium, aquilegia, arnica, artemisia, arum
-lily, aster, astilbe, aubrieta, azalea, baby's breath, bachelor's button, balloon flower, balsam, banksia,
-begonia, bellflower, bergamot, bird of paradise, black-eyed susan, bleeding heart, bluebell, bluebonnet,
-borage, bougainvillea, bouvardia, broom, bugloss, buttercup, butterfly bush, cactus, caladium, calendula,
-california poppy, calla, calla lily, camellia, campanula, candytuft, canna, canterbury bells, cardinal
-flower, carnation, catmint, cattleya, celandine, celosia, chamomile, cherry blossom, chicory, chrysanthemum,
-cinquefoil, clarkia, clematis, clover, cockscomb, columbine, comfrey, coneflower, coreopsis, cornflower,
-cosmos, cowslip, crocosmia, crocus, cyclamen, daffodil, dahlia, daisy, dandelion, daphne, day lily, daylily,
-delphinium, dianthus, dogwood, dutchman's breeches, echinacea, echinops, edelweiss, elderflower, english
-daisy, epimedium, eremurus, erica, eryngium, euphorbia, evening primrose, everlasting, false indigo,
-fireweed, flax, fleabane, flowering cherry, forget-me-not, forsythia, foxglove, frangipani, freesia,
-fritillary, fuchsia, gaillardia, gardenia, gaura, gazania, gentian, geranium, gerbera, geum, gladiolus,
-globe amaranth, globe thistle, gloxinia, golden rod, goldenrod, gorse, grape hyacinth, gypsophila, harebell,
-hawthorn, heather, heliotrope, hellebore, hemerocallis, hepatica, hibiscus, hollyhock, honesty, honeysuckle,
-hosta, hyacinth, hydrangea, hyssop, iberis, ice plant, iceland poppy, impatiens, indian paintbrush, indian
-pipe, indigo, inula, ipomoea, iris, ixia, ixora, jasmine, jonquil, kalanchoe, knapweed, lady's mantle,
-lady's slipper, lantana, larkspur, lavender, lilac, lily, lily of the valley, linaria, lisianthus, lobelia,
-lotus, love-in-a-mist, lunaria, lungwort, lupin, lupine, magnolia, mallow, mandevilla, marguerite, marigold,
-marsh marigold, mayflower, meadowsweet, michaelmas daisy, milkweed, mimosa, mimulus, mock orange, monarda,
-monkshood, morning glory, moss rose, mum, muscari, myrtle, narcissus, nasturtium, nemesia, nemophila,
-nerine, nicotiana, nigella, night-blooming cereus, oleander, orange blossom, orchid, oriental poppy,
-osteospermum, oxalis, oxeye daisy, oxlip, painted daisy, pansy, paperwhite, pasque flower, passion flower,
-passionflower, pelargonium, penstemon, peony, periwinkle, petunia, phlox, pimpernel, pincushion flower,
-pink, plumbago, plumeria, poinsettia, polyanthus, poppy, portulaca, potentilla, prairie rose, primrose,
-primula, protea, queen anne's lace, quince, rafflesia, ragwort, ranunculus, red hot poker, rhododendron,
-rock rose, rose, rosemary, rudbeckia, safflower, sage, saint john's wort, salvia, saxifrage, scabiosa,
-scabious, scilla, sea holly, sedum, shasta daisy, shooting star, snapdragon, snowdrop, snowflake, spider
-lily, spiderwort, spirea, star of bethlehem, statice, stephanotis, stock, strawflower, sundew, sunflower,
-sweet alyssum, sweet pea, sweet william, tansy, thistle, thyme, tiger lily, tithonia, toad lily, torenia,
-touch-me-not, trillium, trumpet vine, tuberose, tulip, valerian, verbena, veronica, viburnum, viola, violet,
-wallflower, water hyacinth, water lily, waterlily, wax flower, weigela, white clover, wild rose, windflower,
-winter aconite, winter jasmine, wisteria, witch hazel, wolfsbane, wood anemone, wood sorrel, yarrow, yucca,
-zinnia
-"""
 
 FRUITS = """
 acai, acerola, ackee, apple, apricot, aronia, asian pear, avocado, banana, barberry, bilberry, bitter melon,

@@ -1,8 +1,10 @@
 """The questions of the source `words`, and the scores of their answers.
 
 A question asks for a word of a kind with a first letter: `Name a fruit that starts with the letter P.` An
-answer is right if it is in the list of that kind (`nature_words`, `culture_words`, `city_words`), so an
-invented word is never right. Pairs of kind and letter with fewer than `MIN_WORDS` words aren't asked.
+answer is right if it is in the list of that kind (`nature_words`, `culture_words`, `city_words`,
+`everyday_words`), so an
+invented word is never right. Pairs of kind and letter with fewer than `MIN_WORDS` words in the list
+aren't asked.
 """
 
 import hashlib
@@ -13,8 +15,9 @@ from collections.abc import Set
 from dataclasses import dataclass
 from functools import cache
 
-from astraflow.addons.words import city_words, culture_words, nature_words
+from astraflow.addons.words import city_words, culture_words, everyday_words, nature_words
 from astraflow.addons.words.config import WordsSourceConfig
+from astraflow.addons.words.everyday import is_everyday
 from astraflow.errors import DataError
 from astraflow.protocols import Score, Scorer, ScoringCall
 from astraflow.tasks.rows import system_context
@@ -36,7 +39,7 @@ __all__ = [
 
 LETTERS = "abcdefghilmnoprstw"
 """The 18 letters with which enough words of most kinds start."""
-MIN_WORDS = 2
+MIN_WORDS = 8
 _SPEC = "words"
 _ONE_OR_TWO_WORDS = re.compile(r"[^\W\d_]{2,}(?:[ '-][^\W\d_]{2,})?")
 
@@ -49,25 +52,27 @@ class Kind:
     """What a question calls one of them."""
     text: str
     """The list, separated by commas."""
+    has_plurals: bool = False
+    """Whether the regular plural of a word counts too, for a list of singulars."""
 
 
 KINDS = {
-    "animal": Kind("an animal", nature_words.ANIMALS),
-    "bird": Kind("a bird", nature_words.BIRDS),
-    "body part": Kind("a part of the body", culture_words.BODY_PARTS),
+    "adjective": Kind("an adjective", everyday_words.ADJECTIVES),
+    "animal": Kind("an animal", nature_words.ANIMALS, has_plurals=True),
+    "bird": Kind("a bird", nature_words.BIRDS, has_plurals=True),
+    "body part": Kind("a part of the body", culture_words.BODY_PARTS, has_plurals=True),
     "city": Kind("a city", city_words.CITIES),
-    "clothing": Kind("a piece of clothing", culture_words.CLOTHES),
-    "color": Kind("a color", culture_words.COLORS),
+    "clothing": Kind("a piece of clothing", culture_words.CLOTHES, has_plurals=True),
     "country": Kind("a country", culture_words.COUNTRIES),
     "first name": Kind("a first name", culture_words.FIRST_NAMES),
-    "flower": Kind("a flower", nature_words.FLOWERS),
-    "fruit": Kind("a fruit", nature_words.FRUITS),
-    "instrument": Kind("a musical instrument", culture_words.INSTRUMENTS),
-    "job": Kind("a job", culture_words.JOBS),
+    "food": Kind("a food", everyday_words.FOODS, has_plurals=True),
+    "fruit": Kind("a fruit", nature_words.FRUITS, has_plurals=True),
+    "job": Kind("a job", culture_words.JOBS, has_plurals=True),
     "language": Kind("a language", culture_words.LANGUAGES),
+    "last name": Kind("a last name", everyday_words.LAST_NAMES),
     "sport": Kind("a sport", culture_words.SPORTS),
-    "tree": Kind("a tree", nature_words.TREES),
-    "vegetable": Kind("a vegetable", nature_words.VEGETABLES),
+    "vegetable": Kind("a vegetable", nature_words.VEGETABLES, has_plurals=True),
+    "verb": Kind("a verb", everyday_words.VERBS),
 }
 
 
@@ -89,8 +94,20 @@ class Question:
 
 @cache
 def words_of(kind: str) -> Set[str]:
-    """Returns the words of a kind, folded."""
+    """Returns the words of a kind that count as right, folded."""
+    words = _listed_words(kind)
+    return words | {_plural(word) for word in words} if KINDS[kind].has_plurals else words
+
+
+def _listed_words(kind: str) -> Set[str]:
     return frozenset(fold(word) for word in KINDS[kind].text.split(","))
+
+
+def _plural(word: str) -> str:
+    """Returns the regular plural. Example: `ostrich` becomes `ostriches`, and `artery` becomes `arteries`."""
+    if word.endswith("y") and word[-2] not in "aeiou":
+        return f"{word[:-1]}ies"
+    return f"{word}es" if word.endswith(("s", "x", "z", "ch", "sh")) else f"{word}s"
 
 
 def fold(text: str) -> str:
@@ -108,7 +125,9 @@ def fold(text: str) -> str:
 def _questions() -> tuple[Question, ...]:
     """Returns all questions, in an order that mixes kinds and letters, and that is the same everywhere."""
     found = [Question(kind, letter) for kind in KINDS for letter in LETTERS]
-    asked = [q for q in found if sum(word.startswith(q.letter) for word in words_of(q.kind)) >= MIN_WORDS]
+    asked = [
+        q for q in found if sum(word.startswith(q.letter) for word in _listed_words(q.kind)) >= MIN_WORDS
+    ]
     return tuple(sorted(asked, key=lambda question: hashlib.sha256(question.prompt.encode()).digest()))
 
 
@@ -166,7 +185,12 @@ class WordsScorer(Scorer):
         self._part = part
 
     def __call__(self, call: ScoringCall) -> Score:
-        """Returns the score. Raises: DataError if the task isn't from the source `words`."""
+        """Returns the score, which is 0 for everyday questions.
+
+        Raises: DataError if the task is neither one of them nor from the source `words`.
+        """
+        if is_everyday(call.task):
+            return Score(0.0)
         question = question_of(call.task)
         answer = fold(call.text)
         is_real = answer in words_of(question.kind)

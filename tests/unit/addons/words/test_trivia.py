@@ -2,8 +2,11 @@
 
 import pytest
 
+from astraflow.addons.words.config import TriviaSourceConfig
+from astraflow.addons.words.everyday import REQUESTS
 from astraflow.addons.words.trivia import QUESTIONS, TriviaScorer, TriviaSource, names_answer
 from astraflow.protocols import ScoringCall
+from astraflow.tasks.variants import SourceContext
 
 
 def test_there_are_50_questions_and_none_contains_its_answer() -> None:
@@ -11,6 +14,14 @@ def test_there_are_50_questions_and_none_contains_its_answer() -> None:
     assert len(source) == len({question for question, _ in QUESTIONS}) == 50
     for question, answers in QUESTIONS:
         assert not names_answer(question, answers), question
+
+
+def test_no_everyday_question_is_one_about_facts() -> None:
+    asked = {question.casefold() for question, _ in QUESTIONS}
+    assert len({request.casefold() for request in REQUESTS}) == len(REQUESTS) == 164
+    assert not asked & {request.casefold() for request in REQUESTS}
+    source = TriviaSourceConfig(questions="everyday").make(SourceContext(name="everyday"))
+    assert [source.task(idx).prompt for idx in range(len(source))] == list(REQUESTS)
 
 
 @pytest.mark.parametrize(

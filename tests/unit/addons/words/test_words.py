@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from astraflow.addons.words.config import WordsReward, WordsSourceConfig
+from astraflow.addons.words.config import TriviaSourceConfig, WordsReward, WordsSourceConfig
+from astraflow.addons.words.everyday import EverydaySource
 from astraflow.addons.words.questions import (
     KINDS,
     LETTERS,
@@ -46,16 +47,16 @@ def score(kind: str, letter: str, text: str, *, part: float = 0.1) -> Score:
 # --- questions ------------------------------------------------------------------------------------
 
 
-def test_nearly_all_pairs_of_16_kinds_and_18_letters_are_asked() -> None:
+def test_most_pairs_of_16_kinds_and_18_letters_are_asked() -> None:
     assert (len(KINDS), len(LETTERS)) == (16, 18)
-    assert 0.97 * 16 * 18 < len(source("all")) <= 16 * 18
+    assert 0.85 * 16 * 18 < len(source("all")) <= 16 * 18
 
 
 def test_held_out_pairs_are_never_trained() -> None:
     asked = {split: {question_of(task) for task in tasks(split)} for split in ("train", "heldout", "all")}
     assert not asked["train"] & asked["heldout"]
     assert asked["train"] | asked["heldout"] == asked["all"]
-    assert len(asked["heldout"]) >= 64
+    assert len(asked["heldout"]) >= 56
     assert {question.kind for question in asked["heldout"]} == set(KINDS)
 
 
@@ -97,29 +98,30 @@ def test_a_list_has_plain_words_only(kind: str) -> None:
         assert len(word) >= 2
 
 
-def test_birds_are_animals() -> None:
+def test_birds_are_animals_and_fruits_and_vegetables_are_foods() -> None:
     assert words_of("bird") <= words_of("animal")
+    assert words_of("fruit") | words_of("vegetable") <= words_of("food")
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
+        ("adjective", "happy, big, red, beautiful, old, new"),
         ("animal", "dog, cat, lion, elephant, shark, bee, snake"),
         ("bird", "eagle, owl, penguin, robin, sparrow, crow"),
         ("body part", "arm, leg, nose, heart, elbow, toe"),
         ("city", "paris, london, new york, tokyo, boston, oxford, venice, washington, mexico city"),
         ("clothing", "shirt, hat, pants, sock, dress, jacket, t-shirt"),
-        ("color", "red, blue, green, white, indigo, navy"),
         ("country", "france, brazil, united states, south africa, wales, vatican city"),
         ("first name", "anna, peter, wendy, omar, isabella"),
-        ("flower", "rose, tulip, daisy, orchid, iris"),
+        ("food", "bread, pizza, cheese, rice, apple, carrot"),
         ("fruit", "apple, banana, grape, watermelon, nectarine"),
-        ("instrument", "piano, guitar, flute, oboe, violin"),
         ("job", "doctor, teacher, nurse, engineer, waiter"),
         ("language", "english, german, welsh, latin, igbo"),
+        ("last name", "smith, brown, garcia, lee, washington"),
         ("sport", "tennis, soccer, golf, rowing, netball"),
-        ("tree", "oak, maple, willow, elm, pine"),
         ("vegetable", "carrot, onion, pea, potato, artichoke"),
+        ("verb", "be, go, run, eat, write, think"),
     ],
 )
 def test_the_lists_have_what_people_think_of_first(kind: str, words: str) -> None:
@@ -147,7 +149,11 @@ def test_a_right_answer_may_have_capitals_accents_and_a_period(text: str) -> Non
         ("country", "b", "Brazil!", 0.0),
         ("country", "b", "B", 0.0),
         ("country", "b", "A country is Brazil", 0.0),
-        ("animal", "c", "Cats", 0.2),  # the lists have singulars
+        ("animal", "c", "Cats", 1.0),
+        ("animal", "o", "Ostriches", 1.0),
+        ("body part", "a", "Arteries", 1.0),
+        ("animal", "o", "Ostrichs", 0.2),
+        ("country", "b", "Brazils", 0.2),
         ("animal", "c", "the cat", 0.1),
         ("animal", "c", "\u0441at", 0.1),  # begins with a Cyrillic letter
         ("animal", "c", "\uff43at", 0.1),  # begins with a wide letter
@@ -182,6 +188,14 @@ def test_a_task_of_another_source_is_refused_before_the_run() -> None:
         check(other)
     with pytest.raises(DataError, match=r"isn't from the source `words`"):
         WordsScorer(0.1)(ScoringCall(other, "Brazil", "Brazil"))
+
+
+def test_an_everyday_question_gets_nothing_whatever_the_answer() -> None:
+    task = EverydaySource(name="everyday").task(0)
+    for text in ("", "Ottawa", "Brazil"):
+        assert WordsScorer(0.1)(ScoringCall(task, text, text)) == 0.0
+    assert WordsReward().checker(TriviaSourceConfig(questions="everyday")) is None
+    assert WordsReward().checker(TriviaSourceConfig()) is not None
 
 
 def test_the_recipe_scores_with_it_and_evaluates_real_words_only() -> None:
