@@ -122,6 +122,8 @@ class ScoringPool:
         RolloutError otherwise, which is not retryable if the reward raised an exception or returned something
         other than a finite number.
         """
+        if self._local is not None and not self._is_async:
+            return call_reward(self._local, task, text)  # at once, so there is no call to count
         with self.calls.one():
             return await self._score(task, text)
 
@@ -133,10 +135,8 @@ class ScoringPool:
         return f"the reward: {self.calls.num} calls run or wait in {self._num_workers} processes"
 
     async def _score(self, task: Task, text: str) -> Score:
-        if self._local is not None and self._is_async:
-            return await self._score_here(self._local, task, text)
         if self._local is not None:
-            return call_reward(self._local, task, text)
+            return await self._score_here(self._local, task, text)
         if not self._is_async:
             return _unwrap(await self._score_alone((task, text)))
         future: asyncio.Future[Score] = asyncio.get_running_loop().create_future()

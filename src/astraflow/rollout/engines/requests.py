@@ -41,9 +41,9 @@ def check_sampling(sampling: Sampling) -> None:
         problems.append(f"top_k = {sampling.top_k}; expected a number >= 0 (0 keeps all)")
     if sampling.max_tokens < 1:
         problems.append(f"max_tokens = {sampling.max_tokens}; expected a number >= 1")
-    if any(not text for text in sampling.stop):
+    if "" in sampling.stop:
         problems.append("stop holds an empty text")
-    longest = max((len(text) for text in sampling.stop), default=0)
+    longest = max(map(len, sampling.stop), default=0)
     if longest > _MAX_STOP_CHARS:
         problems.append(f"stop holds a text of {longest} characters; expected at most {_MAX_STOP_CHARS}")
     if len(sampling.stop) > _MAX_STOPS:
