@@ -51,9 +51,9 @@ class TorchBackendConfig(Config):
     lora: LoraConfig = LoraConfig()
     """Adapters to train instead of all parameters."""
     share_prefixes: bool = True
-    """Compute a prefix that a group's samples share only once, if that saves a quarter of their tokens: on
-    CPUs, and for models in packed rows. Worthwhile for tiny models with prompts much longer than their
-    completions."""
+    """Compute identical samples only once, and a prefix that a group's samples share, if that saves a quarter
+    of their tokens: on CPUs, and for models in packed rows. Worthwhile for tiny models with prompts much
+    longer than their completions."""
     optimizer_state: Literal["float32", "bfloat16"] = "float32"
     """Data type of AdamW's two moving averages; `bfloat16` halves their memory, for `betas` up to 0.99."""
     offload_optimizer: bool = False
