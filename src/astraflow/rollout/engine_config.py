@@ -43,6 +43,9 @@ class TorchEngineConfig(ModelEngineConfig):
     """Data type of weights, KV cache and computation."""
     device: str = "cpu"
     """Device, e.g. `cpu` or `cuda:0`."""
+    gpu_share: float = Field(default=0.0, ge=0, le=1)
+    """Largest share of the GPU's memory that an engine takes; 0: all. Required if several processes use one
+    GPU; a trainer takes what the shares leave."""
     record_experts: bool = False
     """Record which experts a mixture-of-experts model chose when it sampled a token. The trainer then routes
     the token to the same experts (router replay)."""

@@ -98,6 +98,7 @@ def _static(recipe: Recipe, run_dir: Path) -> Iterator[Finding]:
     yield from models
     if all(finding.level == "ok" for finding in models):
         yield found("memory of the run", lambda: _memory(recipe))
+        yield from _gpus(recipe)
         yield found("disk of the run", lambda: _disk(recipe, run_dir))
     try:
         sources = open_sources(recipe)
@@ -209,10 +210,31 @@ def _memory(recipe: Recipe) -> Finding:
     text = f"about {need / GIB:.1f} GiB for {num_processes} processes, of {free / GIB:.1f} GiB free"
     backends = [policy.train.backend for policy in recipe.trained.values()]
     if not all(map(_is_on_cpu, (recipe.rollout.engine, *backends))):
-        text += "; memory of GPUs is not counted"
+        text += ", besides the memory of GPUs"
     if need > free:
         return Finding("warn", "memory of the run", text, "lower rollout.services, or use a smaller model")
     return Finding("ok", "memory of the run", text)
+
+
+def _gpus(recipe: Recipe) -> Iterator[Finding]:
+    """Tells who uses which GPU, and what each trainer needs there."""
+    backends = {name: policy.train.backend for name, policy in recipe.trained.items()}
+    if not any(map(_is_on_gpu, (recipe.rollout.engine, *backends.values()))):
+        return
+    import torch
+
+    from astraflow.addons.doctor.gpu_memory import gpu_memory_finding, share_finding
+
+    yield found("users of GPUs", lambda: share_finding(recipe))
+    for name, backend in backends.items():
+        if _is_on_gpu(backend):
+            policy = recipe.policies[name]
+            check = f"GPU memory of trainer-{name}"
+            yield found(check, lambda n=name, p=policy: gpu_memory_finding(n, p, torch.cuda.device_count()))
+
+
+def _is_on_gpu(config: object) -> bool:
+    return isinstance(config, TorchEngineConfig | TorchBackendConfig) and config.device.startswith("cuda")
 
 
 def _is_on_cpu(config: object) -> bool:

@@ -81,7 +81,7 @@ class TorchEngine:
         self._config = config
         self._policy = snapshot.policy
         self._model_dir: Path = snapshot.model_dir
-        _check_device(config.device)
+        _set_up_device(config)
         self._lanes = Lanes(config, snapshot, exact=exact)
         self._vocab_size = self._lanes.live.lane.vocab_size
         self._decoder: TokenDecoder | None = None
@@ -409,7 +409,8 @@ def _resolve(items: Sequence[tuple["asyncio.Future[Any]", object]]) -> None:
             future.set_result(outcome)
 
 
-def _check_device(name: str) -> None:
+def _set_up_device(config: TorchEngineConfig) -> None:
+    name = config.device
     try:
         device = torch.device(name)
     except RuntimeError as err:
@@ -422,3 +423,5 @@ def _check_device(name: str) -> None:
             f"rollout.engine.device = {name!r}, but torch finds {count} CUDA devices here; use cpu, or "
             "install a torch build for this machine's GPU"
         )
+    if device.type == "cuda" and config.gpu_share:
+        torch.cuda.set_per_process_memory_fraction(config.gpu_share, device)

@@ -135,7 +135,7 @@ async def test_the_memory_of_a_run_is_that_of_the_host(
         detail = await anext(f.detail async for f in told if f.check == "memory of the run")
     (need,) = re.findall(r"about ([\d.]+) GiB for 4 processes", detail)
     assert float(need) == pytest.approx(gib, abs=0.06)
-    assert ("memory of GPUs is not counted" in detail) == bool(devices)
+    assert ("besides the memory of GPUs" in detail) == bool(devices)
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Computes the device memory that each rank of a trainer needs, before anything is loaded."""
+
+from typing import Any, cast
+
+from astraflow.addons.doctor.machine import GIB, Finding
+from astraflow.models.loading import empty_causal_lm
+from astraflow.recipe.recipe import PolicyConfig, Recipe
+from astraflow.rollout.engine_config import TorchEngineConfig
+from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.ranks import ALONE
+from astraflow.trainer.torch.lora import Lora
+from astraflow.trainer.torch.memory import MemoryNeed, free_bytes, memory_need
+from astraflow.trainer.torch.parallel.grid import RankGrid
+
+__all__ = ["gpu_memory_finding", "rank_need", "share_finding"]
+
+_SHARES = "users of GPUs"
+
+
+def rank_need(policy: PolicyConfig) -> MemoryNeed:
+    """The device memory of one rank of a policy's trainer. Raises: DataError if the folder has no model."""
+    train = policy.train
+    backend = cast("TorchBackendConfig", train.backend)
+    model = empty_causal_lm(policy.model_dir, device="meta")
+    if backend.lora.rank:
+        Lora.add_to(model, backend.lora, base=policy.model_dir, seed=0, device="meta")
+    return memory_need(model, train, grid=_grid_of(train))
+
+
+def gpu_memory_finding(name: str, policy: PolicyConfig, num_gpus: int) -> Finding:
+    """Compares the need of each rank with the free memory of its GPU, if this machine has it."""
+    backend = cast("TorchBackendConfig", policy.train.backend)
+    need = rank_need(policy)
+    check = f"GPU memory of trainer-{name}"
+    each = f"each of {policy.train.ranks} ranks" if policy.train.ranks > 1 else "its process"
+    text = f"{each} needs about {need.total / GIB:.1f} GiB: {need.text()}"
+    first = int(backend.device.partition(":")[2] or 0)
+    if first + policy.train.ranks > num_gpus:
+        return Finding("ok", check, text)
+    gpus = range(first, first + policy.train.ranks)
+    free, gpu = min((free_bytes(f"cuda:{idx}"), idx) for idx in gpus)
+    text = f"{text} (cuda:{gpu} has {free / GIB:.1f} GiB free)"
+    if sum(need.lasting.values()) > free:
+        return Finding("fail", check, text, "change one of these settings, or end what uses this GPU")
+    if need.total > free:
+        return Finding("warn", check, text, "a full microbatch may not fit: change one of these settings")
+    return Finding("ok", check, text)
+
+
+def share_finding(recipe: Recipe) -> Finding:
+    """Checks that the processes of this machine that use one GPU have shares of its memory."""
+    engine = recipe.rollout.engine
+    share = engine.gpu_share if isinstance(engine, TorchEngineConfig) else 0.0
+    users: dict[str, list[str]] = {}
+    for name, policy in recipe.trained.items():
+        backend = policy.train.backend
+        if isinstance(backend, TorchBackendConfig) and backend.device.startswith("cuda"):
+            first = int(backend.device.partition(":")[2] or 0)
+            for gpu in range(first, first + policy.train.ranks):
+                users.setdefault(str(gpu), []).append(f"trainer-{name}")
+    if isinstance(engine, TorchEngineConfig) and engine.device.startswith("cuda"):
+        number = int(engine.device.partition(":")[2] or 0)
+        lists = [entry.split(",") for entry in recipe.rollout.gpus]
+        for idx in range(recipe.max_services):
+            own = lists[idx % len(lists)] if lists else []
+            gpu = own[number] if number < len(own) else str(number)
+            users.setdefault(gpu, []).append(f"rollout-{idx}")
+    shared = {gpu: names for gpu, names in users.items() if len(names) > 1}
+    for gpu, names in shared.items():
+        num_services = sum(name.startswith("rollout-") for name in names)
+        if not share or num_services * share > 1 or len(names) - num_services > 1:
+            text = f"GPU {gpu} is given to {', '.join(names)}, with rollout.engine.gpu_share: {share:g}"
+            remedy = (
+                "give each its own GPU (rollout.gpus, train.backend.device), or state what a service may take"
+            )
+            return Finding("fail", _SHARES, text, remedy)
+    listed = ", ".join(f"GPU {gpu}: {', '.join(names)}" for gpu, names in users.items())
+    return Finding("ok", _SHARES, listed)
+
+
+def _grid_of(train: TrainConfig) -> RankGrid | None:
+    """A grid with the sizes of the recipe's, without a process group."""
+    shard = train.shard
+    if train.ranks == 1:
+        return None
+    num_shards = train.ranks // (shard.replicate * shard.num_model_ranks)
+    return RankGrid(
+        everyone=ALONE,
+        data=ALONE,
+        num_shards=num_shards,
+        tensor=shard.tensor,
+        context=shard.context,
+        cuts_experts=shard.expert > 1,
+        mesh=cast("Any", object()) if num_shards * shard.replicate > 1 else None,
+    )
