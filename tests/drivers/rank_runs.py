@@ -1,5 +1,6 @@
 """What tests of ranks run on each of them: steps of a tiny model, as a trainer's process would."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import torch
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from astraflow.dataflow.service.batch_slices import slice_indices
-from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.config import ShardConfig, TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import Ranks
+from astraflow.trainer.torch.forward import ForwardEntryPoint
+from astraflow.trainer.torch.parallel.grid import make_grid
+from astraflow.trainer.torch.parallel.sharding import ModelWeights
 from astraflow.trainer.torch.torch_backend import TorchBackend
+from astraflow.trainer.torch.torch_files import file_tensors, open_model
 from astraflow.types import Batch
 from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_samples
 
@@ -113,3 +118,60 @@ def assert_same_run(found: RankRun, expected: RankRun) -> None:
         if data:
             near = np.frombuffer(data, "f4") - np.frombuffer(expected[1][name], "f4")
             assert np.abs(near).max() < 1e-4, name
+
+
+def load_weights(ranks: Ranks, model_dir: Path, checkpoint: Path | None = None) -> tuple[int, int]:
+    """Opens, splits and fills a model, and then reads a checkpoint. Returns: by how many bytes this process's
+    own memory grew at most, and those of its part."""
+    grid = make_grid(ranks, ShardConfig(), device="cpu")
+    with OwnMemory() as memory:
+        model, source = open_model(model_dir, grid)
+        weights = ModelWeights(model, grid, source=source)
+        weights.split(ForwardEntryPoint(model))
+        if checkpoint is not None:
+            weights.install(file_tensors([checkpoint]))
+    return memory.growth, weights.held_bytes
+
+
+class OwnMemory:
+    """The most by which this process's own memory, without mapped files, grows in a block."""
+
+    growth = 0
+
+    def __enter__(self) -> "OwnMemory":
+        self._before = self._now()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            self.growth = max(self.growth, self._now() - self._before)
+            if self._is_over.wait(0.001):
+                return
+
+    @staticmethod
+    def _now() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
+
+
+def gathered_dtypes(ranks: Ranks, model_dir: Path, dtype: str) -> tuple[str, str, str]:
+    """The dtypes of a layer's weight and of the embeddings during a pass, and of the weight afterwards."""
+    learner = make_learner(ranks, model_dir, {"backend": {"name": "torch", "dtype": dtype}})
+    backend = learner.backend
+    assert isinstance(backend, TorchBackend)
+    model: Any = backend._model
+    seen: list[str] = []
+    layer = model.model.layers[0]
+    layer.register_forward_pre_hook(lambda module, _: seen.append(str(module.mlp.up_proj.weight.dtype)))
+    model.model.norm.register_forward_pre_hook(
+        lambda module, _: seen.append(str(model.model.embed_tokens.weight.dtype))
+    )
+    learner.train_step(slice_of(0, backend.data_ranks))
+    return seen[0], seen[1], str(layer.mlp.up_proj.weight.dtype)

@@ -14,7 +14,15 @@ from astraflow.trainer.ranks import Ranks
 from astraflow.weights.delta.encoder import HEADER_BYTES
 from astraflow.weights.ranges import RangeJob, RangeWriter, WrittenRange, part_path
 from drivers.rank_pool import RankPool
-from drivers.rank_runs import CASES, assert_same_run, make_experts, make_learner, train_on_ranks
+from drivers.rank_runs import (
+    CASES,
+    assert_same_run,
+    gathered_dtypes,
+    load_weights,
+    make_experts,
+    make_learner,
+    train_on_ranks,
+)
 from drivers.trainer_builders import make_tiny_model, save_model
 
 WORLDS = (1, 2, 4)
@@ -96,6 +104,27 @@ def test_what_four_ranks_saved_two_and_one_load_to_the_same_bytes_and_go_on(
         for mine, theirs in zip(steps[world], steps[4], strict=True):
             assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
             assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+
+
+def test_a_rank_loads_and_resumes_without_memory_for_more_than_its_part(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    folder = save_model(
+        tmp_path, vocab_size=4096, hidden_size=512, intermediate_size=2048, num_hidden_layers=4
+    )
+    weights = folder / "model.safetensors"
+    loaded = pool.run(4, load_weights, folder, weights)
+    largest = 4 * 4096 * 512
+    for growth, part in loaded:
+        assert part < 0.3 * weights.stat().st_size
+        assert growth < 1.1 * part + largest + 8e6  # what Python itself takes
+    assert sum(part for _, part in loaded) >= 0.99 * weights.stat().st_size
+
+
+def test_layers_are_gathered_in_the_dtype_in_which_they_compute(pool: RankPool, model_dir: Path) -> None:
+    for dtype in ("float32", "bfloat16"):
+        found = pool.run(2, gathered_dtypes, model_dir, dtype)
+        assert found == [(f"torch.{dtype}", "torch.float32", "torch.float32")] * 2
 
 
 def load_other(ranks: Ranks, model_dir: Path, folder: Path) -> str:

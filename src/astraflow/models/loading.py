@@ -91,7 +91,8 @@ def empty_causal_lm(
 ) -> "PreTrainedModel":
     """Builds a model from `model_dir/config.json`, in eval mode, with uninitialized weights.
 
-    Weights in the folder are ignored.
+    Weights in the folder are ignored. On `meta`, parameters have no memory, and buffers have their values, on
+    the CPU.
     Raises: DataError if the folder or its config is missing, or if transformers does not support the config.
     """
     from transformers import GenerationConfig
@@ -102,6 +103,8 @@ def empty_causal_lm(
         config = _config(str(model_dir))
         with _BUILD_LOCK, no_init_weights():
             model = _auto_class(config).from_config(config, dtype=DTYPES[dtype])
+        if device == "meta":
+            _drop_parameters(model)  # nothing was written, so the system has given them no memory
         model.tie_weights()  # part of the initialization, which was skipped
         if (model_dir / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
@@ -110,7 +113,14 @@ def empty_causal_lm(
             f"model folder {model_dir}: config.json is not a causal language model known to transformers: "
             f"{_first_line(err)}"
         ) from err
-    return cast("PreTrainedModel", model.to(device).eval())
+    return cast("PreTrainedModel", (model if device == "meta" else model.to(device)).eval())
+
+
+def _drop_parameters(model: nn.Module) -> None:
+    """Moves all parameters to `meta`, and no buffers."""
+    for module in model.modules():
+        for name, own in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(own.to("meta")))
 
 
 def _config(name: str) -> Any:
@@ -324,16 +334,16 @@ class FileView:
 def file_views(model: nn.Module) -> tuple[FileView, ...]:
     """The tensors of `weights_by_name`, as views of the model's weights under the model's own names."""
     state = cast("dict[str, Tensor]", model.state_dict(keep_vars=True))
-    starts = {name: tensor.data_ptr() for name, tensor in state.items()}
+    places = {name: _address(tensor) for name, tensor in state.items()}
     views: list[FileView] = []
     for names, tensor in _named_weights(model):
-        address = tensor.data_ptr()
+        memory, first = _address(tensor)
         own = next(
             name
-            for name, start in starts.items()
-            if start <= address <= start + max(0, state[name].nbytes - 1)
+            for name, (storage, start) in places.items()
+            if storage == memory and start <= first <= start + max(0, state[name].nbytes - 1)
         )
-        offset = (address - starts[own]) // tensor.element_size()
+        offset = (first - places[own][1]) // tensor.element_size()
         views.append(FileView(names[0], own, tuple(tensor.shape), tensor.stride(), offset))
     return tuple(views)
 
@@ -359,7 +369,13 @@ def _named_weights(model: nn.Module) -> list[tuple[list[str], Tensor]]:
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+    return *_address(tensor), tuple(tensor.shape), tensor.stride()
+
+
+def _address(tensor: Tensor) -> tuple[int, int]:
+    """A tensor's storage, and its first byte there: tensors on `meta` have a storage, but no memory."""
+    storage = cast("Any", tensor.untyped_storage())
+    return storage._cdata, int(tensor.storage_offset()) * tensor.element_size()
 
 
 class _UncopiedView(Tensor):
@@ -390,13 +406,13 @@ def _to_file_layout(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Ten
         kept = aliases if _place(tensor) in places else first
         kept[name] = tensor.detach().as_subclass(_UncopiedView)
         places.add(_place(tensor))
-    memory = {tensor.untyped_storage().data_ptr() for tensor in first.values()}
+    memory = {_address(tensor)[0] for tensor in first.values()}
     found: dict[str, Tensor] = {}
     for part in (first, aliases):
         converted = cast("dict[str, Tensor]", revert_weight_conversion(model, part))
         found |= {name: tensor.as_subclass(Tensor) for name, tensor in converted.items()}
     for name, tensor in found.items():
-        if tensor.untyped_storage().data_ptr() not in memory:
+        if _address(tensor)[0] not in memory:
             raise DataError(
                 f"{type(model).__name__}: tensor {name} of its folder consists of several weights, so it "
                 "cannot be read and written in place, and this family cannot be trained"

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from astraflow.errors import DataError
 
@@ -68,10 +69,13 @@ def find_routers(model: nn.Module) -> tuple[Router, ...]:
 
 @torch.no_grad()
 def _router(module: nn.Module) -> Router:
-    weight = cast("Tensor", next(module.parameters()))
+    own = cast("dict[str, Tensor]", dict(module.named_parameters()))
+    if next(iter(own.values())).is_meta:  # any values will do
+        own = {name: torch.linspace(-1, 1, each.numel()).view(each.shape) for name, each in own.items()}
+    weight = next(iter(own.values()))
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(_PROBE_TOKENS, weight.shape[-1], generator=generator).to(weight)
-    found: Any = module(probe)
+    found: Any = functional_call(module, own, (probe,))
     parts = cast("tuple[Tensor, ...]", found if isinstance(found, tuple) else (found,))
     if [part.ndim for part in parts] != [2, 2, 2]:
         raise DataError(f"{type(module).__name__} does not return logits, weights and experts")

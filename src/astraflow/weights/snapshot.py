@@ -111,13 +111,13 @@ def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
 
 
 def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
-    """The tensors of a file as views of its memory map, in file order.
+    """The tensors of a file as views of its memory map, in file order. Writing into one changes no file.
 
     Raises: DataError if it is not a safetensors file, is truncated, or contains another dtype.
     """
     try:
         size = path.stat().st_size
-        data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r") if size else np.zeros(0, np.uint8)
+        data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="c") if size else np.zeros(0, np.uint8)
     except OSError as err:
         raise DataError(f"{path} cannot be read: {err}") from err
     # A file too short to hold the length is refused below, like one whose header is too long.

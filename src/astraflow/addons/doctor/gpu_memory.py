@@ -24,7 +24,7 @@ def rank_need(policy: PolicyConfig) -> MemoryNeed:
     backend = cast("TorchBackendConfig", train.backend)
     model = empty_causal_lm(policy.model_dir, device="meta")
     if backend.lora.rank:
-        Lora.add_to(model, backend.lora, base=policy.model_dir, seed=0, device="meta")
+        Lora.add_to(model, backend.lora, base=policy.model_dir, seed=0)
     return memory_need(model, train, grid=_grid_of(train))
 
 

@@ -217,7 +217,7 @@ class Lora:
         return found
 
     def _adapt(self, linear: nn.Linear, rank: int, random: torch.Generator) -> None:
-        device = linear.weight.device
+        device = "cpu" if linear.weight.is_meta else linear.weight.device  # until the weights are filled
         bound = linear.in_features**-0.5
         down = (2 * torch.rand(rank, linear.in_features, generator=random) - 1) * bound
         linear.register_parameter("lora_A", nn.Parameter(down.to(device)))

@@ -66,7 +66,8 @@ def adapt_experts(
     for idx, weight in enumerate(weights):
         num = len(weight.parts)
         height, width = weight.shape
-        device = module.get_parameter(weight.own).device
+        own = module.get_parameter(weight.own)
+        device = "cpu" if own.is_meta else own.device
         factors = nn.Module()
         down = (2 * torch.rand(num, rank, width, generator=random) - 1) * width**-0.5
         factors.register_parameter("lora_A", nn.Parameter(down.to(device)))

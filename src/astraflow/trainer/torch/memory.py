@@ -85,7 +85,7 @@ def memory_need(model: nn.Module, config: TrainConfig, *, grid: RankGrid | None 
         "optimizer": 0.0 if backend.offload_optimizer else float(averages),
     }
     passing = {
-        "weights in bfloat16": 2.0 * num_weights if backend.dtype == "bfloat16" else 0.0,
+        "weights in bfloat16": 2.0 * num_weights if backend.dtype == "bfloat16" and not is_split else 0.0,
         f"activations of {config.token_budget} tokens": kept if is_kept else recomputed,
         "logits": 4.0 * _HEAD_COPIES * chunk,
         "export": 0.0 if backend.device == "cpu" or backend.lora.rank else float(published),

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 __all__ = ["replace_norms", "rms_norm"]
 
@@ -86,8 +87,9 @@ def _eps_of(module: nn.Module) -> float | None:
 
 @torch.no_grad()
 def _is_rms_norm(module: Any, eps: float) -> bool:
-    weight = cast("Tensor", module.weight)
-    probe = torch.linspace(-1, 2, _PROBE_ROWS * len(weight), device=weight.device).view(_PROBE_ROWS, -1)
-    theirs = module(probe)
+    # Not with its own weight, which may have no values yet.
+    weight = torch.linspace(0.5, 1.5, len(module.weight))
+    probe = torch.linspace(-1, 2, _PROBE_ROWS * len(weight)).view(_PROBE_ROWS, -1)
+    theirs = cast("Tensor", functional_call(module, {"weight": weight}, (probe,)))
     ours = rms_norm(probe, weight, eps)
     return bool(torch.allclose(theirs, ours, rtol=_TOLERANCE, atol=_TOLERANCE))

@@ -21,7 +21,7 @@ from astraflow.errors import ConfigError
 from astraflow.losses.config import ValueModelConfig
 from astraflow.models.hub import model_path
 from astraflow.models.images import image_rules
-from astraflow.models.loading import export_tensors, load_causal_lm
+from astraflow.models.loading import DTYPES, host_view, load_causal_lm
 from astraflow.protocols import ModelRole
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
@@ -30,6 +30,7 @@ from astraflow.trainer.torch.forward import TrainerForward
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.parallel.recompute import recompute_layers
 from astraflow.trainer.torch.parallel.sharding import ModelWeights
+from astraflow.trainer.torch.torch_files import open_model
 from astraflow.trainer.torch.trained_model import ScoringModel, TrainedModel
 
 __all__ = ["Critic", "FrozenModel", "load_critic", "load_frozen", "num_positions", "vocab_size_of"]
@@ -46,19 +47,20 @@ class FrozenModel(ScoringModel):
         """Loads the model. Raises: DataError if the folder has none."""
         assert isinstance(config.backend, TorchBackendConfig)
         self.folder = model_path(str(folder))
-        model = load_causal_lm(self.folder, dtype="float32", device=config.backend.device)
+        grid = RankGrid(ALONE, ALONE, device=config.backend.device) if grid is None else grid
+        model, source = open_model(self.folder, grid)
         model.requires_grad_(False)
         self.vocab_size = vocab_size_of(model)
         self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        digest = xxhash.xxh3_128()
-        for tensor in export_tensors(model):
-            digest.update(tensor.data.data)
-        self.digest = digest.hexdigest()
-        weights = ModelWeights(model, RankGrid(ALONE, ALONE) if grid is None else grid)
+        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype], source=source)
         forward = TrainerForward(
             model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(self.folder)
         )
         super().__init__(forward, weights=weights, config=config)
+        digest = xxhash.xxh3_128()
+        for name, weight in weights.gather():
+            digest.update(host_view(name, weight.cpu().contiguous()).data.data)
+        self.digest = digest.hexdigest()
 
 
 def load_frozen(
@@ -131,7 +133,7 @@ class Critic(TrainedModel):
         head = nn.Linear(width, 1, bias=False, device=device)
         nn.init.zeros_(head.weight)
         cast("Any", model).set_output_embeddings(head)
-        weights = ModelWeights(model, grid)
+        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype])
         super().__init__(forward, config, weights=weights, predicts_values=True)
 
 

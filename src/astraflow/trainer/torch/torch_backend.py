@@ -20,7 +20,7 @@ from astraflow.errors import ConfigError, DataError, TrainingError
 from astraflow.models.exact import exact_passes
 from astraflow.models.export import begin_export
 from astraflow.models.images import image_rules
-from astraflow.models.loading import DTYPES, load_causal_lm
+from astraflow.models.loading import DTYPES
 from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Write
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
@@ -38,6 +38,7 @@ from astraflow.trainer.torch.torch_files import (
     copy_model,
     load_model,
     load_state,
+    open_model,
     save_state,
 )
 from astraflow.trainer.torch.trained_model import ScoringModel, TrainedModel
@@ -88,14 +89,14 @@ class TorchBackend:
         self._device = _check_device(backend.device)
         grid = self._grid = make_grid(ranks, config.shard, device=backend.device)
         free = free_bytes(self._device)
-        self._model = model or load_causal_lm(model_dir, dtype="float32", device=self._device)
+        self._model, source = (model, None) if model else open_model(model_dir, grid)
         self._vocab_size = vocab_size_of(self._model)
         self._lora: Lora | None = None
         if backend.lora.rank:
             self._lora = Lora.add_to(self._model, backend.lora, base=Path(model_dir), seed=seed)
         self._need = memory_need(self._model, config, grid=grid)
         check_memory(self._need, free)
-        self._weights = ModelWeights(self._model, grid)
+        self._weights = ModelWeights(self._model, grid, dtype=DTYPES[backend.dtype], source=source)
         images = self._images = image_rules(Path(model_dir))
         if images is not None and ranks.world > 1:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The files of a checkpoint of the torch backend.
+"""The files of model folders, and of a checkpoint of the torch backend.
 
     model.safetensors                       weights under Hugging Face names, with LoRA merged into them; with
                                             config and tokenizer, the folder is a model folder
@@ -9,22 +9,39 @@
     critic.safetensors, critic-optimizer-*  the same for a critic
     trainer.pt                              everything else, as tensors
 
-Reading executes no code: `torch.load` is restricted to weights.
+Reading executes no code: `torch.load` is restricted to weights. No rank and no host ever holds a whole model:
+it is built without memory (on `meta`), set up and sharded, and then each rank fills its part from the files.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from astraflow.errors import DataError, WeightsError
+from astraflow.models.loading import empty_causal_lm, file_views, load_causal_lm, torch_tensor
+from astraflow.models.weight_files import check_weight_files, weight_paths
 from astraflow.protocols import Write
 from astraflow.trainer.torch.lora import Lora
+from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.trained_model import TrainedModel
+from astraflow.weights.snapshot import read_safetensors
 
-__all__ = ["TrainerState", "copy_model", "load_model", "load_state", "save_state"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = [
+    "TrainerState",
+    "copy_model",
+    "file_tensors",
+    "load_model",
+    "load_state",
+    "open_model",
+    "save_state",
+]
 
 _STATE_FILE = "trainer.pt"
 
@@ -85,17 +102,44 @@ def copy_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) 
 
 def load_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) -> None:
     """Restores weights and optimizer, saved by any number of ranks. Raises: DataError, naming the problem."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
-
     try:
         if lora is not None:
             lora.load(folder, model.weights)
         else:
-            model.weights.install(load_file(folder / f"{name}.safetensors"))
-    except (OSError, SafetensorError, WeightsError) as err:
+            model.weights.install(file_tensors([folder / f"{name}.safetensors"]))
+    except (OSError, DataError, WeightsError) as err:
         raise DataError(f"checkpoint {folder} does not load: {err}") from err
     model.load_optimizer(folder, _prefix(name))
+
+
+def file_tensors(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """The tensors of safetensors files by name: views of the files, which take no memory.
+
+    Raises: DataError if a file is broken.
+    """
+    return {tensor.name: torch_tensor(tensor) for path in paths for tensor in read_safetensors(path)}
+
+
+def open_model(folder: str | Path, grid: RankGrid) -> "tuple[PreTrainedModel, dict[str, Tensor] | None]":
+    """A folder's model in float32, and the tensors with which `ModelWeights.split` must fill it; None if it
+    is complete already, as for folders with other names and for layers that are cut.
+
+    Raises: DataError if the folder has no model, or files are missing or cut short.
+    """
+    path = Path(folder)
+    is_local = grid.mesh is None and grid.device == "cpu"
+    if is_local or grid.tensor > 1 or not (path / "config.json").is_file():
+        return load_causal_lm(folder, device=grid.device), None
+    try:
+        check_weight_files(path)
+    except DataError as err:
+        raise DataError(f"model folder {path}: {err}") from err
+    tensors = file_tensors(weight_paths(path))
+    model = empty_causal_lm(path, device="meta")
+    views = file_views(model)
+    if any(view.name not in tensors or tuple(tensors[view.name].shape) != view.shape for view in views):
+        return load_causal_lm(folder, device=grid.device), None
+    return model, {view.name: tensors[view.name] for view in views}
 
 
 def _prefix(name: str) -> str:

@@ -54,10 +54,12 @@ class ScoringModel:
         self.grid = weights.grid
         self._token_budget = config.token_budget
         self._predicts_values = predicts_values
-        before = forward.probe() if self.grid.tensor * self.grid.context > 1 else None
-        if self.grid.context > 1:
-            forward.cut_tokens(self.grid)
+        before = forward.probe() if self.grid.tensor > 1 else None
         weights.split(forward.entry)
+        forward.try_layouts()
+        if self.grid.context > 1:
+            before = forward.probe()
+            forward.cut_tokens(self.grid)
         if before is not None:
             forward.check_probe(before)
 

@@ -35,7 +35,6 @@ def num_weights() -> int:
 def test_each_rank_needs_its_part(tmp_path: Path, ranks: int) -> None:
     need = rank_need(policy(tmp_path, ranks))
     assert need.lasting["weights"] == need.lasting["gradients"] == 4 * num_weights() / ranks
-    assert (need.passing["gathered weights"] > 0) == (ranks > 1)
 
 
 def test_adapters_need_no_gradients_of_the_model(tmp_path: Path) -> None:

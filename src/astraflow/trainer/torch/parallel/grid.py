@@ -48,13 +48,15 @@ class RankGrid:
     """Ranks that differ only in `shard`."""
     model_group: Any = None
     """Ranks that differ only in `model_rank`."""
+    device: str = "cpu"
+    """This rank's device."""
 
 
 def make_grid(ranks: Ranks, shard: ShardConfig, *, device: str) -> RankGrid:
     """The grid of torch's process group. All ranks call it at the same time. `TrainConfig` has checked that
     the numbers fit."""
     if ranks.world == 1:
-        return RankGrid(ranks, ranks)
+        return RankGrid(ranks, ranks, device=device)
     num_model_ranks = shard.num_model_ranks
     num_shards = ranks.world // (shard.replicate * num_model_ranks)
     shape = (shard.replicate, num_shards, num_model_ranks)
@@ -75,6 +77,7 @@ def make_grid(ranks: Ranks, shard: ShardConfig, *, device: str) -> RankGrid:
         mesh=mesh["replicate", "shard"] if shard.replicate > 1 else fsdp_mesh,
         shard_group=mesh.get_group("shard"),
         model_group=mesh.get_group("model"),
+        device=device,
     )
 
 

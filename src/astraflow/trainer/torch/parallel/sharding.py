@@ -7,6 +7,8 @@ over ranks, not averaged, since a loss is already divided by the denominator of 
 `train.shard` requires it, layers are cut first (`tensor_parallel`), and FSDP2 shards each rank's part of a
 weight; there may also be several replicas.
 
+A model on `meta` gets memory only for each rank's part, once it is split.
+
 `gather` yields one complete tensor at a time, cast before it is sent. Each rank takes what it needs of the
 tensor and drops it before the next, so no rank ever holds all weights. The bytes do not depend on the number
 of ranks.
@@ -19,7 +21,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from astraflow.errors import WeightsError
@@ -71,9 +73,20 @@ class ModelWeights:
     Create it before anything replaces the parameters, and `split` the model once its computation is set up.
     """
 
-    def __init__(self, model: nn.Module, grid: RankGrid) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        grid: RankGrid,
+        *,
+        dtype: torch.dtype = torch.float32,
+        source: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`dtype`: in which layers compute, and are gathered. `source`: what `split` fills a model on `meta`
+        with."""
         self._model = model
         self.grid = grid
+        self._dtype = dtype
+        self._source = source
         self._cuts = LayerCuts({})
         self._views: dict[str, list[FileView]] = {}
         for view in file_views(model):
@@ -88,15 +101,30 @@ class ModelWeights:
         if self.grid.tensor > 1:
             self._cuts = cut_layers(self._model, self.grid)
         if self.grid.mesh is not None:
-            modules = [*layers_of(self._model), entry]
-            for module in modules:
-                # Including the outermost one: weights that a pass left gathered would miss `install`'s
-                # writes.
-                fully_shard(module, mesh=self.grid.mesh, reshard_after_forward=True)
+            low = MixedPrecisionPolicy(self._dtype, torch.float32, cast_forward_inputs=False)
+            for module in [*layers_of(self._model), entry]:
+                # Embeddings and head stay in float32, as the states between layers do. The outermost module
+                # is resharded, too: weights that a pass left gathered would miss `install`'s writes.
+                policy = MixedPrecisionPolicy() if module is entry else low
+                fully_shard(module, mesh=self.grid.mesh, reshard_after_forward=True, mp_policy=policy)
                 split = cast("FSDPModule", module)
                 split.set_gradient_divide_factor(1.0)
                 split.set_force_sum_reduction_for_comms(True)  # gloo does not support scaled sums
+        if self._source is not None:
+            self._fill(entry, self._source)
+            self._source = None
         self._weights = self._current_weights()
+
+    def _fill(self, entry: nn.Module, source: Mapping[str, Tensor]) -> None:
+        """Gives this rank's part of a model on `meta` its memory and values."""
+
+        def with_memory(own: Tensor) -> Tensor:
+            return torch.empty_like(own, device=self.grid.device) if own.is_meta else own.to(self.grid.device)
+
+        cast("Any", entry)._apply(with_memory)
+        cast("Any", self._model).tie_weights()
+        self._weights = self._current_weights()
+        self.install(source, keep=source.__contains__)
 
     def trained_parts(self) -> dict[str, TrainedPart]:
         """This rank's part of each trained parameter, by the parameter's name in the model. Call it after
@@ -159,9 +187,12 @@ class ModelWeights:
             shape = list(weight.shape)
             if dim is not None:
                 shape[dim] *= self.grid.tensor
-            whole = torch.empty(shape, dtype=weight.dtype)
-            for view in views:
-                view.cut(whole).copy_(tensors[view.name])
+            whole = torch.empty(shape, dtype=weight.dtype)  # takes no memory until it is written
+            if (views[0].shape, views[0].stride) == (tuple(shape), whole.stride()):
+                whole = tensors[views[0].name]
+            else:
+                for view in views:
+                    view.cut(whole).copy_(tensors[view.name])
             part = local_part(weight)
             row, column = self._offset_of(own, weight)
             rows = whole[row : row + len(part)]
@@ -235,5 +266,5 @@ def _check_fits(tensors: Mapping[str, Tensor], known: Mapping[str, FileView]) ->
             raise WeightsError(
                 f"tensor {name} has shape {tuple(tensor.shape)}; the model has {known[name].shape}"
             )
-        if not bool(torch.isfinite(tensor).all()):
+        if tensor.numel() and not bool(torch.stack(torch.aminmax(tensor)).isfinite().all()):
             raise WeightsError(f"tensor {name} has values that are not finite")

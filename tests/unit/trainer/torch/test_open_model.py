@@ -1,0 +1,70 @@
+"""A model is opened without memory for its weights where its folder allows it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from astraflow.errors import DataError
+from astraflow.models.loading import load_causal_lm
+from astraflow.trainer.ranks import ALONE
+from astraflow.trainer.torch.forward import ForwardEntryPoint
+from astraflow.trainer.torch.parallel.grid import RankGrid
+from astraflow.trainer.torch.parallel.sharding import ModelWeights
+from astraflow.trainer.torch.torch_files import file_tensors, open_model
+from drivers.rank_runs import make_experts
+from drivers.trainer_builders import make_tiny_model
+
+ON_DEVICE = RankGrid(ALONE, ALONE, device="cpu:0")
+"""Filled as on a GPU."""
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("make", [make_tiny_model, make_experts])
+def test_a_model_without_memory_is_filled_to_the_same_weights(
+    tmp_path: Path, make: object, is_tied: bool
+) -> None:
+    assert callable(make)
+    make(tie_word_embeddings=is_tied).save_pretrained(tmp_path)
+    model, source = open_model(tmp_path, ON_DEVICE)
+    assert source is not None
+    assert all(parameter.is_meta for parameter in model.parameters())
+    weights = ModelWeights(model, ON_DEVICE, source=source)
+    weights.split(ForwardEntryPoint(model))
+    expected = load_causal_lm(tmp_path).state_dict()
+    found = model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    ids = torch.tensor([[2, 3, 4]])
+    assert torch.allclose(model(input_ids=ids).logits, load_causal_lm(tmp_path)(input_ids=ids).logits)
+
+
+def test_a_folder_with_other_names_is_loaded_whole(tmp_path: Path) -> None:
+    make_tiny_model().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    model, source = open_model(tmp_path, ON_DEVICE)
+    assert source is None
+    del model
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    make_tiny_model().save_pretrained(tmp_path, max_shard_size="5KB")
+    names = sorted(
+        set(json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"].values())
+    )
+    assert len(names) > 2
+    for name in names[::2]:
+        (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=rf"model folder .*: it lacks {names[0]}, .*is the download complete"):
+        open_model(tmp_path, ON_DEVICE)
+
+
+def test_tensors_of_files_are_views(tmp_path: Path) -> None:
+    save_file({"a": torch.arange(6.0).view(2, 3)}, tmp_path / "a.safetensors")
+    tensors = file_tensors([tmp_path / "a.safetensors"])
+    tensors["a"].zero_()  # only of this process
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["a"], torch.arange(6.0).view(2, 3))
