@@ -4,12 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
 
 from drivers.docs_driver import tool
+from drivers.package_driver import environment_with_pip
 from drivers.system_driver import ROOT
 from drivers.wheel_driver import make_wheel
 
@@ -25,9 +25,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with nothing but pip."""
-    folder = tmp_path_factory.mktemp("environment") / "venv"
-    venv.create(folder, symlinks=True, with_pip=True)
-    return folder
+    return environment_with_pip(tmp_path_factory.mktemp("environment") / "venv")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import threading
-import venv
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from drivers.docs_driver import tool
+from drivers.package_driver import environment_with_pip
 from drivers.system_driver import ROOT
 from drivers.wheel_driver import make_wheel
 
@@ -63,9 +63,7 @@ def indexes(tmp_path: Path) -> Iterator[Indexes]:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment without torch, whose pip is that of this Python."""
-    folder = tmp_path_factory.mktemp("environment") / "venv"
-    venv.create(folder, symlinks=True, with_pip=True)
-    return folder
+    return environment_with_pip(tmp_path_factory.mktemp("environment") / "venv")
 
 
 def install(environment: Path, index: str, cpu_index: str, **more: str) -> "subprocess.CompletedProcess[str]":
