@@ -5,6 +5,7 @@ completion. So a request gets the same tokens whatever else is in the batch. top
 which tokens may be picked. The reported logprob is over the full vocabulary, at the row's temperature.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ from torch import Tensor
 
 __all__ = ["Restriction", "SamplingRows", "pick_tokens", "token_logprobs", "uniforms"]
 
+_BLOCK_TOKENS = 256
+"""Largest number of tokens in a block of the vocabulary; a block divides it."""
 _UNIFORM_BITS = 48
 """Below the 53 bits of a float64, so that `u < 1` survives the product with a rounded total."""
 # Constants of splitmix64 (Steele et al. 2014).
@@ -68,13 +71,35 @@ def pick_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     probs = logprobs.exp()
     if rows.restriction is not None:
         probs = probs * _allowed(probs, rows.restriction)
-    cumulative = torch.cumsum(probs, -1, dtype=torch.float64)
-    threshold = rows.uniforms[:, None] * cumulative[:, -1:]  # the total is not 1 if tokens were left out
-    picked = torch.searchsorted(cumulative, threshold, right=True)
-    picked = picked.clamp_(max=logits.shape[-1] - 1)  # reached only where logits are not finite
+    picked = _first_above(probs, rows.uniforms[:, None])
     if rows.is_greedy is not None:
         picked = torch.where(rows.is_greedy[:, None], logits.argmax(-1, keepdim=True), picked)
     return picked[:, 0], logprobs.gather(1, picked)[:, 0]
+
+
+def _first_above(probs: Tensor, shares: Tensor) -> Tensor:
+    """[B, 1]: the first token at which the cumulative probabilities [B, V] exceed a share [B, 1] of their
+    total.
+
+    The total isn't 1 if tokens were left out. Of a large vocabulary, only the block that has the token is
+    accumulated token by token.
+    """
+    size = math.gcd(probs.shape[1], _BLOCK_TOKENS)
+    if size == probs.shape[1]:
+        cumulative = torch.cumsum(probs, -1, dtype=torch.float64)
+        picked = torch.searchsorted(cumulative, shares * cumulative[:, -1:], right=True)
+        return picked.clamp_(max=size - 1)  # reached only where logits are not finite
+    blocks = probs.view(len(probs), -1, size)
+    starts = torch.cumsum(blocks.sum(-1, dtype=torch.float64), -1)
+    wanted = shares * starts[:, -1:]
+    block = torch.searchsorted(starts, wanted, right=True).clamp_(max=blocks.shape[1] - 1)
+    own = blocks.gather(1, block[:, :, None].expand(-1, -1, size))[:, 0]
+    cumulative = torch.cumsum(own, -1, dtype=torch.float64)
+    wanted -= starts.gather(1, block) - cumulative[:, -1:]
+    # The two sums of the block are rounded differently. So the token is at most the last likely one.
+    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
+    picked = torch.minimum(torch.searchsorted(cumulative, wanted, right=True), last)
+    return picked.clamp_(max=size - 1) + block * size  # clamped as above
 
 
 def token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:

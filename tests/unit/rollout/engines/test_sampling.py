@@ -103,6 +103,24 @@ def test_top_p_counts_the_share_among_the_top_k() -> None:
     assert set(picked.tolist()) == {0}  # 0.4 of the 0.7 that top_k leaves is 0.57
 
 
+@pytest.mark.parametrize("vocab", [64, 1000, 2048])
+def test_a_large_vocabulary_is_searched_as_if_it_were_accumulated_token_by_token(vocab: int) -> None:
+    logits = 3 * torch.randn(2_000, vocab, generator=torch.Generator().manual_seed(0))
+    columns = rows(2_000)
+    picked, _ = pick_tokens(logits, columns)
+    cumulative = torch.softmax(logits, -1, dtype=torch.float64).cumsum(-1)
+    expected = torch.searchsorted(cumulative, columns.uniforms[:, None])[:, 0]
+    assert (picked == expected).float().mean() > 0.999  # float32 moves the border between two tokens
+
+
+def test_tokens_that_may_not_be_picked_are_not_picked_at_the_end_of_a_block() -> None:
+    logits = torch.zeros(1, 512)
+    almost_one = torch.tensor([1 - 2.0**-48], dtype=torch.float64)
+    limits = Restriction(torch.ones(1, dtype=torch.float64), torch.tensor([300]))
+    picked, _ = pick_tokens(logits, SamplingRows(almost_one, None, None, limits))
+    assert picked.tolist() == [299]
+
+
 def test_restricted_rows_report_logprobs_over_the_full_vocabulary() -> None:
     logits = torch.randn(50, VOCAB)
     picked, logprobs = pick_tokens(logits, rows(50, restriction=restriction(50, top_k=2)))
