@@ -133,8 +133,11 @@ class KvCache:
         """Position of a row's newest token minus its index. It isn't 0 after an image, which takes fewer
         positions than tokens. It moves with its row."""
         self._ascending = torch.arange(max_context, device=shape.device)
-        self._open = torch.zeros((), dtype=shape.dtype, device=shape.device)
-        self._closed = torch.full((), -torch.inf, dtype=shape.dtype, device=shape.device)
+        # On CPUs, batched products of small matrices are much slower in bfloat16, because torch first copies
+        # their operands. Casting them to float32 also copies, but the products are then fast, and more exact.
+        self._attention_dtype = torch.float32 if self._device.type == "cpu" else shape.dtype
+        self._open = torch.zeros((), dtype=self._attention_dtype, device=shape.device)
+        self._closed = torch.full((), -torch.inf, dtype=self._attention_dtype, device=shape.device)
         """A mask adds `_open` to the scores of visible positions, and `_closed` to those of hidden ones."""
         # The following fields belong to one step. `begin_step` sets them.
         self._positions = self._base
@@ -185,30 +188,40 @@ class KvCache:
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         """Stores the step's keys and values [B, kv heads, dim], then attends with `query` [B, heads, dim].
 
-        Returns: the output of the attention [B, heads * value dim].
+        Returns: the output of the attention [B, heads * value dim], in the dtype of the query.
         """
         num_rows, num_heads, dim = query.shape
+        wide = self._attention_dtype
         # Query heads that share a key head are the rows of one matrix. So each pair of a row and a key head
         # is one entry of a batched product, and no key is repeated in memory.
         groups = num_rows * self._heads
-        self._keys[layer].view(-1, dim).index_copy_(0, self._entry_idx, keys.reshape(groups, dim))
+        self._keys[layer].view(-1, dim).index_copy_(
+            0, self._entry_idx, self._stored(keys.reshape(groups, dim))
+        )
         width = self._value_dim
-        self._values[layer].view(-1, width).index_copy_(0, self._entry_idx, values.reshape(groups, width))
+        self._values[layer].view(-1, width).index_copy_(
+            0, self._entry_idx, self._stored(values.reshape(groups, width))
+        )
         all_keys = self._keys[layer].view(-1, self._max_context, dim)
         all_values = self._values[layer].view(-1, self._max_context, width)
-        scaled = (query * rule.scale).view(groups, num_heads // self._heads, dim)
+        scaled = (query.to(wide) * rule.scale).view(groups, num_heads // self._heads, dim)
         parts: list[Tensor] = []
         for block in self._masked_blocks(rule):
             start = block.start * self._heads
             end = block.end * self._heads
-            scores = torch.bmm(scaled[start:end], all_keys[start:end, : block.length].transpose(1, 2))
+            seen = all_keys[start:end, : block.length].to(wide)
+            scores = torch.bmm(scaled[start:end], seen.transpose(1, 2))
             if rule.softcap:
                 scores = torch.tanh(scores / rule.softcap) * rule.softcap
             by_head = scores.view(block.end - block.start, num_heads, block.length).add_(block.mask)
-            weights = _weights(by_head, rule.sinks).view_as(scores).to(self._dtype)
-            parts.append(torch.bmm(weights, all_values[start:end, : block.length]))
+            weights = _weights(by_head, rule.sinks).view_as(scores).to(wide)
+            parts.append(torch.bmm(weights, all_values[start:end, : block.length].to(wide)))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return out.view(num_rows, num_heads * width)
+        return out.view(num_rows, num_heads * width).to(query.dtype)
+
+    def _stored(self, numbers: Tensor) -> Tensor:
+        """Keys or values in the dtype of the cache."""
+        return numbers.to(self._dtype)
 
     def _masked_blocks(self, rule: AttentionRule) -> list[_Block]:
         """The step's blocks for one rule. The first layer that hides these positions builds them."""
@@ -224,8 +237,8 @@ class KvCache:
     def write(self, layer: int, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         """Stores keys and values [B, kv heads, T, dim] of prefixes in rows [B], from position 0 on."""
         length = keys.shape[2]
-        self._wide_keys[layer, rows, :, :length] = _wide(keys)
-        self._wide_values[layer, rows, :, :length] = _wide(values)
+        self._wide_keys[layer, rows, :, :length] = _wide(self._stored(keys))
+        self._wide_values[layer, rows, :, :length] = _wide(self._stored(values))
 
     def stretch(self, rows: Tensor, starts: Tensor, length: int, *, reach: int) -> Stretch:
         """Describes `length` positions of the given rows [B], which begin at each row's own start [B]."""
@@ -238,8 +251,8 @@ class KvCache:
         """Stores keys and values [B, kv heads, T, dim] of a stretch."""
         rows = stretch.rows[:, None]
         # Two index tensors with a slice between them put the indexed axes first: [B, T, kv heads, dim].
-        self._wide_keys[layer][rows, :, stretch.positions] = _wide(keys).transpose(1, 2)
-        self._wide_values[layer][rows, :, stretch.positions] = _wide(values).transpose(1, 2)
+        self._wide_keys[layer][rows, :, stretch.positions] = _wide(self._stored(keys)).transpose(1, 2)
+        self._wide_values[layer][rows, :, stretch.positions] = _wide(self._stored(values)).transpose(1, 2)
 
     def attend_stretch(self, layer: int, query: Tensor, stretch: Stretch, rule: AttentionRule) -> Tensor:
         """Attends from a stretch that `write_stretch` has stored, with `query` [B, heads, T, dim].
@@ -248,7 +261,7 @@ class KvCache:
         Returns: the attention's output [B, T, heads * value dim].
         """
         keys, values = (
-            wide[layer][stretch.rows, :, : stretch.reach].view(self._dtype)
+            wide[layer][stretch.rows, :, : stretch.reach].view(self._dtype).to(query.dtype)
             for wide in (self._wide_keys, self._wide_values)
         )
         hidden = rule.hides(self._ascending[: stretch.reach], stretch.positions[:, None, :, None])

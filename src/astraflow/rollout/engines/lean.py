@@ -3,6 +3,10 @@
 Projections with the same input are fused: one tensor has their weights, and the model's own parameters become
 views of it. So replacing the parameters in place (`FittedTensors.install`) also replaces the fused weights,
 and only `refresh` has to follow. The rotary tables come from the model's own rotary module.
+
+On a CPU, only products are computed in the dtype of the weights. Everything between them is in float32, as in
+a trainer that computes with autocast. For a model in bfloat16, that is faster there, and closer to float32
+than the model's own modules are.
 """
 
 from collections.abc import Sequence
@@ -47,7 +51,10 @@ def is_lean(model: "PreTrainedModel", *, max_context: int) -> bool:
 class _Layer:
     """The parameters of one layer. `qkv` fuses query, key and value; `gate_up` fuses gate and up."""
 
-    norm: Tensor
+    norm_weights: tuple[Tensor, Tensor]
+    """The weights of the norms before the attention and before the MLP."""
+    norms: tuple[Tensor, Tensor]
+    """The same in the dtype in which norms are computed."""
     qkv: Tensor
     qkv_bias: Tensor | None
     head_norms: tuple[Tensor, Tensor] | None
@@ -56,7 +63,6 @@ class _Layer:
     """[query heads + key heads, dim] derived from `head_norms`, so that one product normalizes all heads."""
     out: Tensor
     out_bias: Tensor | None
-    mlp_norm: Tensor
     gate_up: Tensor
     gate_up_bias: Tensor | None
     down: Tensor
@@ -75,11 +81,15 @@ class LeanForward:
         self._eps = float(config.rms_norm_eps)
         self._rule = AttentionRule(scale=float(modules.layers[0].self_attn.scaling))
         self._embedding: Tensor = modules.embed_tokens.weight
-        self._norm: Tensor = modules.norm.weight
+        self._norm_weight: Tensor = modules.norm.weight
+        self._norm = self._norm_weight
         self._head: Tensor = cast("Any", model).lm_head.weight
         self._layers = [_fuse_layer(module) for module in modules.layers]
+        self._dtype = self._embedding.dtype
+        self._wide = torch.float32 if model.device.type == "cpu" else self._dtype
+        """The dtype of everything but products."""
         positions = torch.arange(max_context, device=model.device)[None]
-        cos, sin = modules.rotary_emb(self._embedding[:1], positions)
+        cos, sin = modules.rotary_emb(self._embedding[:1].to(self._wide), positions)
         half = self._dim // 2
         self._cos: Tensor = cos[0, :, None]
         # A rotation is x * cos + (-x2, x1) * sin for halves x1, x2. The minus sign is part of the table, so a
@@ -108,10 +118,12 @@ class LeanForward:
     def refresh(self) -> None:
         """Recomputes what is derived from parameters."""
         counts = (self._num_heads, self._num_kv_heads)
+        self._norm = self._norm_weight.to(self._wide)
         for layer in self._layers:
+            layer.norms = (layer.norm_weights[0].to(self._wide), layer.norm_weights[1].to(self._wide))
             if layer.head_norms is not None:
                 norms = [norm.expand(n, -1) for norm, n in zip(layer.head_norms, counts, strict=True)]
-                layer.head_norm = torch.cat(norms)
+                layer.head_norm = torch.cat(norms).to(self._wide)
 
     def prefill(
         self, tokens: Tensor, rows: Tensor, cache: KvCache, media: Sequence[Media] | None = None
@@ -119,7 +131,7 @@ class LeanForward:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
         assert media is None, "images for a model that reads only text"
         num_rows, length = tokens.shape
-        hidden = self._embedding[tokens.reshape(-1)]
+        hidden = self._embed(tokens.reshape(-1))
         cos, sin = self._tables(length, num_rows)
         last = len(self._layers) - 1
         for i, layer in enumerate(self._layers):
@@ -132,7 +144,7 @@ class LeanForward:
     def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
         """Stores keys and values of tokens [B, T] that follow prefixes in the cache."""
         num_rows, length = tokens.shape
-        hidden = self._embedding[tokens.reshape(-1)]
+        hidden = self._embed(tokens.reshape(-1))
         at = stretch.positions.reshape(-1)
         cos = self._cos[at]
         sin = self._sin[at]
@@ -149,7 +161,7 @@ class LeanForward:
         at = cache.begin_step(positions)
         cos = self._cos[at]
         sin = self._sin[at]
-        hidden = self._embedding[tokens]
+        hidden = self._embed(tokens)
         for i, layer in enumerate(self._layers):
             query, keys, values = self._qkv(layer, hidden, cos, sin)
             hidden = self._finish(layer, hidden, cache.attend(i, query, keys, values, self._rule))
@@ -158,7 +170,7 @@ class LeanForward:
     def score(self, tokens: Tensor) -> Tensor:
         """Logprobs [T - 1] of tokens 1..T-1 of one sequence."""
         length = len(tokens)
-        hidden = self._embedding[tokens]
+        hidden = self._embed(tokens)
         cos, sin = self._tables(length, 1)
         for layer in self._layers:
             query, keys, values = self._sequence_qkv(layer, hidden, cos, sin, 1)
@@ -189,8 +201,8 @@ class LeanForward:
     def _qkv(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated query, rotated keys, and values, each [N, heads, dim], from hidden states [N, h]."""
         num_rotated = self._num_heads + self._num_kv_heads
-        fused = functional.linear(self._rms_norm(hidden, layer.norm), layer.qkv, layer.qkv_bias)
-        heads = fused.view(len(hidden), num_rotated + self._num_kv_heads, self._dim)
+        fused = functional.linear(self._rms_norm(hidden, layer.norms[0]), layer.qkv, layer.qkv_bias)
+        heads = fused.to(self._wide).view(len(hidden), num_rotated + self._num_kv_heads, self._dim)
         rotated = heads[:, :num_rotated]
         values = heads[:, num_rotated:]
         if layer.head_norm is not None:
@@ -201,13 +213,17 @@ class LeanForward:
 
     def _finish(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
         """Computes the rest of a layer after its attention: output projection, MLP, and both residuals."""
-        hidden = _add_projected(hidden, attended, layer.out, layer.out_bias)
-        gate_up = functional.linear(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
-        gate, up = gate_up.chunk(2, -1)
+        hidden = _add_projected(hidden, attended.to(self._dtype), layer.out, layer.out_bias)
+        normed = self._rms_norm(hidden, layer.norms[1])
+        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
         return _add_projected(hidden, functional.silu(gate).mul_(up), layer.down, layer.down_bias)
 
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self._embedding[tokens].to(self._wide)
+
     def _rms_norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self._eps)
+        """Normalizes hidden states, as the input of a product."""
+        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self._eps).to(self._dtype)
 
 
 def _fuse_layer(module: Any) -> _Layer:
@@ -216,16 +232,17 @@ def _fuse_layer(module: Any) -> _Layer:
     mlp = module.mlp
     qkv, qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
     gate_up, gate_up_bias = _fuse(mlp.gate_proj, mlp.up_proj)
+    norms = (module.input_layernorm.weight, module.post_attention_layernorm.weight)
     has_head_norms = "q_norm" in dict(attention.named_children())
     return _Layer(
-        norm=module.input_layernorm.weight,
+        norm_weights=norms,
+        norms=norms,
         qkv=qkv,
         qkv_bias=qkv_bias,
         head_norms=(attention.q_norm.weight, attention.k_norm.weight) if has_head_norms else None,
         head_norm=None,
         out=attention.o_proj.weight,
         out_bias=attention.o_proj.bias,
-        mlp_norm=module.post_attention_layernorm.weight,
         gate_up=gate_up,
         gate_up_bias=gate_up_bias,
         down=mlp.down_proj.weight,
@@ -248,6 +265,8 @@ def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _add_projected(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """residual + x @ weight.T + bias, in one pass if there is no bias."""
+    """residual + x @ weight.T + bias, in one pass if there is no bias and all have the same dtype."""
+    if residual.dtype != weight.dtype:
+        return residual + functional.linear(x, weight, bias)
     out = torch.addmm(residual, x, weight.t())
     return out if bias is None else out + bias

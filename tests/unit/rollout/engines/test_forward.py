@@ -1,10 +1,12 @@
 """Which forward serves a model, and that it agrees with the model's own."""
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from astraflow.errors import DataError
 from astraflow.rollout.engines.cache import KvCache
@@ -102,3 +104,20 @@ def test_a_model_whose_attention_cannot_be_decoded_is_refused() -> None:
 def test_bfloat16_models_are_served() -> None:
     model = make_random_model().to(torch.bfloat16)
     assert isinstance(make_forward(model, max_context=32), LeanForward)
+
+
+@torch.inference_mode()
+def test_a_deep_model_in_bfloat16_runs_lean_and_closer_to_float32_than_its_modules() -> None:
+    tokens = torch.arange(30).mul(7).remainder(40)
+    config = configs()["llama"]
+    config.num_hidden_layers = 24
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    own = own_logprobs(model, tokens.tolist())
+    precise = own_logprobs(deepcopy(model).float(), tokens.tolist())
+    forward = make_forward(model, max_context=32)
+    assert isinstance(forward, LeanForward)
+    targets = tokens[1:, None]
+    expected = precise[:-1].gather(1, targets)[:, 0]
+    rounded = own[:-1].gather(1, targets)[:, 0]
+    assert (forward.score(tokens) - expected).abs().mean() < (rounded - expected).abs().mean()
