@@ -53,8 +53,7 @@ class ImageFeed:
 
     def __init__(self, model: "PreTrainedModel", rules: ImageRules) -> None:
         self.rules = rules
-        self._device = model.device
-        self._dtype = model.dtype
+        self._model = model  # its device may change until it is called
         self._is_image: Tensor | None = None
         cast("Any", model).base_model.get_placeholder_mask = self._image_masks
 
@@ -69,14 +68,14 @@ class ImageFeed:
                 is_image[row, image.start : image.start + self.rules.num_tokens(image.uri)] = True
                 patches.append(self.rules.patches(image.uri))
                 grids.append((1, *self.rules.grid(image.uri)))
-        pixels = torch.from_numpy(np.concatenate(patches)).to(self._device, self._dtype)
+        pixels = torch.from_numpy(np.concatenate(patches)).to(self._model.device, self._model.dtype)
         return ImageInputs(
-            positions=torch.from_numpy(positions_3BT).to(self._device),
+            positions=torch.from_numpy(positions_3BT).to(self._model.device),
             shifts=positions_3BT[0, :, -1] - (num_tokens - 1),
-            is_image=torch.from_numpy(is_image).to(self._device),
+            is_image=torch.from_numpy(is_image).to(self._model.device),
             inputs={
                 "pixel_values": pixels,
-                "image_grid_thw": torch.tensor(grids, device=self._device),
+                "image_grid_thw": torch.tensor(grids, device=self._model.device),
             },
         )
 
