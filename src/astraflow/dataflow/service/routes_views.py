@@ -10,7 +10,6 @@ from starlette.responses import Response
 from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.service.liveness import WorkerLife
 from astraflow.dataflow.service.openapi import openapi_json
-from astraflow.dataflow.service.prometheus import prometheus_text
 from astraflow.dataflow.service.routes_shared import ServedRun, caller, float_param, int_param, read_body
 from astraflow.metrics import row_from_record
 from astraflow.service.messages import item_response
@@ -31,6 +30,7 @@ from astraflow.types import (
     WorkerStatus,
 )
 from astraflow.types.waits import OVERDUE, POOL, RUN, SILENT, Party
+from astraflow.user_input.installed import load_added
 
 __all__ = ["ViewRoutes"]
 
@@ -136,6 +136,7 @@ class ViewRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`."""
+        prometheus_text = load_added("astraflow.metrics", "prometheus", "GET /metrics")
         newest = [row_from_record(record) for record in self._core.newest_records()]
         num_records = self._dispatcher.journal.seq
         text = prometheus_text(

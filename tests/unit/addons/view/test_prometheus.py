@@ -1,6 +1,6 @@
 import re
 
-from astraflow.dataflow.service.prometheus import prometheus_text
+from astraflow.addons.view.prometheus import prometheus_text
 from astraflow.metrics import MetricRow
 from astraflow.types import (
     FateCounts,

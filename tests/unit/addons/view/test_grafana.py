@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from astraflow.dataflow.service.prometheus import prometheus_text
+from astraflow.addons.view.prometheus import prometheus_text
 from astraflow.metrics import MetricRow
 from drivers.run_snapshots import make_policy_status, make_snapshot, make_worker
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))
 SERVER_LABELS = {"instance"}
 """Prometheus itself adds it to everything that it asks for."""
