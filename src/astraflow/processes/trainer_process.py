@@ -115,7 +115,8 @@ async def _make_parts(
     )
     own_range = RangeWriter(delta=recipe.weights.delta, world=config.train.ranks)
     if config.train.ranks == 1:
-        yield _Parts(make(), link.client, own_range)
+        # In a thread, so that this process's event loop keeps showing signs of life.
+        yield _Parts(await asyncio.to_thread(make), link.client, own_range)
         return
     from astraflow.processes.rank_group import RankedLearner, RankedLink, RankedRanges, RankGroup
 

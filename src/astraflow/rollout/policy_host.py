@@ -8,13 +8,15 @@ arrives. The tokenizer comes with the files of that version.
 """
 
 import asyncio
+import inspect
 import logging
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -41,6 +43,7 @@ __all__ = [
     "PolicyHost",
     "WeightFetcher",
     "WeightSlots",
+    "load_in_turn",
 ]
 
 _log = logging.getLogger(__name__)
@@ -50,6 +53,20 @@ _PAUSE_S = 0.05
 """Pause after an answer without news, because a dataflow that is ending answers at once."""
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
+_LOADING = threading.Lock()
+"""Only one thread loads a model or a tokenizer at a time, because transformers then imports modules lazily, and
+another thread could find one that is only half imported."""
+_ResultT = TypeVar("_ResultT")
+
+
+async def load_in_turn(load: Callable[..., _ResultT], *args: Any) -> _ResultT:
+    """Runs a function that loads a model or a tokenizer in a thread, after others that are running."""
+
+    def run() -> _ResultT:
+        with _LOADING:
+            return load(*args)
+
+    return await asyncio.to_thread(run)
 
 
 class WeightFetcher(Protocol):
@@ -152,8 +169,8 @@ class WeightSlots:
 class PolicyHost:
     """Hosts one policy from its first version until `follow` is cancelled or the run ends.
 
-    `make_engine` makes an engine for a version. The engine serves the version once `load` has returned.
-    `changed` is called whenever the served versions change.
+    `make_engine` makes an engine for a version, or returns an awaitable. The engine serves the version once
+    `load` has returned. `changed` is called whenever the served versions change.
     """
 
     def __init__(
@@ -162,7 +179,7 @@ class PolicyHost:
         *,
         link: WorkerLink,
         weights: WeightFetcher,
-        make_engine: Callable[[WeightSnapshot], Engine],
+        make_engine: Callable[[WeightSnapshot], Engine | Awaitable[Engine]],
         make_renderer: Callable[[PolicyInfo, Path], Renderer],
         changed: Callable[[], None],
     ) -> None:
@@ -300,8 +317,10 @@ class PolicyHost:
         self._arrivals.end()
         fetched_s = time.time()
         if self.hosted is None:
-            renderer = self._make_renderer(self.info, snapshot.model_dir)
-            self._engine = self._engine or self._make_engine(snapshot)
+            renderer = await load_in_turn(self._make_renderer, self.info, snapshot.model_dir)
+            if self._engine is None:
+                made = self._make_engine(snapshot)
+                self._engine = await made if inspect.isawaitable(made) else made
             await self._engine.load(snapshot, slot="live")  # returns once the version is served
             self.hosted = HostedPolicy(self.info, self._engine, renderer)
             self._note_installed(snapshot, "live")

@@ -1,7 +1,7 @@
 """Builds and runs the rollout service of a process that joins a run."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -9,11 +9,13 @@ from pathlib import Path
 from astraflow.errors import ConfigError
 from astraflow.protocols import Engine
 from astraflow.rollout.config import EngineConfig, EvalRules, RolloutConfig
+from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.factory import engine_maker, preload
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Evaluation
 from astraflow.rollout.judging import make_scoring
 from astraflow.rollout.membership import WorkerLink
+from astraflow.rollout.policy_host import load_in_turn
 from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.service import RolloutService
 from astraflow.service.process import settle_memory
@@ -71,7 +73,7 @@ async def run_rollout(
             environments=Environments(tasks.environments),
             weights=weights,
             config=rollout,
-            make_engine=partial(_make_settled_engine, engine_maker(rollout.engine, exact=exact)),
+            make_engine=partial(_make_settled_engine, rollout.engine, exact),
             make_renderer=policy_renderer,
             evaluation=Evaluation(evaluation or {}, num_workers=rollout.scorers, private=private),
             labels=labels,
@@ -87,9 +89,14 @@ def _is_resumable(rollout: RolloutConfig, workflow: WorkflowConfig) -> bool:
     return rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow))
 
 
-def _make_settled_engine(make_engine: Callable[[WeightSnapshot], Engine], snapshot: WeightSnapshot) -> Engine:
-    """Makes an engine, and settles the process's memory: all long-lived objects exist from then on."""
-    engine = make_engine(snapshot)
+async def _make_settled_engine(config: EngineConfig, exact: bool, snapshot: WeightSnapshot) -> Engine:
+    """Makes an engine, and settles the process's memory: all long-lived objects exist from then on.
+
+    An engine that loads a model is made in a thread. Others may need the event loop.
+    """
+    make = engine_maker(config, exact=exact)
+    is_torch = isinstance(config, TorchEngineConfig)
+    engine = await load_in_turn(make, snapshot) if is_torch else make(snapshot)
     settle_memory()
     return engine
 

@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -132,7 +132,7 @@ class RolloutService:
         environments: Environments | None = None,
         weights: WeightFetcher,
         config: RolloutConfig,
-        make_engine: Callable[[WeightSnapshot], Engine],
+        make_engine: Callable[[WeightSnapshot], Engine | Awaitable[Engine]],
         make_renderer: Callable[[PolicyInfo, Path], Renderer],
         evaluation: Evaluation | None = None,
         labels: Mapping[str, str] | None = None,
