@@ -29,12 +29,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.addons.export.saved_versions import SavedVersions
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.delta.delta import apply_delta, parse_delta
 from astraflow.weights.delta.encoder import encode_delta
 from astraflow.weights.manifest import digest_of, lay_out
-from astraflow.weights.stores.saved_versions import SavedVersions
 from harness import report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent

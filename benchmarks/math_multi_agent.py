@@ -30,12 +30,12 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 from astraflow.addons.evaluation.evaluation import EvalSize, evaluate
+from astraflow.addons.export.saved_versions import SavedVersions
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.run.hosting import host_models
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
-from astraflow.weights.stores.saved_versions import SavedVersions
 from harness import report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent

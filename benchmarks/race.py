@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from safetensors.torch import load_file
 
+from astraflow.addons.export.saved_versions import SavedVersions
 from astraflow.config import parse_config
 from astraflow.dataflow.audit import audit
 from astraflow.losses.config import GrpoLossConfig
@@ -24,7 +25,6 @@ from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.run.run import launch
 from astraflow.types.host_tensors import WeightSnapshot
-from astraflow.weights.stores.saved_versions import SavedVersions
 from harness import OthersLoad, tree_cpu_s
 from trl_side import StopRule, TrlJob, run_job, weights_file
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.addons.export.saved_versions import SavedVersion, SavedVersions
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.weights.delta.encoder import encode_delta
 from astraflow.weights.manifest import lay_out, pack
-from astraflow.weights.stores.saved_versions import SavedVersion, SavedVersions
 from harness import report, show_table
 
 

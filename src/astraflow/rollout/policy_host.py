@@ -54,7 +54,7 @@ _PAUSE_S = 0.05
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
 _LOADING = threading.Lock()
-"""Only one thread loads a model or a tokenizer at a time, because transformers then imports modules lazily, and
+"""Only one thread loads a model or a tokenizer at a time: transformers then imports modules lazily, and
 another thread could find one that is only half imported."""
 _ResultT = TypeVar("_ResultT")
 

@@ -16,7 +16,6 @@ from astraflow.weights.delta.encoder import encode_delta
 from astraflow.weights.manifest import digest_of, lay_out, pack
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
-from astraflow.weights.stores.saved_versions import SavedVersions
 from drivers.weight_fakes import URL, WeightRig, make_host_tensor, trained, weight_rig
 
 
@@ -393,13 +392,3 @@ async def test_a_cut_chain_resumes(tmp_path: Path) -> None:
         rig.reader.script = lambda url, count, data: data
         assert_holds(await rig.receiver.fetch(manifests[2]), history[2])
         assert before.isdisjoint({read[1:] for read in rig.reader.reads})
-
-
-async def test_versions_are_read_from_the_publishers_folder(tmp_path: Path) -> None:
-    async with weight_rig(tmp_path, delta=True, full_every=2) as rig:
-        history = make_history(4)
-        await publish(rig, history)
-        stored = SavedVersions(tmp_path / "weights", "actor")
-        for version, weights in enumerate(history):
-            tensors = stored.read(version).tensors
-            assert [t.data.tobytes() for t in tensors] == [t.data.tobytes() for t in weights]

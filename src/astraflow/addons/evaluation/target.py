@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from astraflow.addons.export.saved_versions import SavedVersions
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.derived import derive_numbers
 from astraflow.recipe.model_checks import check_model
@@ -17,7 +18,6 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.run.hosting import host_models
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
-from astraflow.weights.stores.saved_versions import SavedVersions
 
 __all__ = ["Endpoint", "Target", "find_target", "hosting"]
 

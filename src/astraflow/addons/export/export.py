@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from astraflow.addons.export.saved_versions import SavedVersions
 from astraflow.errors import ConfigError, WeightsError
 from astraflow.models.adapters import merge_adapters
 from astraflow.models.chat_template import write_template_defaults
@@ -17,7 +18,6 @@ from astraflow.types import Manifest
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.manifest import digest_of, pack
 from astraflow.weights.snapshot import ADAPTER_FOLDER, read_safetensors, snapshot_to_folder
-from astraflow.weights.stores.saved_versions import SavedVersions
 
 __all__ = ["Exported", "export_version"]
 

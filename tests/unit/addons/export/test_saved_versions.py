@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from astraflow.addons.export.saved_versions import SavedVersions
 from astraflow.errors import DataError, WeightsError
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import FileInfo
@@ -15,8 +16,7 @@ from astraflow.weights.manifest import build_manifest, cut, pack
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.stores.chunk_store import ChunkStore
-from astraflow.weights.stores.saved_versions import SavedVersions
-from drivers.weight_fakes import make_weights, trained
+from drivers.weight_fakes import make_weights, trained, weight_rig
 
 CHUNK_BYTES = 4096
 
@@ -94,3 +94,17 @@ async def test_deltas_are_applied_to_the_full_version_before_them(tmp_path: Path
         assert [t.data.tobytes() for t in stored.read(version).tensors] == expected
     await service.close()
     publisher.close()
+
+
+async def test_versions_published_as_deltas_are_read_from_the_publishers_folder(tmp_path: Path) -> None:
+    history = [list(tensors(1))]
+    async with weight_rig(tmp_path, delta=True, full_every=2) as rig:
+        while len(history) < 4:
+            history.append(trained(history[-1], seed=len(history)))
+        for version, weights in enumerate(history):
+            files = {} if version else rig.model_files()
+            await rig.client.publish("actor", version, weights, files)
+        stored = SavedVersions(tmp_path / "weights", "actor")
+        for version, weights in enumerate(history):
+            found = stored.read(version).tensors
+            assert [t.data.tobytes() for t in found] == [t.data.tobytes() for t in weights]
