@@ -29,7 +29,9 @@ from astraflow.types import ErrorReply
 __all__ = ["ConnectionLimits", "Connections", "GuardedConnection", "max_connections", "raise_file_limit"]
 
 _CHECKED_PER_TICK = 2000
+"""Number of connections beyond which the time between two checks grows with it."""
 _CHECKED_TOGETHER = 200
+"""Number of connections that are checked before other requests are served."""
 _MAX_CONNECTIONS = 16_384
 _SPARED_FILES = 256
 """Number of open files that a service needs itself, for its journal, weights and outgoing connections."""
