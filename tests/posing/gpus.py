@@ -21,7 +21,12 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "CAPABILITY_VARIABLE",
+    "CAPACITY_VARIABLE",
     "LIBRARY_VARIABLE",
+    "NAME_VARIABLE",
+    "PROBLEM_VARIABLE",
+    "TAKEN_VARIABLE",
     "counters",
     "environment",
     "install",
@@ -34,6 +39,15 @@ __all__ = [
 LIBRARY_VARIABLE = "ASTRAFLOW_POSING_LIBRARY"
 CAPACITY_VARIABLE = "ASTRAFLOW_POSING_BYTES"
 """Memory of each device; 80 GiB if it is not set."""
+TAKEN_VARIABLE = "ASTRAFLOW_POSING_TAKEN_BYTES"
+"""Memory of each device that other processes take."""
+NAME_VARIABLE = "ASTRAFLOW_POSING_NAME"
+CAPABILITY_VARIABLE = "ASTRAFLOW_POSING_CAPABILITY"
+"""Compute capability of each device, such as `7.0`; 9.0 if it is not set."""
+PROBLEM_VARIABLE = "ASTRAFLOW_POSING_PROBLEM"
+"""What torch says when it asks the driver for a device."""
+ARCHES = ["sm_80", "sm_90", "sm_100", "compute_120"]
+"""What this torch was built for."""
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 NUM_DEVICES = 8
 _loaded: list[Any] = []
@@ -201,6 +215,12 @@ def install() -> None:
     def capacity_of(device: Any) -> int:
         return int(library.posing_capacity(index(device)))
 
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        if problem := os.environ.get(PROBLEM_VARIABLE):
+            raise RuntimeError(problem)
+        taken = int(os.environ.get(TAKEN_VARIABLE, 0))
+        return capacity_of(device) - used_bytes(index(device)) - taken, capacity_of(device)
+
     answers = {
         "is_available": lambda: bool(devices),
         "_lazy_init": lambda: None,
@@ -208,10 +228,8 @@ def install() -> None:
         "device_count": lambda: len(devices),
         "current_device": index,
         "set_device": set_device,
-        "mem_get_info": lambda device=None: (
-            capacity_of(device) - used_bytes(index(device)),
-            capacity_of(device),
-        ),
+        "mem_get_info": mem_get_info,
+        "get_arch_list": lambda: ARCHES,
         "memory_allocated": lambda device=None: used_bytes(index(device)),
         "max_memory_allocated": lambda device=None: peak_bytes(index(device)),
         "reset_peak_memory_stats": lambda device=None: library.posing_reset_peak(index(device)),
@@ -222,8 +240,12 @@ def install() -> None:
         "current_stream": _Stream,
         "default_stream": _Stream,
         "stream": lambda stream: contextlib.nullcontext(),
-        "get_device_capability": lambda device=None: (9, 0),
-        "get_device_name": lambda device=None: f"Posing GPU {devices[index(device)]}",
+        "get_device_capability": lambda device=None: tuple(
+            map(int, os.environ.get(CAPABILITY_VARIABLE, "9.0").split("."))
+        ),
+        "get_device_name": lambda device=None: (
+            os.environ.get(NAME_VARIABLE) or f"Posing GPU {devices[index(device)]}"
+        ),
         "get_device_properties": lambda device=None: _Properties(),
         "is_bf16_supported": lambda including_emulation=True: True,
         "get_rng_state_all": list,

@@ -25,7 +25,7 @@ WORDS_OF_OTHERS = {
     "recipe/derived.py": "pydantic puts its own words before ours",
     "addons/gallery/copies.py": "recipes in the gallery are YAML",
     "rollout/engines/torch_engine.py": "PyTorch raises a bare RuntimeError when a CPU has no more memory",
-    "run/start_checks.py": "another interpreter tells in its traceback alone that a module is missing",
+    "addons/doctor/gpu_checks.py": "another interpreter tells only in its traceback that torch is missing",
     "weights/range_sockets.py": "the header of HTTP",
     "dataflow/journal/failure_kinds.py": "messages of workflows are grouped for the summary, which is shown",
     "addons/agents/gateway/gateway.py": "the header of HTTP",

@@ -10,9 +10,15 @@ from collections.abc import Sequence
 
 from astraflow.errors import ConfigError
 
-__all__ = ["gpu_variables", "visible_variables"]
+__all__ = ["VISIBLE", "gpu_variables", "visible_names", "visible_variables"]
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable with which a scheduler limits the GPUs that a process sees."""
+
+
+def visible_names() -> list[str]:
+    """The numbers or names of the GPUs to which this process is limited; empty if it isn't limited."""
+    return [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
 
 
 def gpu_variables(device: str, rank: int) -> dict[str, str]:
@@ -30,14 +36,14 @@ def visible_variables(gpus: Sequence[str]) -> dict[str, str]:
 
     Raises: ConfigError if this process doesn't see one of the numbers.
     """
-    listed = os.environ.get(_VISIBLE)
+    listed = os.environ.get(VISIBLE)
     if listed is None:
-        return {_VISIBLE: ",".join(gpus)}
-    visible = [name.strip() for name in listed.split(",") if name.strip()]
+        return {VISIBLE: ",".join(gpus)}
+    visible = visible_names()
     for gpu in gpus:
         if gpu.isdigit() and int(gpu) >= len(visible):
             raise ConfigError(
-                f"GPU {gpu} is not among the {len(visible)} that {_VISIBLE} = {listed!r} lists; use lower "
+                f"GPU {gpu} is not among the {len(visible)} that {VISIBLE} = {listed!r} lists; use lower "
                 "numbers or fewer ranks, or let the run see more GPUs"
             )
-    return {_VISIBLE: ",".join(visible[int(gpu)] if gpu.isdigit() else gpu for gpu in gpus)}
+    return {VISIBLE: ",".join(visible[int(gpu)] if gpu.isdigit() else gpu for gpu in gpus)}

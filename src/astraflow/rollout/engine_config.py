@@ -76,6 +76,11 @@ class EngineVariant(Variant):
         """Secret environment variables for the processes that make the engine."""
         return {}
 
+    def gpu_shares(self, *, num_policies: int, has_evals: bool) -> tuple[float, ...]:
+        """Shares of a GPU's memory, one for each program that a service runs there; 0 if one isn't stated."""
+        del num_policies, has_evals
+        return (0.0,)
+
     def check_machine(self) -> None:
         """Checks the machine before rollout services start. Raises: ConfigError if it can't run the
         engine."""

@@ -36,7 +36,6 @@ from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
 from astraflow.run.start_checks import (
     check_addresses,
     check_certificates,
-    check_devices,
     check_engine,
     check_run_folder,
 )
@@ -48,7 +47,7 @@ from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
-from astraflow.user_input.installed import load_added
+from astraflow.user_input.installed import find_entries, load_added, load_or_explain
 from astraflow.user_input.mistakes import hint, nearest_hint
 from astraflow.user_input.yaml_files import override_pairs
 from astraflow.workflows.config import EnvironmentWorkflowConfig, WorkflowConfig
@@ -190,8 +189,10 @@ def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
 
 
 def _check_machine(recipe: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
-    """Checks GPUs and servers; with a run folder, also the folder, ports and certificates."""
-    mistakes.collect(check_devices, recipe)
+    """Checks servers, and what packages add; with a run folder, also the folder, ports and certificates."""
+    for entry in find_entries("astraflow.checks"):
+        if (check := load_or_explain(entry)) is not None:
+            mistakes.collect(check, recipe)
     mistakes.collect(check_engine, recipe)
     if run_dir is None:
         return

@@ -2,10 +2,10 @@
 
 from typing import Any, cast
 
+from astraflow.addons.doctor.gpu_checks import check_shares, gpu_users
 from astraflow.addons.doctor.machine import GIB, Finding
 from astraflow.models.loading import empty_causal_lm
 from astraflow.recipe.recipe import PolicyConfig, Recipe
-from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE
@@ -49,34 +49,11 @@ def gpu_memory_finding(name: str, policy: PolicyConfig, num_gpus: int) -> Findin
 
 
 def share_finding(recipe: Recipe) -> Finding:
-    """Checks that the processes of this machine that use one GPU have shares of its memory."""
-    engine = recipe.rollout.engine
-    share = engine.gpu_share if isinstance(engine, TorchEngineConfig) else 0.0
-    users: dict[str, list[str]] = {}
-    for name, policy in recipe.trained.items():
-        backend = policy.train.backend
-        if isinstance(backend, TorchBackendConfig) and backend.device.startswith("cuda"):
-            first = int(backend.device.partition(":")[2] or 0)
-            for gpu in range(first, first + policy.train.ranks):
-                users.setdefault(str(gpu), []).append(f"trainer-{name}")
-    if isinstance(engine, TorchEngineConfig) and engine.device.startswith("cuda"):
-        number = int(engine.device.partition(":")[2] or 0)
-        lists = [entry.split(",") for entry in recipe.rollout.gpus]
-        for idx in range(recipe.max_services):
-            own = lists[idx % len(lists)] if lists else []
-            gpu = own[number] if number < len(own) else str(number)
-            users.setdefault(gpu, []).append(f"rollout-{idx}")
-    shared = {gpu: names for gpu, names in users.items() if len(names) > 1}
-    for gpu, names in shared.items():
-        num_services = sum(name.startswith("rollout-") for name in names)
-        if not share or num_services * share > 1 or len(names) - num_services > 1:
-            text = f"GPU {gpu} is given to {', '.join(names)}, with rollout.engine.gpu_share: {share:g}"
-            remedy = (
-                "give each its own GPU (rollout.gpus, train.backend.device), or state what a service may take"
-            )
-            return Finding("fail", _SHARES, text, remedy)
-    listed = ", ".join(f"GPU {gpu}: {', '.join(names)}" for gpu, names in users.items())
-    return Finding("ok", _SHARES, listed)
+    """Tells which processes use each GPU. Raises: ConfigError if they share one without stated shares."""
+    users = gpu_users(recipe)
+    check_shares(users)
+    listed = [f"GPU {gpu}: {', '.join(user.name for user in own)}" for gpu, own in users.items()]
+    return Finding("ok", _SHARES, ", ".join(listed))
 
 
 def _grid_of(train: TrainConfig) -> RankGrid | None:

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_serializer, model_validator
 
@@ -67,6 +67,8 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
     """Data type of weights and computation. Attention kernels on a GPU need a 16-bit type."""
     start_timeout_s: float = Field(default=900.0, gt=0)
     """Maximum time, in seconds, from the start or restart of the server until it serves."""
+    share_option: ClassVar[str] = ""
+    """The option in `args` that states the server's share of a GPU's memory."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Maximum time, in seconds, for one request or one update of the weights."""
 
@@ -83,6 +85,16 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
         """Returns the variables whose values the recipe contains, for the server that the engine starts."""
         own = {name: value for name, value in self.env.items() if not REFERENCE.fullmatch(value)}
         return {PASSED_ON_PREFIX + name: value for name, value in own.items()}
+
+    def gpu_shares(self, *, num_policies: int, has_evals: bool) -> tuple[float, ...]:
+        """Returns a share for each server of a service: one per policy, and as many for evaluation."""
+        if self.attach.url:
+            return ()
+        options = dict(zip(self.args, self.args[1:], strict=False))
+        options |= dict(option.split("=", 1) for option in self.args if "=" in option)
+        stated = options.get(self.share_option, "")
+        share = float(stated) if re.fullmatch(r"\d*\.?\d+", stated) else 0.0
+        return (share,) * (num_policies * (1 + has_evals))
 
     def check_machine(self) -> None:
         """Checks the interpreter. Raises: ConfigError if `python` doesn't exist, or lacks the server."""
@@ -116,6 +128,7 @@ class VllmEngineConfig(ServerEngineConfig):
     """A vLLM server per policy, started and supervised by the rollout service."""
 
     name: Literal["vllm"] = "vllm"
+    share_option: ClassVar[str] = "--gpu-memory-utilization"
     python: str = ".venv-vllm/bin/python"
     """Python interpreter that has vLLM installed; a path is relative to the folder that the command runs
     in."""
@@ -132,6 +145,7 @@ class SglangEngineConfig(ServerEngineConfig):
     """An SGLang server per policy, started and supervised by the rollout service."""
 
     name: Literal["sglang"] = "sglang"
+    share_option: ClassVar[str] = "--mem-fraction-static"
     python: str = ".venv-sglang/bin/python"
     """Python interpreter that has SGLang installed; a path is relative to the folder that the command runs
     in."""

@@ -1,0 +1,306 @@
+"""Checks, before anything is loaded, the GPUs of this machine that a recipe uses.
+
+PyTorch describes them in a short-lived process, because the launcher never imports it. As for memory, only
+what lasts for the whole run is counted here. A trainer checks the rest itself, before it loads its model.
+GPUs are counted among those that this process sees, which a scheduler may have limited.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import msgspec
+
+from astraflow.config import Config
+from astraflow.errors import ConfigError, DataError
+from astraflow.processes.visible_gpus import VISIBLE, visible_names
+from astraflow.recipe.recipe import Recipe
+from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
+from astraflow.run.start_checks import ask_program, has_services_here, last_line
+from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig
+from astraflow.user_input.extras import install_hint
+from astraflow.user_input.mistakes import hint
+from astraflow.weights.snapshot import read_model
+
+__all__ = ["GpuUser", "check_devices", "check_shared_memory", "check_shares", "gpu_users"]
+
+_DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xla", "xpu")
+"""Kinds of PyTorch devices on which a model can run."""
+_GPU_FILES = ("nvidiactl", "nvidia0", "kfd", "dxg", "nvhost-gpu", "nvmap")
+"""Files in /dev that exist if an NVIDIA or AMD GPU can be used, including under WSL and on Jetson."""
+_DESCRIBE_GPUS = """
+import json, sys, torch
+gpus, problem = [], ""
+try:
+    for idx in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(idx)
+        gpu = {"name": torch.cuda.get_device_name(idx), "free": free, "total": total}
+        gpus.append({**gpu, "capability": torch.cuda.get_device_capability(idx)})
+except (RuntimeError, AssertionError) as err:
+    problem = str(err)
+found = {"gpus": gpus, "problem": problem, "version": torch.__version__, "arches": torch.cuda.get_arch_list()}
+print(json.dumps(found))
+"""
+_KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)[a-z]?")
+"""An entry of PyTorch's list of architectures: kernels, or code that newer GPUs can compile."""
+_SHARED_BYTES = 64 << 20
+"""Shared memory per rank on GPUs that is enough for NCCL. Containers often have 64 MB in all."""
+
+
+class _Gpu(msgspec.Struct):
+    name: str
+    capability: tuple[int, int]
+    free: int
+    total: int
+
+
+class _Found(msgspec.Struct):
+    """The GPUs that PyTorch finds, and which architectures it has kernels for."""
+
+    gpus: list[_Gpu] = []
+    problem: str = ""
+    """Why PyTorch can't use the next GPU; empty if it can use all."""
+    version: str = ""
+    arches: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUser:
+    """A process that uses a GPU. Example: `GpuUser("rollout-0", shares=(0.4,), num_bytes=3.2e9)`."""
+
+    name: str
+    shares: tuple[float, ...] = ()
+    """For each program that the process runs there, the share of the memory that it takes at most; 0 if that
+    isn't stated. Empty for a trainer, which takes what the shares leave."""
+    num_bytes: float = 0.0
+    """Memory that it needs there for the whole run: weights, gradients, and optimizer; 0 if unknown."""
+
+
+def check_devices(recipe: Recipe) -> None:
+    """Checks the recipe's devices.
+
+    Raises: ConfigError if a device is misspelled or is a GPU that this machine lacks, if processes share a
+    GPU without stated shares, or if a GPU can't do its work.
+    """
+    needed: dict[str, int] = {}
+    for where, (device, num) in _devices(recipe).items():
+        kind, _, number = device.partition(":")
+        if kind not in _DEVICES or (number and not number.isdigit()):
+            expected = hint(kind, _DEVICES) if kind not in _DEVICES else "; expected a number after the colon"
+            raise ConfigError(f"{where} = {device!r} is not a device{expected}, e.g. cpu or cuda:0")
+        if kind == "cuda":
+            needed[f"{where} = {device!r}"] = int(number or 0) + num
+    found = _describe_gpus() if needed else _Found()
+    if lacking := [where for where, num in needed.items() if num > len(found.gpus)]:
+        raise ConfigError(_lack_text(lacking, found))
+    users = gpu_users(recipe)
+    check_shares(users)
+    names = visible_names() or [str(idx) for idx in range(len(found.gpus))]
+    for label, gpu in zip(names, found.gpus, strict=False):
+        _check_gpu(label, gpu, users.get(label, ()), found)
+    _check_ranks(recipe, found)
+
+
+def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
+    """The processes of this machine that use each GPU, by its number, or by the name that a scheduler gave
+    it."""
+    users: dict[str, list[GpuUser]] = {}
+    for name, policy in recipe.trained.items():
+        backend = _torch_backend(policy.train.backend)
+        if backend is None or not backend.device.startswith("cuda"):
+            continue
+        first = int(backend.device.partition(":")[2] or 0)
+        num_parts = policy.train.ranks // policy.train.shard.replicate
+        num_bytes = _trainer_bytes(backend) * _num_parameters(policy.model_dir) / num_parts
+        for label in _labels(range(first, first + policy.train.ranks)):
+            users.setdefault(label, []).append(GpuUser(f"trainer-{name}", num_bytes=num_bytes))
+    engine = recipe.rollout.engine
+    for idx in range(recipe.max_services if has_services_here(recipe) else 0):
+        lists = recipe.rollout.gpus
+        gpus = _labels(lists[idx % len(lists)].split(",")) if lists else []
+        if isinstance(engine, TorchEngineConfig) and engine.device.startswith("cuda"):
+            number = int(engine.device.partition(":")[2] or 0)
+            gpus = gpus[number : number + 1] if lists else _labels([number])
+            shares = (engine.gpu_share * len(recipe.policies),)
+            size = 4.0 if engine.dtype == "float32" else 2.0
+            num_bytes = size * sum(_num_parameters(p.model_dir) for p in recipe.policies.values())
+        elif isinstance(engine, EngineVariant):
+            num_policies = len(recipe.policies)
+            shares = engine.gpu_shares(num_policies=num_policies, has_evals=bool(recipe.eval.sets))
+            num_bytes = 0.0
+        else:
+            continue
+        if not shares:  # it only uses servers that run already
+            continue
+        for label in gpus:
+            users.setdefault(label, []).append(GpuUser(f"rollout-{idx}", shares, num_bytes))
+    return users
+
+
+def check_shares(users: Mapping[str, Sequence[GpuUser]]) -> None:
+    """Checks the GPUs that engines share with other programs. Trainers know what they need, which is counted.
+
+    Raises: ConfigError if an engine there states no share, or if the shares leave nothing.
+    """
+    for label, own in users.items():
+        shares = [share for user in own for share in user.shares]
+        num_trainers = sum(not user.shares for user in own)
+        if not shares or len(shares) + num_trainers < 2:
+            continue
+        names = ", ".join(user.name for user in own)
+        total = sum(shares)
+        if not all(shares):
+            problem = (
+                "and not all state which share of its memory they take; give each its own (rollout.gpus, "
+                "train.backend.device), or state the shares: rollout.engine.gpu_share, or the option of the "
+                "server, e.g. args: [--gpu-memory-utilization, '0.3']"
+            )
+        elif total > 1 or (num_trainers and total == 1):
+            left = "which leaves nothing for the trainer" if num_trainers else "more than it has"
+            problem = (
+                f"whose shares of its memory add up to {total:g}, {left}; lower them, or use fewer services"
+            )
+        else:
+            continue
+        raise ConfigError(
+            f"GPU {label} is used by {len(shares) + num_trainers} programs of {names}, {problem}"
+        )
+
+
+def _check_gpu(label: str, gpu: _Gpu, users: Sequence[GpuUser], found: _Found) -> None:
+    """Raises: ConfigError if PyTorch has no kernels for a GPU, or if its users don't fit there."""
+    kernels = [match.groups() for arch in found.arches if (match := _KERNELS.fullmatch(arch))]
+    where = f"GPU {label} ({gpu.name})"
+    major, minor = gpu.capability
+    if kernels and not any(
+        (int(own), int(least)) <= (major, minor) and (kind == "compute" or int(own) == major)
+        for kind, own, least in kernels
+    ):
+        raise ConfigError(
+            f"{where} has compute capability {major}.{minor}, for which PyTorch {found.version} has no "
+            f"kernels ({', '.join(found.arches)}); install a build of PyTorch that supports it, or "
+            "use another GPU"
+        )
+    need = sum(user.num_bytes for user in users)
+    if need <= gpu.free:
+        return
+    names = ", ".join(user.name for user in users)
+    text = f"{where} has {gpu.free / 1e9:.1f} of {gpu.total / 1e9:.1f} GB free, but {names} need at least"
+    if need > gpu.total:
+        advice = "it is too small: use a larger GPU or a smaller model, or divide the model with train.ranks"
+    else:
+        advice = "other processes take the rest: end them (`nvidia-smi` lists them), or use another GPU"
+    raise ConfigError(f"{text} {need / 1e9:.1f} GB; {advice}")
+
+
+def _check_ranks(recipe: Recipe, found: _Found) -> None:
+    """Raises: ConfigError if a trainer's ranks can't exchange data: between slices of a GPU, or for lack of
+    shared memory."""
+    for name, policy in recipe.trained.items():
+        backend = _torch_backend(policy.train.backend)
+        ranks = policy.train.ranks
+        if ranks == 1 or backend is None or not backend.device.startswith("cuda"):
+            continue
+        where = f"policies.{name}.train.ranks = {ranks}"
+        first = int(backend.device.partition(":")[2] or 0)
+        if any(" MIG " in gpu.name for gpu in found.gpus[first : first + ranks]):
+            raise ConfigError(
+                f"{where}: some of its GPUs are MIG slices, between which NCCL can't communicate; use whole "
+                "GPUs, or set train.ranks: 1"
+            )
+        check_shared_memory(where, ranks)
+
+
+def check_shared_memory(where: str, ranks: int, folder: Path = Path("/dev/shm")) -> None:
+    """Raises: ConfigError if `folder` is too small for NCCL, unless NCCL is told not to use it."""
+    if not folder.is_dir() or os.environ.get("NCCL_SHM_DISABLE") == "1":
+        return
+    size = shutil.disk_usage(folder).total
+    if size < ranks * _SHARED_BYTES:
+        raise ConfigError(
+            f"{where}: {folder} has only {size / 2**20:.0f} MiB, in which NCCL may hang; start the container "
+            "with more (docker run --shm-size=1g), or set NCCL_SHM_DISABLE=1"
+        )
+
+
+def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
+    """Returns the devices of processes on this machine, by their place in the recipe.
+
+    Each one is given by its first device, and the number of devices from that one on.
+    """
+    devices: dict[str, tuple[str, int]] = {}
+    for name, policy in recipe.trained.items():
+        config = policy.train.backend
+        if (backend := _torch_backend(config)) is not None:
+            where = f"policies.{name}.train.backend{'' if backend is config else '.torch'}.device"
+            devices[where] = (backend.device, policy.train.ranks)
+    engine = recipe.rollout.engine
+    if isinstance(engine, TorchEngineConfig) and has_services_here(recipe):
+        devices["rollout.engine.device"] = (engine.device, 1)
+    return devices
+
+
+def _torch_backend(backend: Config) -> TorchBackendConfig | None:
+    """The torch backend with which a trainer computes; None if it computes with something else."""
+    if isinstance(backend, BackendVariant):
+        backend = backend.computes_with or backend
+    return backend if isinstance(backend, TorchBackendConfig) else None
+
+
+def _labels(gpus: Iterable[int | str]) -> list[str]:
+    """GPUs as the driver knows them: each number is a position among those that this process sees."""
+    names = visible_names()
+    return [names[int(gpu)] if str(gpu).isdigit() and int(gpu) < len(names) else str(gpu) for gpu in gpus]
+
+
+def _trainer_bytes(backend: TorchBackendConfig) -> float:
+    """Bytes per parameter that last for the whole run on a trainer's GPUs; adapters count as nothing."""
+    averages = 0.0 if backend.offload_optimizer else 4.0 if backend.optimizer_state == "bfloat16" else 8.0
+    return 4.0 if backend.lora.rank else 8.0 + averages
+
+
+def _num_parameters(model_dir: Path) -> int:
+    """The number of a model's parameters; 0 if it isn't there yet, or can't be read."""
+    try:
+        return sum(prod(tensor.shape) for tensor in read_model(model_dir))
+    except (DataError, OSError):
+        return 0
+
+
+def _lack_text(lacking: Sequence[str], found: _Found) -> str:
+    """What to say if PyTorch finds too few GPUs."""
+    if found.problem:
+        return (
+            f"PyTorch {found.version} can't use GPU {len(found.gpus)}: {found.problem.splitlines()[0]}; if "
+            "the driver is older than this build of PyTorch, update the driver, or install a build for its "
+            "CUDA (`nvidia-smi` shows both)"
+        )
+    verb = "needs a GPU" if len(lacking) == 1 else "need GPUs"
+    has = f"finds {len(found.gpus)} here" if found.gpus else "finds none here"
+    build = " (it is a build for CPUs: install one for your CUDA)" if "+cpu" in found.version else ""
+    listed = os.environ.get(VISIBLE)
+    seen = "" if listed is None else f" among those that {VISIBLE} = {listed!r} lists"
+    if any(" MIG " in gpu.name for gpu in found.gpus):
+        seen += f" (a process sees one MIG slice, unless {VISIBLE} lists the names of more)"
+    return (
+        f"{' and '.join(lacking)} {verb}, but PyTorch {has}{build}{seen}. Set device to cpu, or to a GPU "
+        "that `astraflow doctor` lists"
+    )
+
+
+def _describe_gpus() -> _Found:
+    """Returns the GPUs that PyTorch can use. Raises: ConfigError if PyTorch is not installed."""
+    has_files = sys.platform != "linux" or any((Path("/dev") / name).exists() for name in _GPU_FILES)
+    if not has_files and not os.environ.get(VISIBLE):
+        return _Found()
+    output = ask_program([sys.executable, "-P", "-c", _DESCRIBE_GPUS])
+    if output.returncode:
+        if "No module named 'torch'" in output.stderr:
+            raise ConfigError(install_hint("a recipe that computes on a GPU", ["torch"]))
+        raise ConfigError(f"PyTorch cannot report its GPUs: {last_line(output.stderr)}")
+    return msgspec.json.decode(last_line(output.stdout), type=_Found)
