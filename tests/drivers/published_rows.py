@@ -129,6 +129,11 @@ _ROWS: dict[str, dict[str, list[dict[str, Any]]]] = {
             {"id": 0, "answer": 27.0, "url": "https://example.org/amc", "question": "Cities A and B?"}
         ]
     },
+    "amc24": {
+        "data/train-00000-of-00001.parquet": [
+            {"exam": "12A", "problem_number": 1, "problem": "What is 9901 - 99?", "answer": "9802"}
+        ]
+    },
     "math500": {
         "test.jsonl": [
             {
@@ -176,6 +181,7 @@ _ROWS: dict[str, dict[str, list[dict[str, Any]]]] = {
             ),
         ],
     },
+    "livecodebench-v6": {"test6.jsonl": [live_code("abc387_f", "2025-01-04T00:00:00")]},
     "humaneval": {
         "openai_humaneval/test-00000-of-00001.parquet": [
             {
@@ -225,6 +231,7 @@ ANSWERS: dict[str, str | list[str]] = {
     "aime24": "204",
     "aime25": "70",
     "amc23": "27",
+    "amc24": "9802",
     "math500": "\\left( 3, \\frac{\\pi}{2} \\right)",
     "minerva": "2e-9",
     "olympiad": "$3$",

@@ -12,6 +12,7 @@ from astraflow.addons.data_sets.code_rows import (
     deepcoder_row,
     human_eval_row,
     live_code_bench_row,
+    live_code_bench_v5_row,
 )
 from astraflow.addons.data_sets.converted import LeftOut, PreparedRow, RawRow
 from astraflow.addons.data_sets.math_rows import dapo_row, olympiad_row, problem_row
@@ -63,6 +64,7 @@ def _asearcher_test(folder: str) -> Split:
 
 _DEEPCODER = "agentica-org/DeepCoder-Preview-Dataset"
 _DEEPCODER_REVISION = "177913a7bd43791646ef6a43645caa3c871ab3db"
+_LIVE_CODE_BENCH_REVISION = "0fe84c3912ea0c4d4a78037083943e8f0c4dd505"
 
 _KNOWN = (
     DataSet(
@@ -119,6 +121,12 @@ _KNOWN = (
                 "80815d37005feb82cd7f8fbc6901d5d3eff43057",
             )
         },
+    ),
+    DataSet(
+        "amc24",
+        "math",
+        "problems of AMC 12, 2024",
+        {"test": Split("rawsh/2024_AMC12", ("data/train-00000-of-00001.parquet",), problem_row)},
     ),
     DataSet(
         "math500",
@@ -181,8 +189,22 @@ _KNOWN = (
             "test": Split(
                 "livecodebench/code_generation_lite",
                 ("test.jsonl", "test2.jsonl", "test3.jsonl", "test4.jsonl", "test5.jsonl"),
+                live_code_bench_v5_row,
+                _LIVE_CODE_BENCH_REVISION,
+            )
+        },
+        columns=CODE_COLUMNS,
+    ),
+    DataSet(
+        "livecodebench-v6",
+        "code",
+        "175 problems that LiveCodeBench v6 adds, 2025-01 to 2025-04",
+        {
+            "test": Split(
+                "livecodebench/code_generation_lite",
+                ("test6.jsonl",),
                 live_code_bench_row,
-                "0fe84c3912ea0c4d4a78037083943e8f0c4dd505",
+                _LIVE_CODE_BENCH_REVISION,
             )
         },
         columns=CODE_COLUMNS,

@@ -22,7 +22,14 @@ from astraflow.addons.code.code_tests import MAX_CASES
 from astraflow.addons.data_sets.converted import LeftOut, PreparedRow, RawRow, read_column, read_text_column
 from astraflow.errors import DataError
 
-__all__ = ["CODE_COLUMNS", "MAX_TESTS_CHARS", "deepcoder_row", "human_eval_row", "live_code_bench_row"]
+__all__ = [
+    "CODE_COLUMNS",
+    "MAX_TESTS_CHARS",
+    "deepcoder_row",
+    "human_eval_row",
+    "live_code_bench_row",
+    "live_code_bench_v5_row",
+]
 
 CODE_COLUMNS = ("tests", "function", "tests_left_out")
 """Columns that a programming task carries."""
@@ -82,11 +89,16 @@ def _solution(solutions: object) -> str:
     return next(texts, "")
 
 
-def live_code_bench_row(row: RawRow) -> PreparedRow | LeftOut:
-    """Converts a row of LiveCodeBench: public cases are JSON, private ones are packed JSON."""
+def live_code_bench_v5_row(row: RawRow) -> PreparedRow | LeftOut:
+    """Converts a row of LiveCodeBench if its problem is one of the 279."""
     date = read_text_column(row, "contest_date")
     if not _FIRST_DATE <= date < _END_DATE:
         return LeftOut(f"its contest was not between {_FIRST_DATE} and {_END_DATE}")
+    return live_code_bench_row(row)
+
+
+def live_code_bench_row(row: RawRow) -> PreparedRow | LeftOut:
+    """Converts a row of LiveCodeBench: public cases are JSON, private ones are packed JSON."""
     public: list[Any] = json.loads(read_text_column(row, "public_test_cases"))
     private = _unpack(read_text_column(row, "private_test_cases"))
     about: dict[str, Any] = json.loads(read_text_column(row, "metadata") or "{}")
