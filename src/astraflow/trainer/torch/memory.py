@@ -74,6 +74,7 @@ def memory_need(model: nn.Module, config: TrainConfig, *, grid: RankGrid | None 
     num_trained = _num_held(trained, model, grid if is_split else None)
     averages = 2 * num_trained * (2 if backend.optimizer_state == "bfloat16" else 4)
     published = sum(p.numel() for p in model.parameters()) * (2 if backend.publish_dtype == "bfloat16" else 4)
+    published /= config.ranks if is_split else 1
     num_token_parts = 1 if grid is None or not is_split else grid.context
     kept, recomputed = (size / num_token_parts for size in _activations(model, config))
     is_kept = backend.activations == "keep"

@@ -64,6 +64,15 @@ def test_a_rank_has_its_part_of_the_layers_and_its_rows_of_all() -> None:
     assert found == pytest.approx(4 * (layers / 8 + others / 2))
 
 
+def test_a_rank_copies_its_part_of_a_version() -> None:
+    config = '{"ranks": 4, "backend": {"name": "torch", "device": "cuda:0"}}'
+    whole, part = (
+        memory_need(make_tiny_model(), TrainConfig.model_validate_json(config), grid=grid).passing["export"]
+        for grid in (None, RankGrid(ALONE, ALONE, num_shards=4))
+    )
+    assert part == whole / 4
+
+
 def test_a_rank_keeps_the_activations_of_its_tokens_alone() -> None:
     config = TrainConfig.model_validate_json('{"backend": {"name": "torch", "device": "cuda:0"}}')
     name = f"activations of {config.token_budget} tokens"
