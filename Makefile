@@ -224,6 +224,7 @@ check-rest: $(VENV)/.dev
 	$(BIN)/python tools/code_reference.py --check
 	$(BIN)/python tools/rooms.py --check
 	$(BIN)/python tools/benchmark_table.py --check
+	$(BIN)/python tools/full_recipes.py --check
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
@@ -249,6 +250,7 @@ docs reference: $(VENV)/.test
 	$(BIN)/python tools/code_reference.py
 	$(BIN)/python tools/rooms.py
 	$(BIN)/python tools/benchmark_table.py
+	$(BIN)/python tools/full_recipes.py
 	$(BIN)/python -m astraflow.dataflow.service.openapi > docs/openapi.json
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/site/.doctrees docs docs/site
 	@echo "docs/site/index.html"

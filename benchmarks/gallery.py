@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from astraflow.addons.gallery.listing import about
 from astraflow.recipe.gallery import GalleryItem, entries
 from astraflow.recipe.recipe import load_recipe
 from harness import MOST_LOAD, OthersLoad, report, show_table
@@ -254,7 +255,7 @@ def busy_lines(shown: Sequence[Shown]) -> list[str]:
 def section(one: Shown) -> list[str]:
     """Returns a recipe's section: what it shows, the command, the curve, and an episode from before and
     after."""
-    lines = [f"## {one.entry.name}", "", f"{one.entry.about}.", ""]
+    lines = [f"## {one.entry.name}", "", f"{about(one.entry)}.", ""]
     lines += [f"{player.capitalize()}: {told}.\n" for player, told in players(one.entry)]
     lines += ["<!-- not run: trains for minutes -->", "```bash", one.command, "```"]
     if one.reused:

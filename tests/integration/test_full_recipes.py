@@ -1,12 +1,14 @@
 """Each recipe of full size takes three steps at `scale=smoke`: its own workflow, reward, filters and loss."""
 
 import asyncio
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from astraflow.addons.gallery.listing import full_recipes
 from astraflow.dataflow.audit import audit
 from astraflow.recipe import gallery
 from astraflow.recipe.recipe import load_recipe
@@ -17,8 +19,8 @@ from drivers.system_driver import ROOT
 
 pytestmark = pytest.mark.timeout(300)  # the model is built once, and the first run starts a sandbox
 
-SMALLER = [entry for entry in gallery.entries() if entry.kind == "recipe" and "/1.7b" in entry.name]
-"""Those of 8B are the same at this scale: tests/unit/run/test_full_recipes.py compares them."""
+SMALLER = [entry for entry in full_recipes() if re.search("/1.7b(-se|-si|$)", entry.name)]
+"""Those of other sizes are the same at this scale: tests/unit/run/test_full_recipes.py compares them."""
 
 
 @pytest.fixture(scope="module")

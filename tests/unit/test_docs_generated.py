@@ -24,6 +24,11 @@ def test_the_recipe_reference_is_up_to_date() -> None:
     assert made.out_of_date(made.pages()) == [], "run `make docs`"
 
 
+def test_the_page_of_the_recipes_of_full_size_is_up_to_date() -> None:
+    made = tool("full_recipes")
+    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run `make docs`"
+
+
 def test_the_table_of_benchmarks_shows_the_recorded_results() -> None:
     made = tool("benchmark_table")
     assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run `make docs`"

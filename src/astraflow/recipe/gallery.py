@@ -13,6 +13,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.user_input.installed import load_added
 from astraflow.user_input.mistakes import format_value, nearest_hint
 from astraflow.user_input.user_files import is_there
+from astraflow.user_input.yaml_files import parts_of
 
 __all__ = [
     "FOLDERS",
@@ -46,28 +47,12 @@ class GalleryItem:
     path: Path
 
     @property
-    def place(self) -> str:
-        """Its path below the root."""
-        return f"{self.name if self.name.startswith('examples/') else f'recipes/{self.name}'}.yaml"
-
-    @property
     def kind(self) -> str:
         """What the file describes: a recipe, a part that recipes extend, or a model."""
         if self.name.startswith("models/"):
             return "model"
         is_part = self.name.startswith("sizes/") or self.name.rpartition("/")[2].startswith("full")
         return "part" if is_part else "recipe"
-
-    @property
-    def about(self) -> str:
-        """The first sentence of the comment at its top."""
-        lines: list[str] = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            if not line.startswith("#"):
-                break
-            lines.append(line.removeprefix("#").strip())
-        sentence, _, _ = " ".join(lines).partition(". ")
-        return sentence.rstrip(".")
 
 
 def gallery_root() -> Path:
@@ -114,8 +99,9 @@ def find_entry(name: str) -> GalleryItem:
     known = {entry.name: entry for entry in entries()}
     wanted = name.removeprefix("./").removesuffix(".yaml").removeprefix("recipes/")
     same_end = [entry for entry in known.values() if entry.name.rpartition("/")[2] == wanted]
-    if wanted in known:
-        return known[wanted]
+    joined = _entry(gallery_root(), gallery_root() / "recipes" / f"{wanted}.yaml")
+    if wanted in known or parts_of(joined.path)[1]:
+        return known.get(wanted, joined)
     if len(same_end) == 1:
         return same_end[0]
     meant = nearest_hint(wanted, known)

@@ -4,7 +4,8 @@ The substance of a recipe stays the same: workflow, reward, curators, filters, c
 things change:
 
 - The numbers of samples, tokens, steps and services get smaller.
-- The engine and the trainer run on the CPU.
+- The engine and the trainer run on the CPU of this machine, the trainer in one process.
+- Chat templates get no arguments, which small models don't read.
 - A few rows that come with AstraFlow replace prepared data sets.
 - An index of a few documents replaces a search index.
 - Easy tasks replace those of environments that come with AstraFlow.
@@ -68,6 +69,7 @@ def _smoke(recipe: JsonMap) -> None:
         "engine": {"name": "torch", "num_slots": 32, "max_context": 1024},
     }
     recipe["cluster"]["max_services"] = 0
+    recipe["launcher"] = {"name": "local"}
     recipe["eval"]["every"] = 3
     for chosen in recipe["eval"]["sets"].values():
         chosen["num_tasks"] = _at_most(chosen["num_tasks"], _NUM_TASKS)
@@ -77,12 +79,13 @@ def _smoke(recipe: JsonMap) -> None:
 def _shrink_policy(policy: JsonMap) -> None:
     table = policy["table"]
     train = policy["train"]
+    policy["template_args"] = {}
     policy["sampling"]["max_tokens"] = _at_most(policy["sampling"]["max_tokens"], _MAX_TOKENS)
     table["group_size"] = _at_most(table["group_size"], 4)
     table["groups_per_batch"] = _at_most(table["groups_per_batch"], _NUM_TASKS)
     train["steps"] = _at_most(train["steps"], 3)
     train["minibatches"] = _at_most(train["minibatches"], 2)
-    train["backend"] = {"name": "torch"}
+    train |= {"backend": {"name": "torch"}, "ranks": 1, "shard": {}}
 
 
 def _shrink_workflow(section: JsonMap, fixtures: Path) -> JsonMap:

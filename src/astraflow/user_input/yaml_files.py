@@ -1,7 +1,8 @@
 """Reads users' YAML files into one mapping: a file, the files that it extends, and dotted overrides on top.
 
 The key `extends` names one file, or several of which later ones win. The paths are relative to the folder of
-the file that has the key. A section with a `name` or a `use` chooses a variant, and a different choice
+the file that has the key. `FAMILY/SIZE.yaml`, if there is no such file, stands for `sizes/SIZE.yaml` with
+`FAMILY/full.yaml` on top. A section with a `name` or a `use` chooses a variant, and a different choice
 replaces the whole section. This module knows no config class: `config.parse_config` checks the result.
 """
 
@@ -23,6 +24,7 @@ __all__ = [
     "merge",
     "name_uses",
     "override_pairs",
+    "parts_of",
     "place_in",
     "set_dotted",
 ]
@@ -62,7 +64,26 @@ def layers_of(path: Path) -> list[tuple[Path, JsonMap]]:
     return _layers(path, (), [])
 
 
+def parts_of(path: Path) -> tuple[str, list[Path]]:
+    """Returns the name and the files, of which later ones win, that a missing file `FAMILY/SIZE.yaml` stands
+    for: `sizes/SIZE.yaml` and `FAMILY/full.yaml`. The list is empty if there are no such files.
+
+    Likewise, `FAMILY/SIZE-VARIANT.yaml` joins `sizes/SIZE.yaml` with `FAMILY/full-VARIANT.yaml`.
+    """
+    folder = path.absolute().parent
+    size, dash, variant = path.stem.rpartition("-")
+    for base, end in ((path.stem, ""), (size, dash + variant)):
+        files = [folder.parent / "sizes" / f"{base}.yaml", folder / f"full{end}.yaml"]
+        if not is_there(path) and all(map(is_there, files)):
+            return f"{folder.name}{end}-{base}".replace(".", "_"), files
+    return "", []
+
+
 def _layers(path: Path, above: tuple[Path, ...], opened: list[Path]) -> list[tuple[Path, JsonMap]]:
+    name, parts = parts_of(path)
+    if parts:
+        layers = [layer for part in parts for layer in _layers(part, (*above, path), opened)]
+        return [*layers, (parts[-1], {"name": name})]
     path = path.resolve() if is_there(path) else path
     if path in above:
         raise ConfigError(f"{path} extends itself: {' -> '.join(str(p) for p in (*above, path))}")

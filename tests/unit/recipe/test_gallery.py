@@ -15,12 +15,6 @@ def test_every_recipe_and_spec_of_the_repository_is_listed_once() -> None:
     files = [path for folder in ("recipes", "examples") for path in (ROOT / folder).rglob("*.yaml")]
     listed = [entry.path for entry in ENTRIES]
     assert sorted(listed) == sorted(path for path in files if not path.is_relative_to(ROOT / gallery.PROJECT))
-    assert [(gallery.gallery_root() / entry.place) for entry in ENTRIES] == listed
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_every_entry_says_what_it_is(entry: gallery.GalleryItem) -> None:
-    assert len(entry.about) > 20
 
 
 @pytest.mark.parametrize(
@@ -28,7 +22,7 @@ def test_every_entry_says_what_it_is(entry: gallery.GalleryItem) -> None:
     ["quickstart", "recipes/quickstart.yaml", "./recipes/quickstart.yaml", "quickstart.yaml"],
 )
 def test_a_recipe_is_found_by_its_name_and_by_its_place(name: str) -> None:
-    assert gallery.find_entry(name).place == "recipes/quickstart.yaml"
+    assert gallery.find_entry(name).path == ROOT / "recipes" / "quickstart.yaml"
 
 
 def test_the_last_part_of_a_name_is_enough_if_no_other_has_it() -> None:

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from astraflow.addons.gallery.listing import full_recipes
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe import gallery
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.sources import open_sources
+from astraflow.user_input.yaml_files import place_in
 from drivers.system_driver import ROOT
 
-FULL = sorted(
-    entry.name for entry in gallery.entries() if entry.name.rpartition("/")[2].startswith(("1.7b", "8b"))
-)
-FULL = [name for name in FULL if not name.startswith("sizes/")]
+ALL = [entry.name for entry in full_recipes()]
+FULL = [name for name in ALL if name.startswith("math/") or "/1.7b" in name or "/8b" in name]
+"""Each family at two sizes, and each size of one family."""
+FULL = [name for name in FULL if name.startswith("math/") or not ("-1gpu" in name or "-80gb" in name)]
 FAMILIES = {
     "alfworld",
     "code",
@@ -33,6 +35,16 @@ FAMILIES = {
 }
 WORLDS = ("alfworld", "deepdive", "terminal-bench", "textcraft", "webshop")
 """Families whose tasks are generated."""
+SETTINGS = {
+    "alfworld": (128, 1e-6, 0.004),
+    "code": (128, 3e-6, 0.01),
+    "deepdive": (256, 5e-6, 0.004),
+    "search": (256, 5e-6, 0.004),
+    "terminal-bench": (256, 5e-6, 0.004),
+    "textcraft": (256, 5e-6, 0.004),
+    "webshop": (256, 1e-6, 0.004),
+}
+"""Samples of a batch, learning rate, and budget of M2PO; those of mathematics are the default."""
 SMOKE = {"model": "tiny", "scale": "smoke"}
 
 
@@ -49,10 +61,28 @@ def test_each_family_has_both_sizes() -> None:
     assert found >= {(family, size) for family in FAMILIES for size in ("1.7b", "8b")}
 
 
+def test_sizes_and_families_are_joined_under_a_name_and_a_path() -> None:
+    assert {"math/14b", "alfworld/qwen2.5-7b", "code-multi-agent/8b-select"} < set(ALL)
+    assert "math-multi-agent/14b" not in ALL
+    recipe = recipe_of("efficient-math/8b-80gb")
+    assert recipe.name == "efficient-math-8b-80gb"
+    assert recipe.policies["actor"].train.ranks == 4
+    assert recipe.policies["actor"].table.replay.ratio == 0.3
+    assert gallery.recipe_file("math/4b") == (ROOT / "recipes" / "math" / "4b.yaml", True)
+    with pytest.raises(ConfigError, match=r"no recipe or model is named 'math/5b'; did you mean"):
+        gallery.recipe_file("math/5b")
+
+
+def test_a_mistake_names_the_file_that_has_it() -> None:
+    with pytest.raises(ConfigError, match=r"train\.stepz"):
+        recipe_of("math/8b", **{"train.stepz": 3})
+    assert place_in(ROOT / "recipes" / "math" / "8b.yaml", ["tasks", "reward"]).endswith("math/full.yaml")
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_a_full_recipe_and_its_parts_have_less_than_30_lines(path: Path) -> None:
-    is_full = path.stem.startswith(("1.7b", "8b", "full"))
-    assert not is_full or len(path.read_text().splitlines()) < 30
+    is_full = path.stem.startswith("full") or path.stem[0].isdigit() or path.parent.name == "sizes"
+    assert not is_full or len(path.read_text().splitlines()) <= 30
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -65,19 +95,48 @@ def test_a_full_recipe_resolves_to_one_that_reloads(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", FULL)
 def test_a_full_recipe_has_the_settings_of_the_paper(name: str) -> None:
     recipe = recipe_of(name)
+    num_samples, lr, budget = SETTINGS.get(name.partition("/")[0], (256, 5e-6, 0.01))
+    if name.startswith("code-multi-agent"):
+        num_samples, lr, budget = 256, 3e-6, 0.01
     for policy in recipe.trained.values():
-        assert policy.table.group_size * policy.table.groups_per_batch == 256
+        assert policy.table.group_size * policy.table.batch_groups == num_samples
         assert policy.table.group_size == 8
-        assert policy.train.lr == 5e-6
-        is_agent = recipe.workflow.name != "single_turn"
+        assert policy.table.max_staleness == 8
+        assert policy.train.lr == lr
         assert policy.train.loss.name == "m2po"
-        assert policy.train.loss.budget == (0.004 if is_agent else 0.01)
-    gpus = set(recipe.rollout.gpus)
-    backends = [mapping_of(policy.train.backend) for policy in recipe.trained.values()]
-    trainers = [backend["device"].removeprefix("cuda:") for backend in backends]
-    assert gpus.isdisjoint(trainers)
-    assert gpus | set(trainers) <= {str(idx) for idx in range(8 if "8b" in name else 2)}
+        assert policy.train.loss.budget == budget
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_trainers_and_services_have_gpus_of_their_own(name: str) -> None:
+    recipe = recipe_of(name)
+    if not recipe.rollout.gpus or "-1gpu" in name:
+        return  # the services are on other nodes, or share the only GPU
+    gpus = [gpu for entry in recipe.rollout.gpus for gpu in entry.split(",")]
+    trainers: set[str] = set()
+    for policy in recipe.trained.values():
+        first = int(mapping_of(policy.train.backend)["device"].removeprefix("cuda:"))
+        trainers |= {str(gpu) for gpu in range(first, first + policy.train.ranks)}
+    assert len(gpus) == len(set(gpus))
+    assert trainers.isdisjoint(gpus)
+    assert trainers | set(gpus) == {str(idx) for idx in range(len(gpus) + len(trainers))}
     assert recipe.rollout.services == len(recipe.rollout.gpus)
+
+
+@pytest.mark.parametrize("ratio", [0, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize("curators", ["", "tasks.curators=[shuffle]"])
+def test_the_grid_of_the_paper_is_two_overrides(ratio: float, curators: str) -> None:
+    overrides = [f"table.replay.ratio={ratio}" if ratio else "table.replay={}", *filter(None, [curators])]
+    recipe = load_recipe(ROOT / "recipes" / "efficient-math" / "8b.yaml", overrides)
+    policy = recipe.policies["actor"]
+    assert policy.table.max_replayed == int(ratio * policy.table.batch_groups)
+    assert len(recipe.tasks.curators) == (1 if curators else 2)
+
+
+def test_edf_and_fifo_are_a_pair() -> None:
+    edf = recipe_of("math/8b")
+    fifo = recipe_of("math/8b", **{"table.sampler": "fifo"})
+    assert [r.policies["actor"].table.sampler.name for r in (edf, fifo)] == ["edf", "fifo"]
 
 
 @pytest.mark.parametrize("name", [name for name in FULL if not name.startswith(WORLDS)])
@@ -109,10 +168,10 @@ def test_smoke_keeps_what_a_recipe_is_about(name: str) -> None:
         assert mapping_of(policy.table, *sizes) == mapping_of(full.table, *sizes)
 
 
-@pytest.mark.parametrize("name", [name for name in FULL if "/8b" in name])
+@pytest.mark.parametrize("name", [name for name in FULL if "/8b" in name and "nodes" not in name])
 def test_both_sizes_are_one_recipe_in_small(name: str) -> None:
     """So that a run of the one at `scale=smoke` is a run of the other."""
-    other = name.replace("/8b", "/1.7b")
+    other = name.replace("/8b-80gb", "/1.7b").replace("/8b", "/1.7b")
     assert mapping_of(recipe_of(name, **SMOKE), "name") == mapping_of(recipe_of(other, **SMOKE), "name")
 
 

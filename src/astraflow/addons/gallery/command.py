@@ -21,9 +21,11 @@ _recipes = typer.Typer(help="Show or copy the recipes that come with AstraFlow."
 
 def _names(incomplete: str) -> list[str]:
     """Returns names for shell completion."""
+    from astraflow.addons.gallery.listing import full_recipes
     from astraflow.recipe.gallery import entries
 
-    return [entry.name for entry in entries() if entry.name.startswith(incomplete)]
+    names = dict.fromkeys(entry.name for entry in [*entries(), *full_recipes()])
+    return [name for name in names if name.startswith(incomplete)]
 
 
 _Name = Annotated[
@@ -40,20 +42,24 @@ _Names = Annotated[
 def list_recipes(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list and nothing else.")] = False,
 ) -> None:
-    """List recipes, examples, and model specs, with one line about each."""
+    """List recipes, examples, and model specs, with one line about each.
+
+    For SIZE, put the name of a size, such as `8b` for `sizes/8b`.
+    """
+    from astraflow.addons.gallery.listing import about, listed_name
     from astraflow.recipe.gallery import entries
 
     found = entries()
     if as_json:
         import json
 
-        rows = [{"name": e.name, "kind": e.kind, "about": e.about, "path": str(e.path)} for e in found]
+        rows = [{"name": e.name, "kind": e.kind, "about": about(e), "path": str(e.path)} for e in found]
         print(json.dumps(rows, indent=2))
         return
-    width = max(len(entry.name) for entry in found)
+    width = max(len(listed_name(entry)) for entry in found)
     room = max(shutil.get_terminal_size().columns - width - 2, 20)
     for entry in found:
-        print(f"{entry.name:<{width}}  {textwrap.shorten(entry.about, room, placeholder=' ...')}")
+        print(f"{listed_name(entry):<{width}}  {textwrap.shorten(about(entry), room, placeholder=' ...')}")
 
 
 @_recipes.command("show")
@@ -63,8 +69,11 @@ def show(name: _Name) -> None:
     Example: `astraflow recipes show quickstart`.
     """
     from astraflow.recipe.gallery import find_entry
+    from astraflow.user_input.yaml_files import parts_of
 
-    print(find_entry(name).path.read_text(encoding="utf-8"), end="")
+    path = find_entry(name).path
+    texts = [part.read_text(encoding="utf-8") for part in parts_of(path)[1] or [path]]
+    print("\n".join(texts), end="")
 
 
 @_recipes.command("copy")
@@ -97,6 +106,7 @@ def copy(
 def _tell_how_to_run(found: "list[GalleryItem]", to: Path) -> None:
     """Prints the commands that run the copied recipes."""
     from astraflow.addons.gallery.copies import specs_of
+    from astraflow.addons.gallery.listing import place_of
 
     chosen = [entry for entry in found if entry.kind == "recipe"]
     if not chosen:
@@ -107,7 +117,7 @@ def _tell_how_to_run(found: "list[GalleryItem]", to: Path) -> None:
     for name, place in dict.fromkeys(pair for entry in chosen for pair in specs_of(entry)):
         print(f"  astraflow model init {place} --out models/{name}")
     for entry in chosen:
-        print(f"  astraflow run {entry.place}")
+        print(f"  astraflow run {place_of(entry)}")
 
 
 def init_project(

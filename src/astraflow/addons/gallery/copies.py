@@ -11,6 +11,7 @@ from pathlib import Path
 from astraflow.errors import DataError
 from astraflow.recipe.gallery import FOLDERS, PROJECT, SPECS, GalleryItem, gallery_root
 from astraflow.recipe.short_forms import full_mapping
+from astraflow.user_input.yaml_files import parts_of
 
 __all__ = ["copy_all", "copy_entries", "copy_project", "specs_of"]
 
@@ -80,7 +81,7 @@ def _copy(files: dict[Path, Path], to: Path, *, force: bool) -> list[Path]:
 def _needed_by(path: Path, root: Path) -> list[Path]:
     """Returns a file and all files of the gallery that it refers to, directly or indirectly."""
     seen: dict[Path, None] = {}
-    waiting = [path]
+    waiting = parts_of(path)[1] or [path]
     while waiting:
         current = waiting.pop()
         if current not in seen:

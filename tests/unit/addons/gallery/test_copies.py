@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.addons.gallery import copies
+from astraflow.addons.gallery.listing import full_recipes, place_of
 from astraflow.addons.tiny_models.spec import load_spec
 from astraflow.config import load_attr
 from astraflow.errors import DataError
@@ -16,7 +17,9 @@ from astraflow.user_input.yaml_files import load_mapping
 from drivers.system_driver import ROOT
 
 ENTRIES = gallery.entries()
+FULL = ("math/1.7b", "efficient-math/14b", "code-multi-agent/8b-select", "search/8b", "deepdive/1.7b")
 RECIPES = [entry for entry in ENTRIES if entry.kind == "recipe"]
+RECIPES += [entry for entry in full_recipes() if entry.name in FULL and entry not in RECIPES]
 
 
 @pytest.mark.parametrize("entry", RECIPES, ids=lambda entry: entry.name)
@@ -25,13 +28,13 @@ def test_a_copied_recipe_has_all_that_it_needs(
 ) -> None:
     """What it extends, the modules of its own parts, and the specs of its models are in the new folder."""
     copied = copies.copy_entries([entry], tmp_path)
-    assert Path(entry.place) in copied
-    recipe = load_recipe(tmp_path / entry.place)
+    assert Path(place_of(entry)) in copied or entry not in ENTRIES
+    recipe = load_recipe(tmp_path / place_of(entry))
     for use in uses(recipe):
         module = use.use.partition(":")[0].replace(".", "/") + ".py"
         if module.startswith("astraflow/"):
             continue  # a part of the package
-        assert any((folder / module).is_file() for folder in (tmp_path, (tmp_path / entry.place).parent))
+        assert any((folder / module).is_file() for folder in (tmp_path, (tmp_path / place_of(entry)).parent))
     for name, place in copies.specs_of(entry):
         assert load_mapping(tmp_path / place)["name"] == name
     assert {policy.model for policy in recipe.policies.values()} <= {
@@ -39,6 +42,7 @@ def test_a_copied_recipe_has_all_that_it_needs(
         "./models/Qwen3-1.7B",
         "./models/Qwen3-8B",
         "./models/Qwen3-VL-2B-Instruct",
+        "./models/Qwen3-14B",
         *(f"./models/{name}" for name, _ in copies.specs_of(entry)),
     }
 
@@ -55,7 +59,7 @@ def test_a_copied_model_spec_brings_the_modules_that_its_module_imports(tmp_path
 
 def test_a_copy_of_everything_is_the_gallery(tmp_path: Path) -> None:
     copied = copies.copy_all(tmp_path)
-    assert {Path(entry.place) for entry in ENTRIES} < set(copied)
+    assert {Path(place_of(entry)) for entry in ENTRIES} < set(copied)
     assert Path("examples/scripted_worker.py") in copied
     assert Path("examples/project/recipe.yaml") in copied
     for place in copied:

@@ -1,0 +1,58 @@
+"""The memory of the recipes of full size: each process fits on its GPUs, by the code that checks a run."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from drivers.docs_driver import tool
+
+SHOWN = {
+    "code-multi-agent/8b": ({"actor": (2, 73), "tester": (2, 73)}, 4, 31),
+    "code-multi-agent/8b-two-nodes": ({"actor": (2, 56), "tester": (2, 56)}, 4, 18),
+    "math/1.7b": ({"actor": (1, 35)}, 2, 36),
+    "math/1.7b-1gpu": ({"actor": (1, 35)}, 2, 16),
+    "math/14b": ({"actor": (4, 57)}, 2, 36),
+    "math/30b-a3b": ({"actor": (8, 44)}, 2, 36),
+    "math/32b": ({"actor": (8, 59)}, 2, 36),
+    "math/4b": ({"actor": (1, 59)}, 2, 36),
+    "math/8b": ({"actor": (2, 73)}, 2, 63),
+    "math/8b-80gb": ({"actor": (4, 44)}, 2, 36),
+    "math/llama3-8b": ({"actor": (4, 42)}, 2, 36),
+}
+"""Ranks of each trainer and their GB, servers per GPU and their GB."""
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    shown = tool("full_recipes").shown_recipes(tmp_path_factory.mktemp("models"))
+    return {full.entry.name: full for full in shown}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_process_needs_what_the_table_says(name: str, recipes: dict[str, Any]) -> None:
+    full = recipes[name]
+    ranks = {key: policy.train.ranks for key, policy in full.recipe.trained.items()}
+    trainers = {key: (ranks[key], round(need.total / 1e9)) for key, need in full.needs.items()}
+    assert (trainers, full.servers_per_gpu, round(full.server_gb)) == SHOWN[name]
+
+
+def test_what_shares_a_gpu_fits_on_it(recipes: dict[str, Any]) -> None:
+    for name, full in recipes.items():
+        used: Counter[str] = Counter()
+        for key, policy in full.recipe.trained.items():
+            first = int(policy.train.backend.device.partition(":")[2])
+            for gpu in range(first, first + policy.train.ranks):
+                used[str(gpu)] += full.needs[key].total / 1e9
+        for gpu in ",".join(full.recipe.rollout.gpus or ("elsewhere",)).split(","):
+            used[gpu] += full.servers_per_gpu * full.server_gb
+        assert max(used.values()) < 0.93 * full.card_gb, (name, used)
+
+
+def test_each_episode_has_room_in_the_cache_of_its_server(recipes: dict[str, Any]) -> None:
+    """A whole context always, and on average a thousand tokens for each episode."""
+    for name, full in recipes.items():
+        engine = full.recipe.rollout.engine
+        assert full.cache_tokens > 4 * engine.max_context, name
+        assert full.cache_tokens > 1_000 * full.recipe.rollout.max_episodes, name
+        assert full.recipe.rollout.max_episodes == engine.num_slots, name

@@ -1,0 +1,268 @@
+"""Writes docs/full_recipes.md: GPUs, memory by process, hours, data and models of the recipes of full size.
+
+Memory is computed by the code that checks a recipe before a run. The models' shapes are those of their
+published config.json (tools/published_models.json). Nothing is downloaded. With `--check`, nothing is
+written, and the exit code is 1 if the page is not up to date.
+"""
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from astraflow.addons.doctor.gpu_memory import rank_need
+from astraflow.addons.gallery.listing import full_recipes
+from astraflow.models.loading import empty_causal_lm
+from astraflow.recipe.gallery import GalleryItem, find_entry
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.recipe.short_forms import full_mapping, policies_of
+from astraflow.trainer.torch.memory import MemoryNeed
+from astraflow.user_input.yaml_files import parts_of
+
+__all__ = ["FullRecipe", "model_folders", "page", "shown_recipes"]
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "full_recipes.md"
+PUBLISHED = Path(__file__).with_name("published_models.json")
+GB = 1e9
+TOKENS_PER_SAMPLE = 1_500
+TOKENS_PER_S = 40_000
+"""Generated per second and GPU, times billions of active parameters."""
+FLOP_PER_S = 300e12
+"""Of a trainer's GPU."""
+_SERVER_GB = 3.0
+"""Memory of a server for anything but weights and KV cache: activations, graphs, and the CUDA context."""
+_SHARE = "--gpu-memory-utilization"
+_WORDS = {"one": 1, "two": 2, "four": 4, "eight": 8}
+_FAMILY_SIZE = "math"
+"""The family that shows each size."""
+_HEAD = """# Recipes of full size
+
+*Written by `make docs` from the recipes; don't edit.*
+
+`astraflow run FAMILY/SIZE` joins `recipes/FAMILY/full.yaml` with `recipes/sizes/SIZE.yaml`. Recipes with
+several policies have files of their own where a size needs another layout of GPUs. **None was run on a GPU.**
+Tests rehearse them with chat templates, and compute their memory from the published shapes of the models.
+
+"""
+_SIZES = """## Sizes
+
+Memory is that on one GPU, in GB, as `astraflow doctor` computes it. A service starts one server per policy,
+and as many for evaluation. Tokens are what the KV cache of a server holds. Hours are for all steps of the
+recipe, at {tokens:,} tokens per sample, {speed:,} / (billions of active parameters) generated tokens/s per
+GPU, and {flop:.0f} TFLOP/s per training GPU.
+
+| recipe | GPUs | trainer: processes x GB | servers on a GPU x GB | tokens | hours |
+|---|---|---|---|---|---|
+"""
+_FAMILIES = """
+## Families
+
+| recipe | samples x tokens per answer at 1.7B | M2PO's budget, learning rate | data and index |
+|---|---|---|---|
+"""
+_MODELS = """
+## Models
+
+| size | command |
+|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class FullRecipe:
+    """A recipe of full size, with the shape of its model. `folder`: has a folder with a config per model."""
+
+    entry: GalleryItem
+    folder: Path
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe, whose models are in the folder."""
+        named = policies_of(full_mapping(self.entry.path))
+        models = {f"policies.{name}.model": self.folder / Path(p["model"]).name for name, p in named.items()}
+        return load_recipe(self.entry.path, {key: str(folder) for key, folder in models.items()})
+
+    @cached_property
+    def needs(self) -> dict[str, MemoryNeed]:
+        """What each rank of a policy's trainer needs on its GPU."""
+        return {name: rank_need(policy) for name, policy in self.recipe.trained.items()}
+
+    @property
+    def card_gb(self) -> int:
+        """The memory of a GPU, as the comment at the top of its files says."""
+        return int(self._comment(r"GPUs? of (\d+) GB"))
+
+    @property
+    def num_nodes(self) -> int:
+        return _WORDS[found] if (found := self._comment(r"(\w+) nodes")) else 1
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of a node."""
+        return _WORDS[self._comment(r"(\w+) GPUs? of \d+ GB")]
+
+    @property
+    def gpus_per_server(self) -> int:
+        return int(self._option("--tensor-parallel-size") or 1)
+
+    @property
+    def server_gb(self) -> float:
+        """What a server takes of each of its GPUs."""
+        return float(self._option(_SHARE)) * self.card_gb
+
+    @property
+    def servers_per_gpu(self) -> int:
+        """One per policy, and as many for evaluation."""
+        return 2 * len(self.recipe.policies)
+
+    @property
+    def cache_tokens(self) -> int:
+        """How many tokens the KV cache of a server holds."""
+        config, num_weights, _ = self._model
+        room = (self.server_gb - _SERVER_GB) * self.gpus_per_server - 2 * num_weights / GB
+        kinds = cast("list[str]", getattr(config, "layer_types", None) or ["full_attention"])
+        caching = config.num_hidden_layers * sum(kind != "linear_attention" for kind in kinds) / len(kinds)
+        head = getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
+        return int(room * GB / (2 * 2 * caching * config.num_key_value_heads * head))
+
+    @property
+    def hours(self) -> float:
+        """The time of all steps: of generating or training, whichever is slower."""
+        _, _, num_active = self._model
+        policy = next(iter(self.recipe.trained.values()))
+        num_tokens = policy.table.group_size * policy.table.batch_groups * TOKENS_PER_SAMPLE
+        generating = self.recipe.rollout.services * self.gpus_per_server * TOKENS_PER_S / (num_active / GB)
+        training = policy.train.ranks * FLOP_PER_S / (8 * num_active)  # with recomputed activations
+        num_policies = len(self.recipe.trained)
+        step_s = max(num_policies * num_tokens / generating, num_tokens / training)
+        return policy.train.steps * step_s / 3600
+
+    @cached_property
+    def _model(self) -> tuple[Any, int, float]:
+        """The text model's config, and the numbers of weights and of those that a token uses."""
+        model = empty_causal_lm(next(iter(self.recipe.policies.values())).model_dir, device="meta")
+        config: Any = model.config.get_text_config()
+        num_weights = sum(p.numel() for p in model.parameters())
+        experts = sum(p.numel() for p in model.parameters() if p.ndim == 3)
+        used = getattr(config, "num_experts_per_tok", 0) / (getattr(config, "num_experts", 0) or 1)
+        return config, num_weights, num_weights - experts * (1 - used)
+
+    def _option(self, name: str) -> str:
+        args = cast("Any", self.recipe.rollout.engine).args
+        return args[args.index(name) + 1] if name in args else ""
+
+    def _comment(self, pattern: str) -> str:
+        """The first match in the comments at the top of its files, those of the size last."""
+        for path in reversed(_comment_files(self.entry.path)):
+            head = " ".join(_head(path))
+            if found := re.search(pattern, head):
+                return found[1]
+        return ""
+
+
+def _comment_files(path: Path) -> list[Path]:
+    _, parts = parts_of(path)
+    bases = [] if parts else re.findall(r"[\w./-]+\.yaml", next(iter(_extends(path)), ""))
+    found = [file for base in bases for file in _comment_files((path.parent / base).resolve())]
+    return [*reversed(parts), *found, path][: None if not parts else -1]
+
+
+def _extends(path: Path) -> Iterator[str]:
+    yield from re.findall(r"^extends: (.+)$", path.read_text(encoding="utf-8"), re.M)
+
+
+def _head(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    num = next((idx for idx, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return [line.removeprefix("#").strip() for line in lines[:num]]
+
+
+def model_folders(folder: Path) -> None:
+    """Writes a folder per model with its published config."""
+    for name, config in json.loads(PUBLISHED.read_text(encoding="utf-8")).items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+
+
+def shown_recipes(folder: Path) -> list[FullRecipe]:
+    """The recipes that differ in GPUs or memory: one per size, and those with several policies."""
+    model_folders(folder)
+    return [FullRecipe(entry, folder) for entry in full_recipes() if _differs(entry)]
+
+
+def _differs(entry: GalleryItem) -> bool:
+    is_of_family = entry.name.startswith(f"{_FAMILY_SIZE}/")
+    return is_of_family or entry.path.is_file() or len(policies_of(full_mapping(entry.path))) > 1
+
+
+def _size_row(full: FullRecipe) -> str:
+    nodes = f"{full.num_nodes} x " if full.num_nodes > 1 else ""
+    trainers = ", ".join(
+        f"{full.recipe.trained[name].train.ranks} x {need.total / GB:.0f}"
+        for name, need in full.needs.items()
+    )
+    tensor = f" (each on {full.gpus_per_server})" if full.gpus_per_server > 1 else ""
+    return (
+        f"| `{full.entry.name}` | {nodes}{full.num_gpus} x {full.card_gb} GB | {trainers} | "
+        f"{full.servers_per_gpu} x {full.server_gb:.0f}{tensor} | {full.cache_tokens // 1000:,}k | "
+        f"{full.hours:.0f} |"
+    )
+
+
+def _family_rows(folder: Path) -> Iterator[str]:
+    for entry in full_recipes():
+        if not re.search(r"/(1\.7b|2b)(-(?!1gpu)\w+)?$", entry.name):
+            continue
+        recipe = FullRecipe(entry, folder).recipe
+        policy = next(iter(recipe.trained.values()))
+        lengths = " and ".join(str(p.sampling.max_tokens) for p in recipe.policies.values())
+        data = _head((parts_of(entry.path)[1] or [entry.path])[-1])
+        commands = [line.partition(" comes from: ")[2] for line in data if re.match("Its (data|index)", line)]
+        shown = ", ".join(f"`{command}`" for command in commands) or "generated"
+        loss = cast("Any", policy.train.loss)
+        num_samples = policy.table.batch_groups * policy.table.group_size
+        yield (
+            f"| `{entry.name.replace('1.7b', 'SIZE')}` | {num_samples} x {lengths} | "
+            f"{loss.budget:g}, {policy.train.lr:g} | {shown} |"
+        )
+
+
+def _model_rows() -> Iterator[str]:
+    for entry in full_recipes():
+        if entry.name.startswith(f"{_FAMILY_SIZE}/"):
+            size = entry.name.partition("/")[2]
+            lines = _head(find_entry(f"sizes/{size}").path)
+            command = next(line for line in lines if line.startswith("Its model"))
+            yield f"| `{size}` | `{command.partition(': ')[2].partition(', in a')[0]}` |"
+
+
+@cache
+def page() -> str:
+    """The page as text."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        sizes = [_size_row(full) for full in shown_recipes(folder)]
+        families = [*_family_rows(folder)]
+    said = _SIZES.format(tokens=TOKENS_PER_SAMPLE, speed=TOKENS_PER_S, flop=FLOP_PER_S / 1e12)
+    lines = ["\n".join(part) + "\n" for part in (sizes, families, [*_model_rows()])]
+    return _HEAD + said + lines[0] + _FAMILIES + lines[1] + _MODELS + lines[2]
+
+
+def main() -> int:
+    """Writes or checks the page."""
+    if "--check" in sys.argv[1:]:
+        is_current = PAGE.read_text(encoding="utf-8") == page()
+        if not is_current:
+            print(f"{PAGE} is not up to date with the recipes; run `make docs`")
+        return 0 if is_current else 1
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
