@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,18 @@ async def test_a_completion_fills_the_context_to_its_last_token(model: TinyModel
         for max_tokens, expected in ((20, 7), (7, 7), (6, 6)):
             generation = await engine.generate(ask(max_tokens=max_tokens))
             assert (len(generation.token_ids), generation.finish_reason) == (expected, "length")
+
+
+async def test_only_the_deadline_of_its_episode_ends_a_completion(model: TinyModel) -> None:
+    async with engine_on(sglang_config(request_timeout_s=1.0), model.snapshot(0)) as engine:
+        began_s = time.monotonic()
+        long = await engine.generate(ask(max_tokens=200))
+        assert time.monotonic() - began_s > 1.0
+        assert len(long.token_ids) == 200
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):  # as for an episode
+                await engine.generate(ask(max_tokens=500))
+        assert len((await engine.generate(ask(max_tokens=5))).token_ids) == 5
 
 
 async def test_a_python_that_is_not_there_is_named(model: TinyModel) -> None:

@@ -70,7 +70,8 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
     share_option: ClassVar[str] = ""
     """The option in `args` that states the server's share of a GPU's memory."""
     request_timeout_s: float = Field(default=600.0, gt=0)
-    """Maximum time, in seconds, for one request or one update of the weights."""
+    """Maximum time, in seconds, for one update of the weights, or one request other than a completion.
+    Completions end with their episode: `rollout.episode_timeout_s`."""
 
     @property
     def commands(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ to one server. It sends and receives JSON, and every call has a deadline.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,11 @@ from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.types import Media, Sampling
 
-__all__ = ["Address", "Command", "Gauges", "LabelSpan", "Part", "ServerApi", "ServerHttp"]
+__all__ = ["UNLIMITED_S", "Address", "Command", "Gauges", "LabelSpan", "Part", "ServerApi", "ServerHttp"]
 
+UNLIMITED_S = math.inf
+"""Time limit of a completion. Only the deadline of its episode ends it, and cancels the call: any other limit
+would lose the longest completions and those that wait in the server's queue."""
 _MAX_TOLD = 400
 """Maximum number of characters of a server's answer that an error message quotes."""
 _KEEPALIVE_S = 2.0
@@ -119,7 +123,8 @@ class ServerHttp:
 
     async def _call(self, method: str, path: str, body: Mapping[str, object] | None, timeout_s: float) -> str:
         limit_s = timeout_s or self._timeout_s
-        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_S)
+        total_s = limit_s if math.isfinite(limit_s) else None
+        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_S)
         try:
             async with self._http().request(
                 method, self.url + path, json=body, timeout=timeout, allow_redirects=False
@@ -194,7 +199,7 @@ class ServerApi(Protocol):
         media: Media,
         stop_ids: Sequence[int],
     ) -> Part:
-        """Completes tokens until one of `stop_ids`, which is part of the completion.
+        """Completes tokens until one of `stop_ids`, which is part of the completion. Has no time limit.
 
         `media` contains the images that the tokens stand for, if `blindness` is empty.
         """

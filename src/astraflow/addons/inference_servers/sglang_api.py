@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import (
+    UNLIMITED_S,
     Address,
     Command,
     Gauges,
@@ -107,7 +108,7 @@ class SglangApi:
         if sampling.stop:
             params["stop"] = list(sampling.stop)
         body = {"input_ids": list(token_ids), "sampling_params": params, "return_logprob": True}
-        reply = await http.post("/generate", body)
+        reply = await http.post("/generate", body, timeout_s=UNLIMITED_S)
         try:
             return _part(msgspec.convert(reply["meta_info"], _Meta))
         except (KeyError, TypeError, ValueError) as err:

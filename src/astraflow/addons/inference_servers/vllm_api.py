@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import (
+    UNLIMITED_S,
     Address,
     Command,
     Gauges,
@@ -131,7 +132,7 @@ class VllmApi:
         if media:
             shown = await asyncio.gather(*[_rendered(http, each.uri) for each in media])
             body["features"] = _features(token_ids, media, shown)
-        reply = await http.post(_GENERATE, body)
+        reply = await http.post(_GENERATE, body, timeout_s=UNLIMITED_S)
         try:
             return _part(msgspec.convert(reply["choices"][0], _Choice))
         except (KeyError, IndexError, TypeError, ValueError) as err:
