@@ -200,3 +200,18 @@ async def test_a_model_behind_an_endpoint_judges_inside_a_run(model: Path, recip
     metrics = {item.name: item.value for item in found.metrics}
     assert (found.num_samples, found.num_failed) == (4, 0)
     assert metrics["reward/judge"] == 1.0 - metrics["judge_unclear"]
+
+
+async def test_a_set_whose_longest_answers_are_missing_has_no_score(model: Path, recipe: Recipe) -> None:
+    rollout = recipe.rollout.model_copy(update={"episode_timeout_s": 1e-6})
+    late = recipe.model_copy(update={"rollout": rollout})
+    found = await score(str(model), late, EvalSize(samples=1, tasks=2))
+    assert (found.num_failed, found.failures) == (2, {"DeadlineError": 2})
+    assert (found.pass_at_1, found.avg_at_k, found.pass_at_k) == (None, None, {})
+    report = EvalReport(
+        target="m", kind="model", recipe="r", policy="actor", version=-1, temperature=1.0, sets=(found,)
+    )
+    output = io.StringIO()
+    Console(file=output, width=200).print(evaluation_table(report))
+    assert "incomplete" in output.getvalue()
+    assert "2 of them took longer than rollout.episode_timeout_s, so the longest" in output.getvalue()

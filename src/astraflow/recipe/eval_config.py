@@ -121,7 +121,7 @@ class EvalConfig(Config):
     temperature: float = Field(default=1.0, ge=0, le=1000)
     """Sampling temperature of sets that don't set their own; 0 is greedy."""
     deadline_s: float = Field(default=300.0, gt=0)
-    """Seconds after which an unfinished round is reported with the episodes that it has."""
+    """Seconds after which an unfinished round is reported as incomplete, without a score."""
     best: BestConfig = BestConfig()
     """Which version of each policy is kept for its score. It becomes a model folder under `checkpoints`,
     which retention never deletes."""

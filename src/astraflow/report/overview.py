@@ -182,12 +182,28 @@ def idle_line(run: RunOverview, now_s: float) -> str:
     return f"{head} {steps}: {'; '.join(waits) or 'nobody waits'}"
 
 
+def _missing_text(record: EvalRecord) -> str:
+    """What is missing of an incomplete evaluation; empty if it is complete."""
+    known = {item.name: item.value for item in record.metrics}
+    if "unfinished" not in known:
+        return ""
+    unbegun = known["unfinished"] - known["unfinished_begun"]
+    partial = known.get("partial_score_mean")
+    return (
+        f"incomplete, so it has no score: {known['unfinished_begun']:.0f} episodes ran out of time and "
+        f"{unbegun:.0f} never began; the {record.num_samples} finished ones took up to "
+        f"{known['longest_finished_s']:.0f} s and {known['longest_finished_tokens']:.0f} tokens"
+        f"{'' if partial is None else f', with a mean of {partial:.3f}'}. Raise eval.deadline_s or "
+        "rollout.episode_timeout_s"
+    )
+
+
 def eval_line(record: EvalRecord) -> str:
     """One line for one evaluation."""
     failed = f", {record.num_failed} failed" if record.num_failed else ""
     at = f"{record.policy} version {record.version} on {record.eval_set}"
     if record.score_mean is None:
-        return f"{at}: no score ({record.num_tasks} tasks{failed})"
+        return f"{at}: {_missing_text(record) or 'no score'} ({record.num_tasks} tasks{failed})"
     return (
         f"{at}: {record.score_mean:.3f} +- {record.score_stderr:.3f} ({record.num_tasks} tasks, "
         f"{record.num_samples} episodes{failed})"

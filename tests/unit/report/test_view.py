@@ -10,7 +10,7 @@ from astraflow.report.overview import RunOverview, eval_line, step_line
 from astraflow.report.view import PlainView
 from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.report.watch.watchdog import Watchdog
-from astraflow.types import StatusReply
+from astraflow.types import MetricItem, StatusReply
 from drivers.shown_runs import make_eval, make_silent, make_status, make_step
 
 
@@ -28,6 +28,23 @@ def test_a_plain_line_has_the_step_of_how_many() -> None:
     line = step_line(state, make_step(3), 161.0)
     assert line.startswith("1:01 actor step 4/10: reward 0.500")
     assert line.endswith("trainer actor waits for rollout")
+
+
+def test_an_incomplete_evaluation_says_what_is_missing_and_shows_no_score() -> None:
+    values = {"unfinished": 3.0, "unfinished_begun": 2.0, "partial_score_mean": 0.75}
+    values |= {"longest_finished_s": 120.4, "longest_finished_tokens": 3812.0}
+    record = msgspec.structs.replace(
+        make_eval(3, 0.5),
+        score_mean=None,
+        num_samples=13,
+        num_failed=3,
+        metrics=tuple(MetricItem(name, value) for name, value in values.items()),
+    )
+    assert eval_line(record) == (
+        "actor version 3 on heldout: incomplete, so it has no score: 2 episodes ran out of time and 1 never "
+        "began; the 13 finished ones took up to 120 s and 3812 tokens, with a mean of 0.750. Raise "
+        "eval.deadline_s or rollout.episode_timeout_s (16 tasks, 3 failed)"
+    )
 
 
 def test_an_evaluation_line_counts_failures_only_if_there_are_any() -> None:

@@ -3,7 +3,8 @@
 The evaluation runs in one process, without services. It uses the recipe's engine, workflow, sampling, and
 reward, and gives each episode the seed that it gets from the dataflow during training. The same weights on
 the same engine therefore give the same answers as the evaluation of that version during the run. An episode
-that fails permanently doesn't have a score: it is counted and left out.
+that fails permanently doesn't have a score: it is counted and left out. If one took too long, the set has no
+estimates at all, because its longest answers are missing.
 """
 
 import asyncio
@@ -30,6 +31,9 @@ from astraflow.run.hosting import open_runner
 from astraflow.types import Episode, Failure, Item, Lease, MetricItem
 from astraflow.user_input.mistakes import hint
 
+_LATE = "DeadlineError"
+"""Error class of an episode that took longer than `rollout.episode_timeout_s`."""
+
 __all__ = ["EvalReport", "EvalScore", "EvalSize", "chosen_sets", "evaluate", "evaluation_table"]
 
 
@@ -48,7 +52,7 @@ class EvalScore(Item, frozen=True, kw_only=True):
     failures: dict[str, int]
     """Error class -> failed episodes."""
     pass_at_1: Estimate | None
-    """Share of samples with a score of at least 1; None if no episode has a score."""
+    """Share of samples with a score of at least 1; None if no episode has a score, or one took too long."""
     avg_at_k: Estimate | None
     """Mean score over samples and tasks, which training reports as its held-out score."""
     pass_at_k: dict[int, Estimate]
@@ -182,7 +186,8 @@ async def _score(
     scored = [scores for scores in round_.scores if scores]
     num_samples = sum(len(scores) for scores in scored)
     means = [sum(scores) / len(scores) for scores in scored]
-    passes = pass_estimates(scored, samples=round_.samples)
+    is_whole = not round_.failures[_LATE]
+    passes = pass_estimates(scored, samples=round_.samples) if is_whole else {}
     return EvalScore(
         eval_set=round_.eval_set,
         num_tasks=round_.num_tasks,
@@ -192,7 +197,7 @@ async def _score(
         num_failed=total - num_samples,
         failures=dict(round_.failures),
         pass_at_1=passes.get(1),
-        avg_at_k=estimate(means, num_draws=num_samples) if means else None,
+        avg_at_k=estimate(means, num_draws=num_samples) if means and is_whole else None,
         pass_at_k=passes,
         generated_tokens=_generated(hosted) - tokens,
         seconds=round(time.perf_counter() - began_s, 3),
@@ -270,11 +275,17 @@ def _rows(score: EvalScore, default: float) -> list[tuple[str, str, str, str]]:
     return [
         (name, f"{value.mean:.4f}", f"{value.low:.4f} - {value.high:.4f}", source)
         if value
-        else (name, "-", "no episode has a score", source)
+        else (name, "-", "incomplete" if score.failures.get(_LATE) else "no episode has a score", source)
         for (name, value), source in zip(measures.items(), sources, strict=False)
     ]
 
 
 def _failures(score: EvalScore) -> str:
     causes = ", ".join(f"{name} {count}" for name, count in sorted(score.failures.items()))
-    return f"{score.eval_set}: {score.num_failed} episodes failed and are left out of all scores: {causes}"
+    text = f"{score.eval_set}: {score.num_failed} episodes failed and are left out of all scores: {causes}"
+    if late := score.failures.get(_LATE):
+        text += (
+            f". {late} of them took longer than rollout.episode_timeout_s, so the longest answers are "
+            "missing, and the set is incomplete: raise it"
+        )
+    return text

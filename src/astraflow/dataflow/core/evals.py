@@ -1,7 +1,9 @@
 """Evaluation rounds: opens them when they are due, pins their versions, and sums up their results.
 
 A round evaluates one set at exact versions of all policies. It takes no ticket and decides no fate. Its
-episodes have attempts, like training episodes. At its deadline, a round is reported with what it has.
+episodes have attempts, like training episodes. A round that passes its deadline, or whose episodes took too
+long, is reported as incomplete: with what is known of the missing lengths, and without a score, because the
+longest answers are missing.
 
 If the plan has a rule for the best version, the best version of each policy so far is kept.
 """
@@ -127,8 +129,14 @@ def view(ctx: Context, lease: LeaseState) -> LeaseView:
     )
 
 
-def close_episode(ctx: Context, round_: EvalRound, episode_idx: int, facts: EpisodeFacts | None) -> None:
-    """Ends an episode of the round; `facts` is None if it failed. The last episode ends the round."""
+def close_episode(
+    ctx: Context, round_: EvalRound, episode_idx: int, facts: EpisodeFacts | None, *, is_late: bool = False
+) -> None:
+    """Ends an episode of the round; `facts` is None if it failed, and `is_late` says that it took too long.
+
+    The last episode ends the round.
+    """
+    round_.num_late += is_late
     episode = round_.episodes[episode_idx]
     round_.retries.pop(episode_idx, None)
     round_.num_open -= 1
@@ -137,9 +145,12 @@ def close_episode(ctx: Context, round_: EvalRound, episode_idx: int, facts: Epis
     else:
         episode.status = "good"
         episode.score = facts.score
+        round_.longest_s = max(round_.longest_s, facts.duration_s)
+        tokens = (item.value for item in facts.metrics if item.name == "sampled_tokens")
+        round_.longest_tokens = max(round_.longest_tokens, *tokens, 0.0)
         add_metrics(round_.metrics, facts.metrics, most=_MAX_METRICS)
     if round_.num_open == 0:
-        _finish(ctx, round_, is_whole=True)
+        _finish(ctx, round_)
 
 
 def drop_changed_rounds(ctx: Context, before: Mapping[str, EvalSetPlan]) -> None:
@@ -157,10 +168,10 @@ def drop_changed_rounds(ctx: Context, before: Mapping[str, EvalSetPlan]) -> None
 
 
 def expire(ctx: Context, command: ExpireEval) -> None:
-    """Reports a round with the results that it has. Does nothing if the round is over."""
+    """Reports a round as incomplete. Does nothing if the round is over."""
     round_ = ctx.state.rounds.get(command.round_id)
     if round_ is not None:
-        _finish(ctx, round_, is_whole=False)
+        _finish(ctx, round_)
 
 
 def _close(ctx: Context, round_: EvalRound) -> None:
@@ -174,10 +185,15 @@ def _close(ctx: Context, round_: EvalRound) -> None:
         ctx.wake(f"versions/{name}")
 
 
-def _finish(ctx: Context, round_: EvalRound, *, is_whole: bool) -> None:
-    """Reports a round. `is_whole` is False if it passed its deadline."""
+def _finish(ctx: Context, round_: EvalRound) -> None:
+    """Reports a round. It has no score if episodes are missing because of their lengths."""
     _close(ctx, round_)
+    is_whole = not round_.num_open and not round_.num_late
     mean, stderr, num_samples = _scores(round_.episodes, round_.samples)
+    passes = _pass_metrics(round_.episodes, round_.samples)
+    if not is_whole:
+        passes = _missing_metrics(round_, partial=mean)
+        mean, stderr = None, 0.0
     record = EvalRecord(
         policy=round_.policy,
         version=round_.version,
@@ -189,9 +205,9 @@ def _finish(ctx: Context, round_: EvalRound, *, is_whole: bool) -> None:
         score_mean=mean,
         score_stderr=stderr,
         at_s=ctx.now_s,
-        metrics=(*reduce_sums(round_.metrics), *_pass_metrics(round_.episodes, round_.samples)),
+        metrics=(*reduce_sums(round_.metrics), *passes),
     )
-    if is_whole:  # a partial mean could be that of the easy tasks alone
+    if is_whole:
         record = _mark_if_best(ctx, record)
     ctx.state.eval_records.append(record)
     ctx.emit(EvalFinished(record=record))
@@ -240,6 +256,19 @@ def _scored_tasks(episodes: Sequence[EpisodeState], samples: int) -> list[list[f
     tasks = (episodes[first : first + samples] for first in range(0, len(episodes), samples))
     scored = ([episode.score for episode in task if episode.status == "good"] for task in tasks)
     return [scores for scores in scored if scores]
+
+
+def _missing_metrics(round_: EvalRound, *, partial: float | None) -> tuple[MetricItem, ...]:
+    """What is known of an incomplete round; `partial` is the mean of the episodes that have a score."""
+    num_begun = sum(e.status == "running" or (e.status == "pending" and e.attempt) for e in round_.episodes)
+    found = {
+        "unfinished": float(round_.num_open + round_.num_late),
+        "unfinished_begun": float(num_begun + round_.num_late),
+        "longest_finished_s": round_.longest_s,
+        "longest_finished_tokens": round_.longest_tokens,
+        **({} if partial is None else {"partial_score_mean": partial}),
+    }
+    return tuple(MetricItem(name, value) for name, value in found.items())
 
 
 def _pass_metrics(episodes: Sequence[EpisodeState], samples: int) -> tuple[MetricItem, ...]:

@@ -35,6 +35,8 @@ _LEASE_ID = re.compile(r"(e?)(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})\.(0|[1-9
 """Numbers without leading zeros, within 64 bits, so that each lease has exactly one id."""
 _SHOWN = 100
 """Characters of an unknown lease id that an error message shows."""
+_LATE = "DeadlineError"
+"""Error class of an episode that took longer than it may."""
 _MAX_METRICS = 128
 """Largest number of names of episode metrics per step and policy. Each step's record stays in the journal and
 in every snapshot forever: 128 names of 30 characters take 5 KB."""
@@ -325,7 +327,7 @@ def fail_attempt(
         else:
             requeue(ctx, owner)
     elif is_final:
-        evals.close_episode(ctx, owner, lease.episode_idx, None)
+        evals.close_episode(ctx, owner, lease.episode_idx, None, is_late=failure.error_class == _LATE)
     else:
         owner.retries[lease.episode_idx] = None
 

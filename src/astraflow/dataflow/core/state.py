@@ -283,6 +283,12 @@ class EvalRound(msgspec.Struct, gc=False):
     """Position of the first episode that was never leased."""
     retries: dict[int, None] = {}
     metrics: dict[str, MetricSum] = {}
+    num_late: int = 0
+    """Episodes that failed because they took too long."""
+    longest_s: float = 0.0
+    """Duration of the longest episode that has a score."""
+    longest_tokens: float = 0.0
+    """Largest number of tokens that was sampled in an episode that has a score."""
 
 
 class RunStateData(msgspec.Struct, gc=False):

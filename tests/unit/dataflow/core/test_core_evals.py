@@ -6,7 +6,7 @@ import pytest
 
 from astraflow.dataflow.core.commands import EvalFinished, ExpireEval
 from astraflow.dataflow.core.plan import EvalSetPlan
-from astraflow.types import MetricItem, ServedVersions
+from astraflow.types import Failure, MetricItem, ServedVersions
 from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta
 
 _HELDOUT = {"heldout": EvalSetPlan(num_tasks=2, samples=2)}
@@ -110,19 +110,44 @@ def test_an_evaluation_lease_of_a_lost_service_goes_out_again_and_its_late_resul
     assert driver.core.evals()[0].score_mean == 1.0
 
 
-def test_a_round_past_its_deadline_is_reported_with_what_it_has():
+def test_a_round_past_its_deadline_is_reported_as_incomplete_and_without_a_score():
     driver = started()
-    leases = driver.lease(4)
-    score(driver, leases[0], 1.0)
+    leases = driver.lease(3)
+    metrics = (MetricItem("sampled_tokens", 70.0),)
+    facts = make_facts(score=1.0)
+    driver.result(
+        leases[0].id,
+        type(facts)(trajectories=(), score=1.0, metrics=metrics, duration_s=2.5),
+    )
     ((round_id, deadline_s),) = driver.core.eval_deadlines()
     assert deadline_s == 3.0 + 300.0  # opened by the third command
     driver.apply(ExpireEval(round_id=round_id))
     record = driver.core.evals()[0]
-    assert (record.num_samples, record.num_failed, record.score_mean) == (1, 3, 1.0)
+    assert (record.num_samples, record.num_failed, record.score_mean) == (1, 3, None)
+    assert {item.name: item.value for item in record.metrics} == {
+        "sampled_tokens": 70.0,
+        "unfinished": 3.0,
+        "unfinished_begun": 2.0,
+        "longest_finished_s": 2.5,
+        "longest_finished_tokens": 70.0,
+        "partial_score_mean": 1.0,
+    }
     assert driver.core.revoked_leases("w0", [leases[1].id]) == (leases[1].id,)
     assert driver.result(leases[1].id, make_facts(score=0.0)).status == "dropped"
     driver.apply(ExpireEval(round_id=round_id))
     assert driver.last.events == ()
+
+
+def test_a_round_whose_longest_episodes_ran_out_of_time_has_no_score():
+    driver = started(eval_sets={"heldout": EvalSetPlan(num_tasks=2, samples=1)}, max_attempts=1)
+    late, quick = driver.lease(2)
+    driver.result(late.id, Failure(error_class="DeadlineError", message="too long", is_retryable=True))
+    score(driver, quick, 1.0)
+    record = driver.core.evals()[0]
+    metrics = {item.name: item.value for item in record.metrics}
+    assert (record.score_mean, record.num_samples, record.num_failed) == (None, 1, 1)
+    assert (metrics["unfinished"], metrics["unfinished_begun"]) == (1.0, 1.0)
+    assert metrics["partial_score_mean"] == 1.0
 
 
 def test_a_round_without_a_single_result_says_so():
