@@ -193,7 +193,8 @@ def _finish(ctx: Context, round_: EvalRound) -> None:
     passes = _pass_metrics(round_.episodes, round_.samples)
     if not is_whole:
         passes = _missing_metrics(round_, partial=mean)
-        mean, stderr = None, 0.0
+        mean = None
+        stderr = 0.0
     record = EvalRecord(
         policy=round_.policy,
         version=round_.version,
