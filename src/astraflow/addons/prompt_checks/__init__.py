@@ -1,0 +1,1 @@
+"""Checks, before a run, that models have room for their answers."""
