@@ -37,12 +37,12 @@ _MOST_HOPS = 8
 _ACTION = re.compile(r"<(search|open|ask|answer)>(.*?)</\1>", re.DOTALL)
 _INSTRUCTION = f"""\
 Answer a question from pages of made-up facts, which you know nothing about. At each turn, think, and end \
-with one of
+with one of these actions.
 
-<search>WORDS</search>     lists titles of pages with these words
-<open>TITLE</open>         shows a page
-<ask>QUESTION</ask>        starts a helper, which is told only this; you get its answer
-<answer>REPORT</answer>    ends your work
+List the titles of pages with some words: <search>WORDS</search>
+Show a page: <open>TITLE</open>
+Get the answer of a helper, which is told only this: <ask>QUESTION</ask>
+End your work: <answer>REPORT</answer>
 
 A report begins with the name that was asked for and a full stop. Then it says every fact that led to it, \
 one sentence each: facts are checked one by one. An example:

@@ -1,0 +1,185 @@
+"""Rehearses a recipe of full size: its first prompts with a chat template, and engines that say one word.
+
+Nothing is loaded: the model's folder has its published config, a tokenizer trained on this repository's
+docs, and a chat template of its family.
+"""
+
+import asyncio
+import json
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from astraflow.protocols import Capacity
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.recipe.run_plan import policy_info
+from astraflow.recipe.sources import open_sources
+from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.environments import Environments
+from astraflow.rollout.renderer import load_renderer, load_tokenizer
+from astraflow.rollout.runner import EpisodeRunner
+from astraflow.types import GenerateRequest, Generation, Task
+from astraflow.user_input.yaml_files import load_mapping
+from astraflow.workflows.factory import make_workflow
+from drivers.docs_driver import tool
+from drivers.system_driver import ROOT
+
+__all__ = ["TEMPLATES", "Asked", "fixture_overrides", "rehearse", "write_model_folders"]
+
+TEMPLATES = {"Llama": "llama3", "Qwen2": "qwen2_5", "Qwen3": "qwen3"}
+"""Template in tests/chat_templates by the beginning of a model's name."""
+_SPECIAL = {
+    "llama3": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>"],
+    "qwen2_5": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
+    "qwen3": ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>"],
+}
+_ENDS = {"llama3": "<|eot_id|>", "qwen2_5": "<|im_end|>", "qwen3": "<|im_end|>"}
+_VOCAB = 4_000
+_NUM_TASKS = 2
+_MAX_REQUESTS = 24
+"""Requests after which an episode has shown enough, e.g. of an environment with many turns."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that a policy got."""
+
+    policy: str
+    text: str
+    """The prompt, as the chat template renders it."""
+    num_tokens: int
+    """Of the prompt."""
+    max_tokens: int
+    opens_thought: bool
+    """Whether the prompt ends within the model's reasoning."""
+
+
+@dataclass
+class _OneWordEngine:
+    """Answers every request with one word, and records it."""
+
+    policy: str
+    tokenizer: Any
+    word: tuple[int, ...]
+    max_context: int
+    asked: list[tuple[str, GenerateRequest]] = field(default_factory=list[tuple[str, GenerateRequest]])
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        self.asked.append((self.policy, request))
+        if len(self.asked) >= _MAX_REQUESTS:
+            raise _SeenEnoughError
+        size = len(self.word)
+        return Generation(
+            token_ids=self.word, logprobs=(-1.0,) * size, versions=(0,) * size, finish_reason="stop"
+        )
+
+    def capacity(self) -> Capacity:
+        return Capacity(1, 0, 0, self.max_context, 0)
+
+
+class _SeenEnoughError(Exception):
+    pass
+
+
+def _tokenizer(special: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    texts = [(ROOT / "docs" / page).read_text() for page in ("bundled.md", "tutorial.md", "algorithms.md")]
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCAB,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def write_model_folders(root: Path) -> None:
+    """Writes a folder for each published model below `root`, without weights."""
+    tool("full_recipes").model_folders(root)
+    tokenizers = {name: _tokenizer(special) for name, special in _SPECIAL.items()}
+    for folder in root.iterdir():
+        family = next(name for start, name in TEMPLATES.items() if folder.name.startswith(start))
+        tokenizers[family].save(str(folder / "tokenizer.json"))
+        template = (ROOT / "tests" / "chat_templates" / f"{family}.jinja").read_text(encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _ENDS[family]}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        end = tokenizers[family].token_to_id(_ENDS[family])
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+
+
+def fixture_overrides(path: Path, models: Path) -> dict[str, Any]:
+    """Overrides by which a recipe has the models below a folder, and a few rows of its data sets."""
+    mapping = load_mapping(path)
+    found: dict[str, Any] = {}
+    for name, policy in load_recipe(path).policies.items():
+        found[f"policies.{name}.model"] = str(models / Path(policy.model).name)
+    sections: Mapping[str, Any] = {
+        **{f"tasks.sources.{name}": each for name, each in mapping["tasks"]["sources"].items()},
+        **{f"eval.sets.{name}.source": each["source"] for name, each in mapping["eval"]["sets"].items()},
+    }
+    for where, section in sections.items():
+        if section.get("name") == "prepared":
+            found[f"{where}.folder"] = str(ROOT / "recipes" / "fixtures" / section["dataset"])
+    workflow = mapping.get("workflow", {})
+    if workflow.get("name") == "search":
+        reader = "astraflow.addons.search.retrieval.documents:read_documents"
+        documents = ROOT / "recipes" / "fixtures" / "asearcher-corpus" / "documents.jsonl"
+        use = {"use": reader, "args": {"path": str(documents)}}
+        found["workflow.index"] = {"name": "memory", "documents": use}
+    return found
+
+
+async def rehearse(recipe: Recipe) -> list[Asked]:
+    """Plays the first tasks of each source, and returns what the policies were asked."""
+    engines: dict[str, _OneWordEngine] = {}
+    hosted: dict[str, HostedPolicy] = {}
+    for name, policy in recipe.policies.items():
+        tokenizer = load_tokenizer(policy.model_dir)
+        word = (*tokenizer.encode("yes", add_special_tokens=False), tokenizer.eos_token_id)
+        context: Any = recipe.rollout.engine
+        engines[name] = _OneWordEngine(name, tokenizer, word, context.context)
+        renderer = load_renderer(policy.model_dir, policy.template_args)
+        hosted[name] = HostedPolicy(policy_info(name, policy), engines[name], renderer)  # type: ignore[arg-type]
+    environments = Environments(recipe.tasks.environments)
+    await environments.open()
+    try:
+        runner = EpisodeRunner(hosted, make_workflow(recipe.workflow), _score, environments=environments)
+        async with runner:
+            for source in open_sources(recipe).train.values():
+                for idx in range(_NUM_TASKS):
+                    with suppress(_SeenEnoughError):
+                        async with asyncio.timeout(60):
+                            await runner.episode(source.task(idx), seed=idx)
+    finally:
+        await environments.close()
+    return [
+        _asked(name, request, engine, hosted[name])
+        for name, engine in engines.items()
+        for _, request in engine.asked
+    ]
+
+
+async def _score(task: Task, text: str) -> float:
+    del task, text
+    return 0.0
+
+
+def _asked(name: str, request: GenerateRequest, engine: _OneWordEngine, hosted: HostedPolicy) -> Asked:
+    text = engine.tokenizer.decode(list(request.token_ids), skip_special_tokens=False)
+    return Asked(
+        name,
+        text,
+        len(request.token_ids),
+        request.sampling.max_tokens,
+        hosted.opens_reasoning(request.token_ids),
+    )

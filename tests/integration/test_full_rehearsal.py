@@ -1,0 +1,90 @@
+"""The first prompts of recipes of full size: no open thought, room for answers, stop texts that end lines.
+
+Each family is rehearsed at one size, and each size with one family.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astraflow.addons.gallery.listing import full_recipes
+from astraflow.errors import ConfigError, DataError
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.run.preflight import check_recipe
+from astraflow.tasks.variants import PromptsConfig
+from drivers.rehearsal import Asked, fixture_overrides, rehearse, write_model_folders
+from drivers.system_driver import ROOT
+
+pytestmark = pytest.mark.timeout(120)
+
+_PAIRS = r"math/|[\w-]+/(1\.7b|2b)(-(?!1gpu)\w+)?$|.*nodes"
+_PICTURES = "clevr-count/2b"
+"""Its prompts have pictures, for which a processor would have to be downloaded."""
+NAMES = [entry.name for entry in full_recipes() if re.match(_PAIRS, entry.name)]
+_ELSEWHERE = ("needs a GPU", "need GPUs", "needs a server", "rollout.engine.python", "slurm", "add tasks")
+"""Parts of mistakes of this machine, which has no GPU, vLLM, or Slurm, and only a few rows of data."""
+_TEMPLATE = 256
+"""Tokens that a chat template adds at most."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_model_folders(folder)
+    return folder
+
+
+def recipe_of(name: str, models: Path) -> Recipe:
+    path = ROOT / "recipes" / f"{name}.yaml"
+    return load_recipe(path, fixture_overrides(path, models))
+
+
+def mistakes_of(recipe: Recipe) -> list[str]:
+    """The mistakes that a dry run finds, apart from what this machine lacks."""
+    try:
+        check_recipe(recipe)
+    except (ConfigError, DataError) as err:
+        found = re.split(r"\n  - ", str(err))
+        return [text for text in found if not any(word in text for word in (*_ELSEWHERE, "mistakes:"))]
+    return []
+
+
+def check_prompts(asked: list[Asked], recipe: Recipe) -> None:
+    for each in asked:
+        policy = recipe.policies[each.policy]
+        assert each.num_tokens < 4_000, each
+        assert each.max_tokens == policy.sampling.max_tokens, "the prompt leaves no room for a whole answer"
+        assert not each.opens_thought
+        thinks = policy.template_args.get("enable_thinking")
+        assert ("<think>" in each.text) == each.text.endswith("<think>\n\n</think>\n\n") == (thinks is False)
+        assert thinks is not True or each.max_tokens >= 4_096
+        for stop in policy.sampling.stop:
+            asking = each.text.split("assistant")[0]
+            assert all(line.endswith(stop) for line in asking.splitlines() if stop in line), stop
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != _PICTURES])
+async def test_a_recipe_passes_its_dry_run_and_its_first_prompts_have_room(
+    name: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    recipe = recipe_of(name, models)
+    assert mistakes_of(recipe) == []
+    asked = await rehearse(recipe)
+    assert {each.policy for each in asked} >= recipe.trained.keys()
+    check_prompts(asked, recipe)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_longest_prompt_leaves_room_for_a_whole_answer(name: str, models: Path) -> None:
+    recipe = recipe_of(name, models)
+    engine: Any = recipe.rollout.engine
+    sources = [*recipe.tasks.sources.values(), *(each.source for each in recipe.eval.sets.values())]
+    limits = [source.max_prompt_tokens for source in sources if isinstance(source, PromptsConfig)]
+    first = next(iter(recipe.trained.values()))
+    room = engine.context - max(limits, default=0) - _TEMPLATE
+    assert first.sampling.max_tokens <= room
+    assert first.train.token_budget >= engine.context
+    assert engine.request_timeout_s >= recipe.rollout.episode_timeout_s
