@@ -87,4 +87,3 @@ def test_the_longest_prompt_leaves_room_for_a_whole_answer(name: str, models: Pa
     room = engine.context - max(limits, default=0) - _TEMPLATE
     assert first.sampling.max_tokens <= room
     assert first.train.token_budget >= engine.context
-    assert engine.request_timeout_s >= recipe.rollout.episode_timeout_s
