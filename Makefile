@@ -26,9 +26,9 @@ export INSTALLER
 # Beside the product, installed as its extras: tests and benchmarks need them, the quickstart does not.
 PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
-BENCH_PARTS := curves dataflow_peers dataflow_server elastic_service environments exact_run gallery gpu_phases harness heldout lean_http multi_policy_services paper pool_run race schedules shaped_link transfer_queue_side trl_side turns unskipped viewer_beside weights_fanout
+BENCH_PARTS := curves dataflow_peers dataflow_server elastic_service environments exact_run gallery gallery_real gpu_phases harness heldout lean_http multi_policy_services paper pool_run race schedules shaped_link transfer_queue_side trl_side turns unskipped viewer_beside weights_fanout
 
-.PHONY: .venv-agents help web test-browser quickstart gallery interop test test-all test-ray test-trackers test-posing test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
+.PHONY: .venv-agents help web test-browser quickstart gallery gallery-real interop test test-all test-ray test-trackers test-posing test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -48,6 +48,7 @@ help:
 	@echo "make bench [NAME=x [ARGS=--quick]]  run benchmarks/x.py, or all"
 	@echo "make paper [ROW=x]                  the paper's six results in kind, into docs/paper.md"
 	@echo "make gallery [SEED=n]               run every tiny recipe from nothing and write docs/gallery.md (30 minutes)"
+	@echo "make gallery-real                   run every recipe of a real model with three seeds and write docs/gallery_real.md (hours)"
 	@echo "make dist                           build the wheels and source archives of all packages into dist/"
 	@echo "make docs                           regenerate the generated pages and build the site in docs/site"
 
@@ -240,6 +241,9 @@ bench: $(VENV)/.test
 
 gallery: $(VENV)/.test
 	$(BIN)/python benchmarks/gallery.py --seed $(SEED)
+
+gallery-real: $(VENV)/.test
+	$(BIN)/python benchmarks/gallery_real.py
 
 paper: $(VENV)/.test
 	$(BIN)/python benchmarks/paper.py $(if $(ROW),--row $(ROW))

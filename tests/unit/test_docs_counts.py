@@ -137,7 +137,7 @@ _GENERATED = (
     "protocol/rules.md",
     "watchdog.md",
 )
-_GENERATED += ("full_recipes.md", "code_map.md", "gallery.md", "paper.md")
+_GENERATED += ("full_recipes.md", "code_map.md", "gallery.md", "gallery_real.md", "paper.md")
 """Pages below docs/ that programs write, as a whole."""
 _MAX_WORDS = 50_000
 
