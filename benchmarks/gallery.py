@@ -54,7 +54,7 @@ BARS: dict[str, dict[str, Bar]] = {
     "alfworld/tiny": {_SCORE: Bar(0.85, before=0.4)},
     "textcraft/tiny": {_SCORE: Bar(0.85, before=0.4)},
     "webshop/tiny": {_SCORE: Bar(0.8, before=0.45)},
-    "terminal-bench/tiny": {_SCORE: Bar(0.85, before=0.4)},
+    "terminal/tiny": {_SCORE: Bar(0.85, before=0.4)},
     "clevr-count/tiny": {_SCORE: Bar(0.85, before=0.4)},
     "nim/tiny": {_SCORE: Bar(0.7, before=0.6)},
     "code/tiny": {_SCORE: Bar(0.9, before=0.4)},
@@ -68,7 +68,7 @@ USUAL = {_SCORE: Bar(0.85)}
 RL_LIMIT_S = 150.0
 WALL_LIMIT_S = 300.0
 """From the start of the command to its end, including the warm start of the models."""
-GAMES = frozenset({"alfworld", "nim", "terminal-bench", "textcraft", "webshop"})
+GAMES = frozenset({"alfworld", "nim", "terminal", "textcraft", "webshop"})
 GAME_RL_LIMIT_S = 180.0
 GAME_WALL_LIMIT_S = 360.0
 """The same limit for games, whose episodes have many turns or run programs."""

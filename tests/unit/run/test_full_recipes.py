@@ -29,18 +29,18 @@ FAMILIES = {
     "math-multi-agent",
     "efficient-math",
     "search",
-    "terminal-bench",
+    "terminal",
     "textcraft",
     "webshop",
 }
-WORLDS = ("alfworld", "deepdive", "terminal-bench", "textcraft", "webshop")
+WORLDS = ("alfworld", "deepdive", "terminal", "textcraft", "webshop")
 """Families whose tasks are generated."""
 SETTINGS = {
     "alfworld": (128, 1e-6, 0.004),
     "code": (128, 3e-6, 0.01),
     "deepdive": (256, 5e-6, 0.004),
     "search": (256, 5e-6, 0.004),
-    "terminal-bench": (256, 5e-6, 0.004),
+    "terminal": (256, 5e-6, 0.004),
     "textcraft": (256, 5e-6, 0.004),
     "webshop": (256, 1e-6, 0.004),
 }
