@@ -18,7 +18,7 @@ from astraflow.errors import ConfigError, DataError, Error, FencedError, Refused
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["CaFile", "is_final", "join", "publish", "rank", "serve", "token_of", "train", "trust"]
+__all__ = ["CaFile", "is_final", "join", "publish", "rank", "run_as", "serve", "token_of", "train", "trust"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def serve(
     token_of(None)  # removes an inherited token; the dataflow reads the tokens from the run folder
     if resume:
         RunFolder(run_dir).ask_to_resume()
-    _run("dataflow", partial(run_dataflow, run_dir=run_dir, port=port))
+    run_as("dataflow", partial(run_dataflow, run_dir=run_dir, port=port))
 
 
 def publish(
@@ -80,7 +80,7 @@ def publish(
     main = partial(
         run_policy_publisher, run_dir=run_dir, policy=policy, port=port, url=url, token=token_of(None)
     )
-    _run(f"publisher-{policy}", main)
+    run_as(f"publisher-{policy}", main)
 
 
 def train(
@@ -97,7 +97,7 @@ def train(
     from astraflow.processes.trainer_process import run_policy_trainer
 
     links = {"url": url, "publisher_url": publisher, "token": token_of(token_file)}
-    _run(f"trainer-{policy}", partial(run_policy_trainer, run_dir=run_dir, policy=policy, **links))
+    run_as(f"trainer-{policy}", partial(run_policy_trainer, run_dir=run_dir, policy=policy, **links))
 
 
 def rank(
@@ -160,7 +160,7 @@ def join(
         overrides=tuple(overrides or ()),
         private=(*_private(), *([token_file] if token_file else [])),
     )
-    _run(name or "rollout", main)
+    run_as(name or "rollout", main)
 
 
 def _private() -> tuple[Path, ...]:
@@ -171,7 +171,7 @@ def _private() -> tuple[Path, ...]:
     return tuple(Path(path) for path in paths if path)
 
 
-def _run(name: str, main: "Callable[[asyncio.Event], Awaitable[int]]") -> None:
+def run_as(name: str, main: "Callable[[asyncio.Event], Awaitable[int]]") -> None:
     """Runs a service. Exits with its code, or with 2 if its settings are wrong."""
     from astraflow.service.process import PARENT_FD_VARIABLE, launcher_pipe, run_service
 

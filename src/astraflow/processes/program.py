@@ -3,6 +3,7 @@
     dataflow ........... on the launcher's machine, where the report reads the journal
     publisher-POLICY ... there, too, unless it listens on all interfaces and is announced under a name
     trainer-POLICY ..... on its publisher's machine: versions pass through files (`weights/POLICY/incoming`)
+    node-POLICY-K ...... on any machine that has the run folder: starts ranks of the trainer there
     rollout-N .......... on any machine that reaches the dataflow and the publishers
 
 Each trained policy has a publisher and a trainer, and each frozen policy a publisher. There are
@@ -152,6 +153,7 @@ def program(
     specs = [builder.dataflow()]
     for policy, config in recipe.trained.items():
         specs += [builder.publisher(policy), builder.trainer(policy, config)]
+        specs += [builder.node(policy, config, number) for number in range(1, config.train.nodes)]
     specs += [builder.frozen_publisher(policy) for policy in frozen]
     pool = recipe.cluster
     num_services = len(seats_of(pool)) if pool.max_services else recipe.rollout.services
@@ -246,6 +248,18 @@ class _SpecBuilder:
             writes=[self._folder.checkpoints / policy, self._folder.weights / policy / "incoming"],
             near=f"publisher-{policy}",
             is_finite=True,
+        )
+
+    def node(self, policy: str, config: PolicyConfig, number: int) -> ProcessSpec:
+        """The agent on another of a trainer's machines. It finds everything in the shared run folder."""
+        place = ("--policy", policy, "--url", self._addresses.url, "--node", str(number))
+        return self._spec(
+            f"node-{policy}-{number}",
+            ("cluster", "node", str(self._folder.path), *place),
+            threads=num_threads(config.train.backend),
+            reads=self._ca,
+            near=self._rollout_machine,
+            needs=self._recipe.cluster.trainer.needs,
         )
 
     def rollout(self, idx: int) -> ProcessSpec:

@@ -4,6 +4,8 @@
            <--an answer per command, or why it failed-----------
     all ranks: torch's collectives, over loopback, in the same order
 
+An add-on derives a group from `RankGroup` whose ranks are on several machines.
+
 Only rank 0 speaks for the trainer: it attaches, publishes and commits. The others do the same work at the
 same time, each on its own slice of the batch. Each rank writes a range of a version's bytes during the next
 step.
@@ -21,7 +23,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -32,15 +33,16 @@ from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from astraflow.errors import ConfigError, Error, ServiceError, TrainingError
+from astraflow.processes.fork_server import SERVICE_COMMAND
 from astraflow.processes.process_state import STOPPED, state_of
 from astraflow.processes.rank_process import identity, join_ranks
 from astraflow.processes.visible_gpus import gpu_variables
-from astraflow.protocols import Learner, SampleRulesProvider, StepResult, Write
+from astraflow.protocols import MACHINE_LOST, Learner, SampleRulesProvider, StepResult, Write
 from astraflow.trainer.loop import TrainerLink
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
 from astraflow.types import (
@@ -57,7 +59,7 @@ from astraflow.types import (
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.ranges import RangeJob, VersionWriter, WrittenRange
 
-__all__ = ["RankGroup", "RankedLearner", "RankedLink", "RankedRanges"]
+__all__ = ["Rank", "RankGroup", "RankProgram", "RankedLearner", "RankedLink", "RankedRanges"]
 
 _START_S = 180.0
 """Minimum time that ranks have to start, even if the timeout is shorter: on a busy machine, imports take a
@@ -68,12 +70,22 @@ _END_S = 3.0
 """Time for a rank to end by itself after rank 0 has closed the socket."""
 
 
+class _Process(Protocol):
+    """What a group needs of a rank's process: part of `subprocess.Popen`."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
 @dataclass(slots=True)
-class _Rank:
+class Rank:
     """A rank other than 0."""
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: _Process
     link: socket.socket
     pending: dict[int, "Future[Any]"] = field(default_factory=dict[int, "Future[Any]"])
     """Number of a command -> its future answer."""
@@ -81,6 +93,37 @@ class _Rank:
     """The error that the rank reported; empty if it reported none."""
     is_own_error: bool = False
     """Whether the rank's own work failed. Otherwise, it lost contact to another rank."""
+
+    @property
+    def place(self) -> str:
+        """Its process, in words."""
+        return f"process {self.process.pid}"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its process was stopped, e.g. by SIGSTOP."""
+        return state_of(self.process.pid) == "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgram:
+    """Starts the ranks of a policy's trainer on one machine."""
+
+    run_dir: Path
+    policy: str
+    url: str
+    device: str
+    """Device of the machine's first rank."""
+
+    def start(self, number: int, link: socket.socket, *, place: int) -> "subprocess.Popen[bytes]":
+        """Starts a rank, which inherits its link to rank 0. `place`: its number on this machine."""
+        names = (str(self.run_dir), "--policy", self.policy, "--url", self.url, "--rank", str(number))
+        return subprocess.Popen(
+            (*SERVICE_COMMAND, "rank", *names, "--link", str(link.fileno())),
+            env={**os.environ, **gpu_variables(self.device, place)},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(link.fileno(),),
+        )
 
 
 class RankGroup:
@@ -94,9 +137,11 @@ class RankGroup:
         self.timeout_s = timeout_s
         self.folder = Path(tempfile.mkdtemp(prefix="astraflow-ranks-"))
         """A private folder, through which torch's ranks find each other."""
+        self.meeting = f"file://{self.folder / 'store'}"
+        """Where they do: an `init_method` of torch."""
         self.failure: Future[None] = Future()
         """Has an exception as soon as a rank is lost."""
-        self._ranks: list[_Rank] = []
+        self._ranks: list[Rank] = []
         self._lock = threading.Lock()
         self._num_commands = 0
         self._is_closing = False
@@ -108,31 +153,33 @@ class RankGroup:
         Raises: ConfigError if a rank has other code or settings than rank 0, or if there are too few GPUs;
         ServiceError if one is lost.
         """
-        variables = [gpu_variables(device, number) for number in range(self.world)]
-        options = (str(run_dir), "--policy", policy, "--url", url)
-        for number in range(1, self.world):
-            here, there = socket.socketpair()
-            with there:
-                argv = (sys.executable, "-P", "-m", "astraflow.cli.main", "rank", *options)
-                process = subprocess.Popen(
-                    (*argv, "--rank", str(number), "--link", str(there.fileno())),
-                    env={**os.environ, **variables[number]},
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(there.fileno(),),
-                )
-            rank = _Rank(number, process, here)
-            self._ranks.append(rank)
-            threading.Thread(target=self._listen, args=(rank,), name=f"rank-{number}", daemon=True).start()
-        os.environ.update(variables[0])
-        store = str(self.folder / "store")
-        settings = {"world": self.world, "store": store, "timeout_s": self.timeout_s}
+        own_variables = gpu_variables(device, 0)
+        self.start_others(RankProgram(run_dir, policy, url, device))
+        os.environ.update(own_variables)
+        group: dict[str, Any] = {"world": self.world, "meeting": self.meeting, "timeout_s": self.timeout_s}
         # The token goes over the socket, because other users of the machine can read command lines.
-        answers = self.tell("join", **settings, token=token)
+        answers = self.tell("join", token=token, group=group)
         mine = identity(run_dir)
         self._await_start(answers)
         self._check_identities(self.wait(answers), mine)
         with self._naming_culprit():
-            return join_ranks(0, world=self.world, store=store, timeout_s=self.timeout_s)
+            return join_ranks(0, **group)
+
+    def start_others(self, program: RankProgram) -> None:
+        """Starts all ranks but 0, which are on this machine here."""
+        self.start_local(program, self.world)
+
+    def start_local(self, program: RankProgram, num_local: int) -> None:
+        """Starts the ranks of this machine."""
+        for number in range(1, num_local):
+            here, there = socket.socketpair()
+            with there:
+                self.add(Rank(number, program.start(number, there, place=number), here))
+
+    def add(self, rank: Rank) -> None:
+        """Takes in a rank whose process was started."""
+        self._ranks.append(rank)
+        threading.Thread(target=self._listen, args=(rank,), name=f"rank-{rank.number}", daemon=True).start()
 
     def tell(self, command: str, **arguments: Any) -> "list[Future[Any]]":
         """Sends a command to all other ranks. Returns: their future answers.
@@ -191,7 +238,7 @@ class RankGroup:
         """Waits for ranks that are still starting, even beyond the timeout, unless one is stopped."""
         deadline_s = time.monotonic() + _START_S
         while wait_for(answers, timeout=self.timeout_s).not_done and time.monotonic() < deadline_s:
-            if any(state_of(rank.process.pid) == "stopped" for rank in self._ranks):
+            if any(rank.is_stopped for rank in self._ranks):
                 raise self._fail()
 
     @contextmanager
@@ -215,7 +262,7 @@ class RankGroup:
                         f"{own!r}; all ranks of a trainer need the same"
                     )
 
-    def _listen(self, rank: _Rank) -> None:
+    def _listen(self, rank: Rank) -> None:
         """Reads a rank's answers until the socket closes, which means that the rank is lost."""
         with rank.link.makefile("rb") as lines, contextlib.suppress(OSError):
             for line in lines:
@@ -224,7 +271,7 @@ class RankGroup:
             rank.process.wait()
             self._fail()
 
-    def _take_answer(self, rank: _Rank, answer: dict[str, Any]) -> None:
+    def _take_answer(self, rank: Rank, answer: dict[str, Any]) -> None:
         if "error" not in answer:
             with self._lock:
                 found = rank.pending.pop(int(answer["id"]), None)
@@ -261,15 +308,15 @@ class RankGroup:
         """
         failed = [r for r in self._ranks if r.is_own_error]
         lost = [r for r in self._ranks if not r.error and r.process.poll() is not None]
-        stopped = [r for r in self._ranks if state_of(r.process.pid) == "stopped"]
+        stopped = [r for r in self._ranks if r.is_stopped]
         if failed:
             return TrainingError(f"rank {failed[0].number} of {self.world}: {failed[0].error}")
         if lost:
-            return ServiceError(f"rank {lost[0].number} of {self.world} {_describe_end(lost[0].process)}")
+            return ServiceError(f"rank {lost[0].number} of {self.world} {_describe_end(lost[0])}")
         if stopped:
             rank = stopped[0]
             return ServiceError(
-                f"rank {rank.number} of {self.world} (process {rank.process.pid}) is {STOPPED}; the others "
+                f"rank {rank.number} of {self.world} ({rank.place}) is {STOPPED}; the others "
                 f"waited {self.timeout_s:g} s for it (supervision.rank_timeout_s)"
             )
         others = [f"rank {r.number}: {r.error}" for r in self._ranks if r.error]
@@ -281,13 +328,15 @@ class RankGroup:
         )
 
 
-def _describe_end(process: "subprocess.Popen[bytes]") -> str:
-    code = cast("int", process.poll())
-    if code < 0:
+def _describe_end(rank: Rank) -> str:
+    code = cast("int", rank.process.poll())
+    if code == MACHINE_LOST:
+        how = "was lost with its machine"
+    elif code < 0:
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
     else:
         how = f"ended with exit code {code}"
-    return f"(process {process.pid}) {how}"
+    return f"({rank.place}) {how}"
 
 
 class RankedLink:
@@ -328,19 +377,15 @@ class RankedLink:
         return own if all(have_theirs) else None
 
     async def publish(self, policy: str, publication: Publication) -> PublicationReply:
-        """Passed on unchanged."""
         return await self._inner.publish(policy, publication)
 
     async def commit(self, policy: str, commit: Commit) -> None:
-        """Passed on unchanged."""
         await self._inner.commit(policy, commit)
 
     async def release(self, policy: str, release: Release) -> None:
-        """Passed on unchanged."""
         await self._inner.release(policy, release)
 
     async def step_failed(self, policy: str, failure: StepFailure) -> None:
-        """Passed on unchanged."""
         await self._inner.step_failed(policy, failure)
 
 

@@ -25,12 +25,12 @@ from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import Error, ServiceError
 from astraflow.protocols import Write
-from astraflow.recipe.access import own_ca_file
+from astraflow.recipe.access import own_ca_file, own_token
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import fingerprints
 from astraflow.service.client import ServiceClient
@@ -65,8 +65,11 @@ def identity(run_dir: Path) -> dict[str, str]:
     }
 
 
-def join_ranks(rank: int, *, world: int, store: str, timeout_s: float) -> ProcessRanks:
-    """Joins torch's process group, over loopback. Raises: RuntimeError if a rank doesn't join in time."""
+def join_ranks(rank: int, *, world: int, meeting: str, timeout_s: float) -> ProcessRanks:
+    """Joins torch's process group, over loopback unless the environment names another interface.
+
+    Raises: RuntimeError if a rank doesn't join in time.
+    """
     import torch
     import torch.distributed as dist
 
@@ -74,7 +77,7 @@ def join_ranks(rank: int, *, world: int, store: str, timeout_s: float) -> Proces
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=cast("Any", dist).FileStore(store, world),
+        init_method=meeting,
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=timeout_s),
@@ -124,19 +127,19 @@ class _RankProcess:
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         joining = self._commands.get()
         self._send(id=joining["id"], value=identity(self._run_dir))
-        world = int(joining["world"])
-        ranks = join_ranks(self._rank, world=world, store=joining["store"], timeout_s=joining["timeout_s"])
+        ranks = join_ranks(self._rank, **joining["group"])
         config = self._recipe.policies[self._policy]
         # Ranks that hold parts of one model copy work on the same slice of a batch.
         ranks_per_slice = config.train.shard.num_model_ranks
         learner = make_learner(config.train, model_dir=config.model_dir, seed=self._recipe.seed, ranks=ranks)
-        client = ServiceClient(self._url, token=joining["token"], ca_file=own_ca_file(self._recipe))
+        token = joining["token"] or own_token(self._recipe, RunFolder(self._run_dir), "trainer")
+        client = ServiceClient(self._url, token=token, ca_file=own_ca_file(self._recipe))
         link = DataflowClient(client)
         settle_memory()
         with asyncio.Runner() as runner:
 
             def take(command: dict[str, Any]) -> bool:
-                place = {"rank": self._rank // ranks_per_slice, "world": world // ranks_per_slice}
+                place = {"rank": self._rank // ranks_per_slice, "world": config.train.data_ranks}
                 taken = link.batch(self._policy, command["step"], epoch=command["epoch"], **place)
                 self._batch = runner.run(taken)
                 return self._batch is not None
@@ -146,17 +149,11 @@ class _RankProcess:
                     raise ServiceError(f"rank {self._rank} cannot train a step: it has no slice of the batch")
                 learner.train_step(self._batch)
 
-            def export(_: dict[str, Any]) -> None:
-                self._versions.exported.put(learner.export())
-
-            def load(command: dict[str, Any]) -> None:
-                learner.load(Path(command["folder"]))
-
             actions: dict[str, Callable[[dict[str, Any]], Any]] = {
                 "take": take,
                 "train": train,
-                "export": export,
-                "load": load,
+                "export": lambda _: self._versions.exported.put(learner.export()),
+                "load": lambda command: learner.load(Path(command["folder"])),
             }
             while True:
                 command = self._commands.get()

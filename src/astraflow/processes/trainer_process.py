@@ -23,6 +23,7 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerLink, TrainerSettings, run_trainer
+from astraflow.user_input.installed import load_added
 from astraflow.user_input.mistakes import hint
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.ranges import RangeWriter, VersionWriter
@@ -120,7 +121,10 @@ async def _make_parts(
         return
     from astraflow.processes.rank_group import RankedLearner, RankedLink, RankedRanges, RankGroup
 
-    group = RankGroup(config.train.ranks, timeout_s=recipe.supervision.rank_timeout_s)
+    make_group: type[RankGroup] = RankGroup
+    if config.train.nodes > 1:
+        make_group = load_added("astraflow.cluster", "trainer.nodes", "train.nodes")
+    group = make_group(config.train.ranks, timeout_s=recipe.supervision.rank_timeout_s)
     try:
         # Imports and loading block for a minute. In threads, they overlap with those of the other ranks, and
         # this process's event loop keeps showing signs of life.

@@ -113,7 +113,7 @@ class ClusterConfig(Config):
     rollout: NeedsConfig = NeedsConfig()
     """What each rollout service reserves."""
     trainer: NeedsConfig = NeedsConfig()
-    """What each trainer reserves; for Kubernetes."""
+    """What each trainer reserves in Kubernetes, and each of its other nodes (`train.nodes`) anywhere."""
     dataflow: NeedsConfig = NeedsConfig()
     """What the dataflow and each publisher reserve; for Kubernetes."""
     min_services: int = Field(default=1, ge=1, le=10_000)

@@ -159,6 +159,9 @@ class SupervisionConfig(Config):
     rank_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds that a rank of a trainer waits for the others, within a step or at the start. If one rank dies
     or stops for that long, all ranks end and start again from the last checkpoint."""
+    node_timeout_s: float = Field(default=1800.0, gt=0)
+    """Seconds that a trainer waits for the machines of its other ranks (`train.nodes`). Then it starts again,
+    at most five times."""
 
 
 class RecipeTasksConfig(TasksConfig):

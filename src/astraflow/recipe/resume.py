@@ -61,6 +61,7 @@ MAY_CHANGE = (
     "policies.*.train.optimizer",
     "policies.*.train.backend",
     "policies.*.train.ranks",
+    "policies.*.train.nodes",
     "policies.*.train.shard",
     "policies.*.train.checkpoint_every",
     "policies.*.train.keep_checkpoints",

@@ -374,7 +374,9 @@ class Run:
         self._steps[record.policy].add(record)
         self._view.step(record)
         self._memory.add(record)
-        for name in ("dataflow", f"publisher-{record.policy}", f"trainer-{record.policy}"):
+        nodes = range(1, self.recipe.policies[record.policy].train.nodes)
+        agents = [f"node-{record.policy}-{node}" for node in nodes]
+        for name in ("dataflow", f"publisher-{record.policy}", f"trainer-{record.policy}", *agents):
             self._note_progress(name)
 
     async def _follow_evals(self) -> None:

@@ -1,5 +1,6 @@
 """The trainer of one policy in a recipe."""
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
@@ -96,10 +97,12 @@ class TrainConfig(Config):
     """AdamW with a warm-up and a schedule over the optimizer steps of the run."""
     backend: BackendConfig = TorchBackendConfig()
     """Code that computes the training steps."""
-    ranks: int = Field(default=1, ge=1, le=64)
-    """Number of processes of this machine that train the policy together, each with a share of every batch
-    and of the model (FSDP2). On GPUs, each uses its own, counted from the configured device. `num_threads`
-    is per rank."""
+    ranks: int = Field(default=1, ge=1, le=1024)
+    """Number of processes that train the policy together, each with a share of every batch and of the model
+    (FSDP2). On GPUs, each uses its own, counted from the configured device. `num_threads` is per rank."""
+    nodes: int = Field(default=1, ge=1, le=1024)
+    """Number of machines that share the run folder, among which the ranks are divided. If `shard` is left
+    out, each of them has a copy of the weights (`shard.replicate`)."""
     shard: ShardConfig = ShardConfig()
     """How the ranks share the work, in addition to FSDP2."""
     checkpoint_every: int = Field(default=10, ge=1)
@@ -113,19 +116,27 @@ class TrainConfig(Config):
         """Number of slices of a batch: `ranks / (shard.tensor * shard.context)`."""
         return self.ranks // self.shard.num_model_ranks
 
+    @property
+    def local_ranks(self) -> int:
+        """Number of ranks per machine."""
+        return self.ranks // self.nodes
+
     @model_validator(mode="after")
     def _ranks_can_be_cut(self) -> "TrainConfig":
+        if "shard" not in self.model_fields_set:
+            object.__setattr__(self, "shard", ShardConfig(replicate=self.nodes))  # configs are frozen
         shard = self.shard
         if shard.context > 1 and shard.tensor > 1:
             raise ValueError(
                 f"shard.context = {shard.context} with shard.tensor = {shard.tensor}: ranks that compute the "
                 "same samples can share tokens or layers, not both; set one of them to 1"
             )
-        cut = shard.num_model_ranks * shard.replicate
+        cut = shard.num_model_ranks * math.lcm(shard.replicate, self.nodes)
         if self.ranks % cut:
             raise ValueError(
                 f"ranks = {self.ranks} cannot be divided into shard.tensor {shard.tensor} x shard.context "
-                f"{shard.context} x shard.replicate {shard.replicate}; set ranks to a multiple of {cut}"
+                f"{shard.context} x shard.replicate {shard.replicate} on {self.nodes} nodes; set ranks to a "
+                f"multiple of {cut}"
             )
         if shard.expert not in (1, shard.tensor):
             raise ValueError(

@@ -53,6 +53,20 @@ def test_one_dataflow_a_publisher_and_a_trainer_a_policy_and_the_rollout_service
     }
 
 
+def test_a_trainer_of_several_nodes_has_an_agent_on_each_of_the_others(tmp_path: Path) -> None:
+    policies = {"solver": {"model": "models/a", "train": {"ranks": 6, "nodes": 3}}}
+    cluster = {"trainer": {"cpus": 8, "gpus": 2}}
+    for host in ("127.0.0.1", "10.0.0.1"):
+        recipe = make_recipe(
+            policies=policies, cluster=cluster, dataflow={"host": host}, weights={"host": host}
+        )
+        addresses = Addresses((host, 7000), {"solver": (host, 7001)})
+        specs = [spec for spec in program(recipe, RunFolder(tmp_path), addresses) if "node" in spec.name]
+        assert [spec.name for spec in specs] == ["node-solver-1", "node-solver-2"]
+        assert {spec.near for spec in specs} == {"launcher" if host == "127.0.0.1" else ""}
+        assert {(spec.needs.cpus, spec.needs.gpus, spec.writes) for spec in specs} == {(8, 2, ())}
+
+
 def test_every_process_gets_its_own_threads(tmp_path: Path) -> None:
     recipe = make_recipe(rollout={"services": 1, "engine": {"name": "torch", "num_threads": 3}})
     threads = {

@@ -7,12 +7,13 @@ import typer
 
 from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.own_modules import module_path
+from astraflow.cli.services import run_as
 from astraflow.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe as LoadedRecipe
 
-__all__ = ["CLUSTER", "cluster", "render"]
+__all__ = ["CLUSTER", "cluster", "node", "render"]
 
 cluster = typer.Typer(help="Write what a cluster needs to run a recipe.", no_args_is_help=True)
 
@@ -64,6 +65,22 @@ def render(
         print(f"  {need}")
     print(f"{len(files)} files in {out}; next: kubectl apply -f {out}")
     print(f"{out / SECRET_FILE} holds tokens: keep it out of version control")
+
+
+@cluster.command("node")
+def node(
+    run_dir: Annotated[Path, typer.Argument(help="Run folder with a recipe.yaml.", metavar="RUN_DIR")],
+    policy: Annotated[str, typer.Option("--policy", help="Name of the policy.")],
+    url: Annotated[str, typer.Option("--url", help="Base URL of the dataflow.")],
+    number: Annotated[int, typer.Option("--node", help="Its number among the trainer's nodes, from 1.")],
+) -> None:
+    """Run the ranks of a trainer that belong to this machine (`train.nodes`), until you stop it.
+
+    The machine must find the run folder and the model at the same paths as the trainer.
+    """
+    from astraflow.addons.cluster.node_agent import Agent
+
+    run_as(f"node-{policy}-{number}", Agent(run_dir, policy, url, number).run)
 
 
 def _derive(recipe: "LoadedRecipe") -> "LoadedRecipe":

@@ -117,7 +117,7 @@ def _threads(recipe: Recipe) -> dict[str, int]:
     """Returns the number of compute threads of each process. Dataflow and publishers mostly wait."""
     trainers: dict[str, int] = {}
     for name, policy in recipe.trained.items():
-        for rank in range(policy.train.ranks):
+        for rank in range(policy.train.local_ranks):
             trainers[f"trainer-{name}" + (f" rank {rank}" if rank else "")] = num_threads(
                 policy.train.backend
             )

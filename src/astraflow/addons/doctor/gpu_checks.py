@@ -117,7 +117,7 @@ def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
         first = int(backend.device.partition(":")[2] or 0)
         num_parts = policy.train.ranks // policy.train.shard.replicate
         num_bytes = _trainer_bytes(backend) * _num_parameters(policy.model_dir) / num_parts
-        for label in _labels(range(first, first + policy.train.ranks)):
+        for label in _labels(range(first, first + policy.train.local_ranks)):
             users.setdefault(label, []).append(GpuUser(f"trainer-{name}", num_bytes=num_bytes))
     engine = recipe.rollout.engine
     for idx in range(recipe.max_services if has_services_here(recipe) else 0):
@@ -208,12 +208,12 @@ def _check_ranks(recipe: Recipe, found: _Found) -> None:
             continue
         where = f"policies.{name}.train.ranks = {ranks}"
         first = int(backend.device.partition(":")[2] or 0)
-        if any(" MIG " in gpu.name for gpu in found.gpus[first : first + ranks]):
+        if any(" MIG " in gpu.name for gpu in found.gpus[first : first + policy.train.local_ranks]):
             raise ConfigError(
                 f"{where}: some of its GPUs are MIG slices, between which NCCL can't communicate; use whole "
                 "GPUs, or set train.ranks: 1"
             )
-        check_shared_memory(where, ranks)
+        check_shared_memory(where, policy.train.local_ranks)
 
 
 def check_shared_memory(where: str, ranks: int, folder: Path = Path("/dev/shm")) -> None:
@@ -238,7 +238,7 @@ def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
         config = policy.train.backend
         if (backend := _torch_backend(config)) is not None:
             where = f"policies.{name}.train.backend{'' if backend is config else '.torch'}.device"
-            devices[where] = (backend.device, policy.train.ranks)
+            devices[where] = (backend.device, policy.train.local_ranks)
     engine = recipe.rollout.engine
     if isinstance(engine, TorchEngineConfig) and has_services_here(recipe):
         devices["rollout.engine.device"] = (engine.device, 1)

@@ -36,9 +36,9 @@ def gpu_memory_finding(name: str, policy: PolicyConfig, num_gpus: int) -> Findin
     each = f"each of {policy.train.ranks} ranks" if policy.train.ranks > 1 else "its process"
     text = f"{each} needs about {need.total / GIB:.1f} GiB: {need.text()}"
     first = int(backend.device.partition(":")[2] or 0)
-    if first + policy.train.ranks > num_gpus:
+    if first + policy.train.local_ranks > num_gpus:
         return Finding("ok", check, text)
-    gpus = range(first, first + policy.train.ranks)
+    gpus = range(first, first + policy.train.local_ranks)
     free, gpu = min((free_bytes(f"cuda:{idx}"), idx) for idx in gpus)
     text = f"{text} (cuda:{gpu} has {free / GIB:.1f} GiB free)"
     if sum(need.lasting.values()) > free:

@@ -1,0 +1,160 @@
+"""The agent of one of a trainer's machines, which starts the ranks there.
+
+    wait for rank 0's invitation in the run folder -> call rank 0 -> start a process per rank, each with its
+    own link to rank 0 -> tell rank 0 how they are, until it is gone -> kill them, and wait again
+
+The agent runs until it is stopped: it can't tell a trainer that has ended from one that restarts.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from astraflow.addons.cluster.node_links import (
+    Caller,
+    Invitation,
+    RankKill,
+    RankState,
+    address_toward,
+    choose_interface,
+    connect,
+    invitation_path,
+)
+from astraflow.errors import ConfigError, ServiceError
+from astraflow.processes.process_state import state_of
+from astraflow.processes.rank_group import RankProgram
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.config import TrainConfig
+
+__all__ = ["Agent"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+"""Time between two looks for an invitation, or at the ranks."""
+_STOP_GRACE_S = 4.0
+"""Time for rank 0 to end first when the whole run stops."""
+_REPEAT_S = 60.0
+"""Time between two log lines about a rank 0 that can't be called."""
+
+
+_Ranks: TypeAlias = "dict[int, subprocess.Popen[bytes]]"
+"""Number of a rank -> its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """Example: `await Agent(run_dir, "actor", url, node=1).run(stop)`."""
+
+    run_dir: Path
+    policy: str
+    url: str
+    """Base URL of the dataflow."""
+    node: int
+    """Number of this machine among the trainer's machines, from 1."""
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Holds this machine's ranks until `stop`. Raises: ConfigError if this machine lacks the run folder
+        or the model, or isn't one of the trainer's."""
+        self._check()
+        path = invitation_path(self.run_dir, self.policy)
+        loop = asyncio.get_running_loop()
+        next_line_s = loop.time() + _REPEAT_S
+        while not stop.is_set():
+            try:
+                invitation = msgspec.json.decode(path.read_bytes(), type=Invitation)
+                control, ranks = await asyncio.to_thread(self._join, invitation)
+                await _hold(control, ranks, stop)
+            except (OSError, msgspec.DecodeError, ServiceError) as err:
+                if loop.time() >= next_line_s:
+                    _log.warning("still waiting for rank 0: %s", err)
+                    next_line_s = loop.time() + _REPEAT_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await stop.wait()
+        return 0
+
+    def _check(self) -> TrainConfig:
+        """Returns the trainer's settings, which a resumed run may have changed. Raises: ConfigError."""
+        host = socket.gethostname()
+        folder = RunFolder(self.run_dir)
+        if not folder.recipe.is_file():
+            raise ConfigError(
+                f"{host} has no run folder {self.run_dir}; all machines of a trainer must find it at the "
+                "same path, on a file system that they share"
+            )
+        policy = folder.load_recipe().policies[self.policy]
+        if not policy.model_dir.is_dir():
+            raise ConfigError(
+                f"{host} has no model {policy.model_dir}; all machines of a trainer must find it at the same "
+                "path, so name an absolute one"
+            )
+        if not 0 < self.node < policy.train.nodes:
+            raise ConfigError(f"--node {self.node}: the trainer has nodes 0 to {policy.train.nodes - 1}")
+        return policy.train
+
+    def _join(self, invitation: Invitation) -> tuple[socket.socket, _Ranks]:
+        """Calls rank 0, and starts the ranks. Raises: OSError or ServiceError if rank 0 can't be called;
+        ConfigError if there are too few GPUs."""
+        train = self._check()
+        assert isinstance(train.backend, TorchBackendConfig)  # others have one rank
+        choose_interface(address_toward(invitation.host))
+        program = RankProgram(self.run_dir, self.policy, self.url, train.backend.device)
+        host = socket.gethostname()
+        ranks: _Ranks = {}
+        control = connect(invitation, Caller(self.node, 0, host))
+        try:
+            for place in range(train.local_ranks):
+                number = self.node * train.local_ranks + place
+                with connect(invitation, Caller(self.node, number, host)) as link:
+                    ranks[number] = program.start(number, link, place=place)
+        except BaseException:
+            control.close()
+            _kill(ranks)
+            raise
+        _log.info("ranks %s have joined rank 0 at %s", ", ".join(map(str, ranks)), invitation.host)
+        return control, ranks
+
+
+async def _hold(control: socket.socket, ranks: _Ranks, stop: asyncio.Event) -> None:
+    """Holds the ranks until rank 0 is gone, or until `stop`."""
+    reader, writer = await asyncio.open_connection(sock=control)
+    lost = asyncio.create_task(_obey(reader, ranks))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        while not lost.done() and not stopping.done():
+            states = [_state(number, rank) for number, rank in ranks.items()]
+            writer.write(msgspec.json.encode(states) + b"\n")
+            await asyncio.wait({lost, stopping}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({lost}, timeout=_STOP_GRACE_S)
+    finally:
+        lost.cancel()
+        stopping.cancel()
+        writer.close()
+        await asyncio.to_thread(_kill, ranks)
+
+
+async def _obey(reader: asyncio.StreamReader, ranks: _Ranks) -> None:
+    """Kills the ranks that rank 0 names, until rank 0 is gone."""
+    with contextlib.suppress(OSError):
+        while line := await reader.readline():
+            ranks[msgspec.json.decode(line, type=RankKill).rank].kill()
+
+
+def _state(number: int, rank: "subprocess.Popen[bytes]") -> RankState:
+    return RankState(number, rank.pid, rank.poll(), state_of(rank.pid) == "stopped")
+
+
+def _kill(ranks: _Ranks) -> None:
+    for rank in ranks.values():
+        rank.kill()
+    for rank in ranks.values():
+        rank.wait()

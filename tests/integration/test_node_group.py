@@ -1,0 +1,158 @@
+"""How a trainer's machines find each other: who is admitted, who is missing, and what is said about it."""
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from astraflow.addons.cluster.node_agent import Agent
+from astraflow.addons.cluster.node_group import NodeGroup
+from astraflow.addons.cluster.node_links import (
+    Caller,
+    Door,
+    Invitation,
+    address_toward,
+    choose_interface,
+    connect,
+    invitation_path,
+)
+from astraflow.errors import ConfigError, ServiceError
+from astraflow.recipe.run_folder import RunFolder
+from drivers.recipe_builders import make_digit_model, make_digit_recipe
+
+CALLER = Caller(1, 0, "gpu-2")
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    made = Door("127.0.0.1")
+    yield made
+    made.close()
+
+
+def test_a_caller_that_knows_the_key_is_admitted_and_its_link_carries_what_follows(door: Door) -> None:
+    with connect(door.invitation, CALLER) as link:
+        caller, other = door.admitted.get(timeout=5)
+        assert caller == CALLER
+        with other:
+            link.sendall(b"one\n")
+            other.sendall(b"two\n")
+            assert (other.recv(10), link.recv(10)) == (b"one\n", b"two\n")
+
+
+def test_a_caller_with_another_key_is_sent_away(door: Door) -> None:
+    with pytest.raises(OSError, match="closed"):
+        connect(msgspec.structs.replace(door.invitation, key="ab" * 32), CALLER)
+    assert door.admitted.empty()
+
+
+def test_rank_0_must_know_the_key_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as liar:
+        port = int(liar.getsockname()[1])
+
+        async def lie() -> None:
+            link, _ = await asyncio.to_thread(liar.accept)
+            with link:
+                link.sendall(bytes(32))
+                link.sendall(bytes(32))
+                await asyncio.to_thread(link.recv, 1000)
+
+        async def call() -> None:
+            invitation = Invitation("127.0.0.1", port, "cd" * 32)
+            lying = asyncio.create_task(lie())
+            with pytest.raises(ServiceError, match="is not rank 0"):
+                await asyncio.to_thread(connect, invitation, CALLER)
+            await lying
+
+        asyncio.run(call())
+
+
+def test_a_stranger_that_says_nothing_keeps_nobody_out(door: Door) -> None:
+    with socket.create_connection((door.invitation.host, door.invitation.port)):
+        connect(door.invitation, CALLER).close()
+    caller, link = door.admitted.get(timeout=5)
+    link.close()
+    assert caller == CALLER
+
+
+def test_nobody_is_admitted_any_more_once_the_door_is_closed(door: Door) -> None:
+    door.close()
+    with pytest.raises(OSError, match="refused"):
+        connect(door.invitation, CALLER)
+
+
+def test_an_invitation_is_for_its_owner_only(door: Door, tmp_path: Path) -> None:
+    door.publish(tmp_path / "invitation.json")
+    assert (tmp_path / "invitation.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_collectives_use_the_interface_of_the_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    for name in names:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    choose_interface(address_toward("127.0.0.1"))
+    assert [os.environ[name] for name in names] == ["lo", "lo"]
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    choose_interface("127.0.0.1")
+    assert [os.environ[name] for name in names] == ["ib0", "lo"]
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+    with pytest.raises(ConfigError, match=r"has the address 192\.0\.2\.1; name the one"):
+        choose_interface("192.0.2.1")
+
+
+def make_folder(tmp_path: Path, *overrides: str) -> RunFolder:
+    two = ("train.ranks=2", "train.nodes=2", *overrides)
+    recipe = make_digit_recipe(tmp_path, make_digit_model(tmp_path / "model"), *two)
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.save_recipe(recipe)
+    return folder
+
+
+def test_a_machine_that_never_comes_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "supervision.node_timeout_s=0.5")
+    group = NodeGroup(2, timeout_s=5.0)
+    try:
+        with pytest.raises(ServiceError, match=r"waited 1 s .*missing: node-actor-1\. .*node_timeout_s"):
+            group.start(folder.path, policy="actor", url="http://127.0.0.1:1", token="", device="cpu")
+    finally:
+        group.close()
+    assert not invitation_path(folder.path, "actor").exists()
+
+
+async def test_an_agent_ends_when_it_is_asked_to_though_rank_0_is_gone(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    gone = Invitation("127.0.0.1", 9, "ab" * 32)
+    invitation_path(folder.path, "actor").parent.mkdir(parents=True)
+    invitation_path(folder.path, "actor").write_text(json.dumps(msgspec.to_builtins(gone)))
+    stop = asyncio.Event()
+    running = asyncio.create_task(Agent(folder.path, "actor", "http://127.0.0.1:1", 1).run(stop))
+    await asyncio.sleep(0.2)
+    began_s = time.monotonic()
+    stop.set()
+    assert await running == 0
+    assert time.monotonic() - began_s < 3
+
+
+@pytest.mark.parametrize(("node", "said"), [(0, "has nodes 0 to 1"), (2, "has nodes 0 to 1")])
+async def test_a_machine_that_the_trainer_does_not_have_is_refused(
+    tmp_path: Path, node: int, said: str
+) -> None:
+    folder = make_folder(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        await Agent(folder.path, "actor", "http://127.0.0.1:1", node).run(asyncio.Event())
+
+
+async def test_a_machine_without_the_model_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"has no model .*/model; all machines"):
+        await Agent(folder.path, "actor", "http://127.0.0.1:1", 1).run(asyncio.Event())

@@ -1,0 +1,75 @@
+"""A trainer of two nodes, here both on this machine: it trains what one node trains, whatever is killed."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType] - numpy's types
+
+from drivers.system_driver import Runs, Started, astraflow, num_steps, wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+NUM_STEPS = 6
+ALIKE_STEPS = 3
+"""Steps until an agent is killed. After that, tasks come in another order."""
+ALIKE = (
+    # One episode at a time, and no version ahead: every run of the recipe then samples the same.
+    "rollout.max_episodes=1",
+    "policies.actor.table.max_staleness=0",
+    "policies.actor.table.engine_lag=0",
+    "policies.actor.train.ranks=2",
+    "policies.actor.train.checkpoint_every=1",
+    "policies.actor.train.keep_checkpoints=9",
+)
+
+
+def first_steps(run: Started) -> tuple[list[tuple[float, float]], dict[str, bytes]]:
+    """Loss and norm of the gradient of each of the first steps, and the weights after them."""
+    lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["step"] <= ALIKE_STEPS]
+    checkpoint = run.run_dir / "checkpoints" / "actor" / f"step-{ALIKE_STEPS:08d}"
+    weights = load_file(checkpoint / "model.safetensors")
+    found = {name: tensor.tobytes() for name, tensor in weights.items()}
+    return [(row["loss"], row["grad_norm"]) for row in rows], found
+
+
+def test_two_nodes_train_to_the_byte_what_one_trains_and_go_on_when_one_is_killed(runs: Runs) -> None:
+    recipe = runs.recipe(steps=NUM_STEPS)
+    two = runs.start(recipe, *ALIKE, "policies.actor.train.nodes=2", name="two")
+    wait_until(two, lambda: num_steps(two) >= ALIKE_STEPS, timeout_s=120)
+    agent = two.pid_of("node-actor-1")
+    (rank,) = psutil.Process(agent).children()
+    os.kill(agent, signal.SIGKILL)
+    alone = runs.start(recipe, *ALIKE, "policies.actor.train.shard.replicate=2", name="alone")
+    assert two.finish() == 0, two.report()
+    assert two.summary()["audit_ok"]
+    log = (two.run_dir / "logs" / "trainer-actor.log").read_text()
+    assert f"rank 1 of 2 (process {rank.pid} on {os.uname().nodename}) was lost with its machine" in log
+    assert alone.finish() == 0, alone.report()
+    assert first_steps(two) == first_steps(alone)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("train.ranks=3", "train.nodes=2"), "on 2 nodes; set ranks to a multiple of 2"),
+        (("train.ranks=4", "train.nodes=4", "train.shard.tensor=2"), "set ranks to a multiple of 8"),
+    ],
+)
+def test_nodes_that_cannot_be_are_refused_before_the_run(
+    runs: Runs, overrides: tuple[str, ...], said: str
+) -> None:
+    done = astraflow("run", str(runs.recipe()), *overrides, "--dry-run")
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_an_agent_without_the_shared_folder_says_so(tmp_path: Path) -> None:
+    options = ("--policy", "actor", "--url", "http://127.0.0.1:1", "--node", "1")
+    done = astraflow("cluster", "node", str(tmp_path), *options)
+    assert done.returncode == 2
+    assert f"has no run folder {tmp_path}" in done.stderr
