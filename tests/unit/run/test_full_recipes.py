@@ -30,6 +30,7 @@ FAMILIES = {
     "efficient-math",
     "search",
     "terminal",
+    "terminal-bench",
     "textcraft",
     "webshop",
 }
@@ -41,6 +42,7 @@ SETTINGS = {
     "deepdive": (256, 5e-6, 0.004),
     "search": (256, 5e-6, 0.004),
     "terminal": (256, 5e-6, 0.004),
+    "terminal-bench": (32, 3e-6, 0.01),
     "textcraft": (256, 5e-6, 0.004),
     "webshop": (256, 1e-6, 0.004),
 }

@@ -125,15 +125,20 @@ class HarborEnvironment(InteractiveEnvironment):
         await self._sandbox.close()
 
     async def reset(self, task: Task, seed: int) -> tuple[HarborEpisode, Observation]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        episode, shown = await self._begin(task)
+        episode.state = archive(episode.task.files, [episode.task.folder])
+        return episode, shown
+
+    async def _begin(self, task: Task) -> tuple[HarborEpisode, Observation]:
+        """Reads a task, and returns an episode without files and its prompt. Raises: RolloutError."""
         try:
             made = await asyncio.to_thread(self.harbor_task, task)
         except (ConfigError, OSError) as err:
             raise RolloutError(f"task {task.id} cannot be played: {err}", is_retryable=False) from err
-        state = archive(made.files, [made.folder])
         shown = made.instruction
         if self._is_full:
             shown = _INSTRUCTION.format(folder=made.folder, num=self._max_commands, instruction=shown)
-        return HarborEpisode(made, state, made.agent_s or math.inf), Observation(shown)
+        return HarborEpisode(made, b"", made.agent_s or math.inf), Observation(shown)
 
     async def step(self, state: HarborEpisode, reply: str) -> Observation:  # pyright: ignore[reportIncompatibleMethodOverride]
         command = reply

@@ -124,6 +124,10 @@ class HarborTask:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     verifier_env: Mapping[str, str] = field(default_factory=dict[str, str])
     solution_env: Mapping[str, str] = field(default_factory=dict[str, str])
+    image: str = ""
+    """In a container: the image that the task names; empty: that of its Dockerfile."""
+    cpus: float = 1.0
+    has_network: bool = False
 
 
 def read_folder(folder: Path) -> dict[str, BoxFile]:
@@ -159,14 +163,17 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def harbor_task(files: Mapping[str, BoxFile], where: str, *, without_network: bool = False) -> HarborTask:
+def harbor_task(
+    files: Mapping[str, BoxFile], where: str, *, without_network: bool = False, in_container: bool = False
+) -> HarborTask:
     """Makes the task of a folder. `where`: the folder's name in errors. `without_network`: accept tasks that
-    may use the network (Harbor's default), and run them without it.
+    may use the network (Harbor's default), and run them without it. `in_container`: a container has any image
+    and network.
 
-    Raises: ConfigError if the folder isn't a task, or needs something that the sandbox doesn't support.
+    Raises: ConfigError if the folder isn't a task, or needs something that isn't supported.
     """
     config = _config(_text(files, "task.toml", where), where)
-    _check_config(config, where, without_network=without_network)
+    _check_config(config, where, without_network=without_network, in_container=in_container)
     for needed in ("instruction.md", "tests/test.sh"):
         if needed not in files:
             raise ConfigError(f"{where} has no {needed}; is it a Harbor task folder?")
@@ -176,7 +183,12 @@ def harbor_task(files: Mapping[str, BoxFile], where: str, *, without_network: bo
         if name.startswith("environment/")
     }
     environment = config.environment
-    image = harbor_image(context, where, docker_image=environment.docker_image, workdir=environment.workdir)
+    if in_container:
+        image = _container_image(context, where, environment)
+    else:
+        image = harbor_image(
+            context, where, docker_image=environment.docker_image, workdir=environment.workdir
+        )
     return HarborTask(
         name=config.task.name or where,
         instruction=_text(files, "instruction.md", where),
@@ -191,6 +203,9 @@ def harbor_task(files: Mapping[str, BoxFile], where: str, *, without_network: bo
         env={**image.env, **environment.env},
         verifier_env=config.verifier.env,
         solution_env=config.solution.env,
+        image="" if "Dockerfile" in context else environment.docker_image or "",
+        cpus=environment.cpus,
+        has_network=_base_network(environment) == "public",
     )
 
 
@@ -221,7 +236,7 @@ def _config(text: str, where: str) -> _Config:
         raise ConfigError(f"{where}/task.toml: {err}") from err
 
 
-def _check_config(config: _Config, where: str, *, without_network: bool) -> None:
+def _check_config(config: _Config, where: str, *, without_network: bool, in_container: bool) -> None:
     """Refuses settings that the sandbox doesn't support."""
     version = config.version or config.schema_version
     if not version.startswith("1."):
@@ -244,16 +259,21 @@ def _check_config(config: _Config, where: str, *, without_network: bool) -> None
             _refuse(where, what)
     if environment.memory_mb < 1 or environment.storage_mb < 1:
         raise ConfigError(f"{where}/task.toml: memory_mb and storage_mb must be more than 0")
-    _check_network(config, where, without_network=without_network)
+    if not in_container:
+        _check_network(config, where, without_network=without_network)
     for section in (environment, config.verifier, config.solution):
         for name, value in section.env.items():
             if "$" in value:
                 _refuse(where, f"the variable {name} = {value!r} of this machine")
 
 
+def _base_network(environment: _Environment) -> _Mode:
+    return environment.network_mode or ("public" if environment.allow_internet else "no-network")
+
+
 def _check_network(config: _Config, where: str, *, without_network: bool) -> None:
     environment = config.environment
-    base = environment.network_mode or ("public" if environment.allow_internet else "no-network")
+    base = _base_network(environment)
     modes = {
         "environment": base,
         "agent": config.agent.network_mode or base,
@@ -312,6 +332,19 @@ def harbor_image(
     if "Dockerfile" not in context:
         image.files |= {f"{image.folder}/{name}": file for name, file in context.items()}
     return image
+
+
+def _container_image(context: Mapping[str, BoxFile], where: str, environment: _Environment) -> HarborImage:
+    """Returns the folder of an image for a container, which has the files itself. Raises: ConfigError."""
+    for name in _COMPOSE:
+        if name in context:
+            _refuse(where, f"environment/{name}")
+    if environment.docker_image is None and "Dockerfile" not in context:
+        raise ConfigError(f"{where} has neither environment/Dockerfile nor environment.docker_image")
+    lines = _instructions(_text(context, "Dockerfile", where)) if "Dockerfile" in context else []
+    folders = [line.split(None, 1)[1] for line in lines if line.upper().startswith("WORKDIR ")]
+    path = PurePosixPath("/").joinpath(*folders, environment.workdir or "")
+    return HarborImage(folder=str(path) if str(path) != "/" else _DEFAULT_FOLDER)
 
 
 def _check_base(name: str, where: str) -> None:

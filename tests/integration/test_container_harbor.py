@@ -1,0 +1,106 @@
+"""Harbor task folders in containers. A program with podman's commands stands in for it."""
+
+import os
+import random
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from recipes.terminal.terminal_folders import folder_of, make_errand, write_folder
+
+from astraflow.addons.envs.harbor_container import ContainerHarbor
+from astraflow.addons.sandbox.shell import BoxFile
+from astraflow.errors import ConfigError, RolloutError
+from astraflow.protocols import Observation
+from drivers.system_driver import ROOT
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A task folder whose image needs a container, with the stand-in in the path."""
+    (tmp_path / "engine").mkdir()
+    monkeypatch.setenv("PODMAN_STAND_IN", str(tmp_path / "engine"))
+    monkeypatch.setenv("PATH", f"{ROOT / 'tests/stand_ins/podman'}:{os.environ['PATH']}")
+    files = folder_of(make_errand(random.Random(3)), "errand")
+    files["environment/Dockerfile"] = BoxFile(
+        b"FROM rare/image:1\nRUN make world\nWORKDIR /app\nCOPY files .\n"
+    )
+    toml = files["task.toml"].content.replace(b"no-network", b"public").replace(b"cpus = 1", b"cpus = 2")
+    files["task.toml"] = BoxFile(toml)
+    write_folder(files, tmp_path / "tasks" / "errand")
+    return tmp_path / "tasks"
+
+
+@asynccontextmanager
+async def opened(folder: Path, *, command_s: float = 5.0) -> AsyncGenerator[ContainerHarbor]:
+    bench = ContainerHarbor(path=str(folder), max_commands=4, command_s=command_s)
+    await bench.open()
+    try:
+        yield bench
+    finally:
+        await bench.close()
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder.parent / "engine" / "calls").read_text().splitlines()
+
+
+async def play(bench: ContainerHarbor, *replies: str) -> list[Observation]:
+    (task,) = [*bench.tasks("train"), *bench.tasks("heldout")]
+    episode, seen = await bench.reset(task, 0)
+    found = [seen]
+    try:
+        found += [await bench.step(episode, reply) for reply in replies]
+    finally:
+        await bench.end(episode)
+    return found
+
+
+async def test_an_episode_runs_in_a_container_of_the_tasks_image_and_leaves_none(folder: Path) -> None:
+    command = make_errand(random.Random(3)).command()
+    async with opened(folder) as bench:
+        first, ran, end = await play(bench, f"```bash\n{command}\nls\n```", "done")
+        again = await play(bench, "done")
+    assert "They are run in /app" in str(first.messages)
+    assert make_errand(random.Random(3)).target in str(ran.messages)
+    assert (end.reward, end.is_done) == (1.0, True)
+    assert again[-1].reward == 0.0
+    made = calls(folder)
+    assert len([call for call in made if call.startswith("build ")]) == 1
+    (start, _) = [call for call in made if call.startswith("run ")]
+    assert "--memory=512m --cpus=2" in start
+    assert "--network=none" not in start
+    assert len([call for call in made if call.startswith("rm ")]) == 2
+
+
+async def test_a_command_that_takes_too_long_is_ended_and_told(folder: Path) -> None:
+    async with opened(folder, command_s=0.5) as bench:
+        _, ran = await play(bench, "```bash\nsleep 30\n```")
+    assert "its time was over" in str(ran.messages)
+
+
+async def test_tests_without_a_reward_fail_the_episode(folder: Path) -> None:
+    (folder / "errand" / "tests" / "test.sh").write_text("true\n")
+    async with opened(folder) as bench:
+        with pytest.raises(RolloutError, match=r"wrote neither .*reward\.txt"):
+            await play(bench, "done")
+
+
+def test_where_no_container_can_run_the_tasks_are_refused_by_name(folder: Path) -> None:
+    bench = ContainerHarbor(path=str(folder), engine="podman-of-nobody")
+    with pytest.raises(
+        ConfigError, match="run in containers, but the program 'podman-of-nobody' is not installed"
+    ):
+        bench.tasks("train")
+
+
+async def test_an_engine_that_cannot_run_containers_is_refused_before_the_first_episode(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no container can run here: `false info` failed with code 1"):
+        await ContainerHarbor(path=str(folder), engine="false").open()
