@@ -46,6 +46,8 @@ class Context:
         """`state.fresh` by preferred service, in the same order. Derived, so not in snapshots."""
         self.gone_workers: set[str] = set()
         """The services in `fresh_by_worker` that are gone. Derived too."""
+        self.oldest_ready: dict[str, int] = {}
+        """Policy -> a version that no ready group's oldest token is before. Derived; not known at first."""
         self.now_s = 0.0
         self.events: list[Event] = []
         self.wakes: dict[str, None] = {}

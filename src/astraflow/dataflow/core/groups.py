@@ -375,6 +375,8 @@ def _value(ctx: Context, name: str, group: GroupState) -> None:
         decide_fate(ctx, name, group.id, worth.fate, num_tokens=_num_tokens(group, name), by=worth.by)
         return
     policy.ready[group.id] = worth
+    if name in ctx.oldest_ready:
+        ctx.oldest_ready[name] = min(ctx.oldest_ready[name], worth.oldest_version)
     note_outcome(policy, "ready")
     policy.unusable_in_a_row = 0
     policy.unusable_s = 0.0

@@ -235,14 +235,16 @@ def _make_batch(ctx: Context, name: str, picked: Sequence[int], version: int) ->
 def _drop_stale(ctx: Context, name: str, version: int) -> int:
     """Drops the ready groups that are too stale for a batch of this version. Returns their number."""
     policy = ctx.state.policies[name]
-    table = ctx.plan.policies[name].table
-    num_stale = 0
-    for group in tuple(policy.ready.values()):
+    oldest = version - ctx.plan.policies[name].table.max_staleness
+    if ctx.oldest_ready.get(name, -1) >= oldest:
+        return 0  # without a look at each group: a waiting trainer asks after every new one
+    stale = [group for group in policy.ready.values() if group.oldest_version < oldest]
+    for group in stale:
         staleness = version - group.oldest_version
-        if staleness > table.max_staleness:
-            num_stale += 1
-            decide_fate(ctx, name, group.group_id, "stale", num_tokens=group.num_tokens, staleness=staleness)
-    return num_stale
+        decide_fate(ctx, name, group.group_id, "stale", num_tokens=group.num_tokens, staleness=staleness)
+    rest = (group.oldest_version for group in policy.ready.values())
+    ctx.oldest_ready[name] = min(rest, default=version)
+    return len(stale)
 
 
 def _end_if_stuck(ctx: Context, name: str) -> None:
