@@ -69,6 +69,11 @@ class Server:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
+    def written_bytes(self) -> int:
+        """Returns the bytes that it has written to disks so far. A memory file system doesn't count."""
+        lines = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
+
     def close(self) -> None:
         """Lets the process end."""
         assert self._process.stdin is not None
@@ -229,7 +234,7 @@ def make_failures(worker_id: str, lease_ids: Sequence[str]) -> EpisodeResults:
 
 async def until_parked(side: Side, num: int) -> None:
     """Returns once this number of services wait for leases."""
-    while len([wait for wait in (await side.client.status()).waits if wait.what == "leases"]) < num:  # noqa: ASYNC110
+    while len([wait for wait in (await side.client.status()).waits if wait.who.kind == "service"]) < num:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 
