@@ -6,15 +6,29 @@ them for cores, so its figures are meaningless if they used many. Every table th
 measurement begins when a benchmark imports this module.
 """
 
+import contextlib
 import json
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MOST_LOAD", "Laps", "OthersLoad", "Runs", "interleaved", "report", "show_table", "tree_cpu_s"]
+import psutil
+
+__all__ = [
+    "MOST_LOAD",
+    "Laps",
+    "Memory",
+    "OthersLoad",
+    "Runs",
+    "interleaved",
+    "report",
+    "show_table",
+    "tree_cpu_s",
+]
 
 MOST_LOAD = 0.5
 """Number of cores that other programs may use if a benchmark is to give a verdict: a quarter of a machine
@@ -133,6 +147,51 @@ class Laps:
 
 
 _SINCE_IMPORT = Laps(OthersLoad())
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+class Memory:
+    """Follows the memory of a process tree, in a thread, until `close`.
+
+    Each shared page counts once. Without `counts_root`, only the descendants of the root count.
+    """
+
+    def __init__(self, root: int, *, counts_root: bool = True, every_s: float = 0.5) -> None:
+        self.peak_mb = 0.0
+        self._root = psutil.Process(root)
+        self._counts_root = counts_root
+        self._every_s = every_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._ended.wait(self._every_s):
+            self.peak_mb = max(self.peak_mb, self._now_mb())
+
+    def _now_mb(self) -> float:
+        total = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in self._root.children(recursive=True):
+                total += _pss_bytes(process.pid)
+            total += _pss_bytes(self._root.pid) if self._counts_root else 0
+        return total / 2**20
+
+
+def _pss_bytes(pid: int) -> int:
+    """Returns the proportional set size of a process; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 # --- output ---------------------------------------------------------------------------------------

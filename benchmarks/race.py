@@ -1,12 +1,14 @@
-"""Runs and times one run of either side of `quickstart_vs_trl.py`: AstraFlow with all its services, or TRL.
+"""Runs and times one run of either side of a race (`race_table.py`): AstraFlow with all its services, or TRL.
 
 A run has a clock that starts with its first work, the CPU time of its processes between its first and its
-last version, and the time of the whole command.
+last version, the time of the whole command, and the peak of its memory.
 """
 
 import asyncio
 import itertools
 import math
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -25,14 +27,12 @@ from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.run.run import launch
 from astraflow.types.host_tensors import WeightSnapshot
-from harness import OthersLoad, tree_cpu_s
+from harness import Memory, OthersLoad, tree_cpu_s
 from trl_side import StopRule, TrlJob, run_job, weights_file
 
-__all__ = ["STOP", "TARGET", "Curve", "Row", "Setting", "run"]
+__all__ = ["Curve", "Row", "Setting", "run"]
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = 0.75
-STOP = StopRule(reward=0.83, window=5, max_steps=120)
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,10 @@ class Row:
     max_staleness: int = 1
     is_tuned: bool = False
     """Runs TRL with prompts sorted by length and a static cache."""
+    has_autocast: bool = False
+    """Runs TRL with bfloat16 autocast; its weights stay in float32."""
+    is_compact: bool = False
+    """Lets TRL score only the positions of completions on a CPU too, as it does on a GPU."""
 
 
 @dataclass
@@ -63,8 +67,12 @@ class Curve:
     samples_per_step: int
     command_s: float
     """Seconds of the whole command: start of processes, imports, model, tasks, the run, and its end."""
+    peak_mb: float
+    """Largest sum of the memory of the side's processes; each shared page counts once."""
     others_load: float
     """Number of cores that other programs used during the run."""
+    target: float
+    """Held-out score that counts as reached."""
     scores: dict[int, float] = field(default_factory=dict[int, float])
     """Version -> held-out accuracy."""
 
@@ -88,7 +96,7 @@ class Curve:
         """Seconds until the second of two consecutive evaluations at the target; infinite if there are
         none."""
         points = self.points()
-        hits = [b[0] for a, b in itertools.pairwise(points) if min(a[1], b[1]) >= TARGET]
+        hits = [b[0] for a, b in itertools.pairwise(points) if min(a[1], b[1]) >= self.target]
         return hits[0] if hits else math.inf
 
 
@@ -101,8 +109,11 @@ class Setting:
     work: Path
     trl_python: Path
     tasks_file: Path
+    target: float
+    stop: StopRule
     trl_threads: int = 1
-    stop: StopRule = STOP
+    every: int = 1
+    """Versions between two evaluations; TRL's side keeps no others."""
 
     @property
     def config(self) -> PolicyConfig:
@@ -141,7 +152,7 @@ class Setting:
 async def run(
     setting: Setting, name: str, row: Row, lr: float, seed: int
 ) -> tuple[Curve, list[WeightSnapshot]]:
-    """Makes one run of a row. Returns its curve and the weights of its versions 1, 2, ..."""
+    """Makes one run of a row. Returns its curve and the weights of every `setting.every`-th version."""
     if row.side == "trl":
         return await asyncio.to_thread(_run_trl, setting, name, row, lr, seed)
     return await _run_astraflow(setting, name, row, lr, seed)
@@ -153,7 +164,7 @@ async def run(
 async def _run_astraflow(
     setting: Setting, name: str, row: Row, lr: float, seed: int
 ) -> tuple[Curve, list[WeightSnapshot]]:
-    """Trains with all real services. The weights stay in the run folder."""
+    """Trains with all real services."""
     recipe = setting.recipe_of(row, lr, seed)
     run_dir = setting.work / f"{name.replace(' ', '-')}-{lr:g}-{seed}"
     rewards: list[float] = []
@@ -162,6 +173,7 @@ async def _run_astraflow(
     load = OthersLoad()
     command_s = _import_s()
     start = time.perf_counter()
+    memory = Memory(os.getpid(), counts_root=False)
     async with launch(recipe, run_dir, module_path=(str(ROOT / "benchmarks"),)) as launched:
         async for step in launched.steps(setting.policy):
             rewards.append(step.reward_mean)
@@ -170,6 +182,7 @@ async def _run_astraflow(
             if setting.stop.is_over(rewards):
                 break
     command_s += time.perf_counter() - start
+    memory.close()
     folder = RunFolder(run_dir)
     began_s = audit(folder.journal).first_lease_s
     curve = Curve(
@@ -180,13 +193,16 @@ async def _run_astraflow(
         cpu_s=cpu_s,
         samples_per_step=setting.samples_per_step,
         command_s=command_s,
+        peak_mb=memory.peak_mb,
         others_load=load.lap(),
+        target=setting.target,
     )
     saved = SavedVersions(folder.weights / setting.policy, setting.policy)
     versions = [
         WeightSnapshot(setting.policy, version, saved.read(version).tensors, setting.config.model_dir)
-        for version in range(1, len(commits) + 1)
+        for version in range(setting.every, len(commits) + 1, setting.every)
     ]
+    shutil.rmtree(folder.weights)
     return curve, versions
 
 
@@ -234,10 +250,15 @@ def _run_trl(
         temperature=config.sampling.temperature,
         num_threads=setting.trl_threads,
         is_tuned=row.is_tuned,
+        has_autocast=row.has_autocast,
+        is_compact=row.is_compact,
+        keep_every=setting.every,
     )
     load = OthersLoad()
     start = time.perf_counter()
+    memory = Memory(os.getpid(), counts_root=False)
     result = run_job(setting.trl_python, job, ROOT / "src")
+    memory.close()
     curve = Curve(
         row=name,
         lr=lr,
@@ -246,9 +267,14 @@ def _run_trl(
         cpu_s=result.cpu_s,
         samples_per_step=setting.samples_per_step,
         command_s=time.perf_counter() - start,
+        peak_mb=memory.peak_mb,
         others_load=load.lap(),
+        target=setting.target,
     )
-    return curve, [_trl_weights(setting, out_dir, idx + 1) for idx in range(len(result.times_s))]
+    kept = range(setting.every, len(result.times_s) + 1, setting.every)
+    versions = [_trl_weights(setting, out_dir, version) for version in kept]
+    shutil.rmtree(out_dir)
+    return curve, versions
 
 
 def _trl_weights(setting: Setting, out_dir: Path, version: int) -> WeightSnapshot:

@@ -17,7 +17,6 @@ CPU time hardly depends on other load on the machine, and neither does memory; s
 """
 
 import argparse
-import contextlib
 import json
 import os
 import resource
@@ -25,22 +24,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from harness import Runs, report, show_table, tree_cpu_s
+from harness import Memory, Runs, report, show_table, tree_cpu_s
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = "recipes/quickstart.yaml"
 FLOOR = "import torch; from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM"
 COMPLETIONS_PER_STEP = 512
 """The recipe's group_size * groups_per_batch."""
-LOOK_EVERY_S = 0.5
 # A machine with 2 GB has about this much memory for the run, next to the system and a browser.
 BARS = {"starts_over_floor": 5.0, "end_s": 1.5, "peak_pss_mb": 1000.0}
 RATIO_BARS = {
@@ -62,41 +57,6 @@ class Start:
     cpu_to_first_step_s: float
     steady_cpu_per_completion_ms: float
     peak_pss_mb: float
-
-
-class Memory:
-    """Follows the memory of a process tree, in a thread, until `close`."""
-
-    def __init__(self, root: int) -> None:
-        self.peak_mb = 0.0
-        self._root = psutil.Process(root)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _follow(self) -> None:
-        while not self._ended.wait(LOOK_EVERY_S):
-            self.peak_mb = max(self.peak_mb, self._now_mb())
-
-    def _now_mb(self) -> float:
-        total = 0
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in [self._root, *self._root.children(recursive=True)]:
-                total += _pss_bytes(process.pid)
-        return total / 2**20
-
-
-def _pss_bytes(pid: int) -> int:
-    """Returns the proportional set size of a process; 0 if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def measure(checkout: Path, model: Path, run_dir: Path, steps: int) -> Start:

@@ -1,8 +1,8 @@
-"""Makes one run of TRL's GRPOTrainer for `quickstart_vs_trl.py`, in TRL's own virtual environment.
+"""Makes one run of TRL's GRPOTrainer for a race (`race.py`), in TRL's own virtual environment.
 
-The program reads a job (JSON), trains, and leaves the weights of every version and `result.json` in the job's
-folder. The clock starts when the first step begins, after imports and after model, data, and trainer are
-ready. The clock is stopped while the weights of a version are copied. Nothing is evaluated here.
+The program reads a job (JSON), trains, and leaves weights and `result.json` in the job's folder. The clock
+starts when the first step begins, after imports and after model, data, and trainer are ready. The clock is
+stopped while the weights of a version are copied. Nothing is evaluated here.
 
     python trl_side.py JOB.json
 """
@@ -79,6 +79,12 @@ class TrlJob(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int
     is_tuned: bool = False
     """Puts prompts of one length together in a step, and uses a static cache of keys and values."""
+    has_autocast: bool = False
+    """Computes in bfloat16; the weights stay in float32."""
+    is_compact: bool = False
+    """Scores only the positions of completions. On a CPU, TRL does so only if it finds Triton."""
+    keep_every: int = 1
+    """Keeps the weights of every so many versions."""
 
 
 class TrlResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +135,10 @@ def train(job: TrlJob) -> TrlResult:
     import transformers
     import trl
 
+    if job.is_compact:
+        import trl.trainer.utils as trl_utils
+
+        trl_utils._use_triton = lambda _device: True
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()
     model = transformers.AutoModelForCausalLM.from_pretrained(job.model_dir, dtype=torch.float32)
@@ -165,7 +175,7 @@ def _settings(job: TrlJob) -> Any:
         output_dir=str(Path(job.out_dir) / "trainer"),
         seed=job.seed,
         use_cpu=True,
-        bf16=False,
+        bf16=job.has_autocast,
         gradient_checkpointing=False,
         per_device_train_batch_size=samples // job.minibatches,
         gradient_accumulation_steps=1,
@@ -262,10 +272,18 @@ def _make_recorder(job: TrlJob, reward: _Reward) -> Any:
             paused_cpu_s = time.process_time()
             self.times_s.append(paused_s - self._began_s)
             self.cpu_s.append(paused_cpu_s - self._saving_cpu_s)
-            save_file(kwargs["model"].state_dict(), weights_file(Path(job.out_dir), len(self.times_s)))
+            if len(self.times_s) % job.keep_every == 0:
+                self._save(kwargs["model"])
             control.should_training_stop = job.stop.is_over(reward.means)
             self._began_s += time.perf_counter() - paused_s
             self._saving_cpu_s += time.process_time() - paused_cpu_s
+
+        def _save(self, model: Any) -> None:
+            # A tied head is in the state under two names.
+            tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            if model.config.tie_word_embeddings:
+                tensors.pop("lm_head.weight", None)
+            save_file(tensors, weights_file(Path(job.out_dir), len(self.times_s)))
 
     return Recorder()
 
@@ -273,7 +291,7 @@ def _make_recorder(job: TrlJob, reward: _Reward) -> Any:
 def main() -> None:
     """Runs the job of the command line."""
     if len(sys.argv) != 2:
-        print("nothing to do: quickstart_vs_trl.py starts this file with a job")
+        print("nothing to do: race.py starts this file with a job")
         return
     warnings.simplefilter("ignore")
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=TrlJob)

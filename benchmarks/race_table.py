@@ -1,0 +1,304 @@
+"""Races AstraFlow against TRL's GRPOTrainer: the time to a held-out score with the same model, tasks, reward,
+and step. `quickstart_vs_trl.py` and `real_vs_trl.py` say what is raced.
+
+Both sides start from one model folder, and train with one optimizer, group size, and number of completions
+per step, each with the same learning rates. The comparison uses the best learning rate of each row. The
+recipe's filters are off, and its `max_staleness` is 1.
+
+TRL's clock starts when the first step begins; AstraFlow's starts at the first training lease. Process starts,
+imports, loading of models and tasks, and publication of version 0 come before both. The seconds of the whole
+command, which include them, are also reported. A version's time is when its optimizer steps are done (TRL),
+or when its commit is durable (AstraFlow), which comes after its publication. Neither side evaluates while the
+clock runs. Each keeps the weights of its versions, and afterwards one evaluator scores them. A run reaches
+the target at the time of the second of two consecutive evaluations that reach it.
+
+CPU time is that of all processes of a side, from its first version to its last, divided by the completions in
+between. Unlike the clock, it hardly depends on other load on the machine. Memory is the largest sum over a
+side's processes, without the process of this benchmark, which starts AstraFlow's services.
+
+TRL runs in `.venv-trl`, made on demand (about 2 minutes, 1.6 GB), in one process, with one torch thread or
+one per core, whichever a short trial finds faster. Don't run anything else at the same time: two torch
+threads that compete with other processes for two cores are many times slower than one.
+"""
+
+import argparse
+import asyncio
+import math
+import os
+import shutil
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from transformers.utils import logging as transformers_logging
+
+from astraflow.config import parse_config
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.short_forms import full_mapping
+from astraflow.tasks.sources import make_source
+from environments import make_environment
+from harness import Runs, report, show_table
+from heldout import Evaluator
+from race import Curve, Row, Setting, run
+from trl_side import PACKAGES, StopRule
+
+__all__ = ["Race", "run_race"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """What is raced, and how it is judged."""
+
+    recipe: Path
+    overrides: Mapping[str, Any]
+    """Changes of the recipe for both sides."""
+    judged: Mapping[str, Any]
+    """Changes of the recipe for the evaluator."""
+    rows: Mapping[str, Row]
+    target: float
+    """Held-out score to reach."""
+    stop: StopRule
+    rates: tuple[float, ...]
+    """Learning rates of all rows, as multiples of the recipe's."""
+    every: int
+    """Versions between two evaluations."""
+    num_tasks: int
+    samples: int = 1
+    temperature: float = 1.0
+    trial_steps: int
+    """Steps of the trial that chooses TRL's threads."""
+    at_least: Mapping[str, float]
+    image: Path
+
+    @property
+    def trial(self) -> str:
+        """The row of TRL that tries numbers of threads."""
+        return next(name for name, row in self.rows.items() if row.side == "trl")
+
+
+async def faster_threads(race: Race, setting: Setting) -> int:
+    """Returns the number of torch threads with which TRL is faster, one or all cores, measured over some
+    steps of each."""
+    speeds: dict[int, float] = {}
+    for count in sorted({1, os.cpu_count() or 1}):
+        stop = StopRule(reward=1e9, window=1, max_steps=race.trial_steps)
+        work = setting.work / f"threads-{count}"
+        trial = replace(setting, work=work, trl_threads=count, stop=stop, every=race.trial_steps)
+        curve, _ = await run(trial, race.trial, race.rows[race.trial], setting.config.train.lr, 0)
+        speeds[count] = curve.completions_per_s
+    measured = ", ".join(f"{count}: {speed:.1f}" for count, speed in speeds.items())
+    print(f"TRL's completions/s by torch threads: {measured}", flush=True)
+    return max(speeds, key=lambda count: speeds[count])
+
+
+def make_setting(race: Race, args: argparse.Namespace, work: Path) -> tuple[Setting, Recipe]:
+    """Returns what all rows share, and the recipe of the evaluator."""
+    judged = parse_config(full_mapping(race.recipe, dict(race.judged)), Recipe)
+    policy = next(iter(judged.trained))
+    stop = msgspec.structs.replace(race.stop, max_steps=args.steps)
+    overrides: dict[str, Any] = {
+        "weights.keep": stop.max_steps + 1,
+        f"policies.{policy}.table.filters": [],
+        f"policies.{policy}.train.steps": stop.max_steps,
+        f"policies.{policy}.train.checkpoint_every": stop.max_steps,
+    }
+    mapping = full_mapping(race.recipe, {**race.overrides, **overrides})
+    mapping["eval"]["sets"] = {}
+    recipe = parse_config(mapping, Recipe)
+    sources = [make_source(config, name=name) for name, config in recipe.tasks.sources.items()]
+    tasks_file = work / "tasks.jsonl"
+    lines = [msgspec.json.encode(source.task(idx)) for source in sources for idx in range(len(source))]
+    tasks_file.write_bytes(b"\n".join(lines) + b"\n")
+    python = make_environment(args.venv, PACKAGES)
+    setting = Setting(
+        recipe, policy, work, python, tasks_file, target=race.target, stop=stop, every=args.every
+    )
+    return setting, judged
+
+
+async def compare(race: Race, args: argparse.Namespace, work: Path) -> None:
+    """Runs everything, alternating between the rows, and prints the results."""
+    setting, judged = make_setting(race, args, work)
+    setting = replace(setting, trl_threads=args.trl_threads or await faster_threads(race, setting))
+    base_rate = setting.config.train.lr
+    rates = [base_rate] if args.quick else [base_rate * factor for factor in args.rates]
+    seeds = args.seeds[:1] if args.quick else args.seeds
+    evaluator = Evaluator(
+        judged,
+        setting.policy,
+        num_tasks=race.num_tasks,
+        samples=race.samples,
+        temperature=race.temperature,
+    )
+    curves: list[Curve] = []
+    for lr in rates:
+        for seed in seeds:
+            for name in args.rows:
+                curve, versions = await run(setting, name, race.rows[name], lr, seed)
+                for snapshot in [evaluator.base, *versions]:
+                    curve.scores[snapshot.version] = await evaluator.score(snapshot)
+                curves.append(curve)
+                print(
+                    f"{name}, lr {lr:g}, seed {seed}: {curve.reached_s:.1f} s to {race.target}, "
+                    f"{len(curve.times_s)} steps in {curve.times_s[-1]:.1f} s (command "
+                    f"{curve.command_s:.1f} s), {curve.completions_per_s:.1f} completions/s, "
+                    f"{curve.cpu_ms:.3f} ms of CPU each, {curve.scores[0]:.3f} -> "
+                    f"{curve.points()[-1][1]:.3f}; others used {curve.others_load:.2f} cores",
+                    flush=True,
+                )
+    await evaluator.close()
+    conclude(race, setting, curves, args)
+
+
+def best_of(curves: Sequence[Curve], row: str) -> list[Curve]:
+    """Returns the runs of a row's best learning rate, which has the lowest median time to the target."""
+    rates = sorted({c.lr for c in curves if c.row == row})
+    by_rate = {lr: [c for c in curves if c.row == row and c.lr == lr] for lr in rates}
+    return min(by_rate.values(), key=lambda runs: statistics.median(c.reached_s for c in runs))
+
+
+def conclude(race: Race, setting: Setting, curves: Sequence[Curve], args: argparse.Namespace) -> None:
+    """Writes the tables, the plot, and the last line."""
+    table = setting.config.table
+    title = (
+        f"seconds to {race.target} held out ({race.num_tasks} tasks x {race.samples}, "
+        f"every {args.every} versions), "
+        f"{table.groups_per_batch} x {table.group_size} completions a step, "
+        f"{setting.config.train.minibatches} optimizer steps; {os.cpu_count()} cores"
+    )
+    header = ["row", "lr", "s to the target", "s of the command", "completions/s", "CPU ms", "MB", "others"]
+    rows: list[list[object]] = []
+    for name in args.rows:
+        for lr in sorted({c.lr for c in curves}):
+            runs = [c for c in curves if c.row == name and c.lr == lr]
+            rows.append([name, f"{lr:g}", *columns_of(runs), f"{max(c.others_load for c in runs):.2f}"])
+    show_table(title, header, rows)
+    best = {name: best_of(curves, name) for name in args.rows}
+    show_table(
+        "the same at each row's best learning rate",
+        header[:-1],
+        [[name, f"{runs[0].lr:g}", *columns_of(runs)] for name, runs in best.items()],
+    )
+    if args.image:
+        draw(race, curves, best, args.image)
+    report(figures_of(race, setting, best), at_least=race.at_least)
+
+
+def columns_of(runs: Sequence[Curve]) -> list[Runs]:
+    """Returns the figures of some runs, as the tables show them."""
+    return [
+        Runs(tuple(c.reached_s for c in runs)),
+        Runs(tuple(c.command_s for c in runs)),
+        Runs(tuple(c.completions_per_s for c in runs)),
+        Runs(tuple(c.cpu_ms for c in runs)),
+        Runs(tuple(c.peak_mb for c in runs)),
+    ]
+
+
+def figures_of(race: Race, setting: Setting, best: dict[str, list[Curve]]) -> dict[str, object]:
+    """Returns the contents of the JSON: each row's figures, and its ratios to TRL's faster row."""
+    figures: dict[str, object] = {"trl_threads": setting.trl_threads}
+    for name, runs in best.items():
+        key = name.replace(",", "").replace(" ", "_").lower()
+        reached, command, speed, cpu, memory = columns_of(runs)
+        figures |= {f"{key}_lr": runs[0].lr, f"{key}_s": _finite(reached.median)}
+        figures |= {f"{key}_command_s": command, f"{key}_completions_per_s": speed, f"{key}_cpu_ms": cpu}
+        figures[f"{key}_peak_mb"] = memory
+    theirs = [runs for name, runs in best.items() if race.rows[name].side == "trl"]
+    if not theirs:
+        return figures
+    fastest = min(theirs, key=lambda runs: columns_of(runs)[0].median)
+    trl_s, trl_command_s, _, _, trl_mb = (column.median for column in columns_of(fastest))
+    trl_speed = max(columns_of(runs)[2].median for runs in theirs)
+    trl_cpu_ms = min(columns_of(runs)[3].median for runs in theirs)
+    for name, runs in best.items():
+        if race.rows[name].side == "trl":
+            continue
+        reached, command, speed, cpu, memory = columns_of(runs)
+        end = "" if name == "as shipped" else "_" + name.replace(",", "").replace(" ", "_")
+        figures[f"speedup{end}"] = _ratio(trl_s, reached.median)
+        figures[f"speedup{end}_worst"] = min(
+            (_ratio(t.reached_s, c.reached_s) or 0.0 for t, c in zip(fastest, runs, strict=True)),
+        )
+        figures[f"command_speedup{end}"] = _ratio(trl_command_s, command.median)
+        figures[f"throughput_ratio{end}"] = _ratio(speed.median, trl_speed)
+        figures[f"cpu_ratio{end}"] = _ratio(trl_cpu_ms, cpu.median)
+        figures[f"memory_ratio{end}"] = _ratio(memory.median, trl_mb)
+    return figures
+
+
+def _ratio(value: float, of: float) -> float | None:
+    """Returns the ratio, or None if either side did not reach the target."""
+    return _finite(value / of) if math.isfinite(of) else None
+
+
+def _finite(value: float) -> float | None:
+    """Returns None for infinity, which JSON doesn't have: a target that was not reached is null."""
+    return round(value, 3) if math.isfinite(value) else None
+
+
+def draw(race: Race, curves: Sequence[Curve], best: dict[str, list[Curve]], image: Path) -> None:
+    """Plots all runs, and highlights those of each row's best learning rate."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    colors = dict(zip(best, pyplot.rcParams["axes.prop_cycle"].by_key()["color"], strict=False))
+    for curve in sorted(curves, key=lambda c: c in best[c.row]):
+        is_best = curve in best[curve.row]
+        label = f"{curve.row}, lr {curve.lr:g}" if is_best and curve is best[curve.row][0] else None
+        axes.plot(
+            *zip(*curve.points(), strict=True),
+            color=colors[curve.row],
+            alpha=1.0 if is_best else 0.1,
+            label=label,
+        )
+    axes.axhline(race.target, color="gray", linestyle=":")
+    axes.set(xlabel="seconds since the first step", ylabel=f"held-out score ({race.num_tasks} tasks)")
+    axes.legend(loc="lower right")
+    image.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(image, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
+    print(f"curves: {image}")
+
+
+def run_race(race: Race, description: str | None) -> None:
+    """Parses the command line, and runs the race in a folder that is deleted afterwards."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one seed, the recipe's learning rate")
+    parser.add_argument("--every", type=int, default=race.every, help="versions between two evaluations")
+    parser.add_argument("--steps", type=int, default=race.stop.max_steps, help="most steps of a run")
+    parser.add_argument("--rows", nargs="+", choices=list(race.rows), default=list(race.rows))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=list(race.rates), help="multiples of the recipe's rate"
+    )
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv-trl")
+    parser.add_argument(
+        "--image", type=Path, help=f"picture of the curves (default: {race.image}; none if quick)"
+    )
+    parser.add_argument(
+        "--trl-threads", type=int, help="torch threads of TRL (default: the faster of 1 and all cores)"
+    )
+    parser.add_argument("--keep", type=Path, help="keep the runs, without their weights, in this folder")
+    args = parser.parse_args()
+    os.chdir(ROOT)
+    work = args.keep or Path(tempfile.mkdtemp(prefix="race-with-trl-"))
+    work.mkdir(parents=True, exist_ok=True)
+    args.image = args.image or (None if args.quick else race.image)
+    torch.set_num_threads(os.cpu_count() or 1)
+    transformers_logging.disable_progress_bar()
+    try:
+        asyncio.run(compare(race, args, work.resolve()))
+    finally:
+        if args.keep is None:
+            shutil.rmtree(work, ignore_errors=True)
