@@ -77,7 +77,6 @@ def test_whole_responses_are_paid_for_their_final_answer() -> None:
     assert missed(list(labeled("math_responses.jsonl")), "whole") == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "answer",
     [

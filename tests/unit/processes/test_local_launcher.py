@@ -176,7 +176,7 @@ async def test_a_service_that_gets_no_processor_is_not_taken_for_one_that_hangs(
         other = await asyncio.create_subprocess_exec(sys.executable, "-c", busy)
         handle = await launcher.start(spec)
         try:
-            async with asyncio.timeout(40.0):
+            async with asyncio.timeout(80.0):
                 while not handle.life().is_starved:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.1)
             silence = asyncio.create_task(handle.silence(0.5))
@@ -184,7 +184,7 @@ async def test_a_service_that_gets_no_processor_is_not_taken_for_one_that_hangs(
             assert not silence.done()
             put_in_line_again(handle.pid)
             other.kill()
-            async with asyncio.timeout(40.0):
+            async with asyncio.timeout(80.0):
                 assert "hangs" in await silence
         finally:
             handle.kill()

@@ -207,7 +207,7 @@ async def test_what_goes_wrong_in_an_episode_fails_it_and_is_no_reward(interact:
 
 
 async def test_a_server_that_says_nothing_fails_the_episode() -> None:
-    async with opened(bad(BEGINS, say_nothing), call_s=0.05) as bench:
+    async with opened(bad(BEGINS, say_nothing), call_s=1.0) as bench:
         session, _ = await bench.reset(task_of(bench), seed=0)
         with pytest.raises(RolloutError, match="did not answer within"):
             await bench.step(session, "look")
