@@ -145,8 +145,9 @@ def _of_ranks(name: str, model_dir: Path) -> list[float]:
 
 
 def _joined(rank: int, model_dir: Path, name: str) -> LossLearner:
-    store = str(model_dir / f"ranks-{name}")
-    return _learner(model_dir, "keep", join_ranks(rank, world=_NUM_RANKS, meeting=f"file://{store}", timeout_s=120.0))
+    meeting = f"file://{model_dir}/ranks-{name}"
+    ranks = join_ranks(rank, world=_NUM_RANKS, meeting=meeting, timeout_s=120.0)
+    return _learner(model_dir, "keep", ranks)
 
 
 def _rank_memory_ratio(model_dir: Path) -> float:
