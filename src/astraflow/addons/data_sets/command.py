@@ -105,6 +105,10 @@ def index_documents(
     factory: Annotated[
         str, typer.Option("--factory", help="Kind of a dense index, as faiss.index_factory names it.")
     ] = "Flat",
+    on_disk: Annotated[
+        bool,
+        typer.Option("--on-disk", help="Build BM25 in less than 1 GB of memory, for millions of documents."),
+    ] = False,
     limit: Annotated[
         int, typer.Option("--limit", help="Documents to take, the first ones; 0 takes all.", min=0, max=MOST)
     ] = 0,
@@ -113,15 +117,17 @@ def index_documents(
 
     A BM25 index needs the extra `search`, a dense one the extra `dense`.
 
-    Examples: `astraflow data index data/asearcher-corpus --out data/asearcher-index`,
+    Examples: `astraflow data index data/asearcher-corpus --out data/asearcher-index --on-disk`,
     `astraflow data index my.jsonl --out my-index --encoder models/e5-base-v2`.
     """
     from astraflow.addons.search.retrieval.dense import EncoderSettings
     from astraflow.addons.search.retrieval.index import build_index
 
     file = documents / "documents.jsonl" if documents.is_dir() else documents
+    if encoder and on_disk:
+        raise ConfigError("--encoder makes a dense index and --on-disk one of BM25; leave one of them out")
     settings = EncoderSettings(encoder, query_prefix, text_prefix, factory) if encoder else None
-    manifest = build_index(file, out, encoder=settings, limit=limit, progress=print)
+    manifest = build_index(file, out, encoder=settings, is_on_disk=on_disk, limit=limit, progress=print)
     print(f"{out}: {manifest.kind} index of {manifest.num_documents:,} documents ({manifest.library})")
 
 

@@ -3,7 +3,7 @@
 import importlib.metadata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from astraflow.errors import ConfigError, QueryError
 from astraflow.user_input.extras import install_command
@@ -28,7 +28,7 @@ class Bm25:
     Example: `Bm25.build(["a cat", "a dog"]).search("dog", 1) == [1]`.
     """
 
-    kind = "bm25"
+    kind: Final = "bm25"
 
     def __init__(self, index: Any) -> None:
         self._index = index

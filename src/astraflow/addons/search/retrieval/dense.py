@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class EncoderSettings:
 class Dense:
     """An index of texts, which are identified by their numbers. Threads may share it."""
 
-    kind = "dense"
+    kind: Final = "dense"
 
     def __init__(self, index: Any, encoder: Any, settings: EncoderSettings) -> None:
         self._index = index

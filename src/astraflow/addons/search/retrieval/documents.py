@@ -2,6 +2,7 @@
 
 import json
 import mmap
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def write_offsets(documents: Path, offsets: Path, *, limit: int = 0) -> int:
 
     `limit`: number of lines to use, from the first; 0: all.
     """
-    found = [0]
+    found = array("q", [0])
     with documents.open("rb") as file:
         for line in file:
             found.append(found[-1] + len(line))

@@ -18,6 +18,7 @@ from astraflow.addons.search.retrieval.bm25 import Bm25
 from astraflow.addons.search.retrieval.config import FolderIndexConfig, IndexConfig, MemoryIndexConfig
 from astraflow.addons.search.retrieval.dense import Dense, EncoderSettings
 from astraflow.addons.search.retrieval.documents import Document, DocumentFile, document_from, write_offsets
+from astraflow.addons.search.retrieval.on_disk import OnDisk
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError, DataError, QueryError
 from astraflow.user_input.own_code import describe_error
@@ -78,7 +79,7 @@ class IndexManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `index.json`."""
 
     format: int
-    kind: Literal["bm25", "dense"]
+    kind: Literal["bm25", "dense", "tantivy"]
     library: str
     """Library and version that wrote the index."""
     num_documents: int
@@ -95,7 +96,7 @@ def check_index(config: IndexConfig) -> None:
     """
     if isinstance(config, FolderIndexConfig):
         manifest = _read_manifest(Path(config.path).expanduser())
-        (Bm25 if manifest.kind == "bm25" else Dense).library_version()
+        _KINDS[manifest.kind].library_version()
         return
     Bm25.library_version()
     _documents_function(config.documents)
@@ -126,6 +127,11 @@ def _open(config: IndexConfig) -> SearchIndex:
     return _load_folder(Path(config.path).expanduser())
 
 
+_KINDS: Mapping[str, type[Bm25] | type[Dense] | type[OnDisk]] = {
+    kind.kind: kind for kind in (Bm25, Dense, OnDisk)
+}
+
+
 def _read_manifest(folder: Path) -> IndexManifest:
     how = f"build it with `astraflow data index DOCUMENTS --out {folder}`"
     try:
@@ -144,7 +150,7 @@ def _read_manifest(folder: Path) -> IndexManifest:
 
 def _load_folder(folder: Path) -> SearchIndex:
     manifest = _read_manifest(folder)
-    kind = Bm25 if manifest.kind == "bm25" else Dense
+    kind = _KINDS[manifest.kind]
     try:
         documents = DocumentFile(folder / _DOCUMENTS, folder / _OFFSETS)
         retriever = kind.load(folder)
@@ -194,13 +200,14 @@ def build_index(
     out: Path,
     *,
     encoder: EncoderSettings | None = None,
+    is_on_disk: bool = False,
     limit: int = 0,
     progress: Callable[[str], object],
 ) -> IndexManifest:
     """Builds an index of a JSONL file in a folder, which appears completely or not at all.
 
-    `encoder`: embeds documents for a dense index; None: BM25. `limit`: number of documents to use, from the
-    first; 0: all.
+    `encoder`: embeds documents for a dense index; None: BM25. `is_on_disk`: BM25 with little memory. `limit`:
+    number of documents to use, from the first; 0: all.
     Raises: DataError if the file is missing or invalid, or if the folder exists and is not empty; ConfigError
     if a library is missing.
     """
@@ -218,15 +225,15 @@ def build_index(
             raise DataError(f"{documents} has no documents")
         progress(f"{num:,} documents")
         texts = (document.whole for document in DocumentFile(fresh / _DOCUMENTS, fresh / _OFFSETS))
-        if encoder is None:
-            library = Bm25.library_version()
-            Bm25.build(texts).save(fresh)
-        else:
-            library = Dense.library_version()
+        kind = Dense if encoder else OnDisk if is_on_disk else Bm25
+        library = kind.library_version()
+        if encoder:
             Dense.build(texts, encoder, progress=lambda done: progress(f"{done:,} embedded")).save(fresh)
-        manifest = IndexManifest(
-            format=FORMAT, kind="dense" if encoder else "bm25", library=library, num_documents=num
-        )
+        elif is_on_disk:
+            OnDisk.build(texts, fresh, progress=lambda done: progress(f"{done:,} indexed"))
+        else:
+            Bm25.build(texts).save(fresh)
+        manifest = IndexManifest(format=FORMAT, kind=kind.kind, library=library, num_documents=num)
         (fresh / _MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
         if out.exists():
             out.rmdir()
