@@ -28,6 +28,10 @@ _SMALL = {
         ("--only", "sweep", "--quick", "--steps", "2"),
         ("speedup_vs_best_range", "speedup_vs_plain_range", "speedup_unequal", "num_lost"),
     ),
+    "thousand_gpus": (
+        ("--scale", "0.03", "--minutes", "2", "--warm-minutes", "4", "--episodes", "64"),
+        ("goodput_frac", "dataflow_cores", "first_limit_gpus", "cpu_check", "journal_check"),
+    ),
 }
 _SMALL_BUT_LONG = {
     "start": (("--steps", "3"), ("start_s", "end_s", "starts_over_floor", "peak_pss_mb")),
