@@ -3,7 +3,8 @@
 `Columns` hold a batch's checked samples as flat arrays. A `Layout` lists the tokens of a microbatch so that
 each is computed once. Samples of a group that begin with the same tokens (at least the prompt) share this
 prefix: it is computed in one row, and each sample adds only its own tail, which attends to the shared prefix.
-Samples with the same tokens are computed as one.
+Samples with the same tokens are computed as one. A sample ends with the token that predicts its last trained
+token, since no output after it is used.
 
 Attention is limited to a row, or to a tail and its prefix. So nothing leaks between sequences, and a sample's
 logprobs equal those of the sample computed alone. Everything here is pure numpy.
@@ -166,12 +167,15 @@ def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layou
     # The output at a token predicts the next one.
     before = columns.trained_idx[trained] - columns.starts[samples][trained_sample] - 1
     num_sample_tokens = int(columns.lengths[samples].sum())
+    lengths = np.ones(len(samples), dtype=np.int64)
+    np.maximum.at(lengths, trained_sample, before + 1)
     if share:
-        samples, copy_of = _distinct(columns, samples)
+        kept, copy_of = _distinct(columns, samples, lengths)
+        samples = samples[kept]
+        lengths = lengths[kept]
         trained_sample = copy_of[trained_sample]
-    lengths = columns.lengths[samples]
     starts = columns.starts[samples]
-    prefix, owner = _shared_prefixes(columns, samples) if share else _share_nothing(len(samples))
+    prefix, owner = _shared_prefixes(columns, samples, lengths) if share else _share_nothing(len(samples))
     is_tail = prefix > 0
     # The first sample of a family owns the row of the prefix, and has a tail like the others.
     is_row = owner == np.arange(len(samples))
@@ -213,15 +217,15 @@ def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layou
     )
 
 
-def _distinct(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
-    """The samples without those that repeat the tokens of an earlier one, and for each sample [B], the place
-    of its tokens among them."""
+def _distinct(columns: Columns, samples: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    """Indices of the samples that do not repeat the tokens of an earlier one, and for each sample [B], the
+    place of its tokens among them."""
     numbers: dict[bytes, int] = {}
     tokens = columns.token_ids
-    spans = zip(columns.starts[samples].tolist(), columns.lengths[samples].tolist(), strict=True)
+    spans = zip(columns.starts[samples].tolist(), lengths.tolist(), strict=True)
     copy_of = [numbers.setdefault(tokens[at : at + size].tobytes(), len(numbers)) for at, size in spans]
     _, first = np.unique(copy_of, return_index=True)
-    return samples[first], np.array(copy_of, dtype=np.int64)
+    return first, np.array(copy_of, dtype=np.int64)
 
 
 def _packed_positions(
@@ -243,14 +247,13 @@ def _share_nothing(num_samples: int) -> tuple[Ints, Ints]:
     return np.zeros(num_samples, dtype=np.int64), np.arange(num_samples)
 
 
-def _shared_prefixes(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
-    """The length of the prefix that each sample shares (0 if none), and the sample whose row holds the
-    prefix.
+def _shared_prefixes(columns: Columns, samples: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    """The length of the prefix that each sample, of the given computed length, shares (0 if none), and the
+    sample whose row holds the prefix.
 
     A family is a run of adjacent samples of one group; the row of its first sample holds the prefix. A prefix
     leaves every sample at least one token, since a tail must not be empty.
     """
-    lengths = columns.lengths[samples]
     groups = columns.group_ids[samples]
     num = len(samples)
     is_first = np.concatenate([[True], groups[1:] != groups[:-1]])
@@ -258,7 +261,7 @@ def _shared_prefixes(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
     family = np.cumsum(is_first) - 1
     first = first_of_family[family]
     # The prefix common to a family is the shortest of those that each sample has in common with the first.
-    common = np.minimum(_common_with_first(columns, samples, first), lengths - 1)
+    common = np.minimum(_common_with_first(columns, samples, lengths, first), lengths - 1)
     prefix_of_family = np.minimum.reduceat(common, first_of_family)
     tokens_of_family = np.add.reduceat(lengths, first_of_family)
     saved = (np.bincount(family) - 1) * prefix_of_family
@@ -273,9 +276,8 @@ def _shared_prefixes(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
     return prefix, np.where(prefix > 0, first, np.arange(num))
 
 
-def _common_with_first(columns: Columns, samples: Ints, first: Ints) -> Ints:
+def _common_with_first(columns: Columns, samples: Ints, lengths: Ints, first: Ints) -> Ints:
     """[B]: length of the prefix that each sample has in common with sample `first` [B]."""
-    lengths = columns.lengths[samples]
     starts = columns.starts[samples]
     common = np.minimum(lengths, lengths[first])
     sample, position = _ragged(common)

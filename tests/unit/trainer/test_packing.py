@@ -1,5 +1,7 @@
 """Minibatches, microbatches and layouts by example; their laws are in the property tests."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from astraflow.trainer.columns import columns_from_samples
@@ -18,7 +20,7 @@ def make_columns(*groups: list[tuple[list[int], list[int]]]) -> Columns:
 
 
 def test_a_shared_prompt_is_computed_once() -> None:
-    columns = make_columns([([2, 3], [4]), ([2, 3], [5, 6])])
+    columns = make_columns([([2, 3], [4, 7]), ([2, 3], [5, 6, 7])])
     layout = make_layout(columns, np.arange(2))
     assert layout.token_ids.tolist() == [2, 3, 4, 5, 6]
     assert layout.position_ids.tolist() == [0, 1, 2, 2, 3]
@@ -26,31 +28,41 @@ def test_a_shared_prompt_is_computed_once() -> None:
     assert layout.tail_idx.tolist() == [[2, 2], [3, 4]]
     assert layout.key_idx.tolist() == [[0, 1, 2, 2], [0, 1, 3, 4]]
     assert layout.key_mask[0].tolist() == [[True, True, True, False], [True, True, True, True]]
-    assert layout.predict_idx.tolist() == [1, 1, 3]
-    assert layout.target_ids.tolist() == [4, 5, 6]
-    assert layout.num_sample_tokens == 7
+    assert layout.predict_idx.tolist() == [1, 2, 1, 3, 4]
+    assert layout.target_ids.tolist() == [4, 7, 5, 6, 7]
+    assert layout.num_sample_tokens == 9
 
 
 def test_equal_beginnings_of_different_groups_are_not_shared() -> None:
-    columns = make_columns([([2, 3], [4])], [([2, 3], [5])])
+    columns = make_columns([([2, 3], [4, 6])], [([2, 3], [5, 6])])
     assert make_layout(columns, np.arange(2)).causal_idx.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_tokens_after_the_last_prediction_are_not_computed() -> None:
+    columns = make_columns([([2, 3], [4])], [([2, 3], [4, 5, 6, 7])])
+    # The last two tokens are untrained, as those of a tool's result would be.
+    columns = replace(columns, trained_idx=columns.trained_idx[:3], trained_starts=np.array([0, 1, 3]))
+    layout = make_layout(columns, np.arange(2))
+    assert layout.token_ids.tolist() == [2, 3, 2, 3, 4]
+    assert layout.predict_idx.tolist() == [1, 3, 4]
+    assert layout.target_ids.tolist() == [4, 4, 5]
 
 
 def test_a_small_saving_is_not_shared() -> None:
     columns = make_columns([([2], [3] * 9), ([2], [4] * 9)])
     layout = make_layout(columns, np.arange(2))
     assert layout.tail_idx.size == 0
-    assert len(layout.token_ids) == 20
+    assert len(layout.token_ids) == 18
 
 
 def test_identical_samples_are_computed_once() -> None:
-    columns = make_columns([([2, 3], [4, 5]), ([2, 3], [6]), ([2, 3], [4, 5])], [([2, 3], [6])])
+    columns = make_columns([([2, 3], [4, 5, 7]), ([2, 3], [6, 7]), ([2, 3], [4, 5, 8])], [([2, 3], [6, 7])])
     layout = make_layout(columns, np.arange(4))
     assert layout.token_ids.tolist() == [2, 3, 4, 5, 6]
-    assert layout.predict_idx.tolist() == [1, 2, 1, 1, 2, 1]
-    assert layout.target_ids.tolist() == [4, 5, 6, 4, 5, 6]
-    assert layout.trained.tolist() == [0, 1, 2, 3, 4, 5]
-    assert layout.num_sample_tokens == 14
+    assert layout.predict_idx.tolist() == [1, 2, 3, 1, 4, 1, 2, 3, 1, 4]
+    assert layout.target_ids.tolist() == [4, 5, 7, 6, 7, 4, 5, 8, 6, 7]
+    assert layout.trained.tolist() == list(range(10))
+    assert layout.num_sample_tokens == 18
     apart = make_layout(columns, np.arange(4), share=False)
     assert len(apart.token_ids) == 14
 
