@@ -228,7 +228,7 @@ def _head_bytes_per_logit(*, is_chunked: bool) -> float:
     (hidden[:8] @ weight.t()).sum().backward()  # makes the allocations that a first pass makes permanently
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if is_chunked:
-        logprobs, _ = chunked_logprobs(hidden, weight, targets, torch.ones(_HEAD_TOKENS), entropy="value")
+        logprobs, _ = chunked_logprobs(hidden, weight, targets, entropy="value")
     else:
         logprobs = token_logprobs(hidden @ weight.t(), targets)
     torch.autograd.backward(logprobs.sum())

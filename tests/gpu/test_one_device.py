@@ -82,10 +82,9 @@ def test_the_chunked_head_is_the_plain_one(entropy: str) -> None:
     hidden = torch.randn(700, 32, generator=generator).to(DEVICE).requires_grad_()
     weight = torch.randn(9_000, 32, generator=generator).mul(0.1).to(DEVICE).requires_grad_()
     ids = torch.randint(0, 9_000, (700,), generator=generator).to(DEVICE)
-    ones = torch.ones(700, device=DEVICE)
     plain = hidden @ weight.t()
     wanted = (token_logprobs(plain, ids), entropies(plain))
-    found = chunked_logprobs(hidden, weight, ids, ones, entropy=entropy)  # type: ignore[arg-type]
+    found = chunked_logprobs(hidden, weight, ids, entropy=entropy)  # type: ignore[arg-type]
     parts = 2 if entropy == "gradient" else 1
     for mine, theirs in zip(found, wanted, strict=True):
         assert mine is not None

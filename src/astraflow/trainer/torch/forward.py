@@ -346,15 +346,18 @@ class TrainerForward:
     def _logprobs(
         self, packed: LayoutTensors, temperatures: NDArray[np.float32], entropy: EntropyUse
     ) -> tuple[Tensor, Tensor | None]:
-        if self._has_plain_head and is_head_large(len(packed.target_ids), self._vocab_size):
-            hot = torch.from_numpy(temperatures).to(self._device, non_blocking=True)
-            with self._precision():
-                hidden = self._hidden(packed).to(DTYPES[self._dtype])
-            head = cast("Tensor", self._model.get_output_embeddings().weight)
-            return chunked_logprobs(hidden, head, packed.target_ids, hot, entropy=entropy)
-        logits = self._outputs(packed)
+        hot = None
         if (temperatures != 1).any():
-            logits = logits / torch.from_numpy(temperatures).to(self._device, non_blocking=True)[:, None]
+            hot = torch.from_numpy(temperatures).to(self._device, non_blocking=True)[:, None]
+        if self._has_plain_head and is_head_large(len(packed.target_ids), self._vocab_size):
+            with self._precision():
+                hidden = self._hidden(packed)
+            hidden = (hidden if hot is None else hidden / hot).to(DTYPES[self._dtype])
+            head = cast("Tensor", self._model.get_output_embeddings().weight)
+            return chunked_logprobs(hidden, head, packed.target_ids, entropy=entropy)
+        logits = self._outputs(packed)
+        if hot is not None:
+            logits = logits / hot
         logprobs = token_logprobs(logits, packed.target_ids)
         if entropy == "none":
             return logprobs, None

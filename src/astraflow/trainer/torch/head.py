@@ -23,8 +23,9 @@ _CHUNK_TOKENS = 512
 """Smallest number of tokens per chunk. With fewer, reading the head's weight and gradient dominates on a
 GPU."""
 _FREE_LOGITS = 2**22
-"""Number of logits (16 MB) up to which plain autograd takes the least time. On a CPU, a chunk goes through
-float32 buffers of this size, which stay in the cache."""
+"""Number of logits (16 MB) up to which plain autograd takes the least time."""
+_PART_LOGITS = 2**19
+"""On a CPU, a chunk goes through float32 buffers of this size (2 MB), which stay in the cache."""
 
 
 def num_chunk_tokens(vocab_size: int) -> int:
@@ -41,32 +42,26 @@ def chunked_logprobs(
     hidden: Tensor,
     weight: Tensor,
     target_ids: Tensor,
-    temperatures: Tensor,
     *,
     entropy: EntropyUse = "none",
 ) -> tuple[Tensor, Tensor | None]:
-    """Logprobs of `target_ids` under softmax(hidden @ weight.T / temperature), and the entropies of these
-    distributions.
+    """Logprobs of `target_ids` under softmax(hidden @ weight.T), and the entropies of these distributions.
 
-    Shapes: hidden [P, D], weight [V, D], target_ids and temperatures [P]; results [P], float32, in nats.
+    For other temperatures, divide `hidden` by them, which costs less than dividing the logits.
+    Shapes: hidden [P, D], weight [V, D], target_ids [P]; results [P], float32, in nats.
     Logits are computed in the dtype of `hidden`, everything else in float32. Gradient: through `hidden` and
     `weight`, from the logprobs and, with `entropy="gradient"`, from the entropies.
     """
     logprobs, entropies = cast(
-        "tuple[Tensor, Tensor]", _ChunkedHead.apply(hidden, weight, target_ids, temperatures, entropy)
+        "tuple[Tensor, Tensor]", _ChunkedHead.apply(hidden, weight, target_ids, entropy)
     )
     return logprobs, None if entropy == "none" else entropies
 
 
 class _ChunkedHead(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917 - autograd passes arguments by position
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        target_ids: Tensor,
-        temperatures: Tensor,
-        entropy: EntropyUse,
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, target_ids: Tensor, entropy: EntropyUse
     ) -> tuple[Tensor, Tensor]:
         low = weight.to(hidden.dtype)
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
@@ -76,11 +71,11 @@ class _ChunkedHead(torch.autograd.Function):
         for chunk in _chunks(len(hidden), num_chunk_tokens(len(weight))):
             products = _products(hidden[chunk], low)
             for rows, own in _parts(chunk, products):
-                logits = products[own].float() / temperatures[rows, None]
                 # One number per token is kept: the backward pass rebuilds the softmax from it.
-                largest = logits.amax(-1, keepdim=True)
-                logprobs[rows] = (logits.gather(1, target_ids[rows, None]) - largest)[:, 0]
-                weights = logits.sub_(largest).exp()
+                largest = products[own].amax(-1, keepdim=True).float()
+                logits = products[own] - largest
+                logprobs[rows] = logits.gather(1, target_ids[rows, None])[:, 0]
+                weights = logits.exp()
                 total = weights.sum(-1)
                 if entropy != "none":
                     entropies[rows] = total.log() - weights.mul_(logits).sum(-1) / total
@@ -90,18 +85,18 @@ class _ChunkedHead(torch.autograd.Function):
         ctx.entropy = entropy
         if entropy != "gradient":
             ctx.mark_non_differentiable(entropies)
-        ctx.save_for_backward(hidden, weight, target_ids, temperatures, norms, entropies, low, *kept)
+        ctx.save_for_backward(hidden, weight, target_ids, norms, entropies, low, *kept)
         return logprobs, entropies
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides the names
         ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None]:
         """d logprob / d logits = onehot - p; d entropy / d logits = -p * (log p + entropy)."""
         grad_logprobs, grad_entropies = grad_outputs
         saved = cast("tuple[Tensor, ...]", ctx.saved_tensors)
-        hidden, weight, target_ids, temperatures, norms, entropies, low, *kept = saved
+        hidden, weight, target_ids, norms, entropies, low, *kept = saved
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight: Tensor | None = None
@@ -109,20 +104,20 @@ class _ChunkedHead(torch.autograd.Function):
             products = kept[0] if kept else _products(hidden[chunk], low)
             grads = torch.empty_like(products) if kept else products
             for rows, own in _parts(chunk, products):
-                logs = (products[own].float() / temperatures[rows, None]).sub_(norms[rows, None])
+                logs = products[own] - norms[rows, None]
                 slope = -grad_logprobs[rows, None]
                 if ctx.entropy == "gradient":
                     # -g_L * p - g_H * p * (log p + H)
                     slope = slope - (logs + entropies[rows, None]).mul_(grad_entropies[rows, None])
                 grad = logs.exp_().mul_(slope)
                 grad.scatter_add_(1, target_ids[rows, None], grad_logprobs[rows, None])
-                grads[own] = grad.div_(temperatures[rows, None])
+                grads[own] = grad
             if grad_hidden is not None:
                 torch.mm(grads, low, out=grad_hidden[chunk])
             if needs_weight:
                 added = grads.t() @ hidden[chunk]
                 grad_weight = added.to(weight.dtype) if grad_weight is None else grad_weight.add_(added)
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None
 
 
 def _chunks(num_tokens: int, size: int) -> Iterator[slice]:
@@ -136,12 +131,12 @@ def _parts(chunk: slice, products: Tensor) -> Iterator[tuple[slice, slice]]:
     """
     size = len(products)
     if products.device.type == "cpu":
-        size = max(1, _FREE_LOGITS // products.shape[1])
+        size = max(1, _PART_LOGITS // products.shape[1])
     for part in _chunks(len(products), size):
         yield slice(chunk.start + part.start, chunk.start + part.stop), part
 
 
 def _products(hidden: Tensor, weight: Tensor) -> Tensor:
-    """[rows, V]: the logits at temperature 1, in the dtype of `hidden`."""
+    """[rows, V]: the logits, in the dtype of `hidden`."""
     with torch.autocast(hidden.device.type, enabled=False):
         return hidden @ weight.t()
