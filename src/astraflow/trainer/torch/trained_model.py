@@ -172,9 +172,7 @@ class TrainedModel(ScoringModel):
         """Scales the gradient of all ranks down to a norm. Returns the norm before."""
         if self.grid.everyone.world == 1:
             grads = [parameter.grad for parameter in self._own if parameter.grad is not None]
-            norm = _norm(grads)
-            torch.nn.utils.clip_grads_with_norm_(self._own, max_norm, torch.tensor(norm))
-            return norm
+            return self._scale(_norm(grads), max_norm)
         counted: list[Tensor] = []
         for part in self._parts.values():
             grad = part.parameter.grad
@@ -186,8 +184,12 @@ class TrainedModel(ScoringModel):
             if part.is_first:
                 counted.append(part.own.grad)
         mine = _norm(counted)
-        norm = math.sqrt(sum(part_norm * part_norm for part_norm in self.grid.everyone.gather_values(mine)))
-        torch.nn.utils.clip_grads_with_norm_(self._own, max_norm, torch.tensor(norm))
+        norms = self.grid.everyone.gather_values(mine)
+        return self._scale(math.sqrt(sum(norm * norm for norm in norms)), max_norm)
+
+    def _scale(self, norm: float, max_norm: float) -> float:
+        if not norm <= max_norm:
+            torch.nn.utils.clip_grads_with_norm_(self._own, max_norm, torch.tensor(norm))
         return norm
 
     def _share(self, part: TrainedPart) -> None:
