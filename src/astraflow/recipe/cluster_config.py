@@ -69,7 +69,7 @@ class NeedsConfig(Config):
 class ServiceKindConfig(Config):
     """One kind of rollout service, e.g. services on spot machines."""
 
-    most: int = Field(ge=1, le=10_000)
+    most: int = Field(ge=1, le=100_000)
     """Maximum number of services of this kind."""
     labels: dict[_LabelKey, _LabelValue] = Field(default_factory=dict)
     """Labels that the nodes of these services must have, in addition to those of `cluster.rollout`."""
@@ -116,9 +116,9 @@ class ClusterConfig(Config):
     """What each trainer reserves in Kubernetes, and each of its other nodes (`train.nodes`) anywhere."""
     dataflow: NeedsConfig = NeedsConfig()
     """What the dataflow and each publisher reserve; for Kubernetes."""
-    min_services: int = Field(default=1, ge=1, le=10_000)
+    min_services: int = Field(default=1, ge=1, le=100_000)
     """Minimum number of rollout services in a pool that sizes itself."""
-    max_services: int = Field(default=0, ge=0, le=10_000)
+    max_services: int = Field(default=0, ge=0, le=100_000)
     """Maximum number of rollout services in a pool that sizes itself. The pool starts with
     `rollout.services`. 0: the pool doesn't size itself."""
     pool: PoolConfig = PoolConfig()

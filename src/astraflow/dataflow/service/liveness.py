@@ -23,9 +23,9 @@ _BEATS_PER_S = 500.0
 """With more services than send this many heartbeats per second, those that join get a longer interval."""
 _BEATS_PER_LEASE = 4.0
 """Fewest heartbeats within a lease's timeout."""
-MAX_WORKERS = 10_000
+MAX_WORKERS = 100_000
 """Most services that can be registered at a time, so that nobody with a token can fill the memory."""
-_MAX_LEFT = 10_000
+_MAX_LEFT = 100_000
 """Most drained services that are still remembered."""
 
 
