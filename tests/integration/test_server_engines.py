@@ -16,6 +16,7 @@ import pytest
 from astraflow.addons.inference_servers.config import AttachConfig
 from astraflow.addons.inference_servers.server_api import Address
 from astraflow.addons.inference_servers.sglang_api import SglangApi
+from astraflow.addons.inference_servers.start_turns import start_turn
 from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.errors import ConfigError, RolloutError, ServiceError, WeightsError
 from astraflow.rollout.engines.factory import make_engine
@@ -172,6 +173,17 @@ async def test_only_the_deadline_of_its_episode_ends_a_completion(model: TinyMod
             async with asyncio.timeout(0.5):  # as for an episode
                 await engine.generate(ask(max_tokens=500))
         assert len((await engine.generate(ask(max_tokens=5))).token_ids) == 5
+
+
+async def test_a_server_starts_when_no_other_starts_on_its_gpu(model: TinyModel) -> None:
+    env = {"PYTHONPATH": str(STAND_INS), "CUDA_VISIBLE_DEVICES": "test-gpu"}
+    async with start_turn("another server", env):
+        engine = make_engine(sglang_config(env=env), model.snapshot(0))
+        await asyncio.sleep(1.0)
+        assert own_servers() == []
+    await engine.load(model.snapshot(0), slot="live")
+    assert len(own_servers()) == 1
+    await engine.close()
 
 
 async def test_a_python_that_is_not_there_is_named(model: TinyModel) -> None:

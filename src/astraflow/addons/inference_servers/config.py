@@ -22,6 +22,7 @@ __all__ = [
     "ServerEngineConfig",
     "SglangEngineConfig",
     "VllmEngineConfig",
+    "keeps_cache",
 ]
 
 PASSED_ON_PREFIX = "ASTRAFLOW_ENV_"
@@ -39,8 +40,8 @@ class AttachConfig(Config):
     pinned_url: str = ""
     """Address of a second server, which serves the pinned versions for evaluation."""
     weights_dir: str = ""
-    """Folder to which new weights are written for the server to read. If empty, `/dev/shm` if it exists, else
-    the temporary folder."""
+    """Folder to which weights are written for servers to read, also for those that the engine starts. If
+    empty, `/dev/shm` if it has room, else the temporary folder."""
 
     @model_validator(mode="after")
     def _needs_url(self) -> Self:
@@ -130,6 +131,10 @@ class VllmEngineConfig(ServerEngineConfig):
 
     name: Literal["vllm"] = "vllm"
     share_option: ClassVar[str] = "--gpu-memory-utilization"
+    on_update: Literal["recompute", "keep"] = "recompute"
+    """What happens to the KV cache of running requests when new weights arrive. `recompute`: vLLM computes it
+    again with the new weights. `keep`: it keeps that of the older ones, and the stream `kept_kv` is 1 for the
+    tokens that were sampled with it. Prefix caching is then off, so no later request gets the old cache."""
     python: str = ".venv-vllm/bin/python"
     """Python interpreter that has vLLM installed; a path is relative to the folder that the command runs
     in."""
@@ -140,6 +145,11 @@ class VllmEngineConfig(ServerEngineConfig):
         from astraflow.addons.inference_servers.vllm_api import VllmApi
 
         return partial(ServerEngine, VllmApi(), self)
+
+
+def keeps_cache(config: ServerEngineConfig) -> bool:
+    """Whether running requests keep their KV cache when new weights arrive."""
+    return isinstance(config, VllmEngineConfig) and config.on_update == "keep"
 
 
 class SglangEngineConfig(ServerEngineConfig):

@@ -207,14 +207,20 @@ class ServerApi(Protocol):
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]: ...
 
-    async def pause(self, http: ServerHttp) -> None:
-        """Stops generation. Running requests stay in the server or come back aborted."""
+    async def pause(self, http: ServerHttp, *, keeps_cache: bool = False) -> None:
+        """Stops generation. Running requests stay in the server or come back aborted.
+
+        With `keeps_cache`, those that stay keep their KV cache.
+        """
         ...
 
     async def resume(self, http: ServerHttp) -> None: ...
 
     async def update(self, http: ServerHttp, model: Path, label: str) -> None:
-        """Replaces a paused server's weights with those in a folder, and drops all caches of the old ones."""
+        """Replaces a paused server's weights with those in a folder.
+
+        Drops all caches of the old ones, except what `pause` kept.
+        """
         ...
 
     async def set_label(self, http: ServerHttp, label: str) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.addons.inference_servers.config import ServerEngineConfig
+from astraflow.addons.inference_servers.config import ServerEngineConfig, keeps_cache
 from astraflow.addons.inference_servers.server_api import Gauges, Part, ServerApi, ServerHttp
 from astraflow.addons.inference_servers.server_life import Served, ServerLife
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
@@ -39,13 +39,15 @@ from astraflow.errors import (
 from astraflow.protocols import Capacity, SlotName
 from astraflow.rollout.engines.requests import check_sampling, check_tokens, stop_ids_below
 from astraflow.rollout.engines.spans import BusyClock
-from astraflow.types import BusySpan, GenerateRequest, Generation
+from astraflow.types import BusySpan, GenerateRequest, Generation, Stream
 from astraflow.types.host_tensors import WeightSnapshot
 
 __all__ = ["PolicyServer", "ServerEngine"]
 
 _log = logging.getLogger(__name__)
 
+_KEPT = "kept_kv"
+"""Stream with 1 for each token whose context may be in the KV cache of an older version, and 0 for others."""
 _HEADS = ("lm_head.weight", "embed_out.weight")
 """Names of an output head that is a separate tensor."""
 
@@ -222,9 +224,11 @@ class PolicyServer:
         self.is_changing = False
         """True while an update waits for requests that hold the version, or is in progress."""
         self._api = api
-        parent = config.attach.weights_dir if url else ""
-        self._folder = WeightsFolder(f"{api.name}-{snapshot.policy}", snapshot, parent=parent)
+        self._folder = WeightsFolder(
+            f"{api.name}-{snapshot.policy}", snapshot, parent=config.attach.weights_dir
+        )
         self._is_tied = _is_tied(snapshot)
+        self._keeps_cache = keeps_cache(config)
         self._id = secrets.token_hex(4)
         """Prefix of the labels of weights that this slot loaded, to distinguish them from other weights."""
         self._served = Served()
@@ -274,12 +278,16 @@ class PolicyServer:
         tokens: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
+        kept: list[bool] = []
         with self._holding(request):
             while True:
-                part = await self._part(request, tuple(tokens), max_tokens - len(tokens))
+                part, sent = await self._part(request, tuple(tokens), max_tokens - len(tokens))
                 tokens += part.token_ids
                 logprobs += part.logprobs
-                versions += self._versions(part)
+                own = self._versions(part)
+                versions += own
+                # vLLM may have computed their context before the version that sampled them came.
+                kept += [version != sent for version in own]
                 if part.end != "abort" or len(tokens) >= max_tokens:
                     break
         self._life.note_work()
@@ -288,6 +296,7 @@ class PolicyServer:
             logprobs=tuple(logprobs),
             versions=tuple(versions),
             finish_reason="stop" if part.end == "stop" else "length",
+            streams=(Stream(name=_KEPT, dtype="uint8", data=bytes(kept)),) if self._keeps_cache else (),
         )
 
     async def score(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
@@ -362,14 +371,19 @@ class PolicyServer:
 
     # --- requests -----------------------------------------------------------------------------------
 
-    async def _part(self, request: GenerateRequest, tokens: tuple[int, ...], max_tokens: int) -> Part:
-        """Returns the result of one request. A part whose version is uncertain is generated again.
+    async def _part(
+        self, request: GenerateRequest, tokens: tuple[int, ...], max_tokens: int
+    ) -> tuple[Part, int]:
+        """Returns the result of one request, and the version that was served when it was sent.
+
+        A part whose version is uncertain is generated again.
 
         Raises: RolloutError.
         """
         while True:
             http = await self._enter()
-            label = self._label(self.version)
+            sent = self.version
+            label = self._label(sent)
             try:
                 part = await self._api.generate(
                     http,
@@ -384,7 +398,7 @@ class PolicyServer:
             # An inexact label is the label at the time of the answer. If it is still the one at the time of
             # the request, there was no update in between, so all tokens have this version.
             if self._api.is_label_exact or all(span.label == label for span in part.labels):
-                return part
+                return part, sent
 
     async def _enter(self) -> ServerHttp:
         """Waits at the door, and returns the connection to the server once requests may be sent.
@@ -468,7 +482,7 @@ class PolicyServer:
         started_s = time.monotonic()
         is_done = False
         try:
-            await self._api.pause(http)
+            await self._api.pause(http, keeps_cache=self._keeps_cache)
             await self._api.update(http, model, self._label(version))
             self.version = version
             self._served.model = model

@@ -21,7 +21,12 @@ from pathlib import Path
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import Address, Gauges, ServerApi, ServerHttp
-from astraflow.addons.inference_servers.server_process import ServerProcess, server_program
+from astraflow.addons.inference_servers.server_process import (
+    ServerProcess,
+    server_environment,
+    server_program,
+)
+from astraflow.addons.inference_servers.start_turns import start_turn
 from astraflow.errors import (
     DeadlineError,
     Error,
@@ -225,7 +230,7 @@ class ServerLife:
         return http
 
     async def _start(self) -> ServerHttp:
-        """Starts a server with the owner's weights, and waits until it is ready."""
+        """Starts a server with the owner's weights, once it is its turn, and waits until it is ready."""
         address = self._address()
         label = self._served.label
         http = ServerHttp(
@@ -236,10 +241,11 @@ class ServerLife:
         command = self._api.command(
             self._config, python=python, model=self._served.model, address=address, label=label
         )
-        self._process = await ServerProcess.start(
-            self.name, command.argv, env=command.env, folder=self._folder
-        )
-        await self._until_ready(http)
+        async with start_turn(self.name, server_environment(command.env)):
+            self._process = await ServerProcess.start(
+                self.name, command.argv, env=command.env, folder=self._folder
+            )
+            await self._until_ready(http)
         await self._api.set_label(http, label)
         return http
 

@@ -131,7 +131,7 @@ class SglangApi:
         except (KeyError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
-    async def pause(self, http: ServerHttp) -> None:
+    async def pause(self, http: ServerHttp, *, keeps_cache: bool = False) -> None:
         """Returns every running request to its caller, unfinished."""
         await http.post("/pause_generation", {"mode": "abort"})
 

@@ -2,10 +2,11 @@
 
 Generation needs `--enable-scale-out` (`/inference/v1/generate`); everything else needs
 `VLLM_SERVER_DEV_MODE=1`. A pause with `mode=keep` freezes the running requests and drops their KV cache,
-which vLLM recomputes under the new weights. Each completion reports which weights generated which of its
-tokens. An image first goes to the server's own renderer. The result is then sent with our tokens, at the
-positions that the image has in them. With `--logprobs-mode processed_logprobs`, a completion's logprobs are
-at the sampling temperature; prompt logprobs are at temperature 1.
+which vLLM recomputes under the new weights; with `on_update: keep`, the cache stays. Each completion reports
+which weights generated which of its tokens. An image first goes to the server's own renderer. The result is
+then sent with our tokens, at the positions that the image has in them. With `--logprobs-mode
+processed_logprobs`, a completion's logprobs are at the sampling temperature; prompt logprobs are at
+temperature 1.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.addons.inference_servers.config import ServerEngineConfig
+from astraflow.addons.inference_servers.config import ServerEngineConfig, keeps_cache
 from astraflow.addons.inference_servers.server_api import (
     UNLIMITED_S,
     Address,
@@ -75,6 +76,7 @@ class VllmApi:
             *(word for option in options.items() for word in option),
             "--enable-scale-out",
             "--disable-uvicorn-access-log",
+            *(("--no-enable-prefix-caching",) if keeps_cache(config) else ()),
             *config.args,  # last, so that the recipe's own options take precedence
         )
         env = {
@@ -149,9 +151,9 @@ class VllmApi:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
         return np.asarray(values, np.float32)
 
-    async def pause(self, http: ServerHttp) -> None:
-        """Freezes the running requests and drops their KV cache."""
-        await http.post("/pause?mode=keep&clear_cache=true")
+    async def pause(self, http: ServerHttp, *, keeps_cache: bool = False) -> None:
+        """Freezes the running requests, and drops their KV cache unless it is kept."""
+        await http.post(f"/pause?mode=keep&clear_cache={'false' if keeps_cache else 'true'}")
 
     async def resume(self, http: ServerHttp) -> None:
         """Resumes generation."""

@@ -15,6 +15,12 @@ FINITE = {"float32": 0x7F7F_FFFF, "bfloat16": 0x7F7F, "float16": 0x7BFF}
 INFINITE = {"float32": 0x7F80_0000, "bfloat16": 0x7F80, "float16": 0x7C00}
 
 
+@pytest.fixture(autouse=True)
+def own_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions of other tests are not found."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
 def tensor(value: int, dtype: str, name: str = "w") -> HostTensor:
     """Three values with these bits, the last with its sign set."""
     kind = np.uint32 if dtype == "float32" else np.uint16
@@ -64,3 +70,31 @@ def test_another_architecture_is_refused_by_the_name_of_a_tensor(tmp_path: Path)
     other = snapshot(tmp_path / "model", 1, tensor(1, "float32"), tensor(1, "float32", "more"))
     with pytest.raises(WeightsError, match=r"'more' .*\(3,\), expected none \(1 tensors"):
         folder.write(other)
+
+
+def test_services_of_a_machine_share_the_bytes_of_a_version(tmp_path: Path) -> None:
+    first = snapshot(tmp_path / "model", 0, tensor(1, "float32"))
+    folders = [WeightsFolder("test", first, parent=str(tmp_path)) for _ in range(3)]
+    files = [folder.write(first) / "model.safetensors" for folder in folders[:2]]
+    assert files[0].stat().st_ino == files[1].stat().st_ino
+    folders[0].remove()
+    assert read_model(files[1].parent)[0].data.tobytes() == first.tensors[0].data.tobytes()
+    third = folders[2].write(first) / "model.safetensors"
+    assert third.stat().st_ino == files[1].stat().st_ino  # found although the first writer is gone
+    for folder in folders[1:]:
+        folder.remove()
+    again = WeightsFolder("test", first, parent=str(tmp_path)).write(first)
+    assert (again / "model.safetensors").stat().st_nlink == 1
+
+
+def test_other_bytes_or_another_config_are_not_shared(tmp_path: Path) -> None:
+    first = snapshot(tmp_path / "model", 0, tensor(1, "float32"))
+    folder = WeightsFolder("test", first, parent=str(tmp_path))
+    other = WeightsFolder("test", first, parent=str(tmp_path))
+    path = folder.write(first)
+    changed = other.write(snapshot(tmp_path / "model", 0, tensor(2, "float32")))
+    assert (path / "model.safetensors").stat().st_nlink == 1
+    assert read_model(changed)[0].data.tobytes() != first.tensors[0].data.tobytes()
+    (tmp_path / "model" / "config.json").write_text('{"vocab_size": 3}')
+    assert (other.write(first) / "config.json").read_text() == '{"vocab_size": 3}'
+    assert (path / "config.json").read_text() == "{}"

@@ -1,0 +1,127 @@
+"""What happens to the KV cache of running requests when new weights arrive, and how tokens tell it."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from astraflow.addons.inference_servers.config import AttachConfig, VllmEngineConfig
+from astraflow.addons.inference_servers.server_api import (
+    Address,
+    Command,
+    Gauges,
+    LabelSpan,
+    Part,
+    ServerHttp,
+)
+from astraflow.addons.inference_servers.server_engine import ServerEngine
+from astraflow.addons.inference_servers.vllm_api import VllmApi
+from astraflow.service.server import HttpServer
+from drivers.engine_models import make_model_folder, make_random_model, snapshot_of
+from drivers.server_driver import ask
+
+
+class UpdatedServer:
+    """A kind of server in memory, whose requests get half of their tokens before an update and half after."""
+
+    name = "vllm"
+    has_socket = True
+    is_label_exact = True
+    blindness = ""
+
+    def __init__(self) -> None:
+        self.pauses: list[bool] = []
+        self.may_end = asyncio.Event()
+        self._label = ""
+
+    def command(self, config: Any, *, python: str, model: Path, address: Address, label: str) -> Command:
+        raise NotImplementedError
+
+    async def check(self, http: ServerHttp) -> None: ...
+
+    async def generate(self, http: ServerHttp, token_ids: Sequence[int], *_: Any, **__: Any) -> Part:
+        first = self._label
+        await self.may_end.wait()
+        spans = (LabelSpan(first, 0, 2), LabelSpan(self._label, 2, 4))
+        return Part(token_ids=(5, 6, 7, 8), logprobs=(-1.0,) * 4, labels=spans, end="length")
+
+    async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        raise NotImplementedError
+
+    async def pause(self, http: ServerHttp, *, keeps_cache: bool = False) -> None:
+        self.pauses.append(keeps_cache)
+
+    async def resume(self, http: ServerHttp) -> None: ...
+
+    async def update(self, http: ServerHttp, model: Path, label: str) -> None:
+        self._label = label
+
+    async def set_label(self, http: ServerHttp, label: str) -> None:
+        self._label = label
+
+    async def label(self, http: ServerHttp) -> str:
+        return self._label
+
+    async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
+        return ""
+
+    async def gauges(self, http: ServerHttp) -> Gauges:
+        return Gauges()
+
+
+@pytest.mark.parametrize(("on_update", "streams"), [("keep", [b"\0\0\1\1"]), ("recompute", [])])
+async def test_tokens_tell_whose_cache_they_were_sampled_with(
+    tmp_path: Path, on_update: Literal["keep", "recompute"], streams: list[bytes]
+) -> None:
+    folder = make_model_folder(tmp_path / "model")
+    model = make_random_model()
+    model.save_pretrained(folder)
+    server = UpdatedServer()
+    attach = AttachConfig(url="http://127.0.0.1:1", weights_dir=str(tmp_path))
+    config = VllmEngineConfig(on_update=on_update, attach=attach, max_context=64)
+    engine = ServerEngine(server, config, snapshot_of(model, folder, 0))
+    await engine.load(snapshot_of(model, folder, 0), slot="live")
+    running = asyncio.create_task(engine.generate(ask(max_tokens=4)))
+    await asyncio.sleep(0.05)
+    await engine.load(snapshot_of(model, folder, 1), slot="live")
+    server.may_end.set()
+    across = await running
+    assert across.versions == (0, 0, 1, 1)
+    assert [stream.data for stream in across.streams] == streams
+    assert server.pauses[-1] is (on_update == "keep")
+    after = await engine.generate(ask(max_tokens=4))
+    assert after.versions == (1, 1, 1, 1)
+    assert all(stream.data == bytes(4) for stream in after.streams)
+    assert {stream.name for stream in across.streams} <= {"kept_kv"}
+    await engine.close()
+
+
+async def test_vllm_is_told_whether_to_clear_its_cache(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def pause(request: Request) -> Response:
+        asked.append(str(request.url.query))
+        return JSONResponse({})
+
+    server = HttpServer(
+        Starlette(routes=[Route("/pause", pause, methods=["POST"])]), host="127.0.0.1", port=0, name="vllm"
+    )
+    http = ServerHttp(await server.start())
+    await VllmApi().pause(http)
+    await VllmApi().pause(http, keeps_cache=True)
+    await http.close()
+    await server.stop()
+    assert asked == ["mode=keep&clear_cache=true", "mode=keep&clear_cache=false"]
+    address = Address(url="http://server", socket="s")
+    for on_update, is_off in (("recompute", False), ("keep", True)):
+        config = VllmEngineConfig.model_validate({"on_update": on_update})
+        command = VllmApi().command(config, python="python", model=tmp_path, address=address, label="x-0")
+        assert ("--no-enable-prefix-caching" in command.argv) is is_off
