@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from safetensors.torch import load_file, save_file
 
 from astraflow.errors import DataError
-from astraflow.models.loading import load_causal_lm
+from astraflow.models.loading import export_tensors, load_causal_lm
+from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE
 from astraflow.trainer.torch.forward import ForwardEntryPoint
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.parallel.sharding import ModelWeights
+from astraflow.trainer.torch.side_models import FrozenModel
 from astraflow.trainer.torch.torch_files import file_tensors, open_model
 from drivers.rank_runs import make_experts
 from drivers.trainer_builders import make_tiny_model
@@ -49,6 +52,19 @@ def test_a_folder_with_other_names_is_loaded_whole(tmp_path: Path) -> None:
     model, source = open_model(tmp_path, ON_DEVICE)
     assert source is None
     del model
+
+
+@pytest.mark.parametrize("make", [make_tiny_model, make_experts])
+@pytest.mark.parametrize("grid", [None, ON_DEVICE])
+def test_a_frozen_model_has_the_digest_of_its_folder_whatever_holds_its_experts(
+    tmp_path: Path, make: object, grid: RankGrid | None
+) -> None:
+    assert callable(make)
+    make().save_pretrained(tmp_path)
+    expected = xxhash.xxh3_128()
+    for tensor in export_tensors(load_causal_lm(tmp_path)):
+        expected.update(tensor.data.data)
+    assert FrozenModel(tmp_path, TrainConfig(lr=0.1), grid).digest == expected.hexdigest()
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
