@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from math import prod
 from pathlib import Path
 
 import psutil
 
+from astraflow.addons.doctor.host_memory import host_memory_finding
 from astraflow.addons.doctor.machine import (
     GIB,
     Finding,
@@ -25,6 +25,7 @@ from astraflow.addons.doctor.machine import (
     num_cores,
     sandbox_finding,
 )
+from astraflow.addons.doctor.model_size import num_parameters
 from astraflow.algorithms.limiters import make_limiter
 from astraflow.errors import Error
 from astraflow.models.hub import cache_folder
@@ -34,7 +35,7 @@ from astraflow.processes.program import choose_addresses, num_threads
 from astraflow.protocols import TaskSource
 from astraflow.recipe.access import built_in_workflows
 from astraflow.recipe.model_checks import check_model, is_to_be_fetched
-from astraflow.recipe.recipe import PolicyConfig, Recipe
+from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.sources import OpenSources, open_sources
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.engine_config import TorchEngineConfig
@@ -45,12 +46,9 @@ from astraflow.run.preflight import check_recipe
 from astraflow.tasks.rewards import needs_sandbox
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.types import Episode, Lease, Message
-from astraflow.weights.snapshot import read_model
 
 __all__ = ["examine", "thread_finding"]
 
-_PROCESS_GIB = 0.5
-"""Resident memory of a process that has loaded torch and transformers."""
 _SHOWN = 60
 """Number of characters of a task that are shown."""
 _TRIAL_S = 1.0
@@ -97,7 +95,7 @@ def _static(recipe: Recipe, run_dir: Path) -> Iterator[Finding]:
     models = [found(f"model of {name}", lambda n=name: _model(n, recipe)) for name in recipe.policies]
     yield from models
     if all(finding.level == "ok" for finding in models):
-        yield found("memory of the run", lambda: _memory(recipe))
+        yield found("memory of the run", lambda: host_memory_finding(recipe))
         yield from _gpus(recipe)
         yield found("disk of the run", lambda: _disk(recipe, run_dir))
     try:
@@ -165,8 +163,8 @@ def _model(name: str, recipe: Recipe) -> Finding:
     renderer.render((Message(role="user", content="1 + 1"),))
     num_files = len(weight_paths(policy.model_dir))
     text = (
-        f"{policy.model}: {_num_parameters(policy):,} parameters in {num_files} safetensors, tokenizer, chat "
-        f"template, ends with {_ids(renderer.stop_ids)}"
+        f"{policy.model}: {num_parameters(policy.model_dir):,} parameters in {num_files} safetensors, "
+        f"tokenizer, chat template, ends with {_ids(renderer.stop_ids)}"
     )
     if remedy := _undeclared_end(policy.model_dir):
         return Finding("warn", check, text, remedy)
@@ -192,30 +190,6 @@ def _ids(stop_ids: frozenset[int]) -> str:
     return ("token " if len(stop_ids) == 1 else "tokens ") + ", ".join(map(str, sorted(stop_ids)))
 
 
-def _num_parameters(policy: PolicyConfig) -> int:
-    return sum(prod(tensor.shape) for tensor in read_model(policy.model_dir))
-
-
-def _memory(recipe: Recipe) -> Finding:
-    """Checks whether the run fits into free host memory. GPU memory is not counted."""
-    sizes = {name: _num_parameters(policy) for name, policy in recipe.policies.items()}
-    num_processes = recipe.max_services + 2 * len(recipe.trained) + 1
-    # An engine on the CPU serves one set of weights while it installs another. An engine on a GPU, or in a
-    # server, keeps one set in host memory: the version that it received last.
-    engine_bytes = 8 if _is_on_cpu(recipe.rollout.engine) else 4
-    engines = recipe.max_services * engine_bytes * sum(sizes.values())
-    trainers = sum(_trainer_bytes(policy) * sizes[name] for name, policy in recipe.trained.items())
-    need = num_processes * _PROCESS_GIB * GIB + engines + trainers
-    free = psutil.virtual_memory().available
-    text = f"about {need / GIB:.1f} GiB for {num_processes} processes, of {free / GIB:.1f} GiB free"
-    backends = [policy.train.backend for policy in recipe.trained.values()]
-    if not all(map(_is_on_cpu, (recipe.rollout.engine, *backends))):
-        text += ", besides the memory of GPUs"
-    if need > free:
-        return Finding("warn", "memory of the run", text, "lower rollout.services, or use a smaller model")
-    return Finding("ok", "memory of the run", text)
-
-
 def _gpus(recipe: Recipe) -> Iterator[Finding]:
     """Tells who uses which GPU, and what each trainer needs there."""
     backends = {name: policy.train.backend for name, policy in recipe.trained.items()}
@@ -237,24 +211,6 @@ def _is_on_gpu(config: object) -> bool:
     return isinstance(config, TorchEngineConfig | TorchBackendConfig) and config.device.startswith("cuda")
 
 
-def _is_on_cpu(config: object) -> bool:
-    """Returns whether an engine or a trainer computes in host memory."""
-    return isinstance(config, TorchEngineConfig | TorchBackendConfig) and config.device == "cpu"
-
-
-def _trainer_bytes(policy: PolicyConfig) -> int:
-    """Returns the bytes of host memory per parameter.
-
-    Weights, gradients, two moments and the published copy take 4 bytes each. If the trainer computes on a
-    GPU, only the published copy is in host memory, and the moments if they are offloaded.
-    """
-    backend = policy.train.backend
-    if _is_on_cpu(backend):
-        return 20
-    is_offloaded = isinstance(backend, TorchBackendConfig) and backend.offload_optimizer
-    return 4 + 8 * is_offloaded
-
-
 def _disk(recipe: Recipe, run_dir: Path) -> Finding:
     """Checks whether the run folder fits on the disk.
 
@@ -263,7 +219,8 @@ def _disk(recipe: Recipe, run_dir: Path) -> Finding:
     """
     # Bytes per parameter: 4 in a version, 12 in a checkpoint with its two moments.
     need = sum(
-        _num_parameters(policy) * (4 * (recipe.weights.keep + 2) + 12 * (policy.train.keep_checkpoints + 1))
+        num_parameters(policy.model_dir)
+        * (4 * (recipe.weights.keep + 2) + 12 * (policy.train.keep_checkpoints + 1))
         for policy in recipe.trained.values()
     )
     free = psutil.disk_usage(str(existing_parent(run_dir))).free

@@ -11,11 +11,11 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import msgspec
 
+from astraflow.addons.doctor.model_size import num_parameters
 from astraflow.config import Config
 from astraflow.errors import ConfigError, DataError
 from astraflow.processes.visible_gpus import VISIBLE, visible_names
@@ -25,7 +25,6 @@ from astraflow.run.start_checks import ask_program, has_services_here, last_line
 from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.mistakes import hint
-from astraflow.weights.snapshot import read_model
 
 __all__ = ["GpuUser", "check_devices", "check_shared_memory", "check_shares", "gpu_users"]
 
@@ -267,8 +266,8 @@ def _trainer_bytes(backend: TorchBackendConfig) -> float:
 def _num_parameters(model_dir: Path) -> int:
     """The number of a model's parameters; 0 if it isn't there yet, or can't be read."""
     try:
-        return sum(prod(tensor.shape) for tensor in read_model(model_dir))
-    except (DataError, OSError):
+        return num_parameters(model_dir)
+    except DataError:
         return 0
 
 

@@ -12,7 +12,9 @@ import pytest
 from astraflow.addons.doctor.doctor import examine, thread_finding
 from astraflow.addons.doctor.drift import PolicyDrift, drift_finding
 from astraflow.addons.doctor.machine import Finding, check_folder, sandbox_finding
+from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.run.preflight import check_recipe
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import write_safetensors
 from drivers.chat_folders import make_folder
@@ -136,6 +138,18 @@ async def test_the_memory_of_a_run_is_that_of_the_host(
     (need,) = re.findall(r"about ([\d.]+) GiB for 4 processes", detail)
     assert float(need) == pytest.approx(gib, abs=0.06)
     assert ("besides the memory of GPUs" in detail) == bool(devices)
+    engine = 1 if any("engine" in device for device in devices) else 2
+    assert f"rollout service {0.5 + engine:.1f}" in detail
+    assert "trainer-actor " in detail
+
+
+def test_a_run_that_exceeds_the_machine_is_refused_with_two_settings_that_help(tmp_path: Path) -> None:
+    model = model_of(2**40, tmp_path / "model")
+    made = recipe(tmp_path, f"policies.actor.model={model}", "rollout.services=4")
+    with pytest.raises(ConfigError, match="of host memory, but weights, gradients and optimizers") as refused:
+        check_recipe(made)
+    assert "most of it 1 x trainer-actor with 16384.0 GiB each" in str(refused.value)
+    assert "to save most, set rollout.services: 2 (saves 16385.0 GiB) or policies." in str(refused.value)
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
