@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.doctor.gpu_checks import check_shares, gpu_users
 from astraflow.addons.gallery.listing import full_recipes
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe, load_recipe
@@ -72,6 +73,7 @@ async def test_a_recipe_passes_its_dry_run_and_its_first_prompts_have_room(
     monkeypatch.syspath_prepend(str(ROOT))
     recipe = recipe_of(name, models)
     assert mistakes_of(recipe) == []
+    check_shares(gpu_users(recipe))
     asked = await rehearse(recipe)
     assert {each.policy for each in asked} >= recipe.trained.keys()
     check_prompts(asked, recipe)

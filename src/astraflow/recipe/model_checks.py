@@ -160,6 +160,6 @@ def _how_to_get(model: str) -> str:
     """Returns how the user gets a model folder that does not exist."""
     folder = shlex.quote(str(Path(model).expanduser()))
     return (
-        f"Build a tiny model with `astraflow model init SPEC.yaml --out {folder}` (for the quickstart, "
-        "SPEC.yaml is recipes/models/quickstart.yaml), or name one on the Hugging Face Hub as OWNER/NAME"
+        f"Download a model with `hf download OWNER/NAME --local-dir {folder}`, name it as OWNER/NAME, or "
+        f"build a tiny one with `astraflow model init SPEC.yaml --out {folder}` (recipes/models has specs)"
     )
