@@ -42,6 +42,9 @@ _DRAIN_S = 30
 """Time for a pod to end. A rollout service drains within 5 s; a dataflow writes its snapshot."""
 _DNS_PORT = 53
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+_SHARED_MEMORY: _Manifest = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+"""A volume for `/dev/shm`. Without it, a container has 64 MB there, which is too little for the versions that
+servers read, and for NCCL."""
 _MAX_NAME = 40
 """Kubernetes allows 63 characters, and suffixes need some of them."""
 
@@ -199,11 +202,13 @@ class _ManifestBuilder:
             self._token("worker"),
             *_environment(num_threads(self._recipe.rollout.engine)),
         ]
-        container["volumeMounts"] = [_mount("tmp", "/tmp"), *self._models_mount()]
-        spec: _Manifest = {
-            "selector": {"matchLabels": self._labels("rollout")},
-            "template": self._template("rollout", [container], needs, volumes=[]),
-        }
+        container["volumeMounts"] = [
+            *(_mount("tmp", "/tmp"), _mount("shared-memory", "/dev/shm")),
+            *self._models_mount(),
+        ]
+        template = self._template("rollout", [container], needs, volumes=[])
+        template["spec"]["volumes"].append(_SHARED_MEMORY)
+        spec: _Manifest = {"selector": {"matchLabels": self._labels("rollout")}, "template": template}
         if not self._cluster.max_services:  # otherwise the autoscaler sets the number
             spec["replicas"] = self._recipe.rollout.services
         return self.object("apps/v1", "Deployment", "rollout", part="rollout") | {"spec": spec}
@@ -253,8 +258,7 @@ class _ManifestBuilder:
         # A sidecar starts before the trainer, is restarted on its own, and doesn't keep the job alive.
         template["spec"]["initContainers"] = [self._publisher(policy) | {"restartPolicy": "Always"}]
         claim = {"name": "run", "persistentVolumeClaim": {"claimName": f"{self._prefix}-{suffix}"}}
-        memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
-        template["spec"]["volumes"] += [claim, memory]
+        template["spec"]["volumes"] += [claim, _SHARED_MEMORY]
         template["spec"]["restartPolicy"] = "Never"
         is_evicted = [{"type": "DisruptionTarget", "status": "True"}]
         spec = {

@@ -92,7 +92,14 @@ def test_rollout_services_get_the_workers_token_and_no_other() -> None:
         if "secretKeyRef" in env.get("valueFrom", {})
     ]
     assert keys == ["worker"]
-    assert {volume["name"] for volume in pod["volumes"]} == {"tmp", "models"}
+    assert {volume["name"] for volume in pod["volumes"]} == {"tmp", "models", "shared-memory"}
+
+
+def test_pods_that_hold_weights_have_shared_memory() -> None:
+    for name in ("Deployment/small-run-rollout", "Job/small-run-trainer-actor"):
+        pod = pods_of(make_recipe())[name]
+        assert {"name": "shared-memory", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+        assert {"name": "shared-memory", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
 
 
 def test_the_recipe_of_the_pods_is_whole_and_has_their_addresses() -> None:
