@@ -7,6 +7,7 @@ written, and the exit code is 1 if the page is not up to date.
 
 import json
 import re
+import struct
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from astraflow.addons.doctor.gpu_memory import rank_need
+from astraflow.addons.doctor.host_memory import HostNeed, host_needs
 from astraflow.addons.gallery.listing import full_recipes
 from astraflow.models.loading import empty_causal_lm
 from astraflow.recipe.gallery import GalleryItem, find_entry
@@ -52,12 +54,13 @@ Tests rehearse them with chat templates, and compute their memory from the publi
 _SIZES = """## Sizes
 
 Memory is that on one GPU, in GB, as `astraflow doctor` computes it. A service starts one server per policy,
-and as many for evaluation. Tokens are what the KV cache of a server holds. Hours are for all steps of the
-recipe, at {tokens:,} tokens per sample, {speed:,} / (billions of active parameters) generated tokens/s per
-GPU, and {flop:.0f} TFLOP/s per training GPU.
+and as many for evaluation. Tokens are what the KV cache of a server holds. Host memory is that of each
+trainer process and of each rollout service. Hours are for all steps of the recipe, at {tokens:,} tokens per
+sample, {speed:,} / (billions of active parameters) generated tokens/s per GPU, and {flop:.0f} TFLOP/s per
+training GPU.
 
-| recipe | GPUs | trainer: processes x GB | servers on a GPU x GB | tokens | hours |
-|---|---|---|---|---|---|
+| recipe | GPUs | trainer: processes x GB | servers on a GPU x GB | tokens | host memory | hours |
+|---|---|---|---|---|---|---|
 """
 _FAMILIES = """
 ## Families
@@ -91,6 +94,11 @@ class FullRecipe:
     def needs(self) -> dict[str, MemoryNeed]:
         """What each rank of a policy's trainer needs on its GPU."""
         return {name: rank_need(policy) for name, policy in self.recipe.trained.items()}
+
+    @cached_property
+    def host_needs(self) -> list[HostNeed]:
+        """What each trainer process and each rollout service needs in host memory."""
+        return [need for need in host_needs(self.recipe) if need.name != "other process"]
 
     @property
     def card_gb(self) -> int:
@@ -183,10 +191,24 @@ def _head(path: Path) -> list[str]:
 
 
 def model_folders(folder: Path) -> None:
-    """Writes a folder per model with its published config."""
+    """Writes a folder per model, with its published config and a file of weights that takes no disk space."""
     for name, config in json.loads(PUBLISHED.read_text(encoding="utf-8")).items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(config))
+        _write_empty_weights(folder / name)
+
+
+def _write_empty_weights(folder: Path) -> None:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, weight in empty_causal_lm(folder, device="meta").named_parameters():
+        start = end
+        end += 2 * weight.numel()
+        header[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        file.truncate(8 + len(encoded) + end)
 
 
 def shown_recipes(folder: Path) -> list[FullRecipe]:
@@ -206,11 +228,12 @@ def _size_row(full: FullRecipe) -> str:
         f"{full.recipe.trained[name].train.ranks} x {need.total / GB:.0f}"
         for name, need in full.needs.items()
     )
+    hosts = ", ".join(f"{need.num} x {need.each / GB:.0f}" for need in reversed(full.host_needs))
     tensor = f" (each on {full.gpus_per_server})" if full.gpus_per_server > 1 else ""
     return (
         f"| `{full.entry.name}` | {nodes}{full.num_gpus} x {full.card_gb} GB | {trainers} | "
         f"{full.servers_per_gpu} x {full.server_gb:.0f}{tensor} | {full.cache_tokens // 1000:,}k | "
-        f"{full.hours:.0f} |"
+        f"{hosts} | {full.hours:.0f} |"
     )
 
 

@@ -37,6 +37,19 @@ def test_a_process_needs_what_the_table_says(name: str, recipes: dict[str, Any])
     assert (trainers, full.servers_per_gpu, round(full.server_gb)) == SHOWN[name]
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("math/8b", {"trainer-actor": (2, 17), "rollout service": (6, 33)}),
+        ("math/4b", {"trainer-actor": (1, 49), "rollout service": (1, 17)}),
+    ],
+)
+def test_the_host_memory_of_a_process_is_what_the_table_says(
+    name: str, expected: dict[str, tuple[int, int]], recipes: dict[str, Any]
+) -> None:
+    assert {n.name: (n.num, round(n.each / 1e9)) for n in recipes[name].host_needs} == expected
+
+
 def test_what_shares_a_gpu_fits_on_it(recipes: dict[str, Any]) -> None:
     for name, full in recipes.items():
         used: Counter[str] = Counter()
