@@ -30,6 +30,11 @@ LEAST_RISE = 5.0
 """Smallest rise of the held-out score, in standard errors."""
 OTHERS: dict[str, dict[str, str]] = {
     "real/words": {"a word of the lists": "1.00", "a random word of the kind": "0.05"},
+    "real/follow": {
+        "an expert that follows all instructions": "1.00",
+        "the best of 360 sentences that ignore the request": "0.36",
+        "random words": "0.01",
+    },
 }
 """Recipe -> the held-out scores of other players."""
 

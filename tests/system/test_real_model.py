@@ -104,13 +104,23 @@ def test_six_steps_of_its_recipe_at_least_double_the_reward_and_are_accounted_fo
 
 
 def test_two_small_steps_change_the_weights(folder: Path) -> None:
+    train_two_steps(folder, "real/words")
+
+
+@pytest.mark.long
+def test_two_small_steps_of_follow_change_the_weights(folder: Path) -> None:
+    train_two_steps(folder, "real/follow")
+
+
+def train_two_steps(folder: Path, recipe: str) -> None:
+    run = recipe.replace("/", "-")
     small = ("table.group_size=4", "table.groups_per_batch=4", "train.steps=2", "eval.sets={}")
-    done = astraflow_in(folder, "run", "real/words", "--run-dir", "small", "--plain", *small)
+    done = astraflow_in(folder, "run", recipe, "--run-dir", run, "--plain", *small)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    steps = steps_of(folder / "small")
+    steps = steps_of(folder / run)
     assert [row["step"] for row in steps] == [1, 2]
     assert all(row["grad_norm"] > 0 for row in steps)
-    assert astraflow_in(folder, "audit", "small").returncode == 0
+    assert astraflow_in(folder, "audit", run).returncode == 0
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def test_the_page_shows_every_seed_and_every_set() -> None:
 
 def test_every_recipe_of_the_real_model_is_run_and_compared_with_other_players() -> None:
     names = {entry.name for entry in gallery_real.real_recipes()}
-    assert names >= {"real/words"}
+    assert names >= {"real/words", "real/follow"}
     assert gallery_real.OTHERS.keys() == names
 
 
