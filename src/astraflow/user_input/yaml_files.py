@@ -65,10 +65,8 @@ def layers_of(path: Path) -> list[tuple[Path, JsonMap]]:
 
 
 def parts_of(path: Path) -> tuple[str, list[Path]]:
-    """Returns the name and the files, of which later ones win, that a missing file `FAMILY/SIZE.yaml` stands
-    for: `sizes/SIZE.yaml` and `FAMILY/full.yaml`. The list is empty if there are no such files.
-
-    Likewise, `FAMILY/SIZE-VARIANT.yaml` joins `sizes/SIZE.yaml` with `FAMILY/full-VARIANT.yaml`.
+    """Returns the name and the files, of which later ones win, that a missing file `FAMILY/SIZE-VARIANT.yaml`
+    stands for: `sizes/SIZE.yaml` and `FAMILY/full-VARIANT.yaml`. There may be no variant, or no such files.
     """
     folder = path.absolute().parent
     size, dash, variant = path.stem.rpartition("-")
