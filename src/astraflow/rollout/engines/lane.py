@@ -45,6 +45,8 @@ __all__ = ["Lane", "Lanes", "LoadedModel"]
 _PREFILL_TOKENS = 4096
 """Largest number of tokens in one prefill call, including padding. It bounds the call's memory, and how long
 the running requests have to wait for it."""
+_CPU_PREFILL_TOKENS = 1024
+"""The same on a CPU, whose caches hold the activations of fewer tokens."""
 _STRETCH_POSITIONS = 65_536
 """Largest number of cached positions that one call of `_extend` attends to. Each layer copies all of them."""
 _MIN_FILL = 0.6
@@ -84,6 +86,7 @@ class Lane:
         vocab_size = forward.vocab_size
         self._forward = forward
         self._device = shape.device
+        self._max_tokens = _CPU_PREFILL_TOKENS if shape.device.type == "cpu" else _PREFILL_TOKENS
         self._cache = KvCache(shape, num_slots=num_slots, max_context=max_context)
         self._recorder = recorder
         self._rows = Rows(num_slots, max_context, vocab_size, recorder)
@@ -306,7 +309,7 @@ class Lane:
     def _prefill(self, branches: Sequence[int], lengths: NDArray[np.int64]) -> None:
         """Computes the keys and values of the first `lengths[branch]` positions of each given branch."""
         rows = self._rows_of_branches()
-        for chunk, longest in _chunks(branches, lengths, len(branches)):
+        for chunk, longest in _chunks(branches, lengths, len(branches), self._max_tokens):
             tokens = torch.from_numpy(self._rows.tokens[rows[chunk], :longest]).to(self._device)
             media = [self._rows.jobs[row].media for row in map(int, rows[chunk])]
             at = torch.from_numpy(chunk).to(self._device)
@@ -326,7 +329,7 @@ class Lane:
         ends = self._branches.positions[: len(starts)]
         longest_branch = int(ends[branches].max(initial=1))
         max_rows = max(1, _STRETCH_POSITIONS // longest_branch)
-        for chunk, longest in _chunks(branches, ends - starts, max_rows):
+        for chunk, longest in _chunks(branches, ends - starts, max_rows, self._max_tokens):
             stretch = self._cache.stretch(
                 torch.from_numpy(chunk).to(self._device),
                 torch.from_numpy(starts[chunk]).to(self._device),
@@ -338,7 +341,7 @@ class Lane:
 
 
 def _chunks(
-    rows: Sequence[int], lengths: NDArray[np.int64], max_rows: int
+    rows: Sequence[int], lengths: NDArray[np.int64], max_rows: int, max_tokens: int
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Divides rows into calls of rows with similar lengths. Yields each call's rows and its largest length.
 
@@ -348,7 +351,7 @@ def _chunks(
     start = 0
     while start < len(ordered):
         longest = int(lengths[ordered[start]])
-        num_fitting = min(max_rows, max(1, _PREFILL_TOKENS // longest))
+        num_fitting = min(max_rows, max(1, max_tokens // longest))
         chunk = ordered[start : start + num_fitting]
         # The rows are sorted, so this cuts off a tail, with which the next chunk begins.
         chunk = chunk[lengths[chunk] >= _MIN_FILL * longest]
