@@ -22,6 +22,7 @@ SETTINGS = (
 
 def test_the_quickstart_trains_on_gpus_and_goes_on(tmp_path: Path) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "6,4,2"  # as a scheduler sets it
+    os.environ["NCCL_SHM_DISABLE"] = "1"  # as in a container with little shared memory
     init_models(tmp_path, "actor", steps=1)
     run_dir = tmp_path / "run"
     for steps in (1, 2):
