@@ -342,7 +342,8 @@ def _container_image(context: Mapping[str, BoxFile], where: str, environment: _E
     if environment.docker_image is None and "Dockerfile" not in context:
         raise ConfigError(f"{where} has neither environment/Dockerfile nor environment.docker_image")
     lines = _instructions(_text(context, "Dockerfile", where)) if "Dockerfile" in context else []
-    folders = [line.split(None, 1)[1] for line in lines if line.upper().startswith("WORKDIR ")]
+    words = [line.split(None, 1) for line in lines]
+    folders = [word[1] for word in words if len(word) > 1 and word[0].upper() == "WORKDIR"]
     path = PurePosixPath("/").joinpath(*folders, environment.workdir or "")
     return HarborImage(folder=str(path) if str(path) != "/" else _DEFAULT_FOLDER)
 
