@@ -96,10 +96,17 @@ class SlurmCluster:
         """Takes the job of that name away, as its owner or a scheduler would."""
         self._call("scancel", "--name", name)
 
+    def tasks(self) -> dict[psutil.Process, list[str]]:
+        """The processes that jobs started -> their command lines."""
+        found: dict[psutil.Process, list[str]] = {}
+        for task in (task for node in self.nodes for task in self._tasks(node)):
+            with contextlib.suppress(psutil.Error):
+                found[task] = task.cmdline()
+        return found
+
     def left_over(self) -> list[str]:
         """Command lines of what runs on the nodes, and jobs."""
-        tasks = [task for node in self.nodes for task in self._tasks(node)]
-        return [" ".join(task.cmdline()) for task in tasks] + list(self.jobs().values())
+        return [" ".join(command) for command in self.tasks().values()] + list(self.jobs().values())
 
     def close(self) -> None:
         for node in self.nodes:

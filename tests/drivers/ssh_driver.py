@@ -102,6 +102,16 @@ class SshHosts:
                 os.kill(pid, signal.SIGKILL)
         self._sshds.pop(address).wait()
 
+    def cut_cable(self, address: str, for_s: float) -> None:
+        """Cuts a host off for a while."""
+        self._cable(address, "down")
+        time.sleep(for_s)
+        self._cable(address, "up")
+
+    def pids(self) -> list[int]:
+        """The processes on all hosts."""
+        return [pid for address in self._sshds for pid in self._pids(address)]
+
     def left_over(self) -> list[str]:
         """Command lines of what runs on the hosts besides sshd."""
         found: list[str] = []

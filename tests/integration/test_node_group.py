@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from astraflow.addons.cluster.node_links import (
     choose_interface,
     connect,
     invitation_path,
+    needed_alike,
 )
 from astraflow.errors import ConfigError, ServiceError
 from astraflow.recipe.run_folder import RunFolder
@@ -126,6 +128,30 @@ def test_a_machine_that_never_comes_is_named(tmp_path: Path) -> None:
     finally:
         group.close()
     assert not invitation_path(folder.path, "actor").exists()
+
+
+def test_a_machine_with_another_model_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    path = invitation_path(folder.path, "actor")
+    group = NodeGroup(2, timeout_s=5.0)
+
+    def call() -> None:
+        while not path.exists():
+            time.sleep(0.05)
+        has = needed_alike(tmp_path / "model")
+        (tmp_path / "model" / "config.json").write_text("{}")
+        assert needed_alike(tmp_path / "model") != has
+        other = Caller(1, 0, "gpu-2", needed_alike(tmp_path / "model"))
+        connect(msgspec.json.decode(path.read_bytes(), type=Invitation), other).close()
+
+    calling = threading.Thread(target=call)
+    calling.start()
+    try:
+        with pytest.raises(ConfigError, match=r"node 1 \(gpu-2\) differs from node 0 in the model's files;"):
+            group.start(folder.path, policy="actor", url="http://127.0.0.1:1", token="", device="cpu")
+    finally:
+        group.close()
+        calling.join()
 
 
 async def test_an_agent_ends_when_it_is_asked_to_though_rank_0_is_gone(tmp_path: Path) -> None:

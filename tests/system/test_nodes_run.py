@@ -1,50 +1,28 @@
 """A trainer of two nodes, here both on this machine: it trains what one node trains, whatever is killed."""
 
-import json
 import os
 import signal
 from pathlib import Path
 
 import psutil
 import pytest
-from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType] - numpy's types
 
-from drivers.system_driver import Runs, Started, astraflow, num_steps, wait_until
+from drivers.nodes_runs import ALIKE, ALIKE_STEPS, first_steps
+from drivers.system_driver import Runs, astraflow, num_steps, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 NUM_STEPS = 6
-ALIKE_STEPS = 3
-"""Steps until an agent is killed. After that, tasks come in another order."""
-ALIKE = (
-    # One episode at a time, and no version ahead: every run of the recipe then samples the same.
-    "rollout.max_episodes=1",
-    "policies.actor.table.max_staleness=0",
-    "policies.actor.table.engine_lag=0",
-    "policies.actor.train.ranks=2",
-    "policies.actor.train.checkpoint_every=1",
-    "policies.actor.train.keep_checkpoints=9",
-)
-
-
-def first_steps(run: Started) -> tuple[list[tuple[float, float]], dict[str, bytes]]:
-    """Loss and norm of the gradient of each of the first steps, and the weights after them."""
-    lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["step"] <= ALIKE_STEPS]
-    checkpoint = run.run_dir / "checkpoints" / "actor" / f"step-{ALIKE_STEPS:08d}"
-    weights = load_file(checkpoint / "model.safetensors")
-    found = {name: tensor.tobytes() for name, tensor in weights.items()}
-    return [(row["loss"], row["grad_norm"]) for row in rows], found
 
 
 def test_two_nodes_train_to_the_byte_what_one_trains_and_go_on_when_one_is_killed(runs: Runs) -> None:
     recipe = runs.recipe(steps=NUM_STEPS)
-    two = runs.start(recipe, *ALIKE, "policies.actor.train.nodes=2", name="two")
+    two = runs.start(recipe, *ALIKE, "train.ranks=2", "train.nodes=2", name="two")
     wait_until(two, lambda: num_steps(two) >= ALIKE_STEPS, timeout_s=120)
     agent = two.pid_of("node-actor-1")
     (rank,) = psutil.Process(agent).children()
     os.kill(agent, signal.SIGKILL)
-    alone = runs.start(recipe, *ALIKE, "policies.actor.train.shard.replicate=2", name="alone")
+    alone = runs.start(recipe, *ALIKE, "train.ranks=2", "train.shard.replicate=2", name="alone")
     assert two.finish() == 0, two.report()
     assert two.summary()["audit_ok"]
     log = (two.run_dir / "logs" / "trainer-actor.log").read_text()

@@ -26,13 +26,14 @@ from astraflow.addons.cluster.node_links import (
     choose_interface,
     connect,
     invitation_path,
+    needed_alike,
 )
 from astraflow.errors import ConfigError, ServiceError
 from astraflow.processes.process_state import state_of
 from astraflow.processes.rank_group import RankProgram
+from astraflow.recipe.recipe import PolicyConfig
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.trainer.backend_config import TorchBackendConfig
-from astraflow.trainer.config import TrainConfig
 
 __all__ = ["Agent"]
 
@@ -82,8 +83,8 @@ class Agent:
                     await stop.wait()
         return 0
 
-    def _check(self) -> TrainConfig:
-        """Returns the trainer's settings, which a resumed run may have changed. Raises: ConfigError."""
+    def _check(self) -> PolicyConfig:
+        """Returns the policy's settings, which a resumed run may have changed. Raises: ConfigError."""
         host = socket.gethostname()
         folder = RunFolder(self.run_dir)
         if not folder.recipe.is_file():
@@ -99,18 +100,19 @@ class Agent:
             )
         if not 0 < self.node < policy.train.nodes:
             raise ConfigError(f"--node {self.node}: the trainer has nodes 0 to {policy.train.nodes - 1}")
-        return policy.train
+        return policy
 
     def _join(self, invitation: Invitation) -> tuple[socket.socket, _Ranks]:
         """Calls rank 0, and starts the ranks. Raises: OSError or ServiceError if rank 0 can't be called;
         ConfigError if there are too few GPUs."""
-        train = self._check()
+        policy = self._check()
+        train = policy.train
         assert isinstance(train.backend, TorchBackendConfig)  # others have one rank
         choose_interface(address_toward(invitation.host))
         program = RankProgram(self.run_dir, self.policy, self.url, train.backend.device)
         host = socket.gethostname()
         ranks: _Ranks = {}
-        control = connect(invitation, Caller(self.node, 0, host))
+        control = connect(invitation, Caller(self.node, 0, host, needed_alike(policy.model_dir)))
         try:
             for place in range(train.local_ranks):
                 number = self.node * train.local_ranks + place

@@ -30,8 +30,9 @@ from astraflow.addons.cluster.node_links import (
     address_toward,
     choose_interface,
     invitation_path,
+    needed_alike,
 )
-from astraflow.errors import ServiceError
+from astraflow.errors import ConfigError, ServiceError
 from astraflow.processes.rank_group import Rank, RankGroup, RankProgram
 from astraflow.protocols import MACHINE_LOST
 from astraflow.recipe.run_folder import RunFolder
@@ -150,6 +151,8 @@ class NodeGroup(RankGroup):
     def __init__(self, world: int, *, timeout_s: float) -> None:
         super().__init__(world, timeout_s=timeout_s)
         self._nodes: dict[int, _Node] = {}
+        self._has: dict[str, str] = {}
+        """What this machine has, which the others must have, too."""
 
     def start(self, run_dir: Path, *, policy: str, url: str, token: str, device: str) -> ProcessRanks:
         """As in the base class. All ranks read the token from the shared run folder, because the links to
@@ -166,10 +169,12 @@ class NodeGroup(RankGroup):
     def start_others(self, program: RankProgram) -> None:
         """Starts the ranks of this machine, and waits for those of the others.
 
-        Raises: ServiceError that names the missing machines after `supervision.node_timeout_s`.
+        Raises: ServiceError that names the missing machines after `supervision.node_timeout_s`; ConfigError
+        that names a machine with other files or another driver.
         """
         recipe = RunFolder(program.run_dir).load_recipe()
         num_local = recipe.policies[program.policy].train.local_ranks
+        self._has = needed_alike(recipe.policies[program.policy].model_dir)
         host = address_toward(urlsplit(program.url).hostname or "")
         choose_interface(host)
         self.meeting = f"tcp://{_in_url(host)}:{_free_port(host)}"
@@ -211,12 +216,17 @@ class NodeGroup(RankGroup):
             _log.warning("waiting %s", waited)
 
     def _take(self, caller: Caller, link: socket.socket, num_local: int) -> None:
-        """Takes a caller. An agent that calls again has lost its ranks."""
+        """Takes a caller. An agent that calls again has lost its ranks. Raises: ConfigError."""
         node = self._nodes.get(caller.node)
         if caller.rank == 0 and 0 < caller.node < self.world // num_local:
             if node is not None:
                 node.close()
             self._nodes[caller.node] = _Node(caller, link)
+            if unlike := [name for name, value in self._has.items() if caller.has.get(name) != value]:
+                raise ConfigError(
+                    f"node {caller.node} ({caller.host}) differs from node 0 in {' and '.join(unlike)}; all "
+                    "machines of a trainer need the same"
+                )
             _log.info("node %d is %s", caller.node, caller.host)
         elif node is not None and caller.rank // num_local == caller.node:
             node.add(caller.rank, link)

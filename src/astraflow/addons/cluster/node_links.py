@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 import psutil
+import xxhash
 
 from astraflow.errors import ConfigError, ServiceError
 from astraflow.recipe.run_folder import RunFolder, write_atomic
@@ -36,6 +37,7 @@ __all__ = [
     "choose_interface",
     "connect",
     "invitation_path",
+    "needed_alike",
 ]
 
 _HANDSHAKE_S = 10.0
@@ -44,7 +46,8 @@ _LOST_AFTER_S = 30
 """Time without an answer from the other machine's kernel after which a link is lost."""
 _CHALLENGE_BYTES = 32
 _PROOF_BYTES = 32
-_MAX_CALLER_BYTES = 1_000
+_MAX_CALLER_BYTES = 4_000
+_HEAD_BYTES = 1024 * 1024
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables that name the network interface of torch's collectives."""
 
@@ -66,6 +69,8 @@ class Caller(Item, frozen=True):
     """Number of the rank; 0 for the agent itself."""
     host: str
     """Host name of the machine."""
+    has: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """What all machines must have alike, in an agent's call: name -> digest or version."""
 
 
 class RankState(Item, frozen=True, array_like=True):
@@ -87,6 +92,21 @@ class RankKill(Item, frozen=True):
 def invitation_path(run_dir: Path, policy: str) -> Path:
     """Returns the file with the invitation to a policy's trainer."""
     return RunFolder(run_dir).checkpoints / policy / "invitation.json"
+
+
+def needed_alike(model_dir: Path) -> dict[str, str]:
+    """Returns what a trainer's machines must have alike, besides what every rank compares.
+
+    Of the model's files, it compares the names, the sizes, and the first bytes, because each rank reads only
+    its part of the weights.
+    """
+    digest = xxhash.xxh3_128()
+    for path in sorted(path for path in model_dir.iterdir() if path.is_file()):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {path.stat().st_size} ".encode() + file.read(_HEAD_BYTES))
+    driver = Path("/proc/driver/nvidia/version")
+    lines = driver.read_text(encoding="utf-8").splitlines() if driver.is_file() else []
+    return {"the model's files": digest.hexdigest(), "the GPU driver": lines[0] if lines else "none"}
 
 
 def address_toward(host: str) -> str:

@@ -1,0 +1,76 @@
+"""A trainer of two nodes, the second a job of a real Slurm: what it trains, and that it goes on."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drivers.nodes_runs import ALIKE, ALIKE_STEPS, first_steps, learn_with_trouble
+from drivers.quickstart_elsewhere import as_settings
+from drivers.slurm_driver import SlurmCluster, missing_for_slurm
+from drivers.system_driver import Runs, own_address, places_of, wait_for_nothing
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.system,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(bool(missing_for_slurm()), reason=missing_for_slurm()),
+]
+
+AGENT = "node-actor-1"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    made = SlurmCluster(2)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def settings() -> list[str]:
+    """A service and the agent as jobs, each with a node of its own."""
+    return as_settings({"launcher": {"name": "slurm", "python": sys.executable, "address": own_address()}})
+
+
+def test_two_ranks_on_each_of_two_nodes_train_to_the_byte_what_four_on_one_do(
+    cluster: SlurmCluster, runs: Runs
+) -> None:
+    recipe = runs.recipe(steps=ALIKE_STEPS)
+    two = runs.start(
+        recipe, *ALIKE, *settings(), "train.ranks=4", "train.nodes=2", name="two", place=cluster.place
+    )
+    assert two.finish() == 0, two.report()
+    assert two.summary()["audit_ok"]
+    assert places_of(two, AGENT)[0] in cluster.nodes
+    wait_for_nothing(cluster.left_over, timeout_s=30.0)
+    alone = runs.start(recipe, *ALIKE, "train.ranks=4", "train.shard.replicate=2", name="alone")
+    assert alone.finish() == 0, alone.report()
+    assert first_steps(two) == first_steps(alone)
+
+
+def test_the_quickstart_is_learnt_whatever_is_lost(
+    cluster: SlurmCluster, runs: Runs, quickstart_model: Path
+) -> None:
+    def kill_one_with(word: str) -> None:
+        next(process for process, command in cluster.tasks().items() if word in command).kill()
+
+    def lose_the_node(run_dir: Path) -> None:
+        log = (run_dir / "logs" / f"{AGENT}.log").read_text()
+        (*_, last) = [line for line in log.splitlines() if line.startswith("--- on machine ")]
+        node = last.removeprefix("--- on machine ")
+        cluster.kill_node(node)
+        cluster.start(node)
+
+    run_dir = runs.folder / "run"
+    troubles = [
+        lambda: kill_one_with("--rank"),
+        lambda: kill_one_with("--node"),
+        lambda: cluster.cancel(f"astraflow-{AGENT}"),
+        lambda: lose_the_node(run_dir),
+    ]
+    run = learn_with_trouble(runs, quickstart_model, troubles, *settings(), place=cluster.place)
+    assert "was lost with its machine" in (run.run_dir / "logs" / "trainer-actor.log").read_text()
+    wait_for_nothing(cluster.left_over, timeout_s=30.0)
