@@ -2,6 +2,7 @@
 
     StatefulSet NAME-dataflow          the dataflow, with its journal on a volume
     Job         NAME-trainer-POLICY    a trainer, with its publisher as a sidecar: versions pass through files
+    Job         ...-nodes              the agents of its other nodes, one per index
     Deployment  NAME-publisher-POLICY  the publisher of a frozen policy
     Deployment  NAME-rollout           the rollout services, with an autoscaler if the pool sizes itself
 
@@ -11,6 +12,7 @@ talks to a cluster. The cluster restarts, moves, drains and scales the pods by i
 
 import re
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ from astraflow.processes.program import TOKEN_VARIABLE, num_threads
 from astraflow.recipe.access import ROLES, network_modules
 from astraflow.recipe.cluster_config import ClusterConfig, LocalLauncherConfig, NeedsConfig
 from astraflow.recipe.recipe import Recipe
+from astraflow.trainer.config import TrainConfig
 
 __all__ = ["SECRET_FILE", "manifests", "new_tokens", "recipe_in_cluster"]
 
@@ -252,13 +255,40 @@ class _ManifestBuilder:
             "trainer", ["train", _RUN_DIR, "--policy", policy, *links], self._cluster.trainer
         )
         trainer["env"] = [self._token("trainer"), *_environment(num_threads(config.backend))]
-        trainer["volumeMounts"] = [*self._mounts("run"), _mount("shared-memory", "/dev/shm")]
+        trainer["volumeMounts"] = self._trainer_mounts(config)
         template = self._template("trainer", [trainer], self._cluster.trainer, volumes=["recipe", "tokens"])
         template["metadata"]["labels"] |= {"astraflow.weights": "served", "astraflow.policy": _name(policy)}
         # A sidecar starts before the trainer, is restarted on its own, and doesn't keep the job alive.
         template["spec"]["initContainers"] = [self._publisher(policy) | {"restartPolicy": "Always"}]
-        claim = {"name": "run", "persistentVolumeClaim": {"claimName": f"{self._prefix}-{suffix}"}}
-        template["spec"]["volumes"] += [claim, _SHARED_MEMORY]
+        mode = "ReadWriteOnce" if config.nodes == 1 else "ReadWriteMany"
+        volume = self.object("v1", "PersistentVolumeClaim", suffix, part="trainer")
+        volume["spec"] = self._claim() | {"accessModes": [mode]}
+        return [volume, self._job(suffix, template, claim=suffix), *self._nodes(policy, suffix)]
+
+    def _trainer_mounts(self, config: TrainConfig) -> list[_Manifest]:
+        """The volumes of a rank. On several nodes, ranks read the token in the run folder."""
+        return [*self._mounts("run", with_tokens=config.nodes > 1), _mount("shared-memory", "/dev/shm")]
+
+    def _nodes(self, policy: str, claim: str) -> list[_Manifest]:
+        """Makes the agents of a trainer's other nodes. They find rank 0 through the volume that all share."""
+        config = self._recipe.policies[policy].train
+        if config.nodes == 1:
+            return []
+        container = self._container("node", (), self._cluster.trainer)
+        options = f"--policy {shlex.quote(policy)} --url {self._url} --node $((JOB_COMPLETION_INDEX + 1))"
+        container["command"] = ["sh", "-c", f"exec astraflow cluster node {_RUN_DIR} {options}"]
+        container["env"] = _environment(num_threads(config.backend))
+        container["volumeMounts"] = self._trainer_mounts(config)
+        template = self._template("trainer", [container], self._cluster.trainer, volumes=["recipe", "tokens"])
+        count = config.nodes - 1
+        job = self._job(f"{claim}-nodes", template, claim=claim)
+        job["spec"] |= {"completionMode": "Indexed", "completions": count, "parallelism": count}
+        return [job]
+
+    def _job(self, suffix: str, template: _Manifest, *, claim: str) -> _Manifest:
+        """Makes a job whose pods have the run's volume, and may move to other nodes of the cluster."""
+        run = {"name": "run", "persistentVolumeClaim": {"claimName": f"{self._prefix}-{claim}"}}
+        template["spec"]["volumes"] += [run, _SHARED_MEMORY]
         template["spec"]["restartPolicy"] = "Never"
         is_evicted = [{"type": "DisruptionTarget", "status": "True"}]
         spec = {
@@ -266,8 +296,7 @@ class _ManifestBuilder:
             "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": is_evicted}]},
             "template": template,
         }
-        volume = self.object("v1", "PersistentVolumeClaim", suffix, part="trainer") | {"spec": self._claim()}
-        return [volume, self.object("batch/v1", "Job", suffix, part="trainer") | {"spec": spec}]
+        return self.object("batch/v1", "Job", suffix, part="trainer") | {"spec": spec}
 
     def _publisher(self, policy: str, *links: str) -> _Manifest:
         port = self._ports[policy]
@@ -313,6 +342,7 @@ class _ManifestBuilder:
             self._policy(
                 "weights", {"astraflow.weights": "served"}, ingress=[{"from": [own], "ports": weights}]
             ),
+            *self._trainer_policies(),
             self._policy(
                 "rollout",
                 {"astraflow.part": "rollout"},
@@ -320,6 +350,14 @@ class _ManifestBuilder:
                 egress=[{"to": [own], "ports": [*http, *weights]}, {"ports": dns}],
             ),
         ]
+
+    def _trainer_policies(self) -> list[_Manifest]:
+        """Lets a trainer's nodes call each other on any port, because torch chooses its ports."""
+        if all(policy.train.nodes == 1 for policy in self._recipe.trained.values()):
+            return []
+        trainers = self._labels("trainer")
+        ingress = [{"from": [{"podSelector": {"matchLabels": trainers}}]}]
+        return [self._policy("trainer", {"astraflow.part": "trainer"}, ingress=ingress)]
 
     def _policy(
         self,

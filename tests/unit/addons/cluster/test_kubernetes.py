@@ -109,6 +109,34 @@ def test_the_recipe_of_the_pods_is_whole_and_has_their_addresses() -> None:
     assert recipe.advertised_host == "small-run-weights"
 
 
+def test_a_trainer_of_several_nodes_shares_a_volume_with_an_indexed_job() -> None:
+    recipe = make_recipe()
+    train = recipe.policies["actor"].train.model_copy(update={"ranks": 6, "nodes": 3})
+    actor = recipe.policies["actor"].model_copy(update={"train": train})
+    objects = objects_of(recipe.model_copy(update={"policies": {**recipe.policies, "actor": actor}}))
+    claim = objects["PersistentVolumeClaim/small-run-trainer-actor"]["spec"]
+    assert claim["accessModes"] == ["ReadWriteMany"]
+    job = objects["Job/small-run-trainer-actor-nodes"]["spec"]
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 2, 2)
+    trainer = objects["Job/small-run-trainer-actor"]["spec"]["template"]["spec"]
+    node = job["template"]["spec"]
+    for name in ("run", "tokens", "recipe", "shared-memory"):
+        (of_trainer,) = [volume for volume in trainer["volumes"] if volume["name"] == name]
+        assert of_trainer in node["volumes"]
+    assert node["containers"][0]["volumeMounts"] == trainer["containers"][0]["volumeMounts"]
+    assert node["containers"][0]["command"] == [
+        "sh",
+        "-c",
+        "exec astraflow cluster node /run-folder --policy actor --url http://small-run-dataflow:8400 "
+        "--node $((JOB_COMPLETION_INDEX + 1))",
+    ]
+    policy = objects["NetworkPolicy/small-run-trainer"]["spec"]
+    assert policy["podSelector"]["matchLabels"]["astraflow.part"] == "trainer"
+    (rule,) = policy["ingress"]
+    assert rule["from"] == [{"podSelector": policy["podSelector"]}]
+    assert "ports" not in rule
+
+
 def test_a_trainer_starts_after_its_publisher_and_survives_the_loss_of_its_node() -> None:
     job = objects_of(make_recipe())["Job/small-run-trainer-actor"]["spec"]
     (publisher,) = job["template"]["spec"]["initContainers"]
