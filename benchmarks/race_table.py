@@ -42,7 +42,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.short_forms import full_mapping
 from astraflow.tasks.sources import make_source
 from environments import make_environment
-from harness import Runs, report, show_table
+from harness import Runs, show_table
 from heldout import Evaluator
 from race import Curve, Row, Setting, run
 from trl_side import PACKAGES, StopRule
@@ -74,7 +74,6 @@ class Race:
     temperature: float = 1.0
     trial_steps: int
     """Steps of the trial that chooses TRL's threads."""
-    at_least: Mapping[str, float]
     image: Path
 
     @property
@@ -123,8 +122,8 @@ def make_setting(race: Race, args: argparse.Namespace, work: Path) -> tuple[Sett
     return setting, judged
 
 
-async def compare(race: Race, args: argparse.Namespace, work: Path) -> None:
-    """Runs everything, alternating between the rows, and prints the results."""
+async def compare(race: Race, args: argparse.Namespace, work: Path) -> dict[str, object]:
+    """Runs everything, alternating between the rows, prints the results, and returns the figures."""
     setting, judged = make_setting(race, args, work)
     setting = replace(setting, trl_threads=args.trl_threads or await faster_threads(race, setting))
     base_rate = setting.config.train.lr
@@ -154,7 +153,7 @@ async def compare(race: Race, args: argparse.Namespace, work: Path) -> None:
                     flush=True,
                 )
     await evaluator.close()
-    conclude(race, setting, curves, args)
+    return conclude(race, setting, curves, args)
 
 
 def best_of(curves: Sequence[Curve], row: str) -> list[Curve]:
@@ -164,8 +163,10 @@ def best_of(curves: Sequence[Curve], row: str) -> list[Curve]:
     return min(by_rate.values(), key=lambda runs: statistics.median(c.reached_s for c in runs))
 
 
-def conclude(race: Race, setting: Setting, curves: Sequence[Curve], args: argparse.Namespace) -> None:
-    """Writes the tables, the plot, and the last line."""
+def conclude(
+    race: Race, setting: Setting, curves: Sequence[Curve], args: argparse.Namespace
+) -> dict[str, object]:
+    """Writes the tables and the plot, and returns the figures of the last line."""
     table = setting.config.table
     title = (
         f"seconds to {race.target} held out ({race.num_tasks} tasks x {race.samples}, "
@@ -188,7 +189,7 @@ def conclude(race: Race, setting: Setting, curves: Sequence[Curve], args: argpar
     )
     if args.image:
         draw(race, curves, best, args.image)
-    report(figures_of(race, setting, best), at_least=race.at_least)
+    return figures_of(race, setting, best)
 
 
 def columns_of(runs: Sequence[Curve]) -> list[Runs]:
@@ -271,8 +272,9 @@ def draw(race: Race, curves: Sequence[Curve], best: dict[str, list[Curve]], imag
     print(f"curves: {image}")
 
 
-def run_race(race: Race, description: str | None) -> None:
-    """Parses the command line, and runs the race in a folder that is deleted afterwards."""
+def run_race(race: Race, description: str | None) -> dict[str, object]:
+    """Parses the command line, and runs the race in a folder that is deleted afterwards. Returns the
+    figures."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, the recipe's learning rate")
     parser.add_argument("--every", type=int, default=race.every, help="versions between two evaluations")
@@ -298,7 +300,7 @@ def run_race(race: Race, description: str | None) -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     transformers_logging.disable_progress_bar()
     try:
-        asyncio.run(compare(race, args, work.resolve()))
+        return asyncio.run(compare(race, args, work.resolve()))
     finally:
         if args.keep is None:
             shutil.rmtree(work, ignore_errors=True)
