@@ -277,7 +277,7 @@ async def main(folder, log):
     server = ForkServer(start_light_server)
     env = {"ASTRAFLOW_MODULE_PATH": folder, **SERVICE_ENVIRONMENT, **thread_variables(1)}
     service = "lambda stop: print('up', flush=True) or time.sleep(60)"
-    then = f"import astraflow.cli.services as services; services._run('probe', {service})"
+    then = f"import astraflow.cli.services as services; services.run_as('probe', {service})"
     spec = ProcessSpec("child", (*SERVICE_COMMAND, "probe", "--then", then), env, Path(log))
     handle = await LocalLauncher(server).start(spec)
     print(server.pid, handle.pid, flush=True)
