@@ -31,6 +31,7 @@ import torch
 
 from astraflow import wire
 from astraflow.models.loading import load_causal_lm
+from astraflow.service.process import settle_memory
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
@@ -126,6 +127,7 @@ class _Learner:
         train = {"lr": _LR, "token_budget": 4096, "loss": {"name": "reinforce"}, "backend": settings}
         config = TrainConfig.model_validate_json(json.dumps(train))
         self._learner = LossLearner(config, TorchBackend(config, model_dir=model))
+        settle_memory()  # as a trainer does
 
     def step(self, samples: list[Sample], step: int) -> tuple[float, float]:
         """Trains one step. Returns its loss and gradient norm."""
