@@ -17,6 +17,7 @@ from astraflow.protocols import StepResult
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.head import is_head_large
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, Sample, StepRecord, Stream
 from astraflow.types.bounds import MAX_METRIC
@@ -316,6 +317,16 @@ def test_a_token_whose_ratio_is_bounded_moves_nothing(model_dir: Path) -> None:
 def test_the_sampling_temperature_is_applied(model_dir: Path) -> None:
     samples = with_true_logprobs(model_dir, make_samples(seed=5, temperature=0.6))
     samples += with_true_logprobs(model_dir, make_samples(seed=6, temperature=1.3))
+    result = make(model_dir, lr=0.0).train_step(make_batch(samples))
+    assert metric(result, "logprob_mismatch") < 1e-5
+
+
+def test_a_large_vocabulary_applies_the_temperatures_too(tmp_path: Path) -> None:
+    vocab_size = 300_000
+    model_dir = save_model(tmp_path, vocab_size=vocab_size)
+    samples = with_true_logprobs(model_dir, make_samples(seed=5, temperature=0.6))
+    samples += with_true_logprobs(model_dir, make_samples(seed=6, temperature=1.3))
+    assert is_head_large(sum(sum(sample.trajectory.mask) for sample in samples), vocab_size)
     result = make(model_dir, lr=0.0).train_step(make_batch(samples))
     assert metric(result, "logprob_mismatch") < 1e-5
 
