@@ -161,7 +161,7 @@ class WarmPrograms:
             os.close(fd)
         with link:
             pidfd = os.pidfd_open(program.pid)
-            while link in select.select([link, pidfd], [], [])[0]:
+            while pidfd not in select.select([link, pidfd], [], [])[0]:
                 program.send_signal(int(link.recv(16) or signal.SIGKILL))
             os.close(pidfd)
             with contextlib.suppress(OSError):  # the stand-in was killed

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,5 @@ def test_a_forked_program_ends_with_its_stand_in(tmp_path: Path, number: signal.
         while psutil.pid_exists(pid):
             time.sleep(0.05)
     assert stand_in.returncode == -number
+    while any("_stand_behind" in thread.name for thread in threading.enumerate()):
+        time.sleep(0.05)  # it would use a core for the rest of the tests
