@@ -16,7 +16,7 @@ import pytest
 
 from drivers.process_mark import MARK
 
-__all__ = ["ENDS_WITHIN_S", "end_processes", "nothing_is_left_running", "processes_with"]
+__all__ = ["ENDS_WITHIN_S", "command_of", "end_processes", "nothing_is_left_running", "processes_with"]
 
 ENDS_WITHIN_S = 30.0
 """A process that is ending may need this long on a busy machine. Only a test that leaves one waits for it."""
@@ -73,3 +73,11 @@ def nothing_is_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
     killed = end_processes(value, within_s=0.0 if has_failed else ENDS_WITHIN_S)
     if killed and not has_failed:
         pytest.fail("the test left processes running:\n" + "\n".join(killed))
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Its command line; empty if it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

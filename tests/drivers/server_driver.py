@@ -22,6 +22,7 @@ from astraflow.rollout.engines.factory import make_engine
 from astraflow.types import GenerateRequest, Generation, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
 from drivers.engine_models import CHARACTERS, make_model_folder, snapshot_of
+from drivers.left_over import command_of
 
 PROMPT = (5, 9, 3, 30, 12)
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
@@ -119,7 +120,7 @@ def servers_of(pid: int) -> list[psutil.Process]:
     """Servers that descend from a process."""
     words = ("launch_server", "api_server")
     found = psutil.Process(pid).children(recursive=True)
-    return [p for p in found if any(word in part for part in p.cmdline()[:4] for word in words)]
+    return [p for p in found if any(word in part for part in command_of(p)[:4] for word in words)]
 
 
 def own_servers() -> list[psutil.Process]:

@@ -179,11 +179,12 @@ def test_types_of_the_tinker_package_give_the_same_numbers(client: TrainingClien
 
     sampler = client.save_weights_and_get_sampling_client()
     prompt = [2, 3, 4]
+    # One after the other: in one batch with others, the last bits of logprobs may differ.
     theirs_sampled = sampler.sample(
         theirs.ModelInput.from_ints(prompt), 2, theirs.SamplingParams(max_tokens=8, seed=5)
-    )
+    ).result()
     ours_sampled = sampler.sample(ModelInput.from_ints(prompt), 2, SamplingParams(max_tokens=8, seed=5))
-    assert theirs_sampled.result() == ours_sampled.result()
+    assert theirs_sampled == ours_sampled.result()
 
 
 def test_a_saved_state_comes_back_with_and_without_its_optimizer(client: TrainingClient) -> None:

@@ -16,6 +16,7 @@ from yarl import URL
 from astraflow.addons.view.lazy_viewer import LazyViewer
 from astraflow.addons.view.startup_page import StartupPage
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
+from drivers.left_over import command_of
 from drivers.view_runs import RunWriter
 
 pytestmark = pytest.mark.timeout(120)
@@ -25,7 +26,7 @@ def viewers() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children(recursive=True)
-        if "astraflow.addons.view.process" in child.cmdline()
+        if "astraflow.addons.view.process" in command_of(child)
     ]
 
 
