@@ -1,7 +1,7 @@
 """Reads users' YAML files into one mapping: a file, the files that it extends, and dotted overrides on top.
 
 The key `extends` names one file, or several of which later ones win. The paths are relative to the folder of
-the file that has the key. `FAMILY/SIZE.yaml`, if there is no such file, stands for `sizes/SIZE.yaml` with
+the file that has the key. If there is no file `FAMILY/SIZE.yaml`, the name stands for `sizes/SIZE.yaml` with
 `FAMILY/full.yaml` on top. A section with a `name` or a `use` chooses a variant, and a different choice
 replaces the whole section. This module knows no config class: `config.parse_config` checks the result.
 """

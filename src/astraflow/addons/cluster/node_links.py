@@ -95,7 +95,7 @@ def invitation_path(run_dir: Path, policy: str) -> Path:
 
 
 def needed_alike(model_dir: Path) -> dict[str, str]:
-    """Returns what a trainer's machines must have alike, besides what every rank compares.
+    """Returns what must be the same on all machines of a trainer, in addition to what every rank compares.
 
     Of the model's files, it compares the names, the sizes, and the first bytes, because each rank reads only
     its part of the weights.
