@@ -1,0 +1,186 @@
+"""Decides which tenant of a shared device has the baton: its trainer, or its rollout service.
+
+The module holds the decision alone, as pure functions of value types. It has no clock and does no I/O, so the
+real arbiter and the simulation of `benchmarks/` decide alike. The caller measures, moves the baton, and shows
+the result in its next view:
+
+    choice = choose_side(view)           # after a step, when a batch is ready, and when the forecast changes
+    if choice.side != view.side: ...     # drain the tenant that has the baton, then give it to the other
+    num = num_joining(view, crew)        # when a step begins: generating devices that take part in it
+    times = times.after(4.2, step=17)    # after each switch: its measured cost, and whether lending pauses
+
+Don't ask for a side while a switch is under way or the trainer trains. All devices of a trainer move
+together, and each trainer is asked on its own.
+
+- A device is lent if its trainer would wait for longer than two switches take. The wait is the longer one of
+  two forecasts: the time that the missing tokens need at their pace, and what is left of the mean time
+  between two batches. The second one smooths the bursts of `fifo`, which completes several batches at once.
+- Lending begins only if the wait exceeds two switches by the factor `margin`, and then continues until the
+  wait is below two switches.
+- A device is taken back when a batch is ready. If rollout services wait for tickets, generating more is of no
+  use and the trainer's delay counts, so it is taken back one switch earlier.
+- A device is lent at most once per step, and not for some steps after a switch that took too long.
+- Generating devices without a request join a step if it ends earlier with them, and also busy ones if a
+  further batch is ready, because then the trainer is what the run waits for.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+__all__ = [
+    "Choice",
+    "Crew",
+    "Reason",
+    "Rules",
+    "Side",
+    "SwitchTimes",
+    "TrainerView",
+    "choose_side",
+    "num_joining",
+]
+
+
+class Side(StrEnum):
+    """What a shared device does."""
+
+    GENERATE = "generate"
+    TRAIN = "train"
+
+
+class Reason(StrEnum):
+    """Why a device is on its side. The values are shown to users."""
+
+    BATCH_READY = "a batch is ready"
+    BATCH_NEAR = "a batch is near, and rollout services wait for tickets"
+    DONE = "the trainer has no steps left"
+    LENT = "the trainer waits for its next batch"
+    LENT_ALREADY = "the device was already lent in this step"
+    PAUSED = "a switch took too long, so lending pauses"
+    TOO_SHORT = "the wait is too short for two switches"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The side on which a trainer's devices should be now, and why."""
+
+    side: Side
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Constants of the decision."""
+
+    margin: float = 1.25
+    """Lending begins if the wait exceeds two switches by this factor."""
+    late: float = 2.0
+    """A switch is late if it takes this many times the mean of the earlier ones."""
+    pause_steps: int = 4
+    """Steps without lending after the first late switch; after the n-th, n times as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchTimes:
+    """The measured cost of a device's switches. `mean_s` begins with the promised cost."""
+
+    mean_s: float
+    num_late: int = 0
+    paused_until: int = 0
+    """No lending before the trainer has done this many steps."""
+
+    def after(self, seconds: float, *, step: int, rules: Rules = Rules()) -> "SwitchTimes":
+        """Returns the times with one more switch. `step`: steps that the trainer has done."""
+        mean_s = 0.7 * self.mean_s + 0.3 * seconds
+        if seconds <= rules.late * self.mean_s or not self.mean_s:
+            return replace(self, mean_s=mean_s)
+        num = self.num_late + 1
+        return SwitchTimes(mean_s, num, step + num * rules.pause_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerView:
+    """What is known of a trainer that is not in a step. Times are seconds."""
+
+    side: Side
+    step: int
+    """Steps that it has done."""
+    steps_left: int
+    num_ready: int
+    """Whole batches that it could take now."""
+    missing_s: float = math.inf
+    """Time until its next batch is complete: missing tokens divided by their pace. Infinite if unknown."""
+    period_s: float = 0.0
+    """Mean time between two batches; 0 if unknown."""
+    since_s: float = 0.0
+    """Time since it took its last batch."""
+    step_s: float
+    """Time of a step on its own devices."""
+    times: SwitchTimes
+    lent_step: int = -1
+    """`step` as of when its devices were last lent; -1 if they never were."""
+    waits_for_tickets: bool = False
+    """Whether rollout services get no leases because all tickets are in use."""
+
+    @property
+    def wait_s(self) -> float:
+        """Forecast of the time until a batch is ready. Infinite if nothing is known."""
+        if self.num_ready:
+            return 0.0
+        if not self.period_s:
+            return self.missing_s
+        left_s = max(0.0, self.period_s - self.since_s)
+        return left_s if math.isinf(self.missing_s) else max(left_s, self.missing_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """The devices that may take part in a step."""
+
+    num_own: int
+    """Devices of the trainer."""
+    num_idle: int
+    """Generating devices without a request."""
+    num_busy: int = 0
+    """Generating devices with requests, of which at most half join."""
+    num_others: int = 0
+    """Other trainers that could begin a step now. They get their share of the idle devices."""
+
+
+def choose_side(view: TrainerView, rules: Rules = Rules()) -> Choice:
+    """Returns where the trainer's devices should be now."""
+    if not view.steps_left:
+        return Choice(Side.GENERATE, Reason.DONE)
+    if view.num_ready:
+        return Choice(Side.TRAIN, Reason.BATCH_READY)
+    if view.side == Side.GENERATE:
+        if view.waits_for_tickets and view.missing_s <= view.times.mean_s:
+            return Choice(Side.TRAIN, Reason.BATCH_NEAR)
+        return Choice(Side.GENERATE, Reason.LENT)
+    if view.lent_step == view.step:
+        return Choice(Side.TRAIN, Reason.LENT_ALREADY)
+    if view.step < view.times.paused_until:
+        return Choice(Side.TRAIN, Reason.PAUSED)
+    was_lent = view.lent_step == view.step - 1
+    least_s = 2 * view.times.mean_s * (1.0 if was_lent else rules.margin)
+    if view.wait_s <= least_s:
+        return Choice(Side.TRAIN, Reason.TOO_SHORT)
+    return Choice(Side.GENERATE, Reason.LENT)
+
+
+def num_joining(view: TrainerView, crew: Crew) -> int:
+    """Returns how many generating devices join the step that begins, the idle ones first.
+
+    A step is assumed to be `n` times as fast on `n` times the devices. `view.num_ready` doesn't count the
+    batch of this step.
+    """
+    if _gains(view, crew.num_own, num := math.ceil(crew.num_idle / (1 + crew.num_others))):
+        return num
+    num = crew.num_busy // 2
+    return num if view.num_ready and _gains(view, crew.num_own, num) else 0
+
+
+def _gains(view: TrainerView, num_own: int, num: int) -> bool:
+    """Whether a step ends earlier if `num` devices join it after their switch."""
+    left_s = max(0.0, view.step_s - view.times.mean_s)
+    return num > 0 and view.times.mean_s + left_s * num_own / (num_own + num) < view.step_s
