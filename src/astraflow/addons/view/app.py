@@ -155,7 +155,7 @@ class _Views:
             }
 
         index, status = await asyncio.gather(asyncio.to_thread(_ask, run, question), _status(run))
-        return _json({"name": run.name, "path": str(run.folder.path), "status": status, **index})
+        return _json({"name": run.name, "path": str(run.folder.path), **status, **index})
 
     async def recipe(self, request: Request) -> Response:
         return _json(await asyncio.to_thread(recipe_lines, self._run(request).folder))
@@ -293,17 +293,20 @@ def _episode(database: sqlite3.Connection, run: ShownRun, episode_id: int) -> Ep
     return episode_view(database, run.folder, run.texts, episode_id)
 
 
-async def _status(run: ShownRun) -> Any:
-    """Returns the run's current status, as `astraflow status --json` prints it, or the problem as text."""
+async def _status(run: ShownRun) -> dict[str, Any]:
+    """Returns the run's current status, as `astraflow status --json` prints it, or the problem as text.
+
+    The `answer` says the same in a sentence and four figures; it is null if nothing is known.
+    """
     try:
         if run.remote is not None:
             status = await run_status(run.remote.url, run.remote.token_file, ca_file=run.remote.ca_file)
         else:
             status = await run_status(str(run.folder.path), None)
     except (Error, OSError) as err:
-        return {"problem": str(err)}
+        return {"status": {"problem": str(err)}, "answer": None}
     # The page requests steps and evaluations separately.
-    return msgspec.structs.replace(status, steps=(), evals=())
+    return {"status": msgspec.structs.replace(status, steps=(), evals=()), "answer": status.answer()}
 
 
 def _summary_of(run: ShownRun) -> dict[str, object]:

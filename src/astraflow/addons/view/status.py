@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from astraflow.addons.view.answer import RunAnswer, answer_of_overview, answer_of_summary
 from astraflow.addons.view.recent import Recent, recent_of
 from astraflow.addons.view.status_lines import services_text, status_lines
 from astraflow.dataflow.client import STATUS_S, DataflowClient
@@ -81,6 +82,14 @@ class RunStatus(Item, frozen=True, kw_only=True):
     if the dataflow doesn't report it."""
     summary: Summary | None = None
     """The results, if the run has ended."""
+
+    def answer(self) -> RunAnswer | None:
+        """Returns the answer about the run in a sentence and four figures; None if nothing is known."""
+        if self.summary is not None:
+            return answer_of_summary(self.summary)
+        if self.dataflow is not None:
+            return answer_of_overview(self.overview(), self.dataflow.now_s)
+        return None
 
     def overview(self) -> RunOverview:
         """Makes an overview of a run whose dataflow answers."""
