@@ -58,7 +58,8 @@ def answer_of_overview(run: RunOverview, now_s: float) -> RunAnswer:
     status = run.status
     policies = status.policies if status else ()
     held_out = _held_out_of(run, [policy.name for policy in policies])
-    done, total = sum(p.step for p in policies), sum(p.num_steps for p in policies)
+    done = sum(policy.step for policy in policies)
+    total = sum(policy.num_steps for policy in policies)
     left_s = [left for p in policies if (left := eta_s(run.steps.get(p.name, ()), p.num_steps)) is not None]
     elapsed = f"{duration_text(now_s - run.started_s)} so far"
     progress = _progress(done, total, f"{duration_text(max(left_s))} left" if left_s else elapsed)
@@ -73,7 +74,8 @@ def answer_of_summary(summary: Summary) -> RunAnswer:
     """Answers for a run that has ended. Its first policy speaks."""
     first = next(iter(summary.policies), None)
     held_out = _held_out_of_policy(first)
-    done, total = sum(p.steps for p in summary.policies), sum(p.num_steps for p in summary.policies)
+    done = sum(policy.steps for policy in summary.policies)
+    total = sum(policy.num_steps for policy in summary.policies)
     progress = _progress(done, total, f"in {duration_text(summary.wall_s)}")
     waits: dict[str, float] = {}
     for wait in summary.waits:
@@ -138,7 +140,8 @@ def _held_out_of(run: RunOverview, policies: list[str]) -> _HeldOut:
     )
     if not keys:
         return _HeldOut()
-    first, last = run.first_evals[keys[0]], run.last_evals[keys[0]]
+    first = run.first_evals[keys[0]]
+    last = run.last_evals[keys[0]]
     error = math.hypot(first.score_stderr or 0.0, last.score_stderr or 0.0)
     where = _where(last, len({policy for policy, _ in keys}))
     return _HeldOut(first.score_mean, last.score_mean, where, first is last, _SIGNIFICANT * error)
@@ -152,7 +155,8 @@ def _held_out_of_policy(policy: PolicySummary | None) -> _HeldOut:
     if policy is None or not policy.heldout_after:
         return _HeldOut()
     name = next(iter(policy.heldout_after))
-    first, last = policy.heldout_before.get(name), policy.heldout_after[name]
+    first = policy.heldout_before.get(name)
+    last = policy.heldout_after[name]
     return _HeldOut(first, last, name, first is None or policy.steps == 0)
 
 
@@ -185,9 +189,11 @@ class _Limit:
         if not self.trainers:
             return "", "", ""
         policy = max(self.trainers, key=lambda name: self.trainers[name])
-        trainer, generation = self.trainers[policy], self.generation or 0.0
+        trainer = self.trainers[policy]
+        generation = self.generation or 0.0
         name = f"trainer {policy}" if len(self.trainers) > 1 else "trainer"
-        by_trainer, by_pool = f"the {name} waits {trainer:.0%}", f"generation waits {generation:.0%}"
+        by_trainer = f"the {name} waits {trainer:.0%}"
+        by_pool = f"generation waits {generation:.0%}"
         if max(trainer, generation) < _BUSY:
             return "balanced", f"{by_trainer}, {by_pool}", "both sides are busy"
         if (
