@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from astraflow.addons.half_runs.in_process import run_in_process
 from astraflow.dataflow.audit import audit
 from astraflow.recipe.recipe import Recipe, load_recipe
-from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.run.trial import try_episode
 from astraflow.trainer.backend_factory import make_learner

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 import torch
 
+from astraflow.addons.half_runs.in_process import run_in_process
 from astraflow.config import load_attr
 from astraflow.dataflow.audit import audit
 from astraflow.protocols import InteractiveEnvironment, Observation
 from astraflow.recipe.recipe import Recipe, load_recipe
-from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.run.trial import try_episode
 from astraflow.trainer.backend_factory import make_learner

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from astraflow.addons.gallery.listing import full_recipes
+from astraflow.addons.half_runs.in_process import run_in_process
 from astraflow.dataflow.audit import audit
 from astraflow.recipe import gallery
 from astraflow.recipe.recipe import load_recipe
-from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner
 from drivers.system_driver import ROOT

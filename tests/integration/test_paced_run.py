@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
+from astraflow.addons.half_runs.in_process import run_in_process
 from astraflow.dataflow.audit import AuditReport, audit
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
-from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner
 from drivers.recipe_builders import make_digit_model

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.addons.half_runs.in_process import run_in_process
 from astraflow.dataflow.audit import audit
 from astraflow.recipe.recipe import load_recipe
-from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner
 from drivers.recipe_builders import make_digit_model

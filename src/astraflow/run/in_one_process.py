@@ -34,7 +34,7 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.run.hosting import host_models, open_runner
-from astraflow.run.in_process import MemoryVersions
+from astraflow.run.memory_versions import MemoryVersions
 from astraflow.run.preflight import check_recipe
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.backend_factory import make_learner

@@ -27,6 +27,7 @@ import msgspec
 import xxhash
 
 from astraflow import wire
+from astraflow.addons.half_runs.in_process import run_in_process
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.chat_template import write_template_defaults
 from astraflow.protocols import Learner, StepResult
@@ -35,7 +36,6 @@ from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewe
 from astraflow.recipe.run_folder import RunFolder, write_atomic
 from astraflow.report.metrics_log import MetricsLog
 from astraflow.report.view import FINISHED_S, ShownRun, make_pages
-from astraflow.run.in_process import run_in_process
 from astraflow.run.preflight import check_recipe
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.columns import reward_mean

@@ -9,13 +9,12 @@ learners, which train on each batch. The run ends by itself once every policy ha
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.service.service import DataflowService
-from astraflow.errors import WeightsError
 from astraflow.protocols import Learner
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import eval_rules, fingerprints, run_info, run_plan
@@ -25,62 +24,16 @@ from astraflow.rollout.evaluation import Evaluation
 from astraflow.rollout.judging import make_scoring
 from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.service import RolloutService
+from astraflow.run.memory_versions import MemoryVersions
 from astraflow.run.preflight import OpenSources
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerSettings, run_trainer
-from astraflow.types import Fingerprints, Manifest, Publication, RunInfo
-from astraflow.types.host_tensors import HostTensor, WeightSnapshot
-from astraflow.weights.arrival import Arrival
-from astraflow.weights.manifest import build_manifest
+from astraflow.types import Fingerprints, Publication, RunInfo
 from astraflow.weights.snapshot import read_model
 from astraflow.workflows.factory import make_workflow
 
-__all__ = ["MemoryVersions", "run_in_process"]
-
-_NUM_KEPT = 3
-"""Number of newest versions to keep, because an engine may still be fetching an earlier one."""
-_CHUNK_BYTES = 64 * 1024 * 1024
-
-
-class MemoryVersions:
-    """Passes weights from trainers to engines in memory. Implements `VersionPublisher` and `WeightFetcher`.
-
-    `model_dirs` maps each policy to the folder with its config and tokenizer.
-    """
-
-    def __init__(self, model_dirs: Mapping[str, Path]) -> None:
-        self._model_dirs = model_dirs
-        self._versions: dict[str, dict[int, tuple[HostTensor, ...]]] = {name: {} for name in model_dirs}
-
-    async def publish(
-        self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
-    ) -> Manifest:
-        """Stores the tensors without copying them, so the caller must not change them. `files` is ignored."""
-        del files
-        self._versions[policy][version] = tuple(tensors)
-        return await asyncio.to_thread(build_manifest, policy, version, tensors, chunk_bytes=_CHUNK_BYTES)
-
-    async def forget(self, policy: str, needed: Sequence[int]) -> None:
-        """Drops all versions except the needed and the newest ones."""
-        known = self._versions[policy]
-        for version in sorted(known)[:-_NUM_KEPT]:
-            if version not in needed:
-                del known[version]
-
-    async def fetch(self, manifest: Manifest) -> WeightSnapshot:
-        """Returns a version. Raises: WeightsError if it was dropped."""
-        tensors = self._versions[manifest.policy].get(manifest.version)
-        if tensors is None:
-            raise WeightsError(
-                f"policy {manifest.policy!r} version {manifest.version} is no longer in memory"
-            )
-        return WeightSnapshot(manifest.policy, manifest.version, tensors, self._model_dirs[manifest.policy])
-
-    def arrival(self, policy: str) -> Arrival:
-        """Returns an empty arrival, because versions in memory have no transfer."""
-        del policy
-        return Arrival()
+__all__ = ["run_in_process"]
 
 
 async def run_in_process(
