@@ -16,12 +16,15 @@ together, and each trainer is asked on its own.
   two forecasts: the time that the missing tokens need at their pace, and what is left of the mean time
   between two batches. The second one smooths the bursts of `fifo`, which completes several batches at once.
 - Lending begins only if the wait exceeds two switches by the factor `margin`, and then continues until the
-  wait is below two switches.
+  wait is below two switches. If rollout services wait for tickets, one more device hardly helps them, so the
+  wait must exceed two switches by the factor `ticket_margin`.
 - A device is taken back when a batch is ready. If rollout services wait for tickets, generating more is of no
   use and the trainer's delay counts, so it is taken back one switch earlier.
 - A device is lent at most once per step, and not for some steps after a switch that took too long.
-- Generating devices without a request join a step if it ends earlier with them, and also busy ones if a
-  further batch is ready, because then the trainer is what the run waits for.
+- Generating devices without a request join a step if it ends more than two switches earlier with them: they
+  are away for that long besides. In the last steps, nothing more is drawn, so any gain is enough. Busy ones
+  join only if a further batch is ready and rollout services wait for tickets, because then all wait for the
+  trainer.
 """
 
 import math
@@ -39,6 +42,10 @@ __all__ = [
     "choose_side",
     "num_joining",
 ]
+
+
+_ROUNDING = 1e-9
+"""In devices, so that an equal share is not rounded up."""
 
 
 class Side(StrEnum):
@@ -74,6 +81,10 @@ class Rules:
 
     margin: float = 1.25
     """Lending begins if the wait exceeds two switches by this factor."""
+    ticket_margin: float = 3.0
+    """The same factor while rollout services wait for tickets."""
+    last_steps: int = 2
+    """Steps at the end of a run in which any gain is enough for a device to join."""
     late: float = 2.0
     """A switch is late if it takes this many times the mean of the earlier ones."""
     pause_steps: int = 4
@@ -143,8 +154,9 @@ class Crew:
     """Generating devices without a request."""
     num_busy: int = 0
     """Generating devices with requests, of which at most half join."""
-    num_others: int = 0
-    """Other trainers that could begin a step now. They get their share of the idle devices."""
+    others_s: tuple[float, ...] = ()
+    """Step times of other trainers that could begin a step now. Idle devices are shared by these times, so
+    the trainer that needs longest gets most, and each gets one as long as there are any."""
 
 
 def choose_side(view: TrainerView, rules: Rules = Rules()) -> Choice:
@@ -161,26 +173,34 @@ def choose_side(view: TrainerView, rules: Rules = Rules()) -> Choice:
         return Choice(Side.TRAIN, Reason.LENT_ALREADY)
     if view.step < view.times.paused_until:
         return Choice(Side.TRAIN, Reason.PAUSED)
-    was_lent = view.lent_step == view.step - 1
-    least_s = 2 * view.times.mean_s * (1.0 if was_lent else rules.margin)
-    if view.wait_s <= least_s:
+    if view.wait_s <= 2 * view.times.mean_s * _margin(view, rules):
         return Choice(Side.TRAIN, Reason.TOO_SHORT)
     return Choice(Side.GENERATE, Reason.LENT)
 
 
-def num_joining(view: TrainerView, crew: Crew) -> int:
+def _margin(view: TrainerView, rules: Rules) -> float:
+    if view.waits_for_tickets:
+        return rules.ticket_margin
+    return 1.0 if view.lent_step == view.step - 1 else rules.margin
+
+
+def num_joining(view: TrainerView, crew: Crew, rules: Rules = Rules()) -> int:
     """Returns how many generating devices join the step that begins, the idle ones first.
 
     A step is assumed to be `n` times as fast on `n` times the devices. `view.num_ready` doesn't count the
     batch of this step.
     """
-    if _gains(view, crew.num_own, num := math.ceil(crew.num_idle / (1 + crew.num_others))):
+    least_s = 0.0 if view.steps_left <= rules.last_steps else 2 * view.times.mean_s
+    share = crew.num_idle * view.step_s / (view.step_s + sum(crew.others_s))
+    num = min(crew.num_idle, max(1, math.ceil(share - _ROUNDING)))
+    if num and _saved_s(view, crew.num_own, num) > least_s:
         return num
     num = crew.num_busy // 2
-    return num if view.num_ready and _gains(view, crew.num_own, num) else 0
+    is_behind = view.num_ready > 0 and view.waits_for_tickets
+    return num if num and is_behind and _saved_s(view, crew.num_own, num) > least_s else 0
 
 
-def _gains(view: TrainerView, num_own: int, num: int) -> bool:
-    """Whether a step ends earlier if `num` devices join it after their switch."""
+def _saved_s(view: TrainerView, num_own: int, num: int) -> float:
+    """How much earlier a step ends if `num` devices join it after their switch."""
     left_s = max(0.0, view.step_s - view.times.mean_s)
-    return num > 0 and view.times.mean_s + left_s * num_own / (num_own + num) < view.step_s
+    return view.step_s - view.times.mean_s - left_s * num_own / (num_own + num)

@@ -52,6 +52,12 @@ def test_lending_begins_only_with_a_margin(lent_step: int, side: Side) -> None:
     assert choose_side(view, Rules(margin=1.25)).side == side
 
 
+def test_lending_needs_a_longer_wait_if_services_wait_for_tickets() -> None:
+    view = replace(WAITING, times=SwitchTimes(5.0), waits_for_tickets=True)
+    assert choose_side(view).reason == Reason.TOO_SHORT
+    assert choose_side(replace(view, times=SwitchTimes(3.0))).side == Side.GENERATE
+
+
 def test_the_longer_forecast_counts() -> None:
     assert replace(WAITING, missing_s=3.0).wait_s == 20.0
     assert replace(WAITING, missing_s=40.0).wait_s == 40.0
@@ -93,11 +99,23 @@ def test_idle_devices_join_a_step_if_it_ends_earlier() -> None:
     assert num_joining(WAITING, Crew(num_own=1, num_idle=0)) == 0
 
 
-def test_idle_devices_are_shared_with_other_trainers() -> None:
-    assert num_joining(WAITING, Crew(num_own=1, num_idle=3, num_others=1)) == 2
+def test_devices_join_for_a_small_gain_only_in_the_last_steps() -> None:
+    costly = replace(WAITING, times=SwitchTimes(4.0))
+    assert num_joining(costly, Crew(num_own=1, num_idle=3)) == 0
+    assert num_joining(replace(costly, steps_left=2), Crew(num_own=1, num_idle=3)) == 3
 
 
-def test_busy_devices_join_only_if_a_further_batch_is_ready() -> None:
+def test_idle_devices_are_shared_by_need() -> None:
+    free = replace(WAITING, times=SwitchTimes(0.0))
+    equal = Crew(num_own=1, num_idle=4, others_s=(10.0,))
+    assert num_joining(free, equal) == 2
+    assert num_joining(free, replace(equal, others_s=(30.0,))) == 1
+    assert num_joining(replace(free, step_s=30.0), equal) == 3
+
+
+def test_busy_devices_join_only_if_all_wait_for_the_trainer() -> None:
     crew = Crew(num_own=1, num_idle=0, num_busy=8)
-    assert num_joining(WAITING, crew) == 0
-    assert num_joining(replace(WAITING, num_ready=1), crew) == 4
+    behind = replace(WAITING, num_ready=1, waits_for_tickets=True)
+    assert num_joining(behind, crew) == 4
+    assert num_joining(replace(behind, num_ready=0), crew) == 0
+    assert num_joining(replace(behind, waits_for_tickets=False), crew) == 0
