@@ -10,39 +10,28 @@ nodes after the turns that were complete. Each policy has its own trainer.
 """
 
 import bisect
-import heapq
 import itertools
 import math
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import (
     AddWorker,
-    AttachTrainer,
-    BatchView,
-    Command,
-    CommitStep,
     DropWorker,
     EpisodeFacts,
     IssueLeases,
     LeaseView,
-    PayloadRef,
-    PublishVersion,
     RecordResult,
     ReleaseSteps,
-    TakeBatch,
-    TrajectoryMeta,
 )
-from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
-from astraflow.types import Manifest, ServedVersions
+from astraflow.types import ServedVersions
+from virtual_core import VirtualCore, make_meta
 
 __all__ = ["Fleet", "Found", "Plan", "Region"]
 
@@ -211,18 +200,14 @@ class Fleet:
     def __init__(self, plan: Plan, *, seed: int = 0) -> None:
         self._plan = plan
         self._rng = random.Random(seed)
-        self._now_s = 0.0
         self._warm_s = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self._worker_ids = itertools.count()
         self._found = Found()
         self._kept: dict[tuple[int, int], tuple[float, list[int]]] = {}
         """(group, episode) -> when its node was lost, and the versions of its complete turns."""
-        self._woken: set[str] = set()
-        """Topics of the core whose waiting parties may find something new."""
         self._idle: deque[_Node] = deque()
         """Nodes that have room and found no lease."""
-        self._core = Core(_run_plan(plan, seed))
+        self._clock = VirtualCore(_run_plan(plan, seed), counts_cpu=True)
         self._trainers = [_Trainer(name) for name in plan.policies]
         for trainer in self._trainers:
             self._attach(trainer)
@@ -237,37 +222,31 @@ class Fleet:
         self._warm_s = 60.0 * warm_minutes
         end_s = self._warm_s + 60.0 * minutes
         self._answer_woken()
-        while self._events[0][0] <= end_s:
-            self._now_s, _, call = heapq.heappop(self._events)
-            call()
+        warm_cpu_s = math.nan
+        while self._clock.due_s <= end_s:
+            self._clock.now_s = self._clock.due_s
+            if self._counts and math.isnan(warm_cpu_s):
+                warm_cpu_s = self._clock.cpu_s
+            self._clock.run_next()
             self._answer_woken()
+        self._found.core_cpu_s = self._clock.cpu_s - warm_cpu_s
         self._found.seconds = 60.0 * minutes
         return self._found
 
     @property
     def _counts(self) -> bool:
-        return self._now_s >= self._warm_s
-
-    def _apply(self, command: Command) -> Any:
-        began_s = time.thread_time()
-        decision = self._core.apply(command, self._now_s)
-        self._found.core_cpu_s += (time.thread_time() - began_s) * self._counts
-        self._woken.update(decision.wakes)
-        return decision.answer
-
-    def _after(self, seconds: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self._now_s + seconds, next(self._order), call))
+        return self._clock.now_s >= self._warm_s
 
     def _after_loss(self, per_h: float, call: Callable[[], None]) -> None:
         """Plans the next loss of a node or trainer."""
         if per_h:
-            self._after(3600.0 * self._rng.expovariate(per_h), call)
+            self._clock.after(3600.0 * self._rng.expovariate(per_h), call)
 
     def _answer_woken(self) -> None:
         """Lets the parties ask that the core has woken, before the clock moves."""
-        while self._woken:
-            woken = set(self._woken)
-            self._woken.clear()
+        while self._clock.woken:
+            woken = set(self._clock.woken)
+            self._clock.woken.clear()
             for trainer in self._trainers:
                 if f"batch/{trainer.policy}" in woken:
                     self._take(trainer)
@@ -278,12 +257,12 @@ class Fleet:
     # --- nodes --------------------------------------------------------------------------------------
 
     def _join(self, node: _Node) -> None:
-        node.worker_id = f"{next(self._order)}"
+        node.worker_id = f"{next(self._worker_ids)}"
         node.room = GPUS_PER_NODE * self._plan.slots_per_gpu
-        self._apply(AddWorker(worker_id=node.worker_id, name=node.worker_id, hosts=self._plan.policies))
+        self._clock.apply(AddWorker(worker_id=node.worker_id, name=node.worker_id, hosts=self._plan.policies))
         self._after_loss(node.site.region.losses_per_h, partial(self._lose_node, node))
         self._idle.append(node)
-        self._woken.add("leases")
+        self._clock.woken.add("leases")
 
     def _lose_node(self, node: _Node) -> None:
         """Stops a node. The dataflow notices after `silence_s`."""
@@ -291,26 +270,26 @@ class Fleet:
         node.running.clear()
         self._found.num_node_losses += self._counts
         for episode in episodes:
-            num = bisect.bisect_right(episode.ends_s, self._now_s)
-            self._kept[episode.key] = (self._now_s, episode.oldest[:num])
+            num = bisect.bisect_right(episode.ends_s, self._clock.now_s)
+            self._kept[episode.key] = (self._clock.now_s, episode.oldest[:num])
             began_s = episode.ends_s[num - 1] if num else episode.began_s
-            sampled = (self._now_s - began_s) * node.site.region.tokens_per_s
+            sampled = (self._clock.now_s - began_s) * node.site.region.tokens_per_s
             self._found.num_lost += round(min(sampled, episode.tokens[num])) * self._counts
         if node in self._idle:
             self._idle.remove(node)
         worker_id = node.worker_id
         node.worker_id = ""
         drop = DropWorker(worker_id=worker_id, reason="silent")
-        self._after(self._plan.silence_s, partial(self._apply, drop))
+        self._clock.after(self._plan.silence_s, partial(self._clock.apply, drop))
         weights_s = 8 * self._plan.version_gb * self._plan.num_policies / self._plan.peer_gbit_s
-        self._after(self._plan.start_s + weights_s, partial(self._join, node))
+        self._clock.after(self._plan.start_s + weights_s, partial(self._join, node))
 
     def _lease(self, node: _Node) -> bool:
         """Gives a node what may run. Returns whether it has no room left."""
         while node.room:
             num = min(node.room, GROUP_SIZE)
             command = IssueLeases(worker_id=node.worker_id, num_free=num, served=node.site.served())
-            leases = self._apply(command)
+            leases = self._clock.apply(command)
             for lease in leases:
                 self._begin(lease, node)
             if not leases:
@@ -318,13 +297,13 @@ class Fleet:
         return True
 
     def _begin(self, lease: LeaseView, node: _Node) -> None:
-        episode = _Episode(lease, node, self._now_s, [], [], [])
+        episode = _Episode(lease, node, self._clock.now_s, [], [], [])
         lost_s, oldest = self._kept.pop(episode.key, (math.inf, []))
         if lost_s < math.inf and self._counts:
-            self._found.resumed_after_s.append(self._now_s - lost_s)
+            self._found.resumed_after_s.append(self._clock.now_s - lost_s)
         plan = self._plan
         lengths = random.Random(f"{episode.key}")  # the same on every node
-        at_s = self._now_s
+        at_s = self._clock.now_s
         for turn, policy in enumerate(plan.policies):
             drawn = lengths.lognormvariate(math.log(plan.mean_tokens) - plan.sigma**2 / 2, plan.sigma)
             tokens = min(plan.max_tokens, max(1, round(drawn)))
@@ -335,7 +314,7 @@ class Fleet:
             episode.ends_s.append(at_s)
         node.room -= 1
         node.running[lease.id] = episode
-        self._after(at_s - self._now_s, partial(self._end, episode))
+        self._clock.after(at_s - self._clock.now_s, partial(self._end, episode))
 
     def _end(self, episode: _Episode) -> None:
         node = episode.node
@@ -346,16 +325,16 @@ class Fleet:
         newest = [node.site.versions[policy][-1] for policy in self._plan.policies]
         facts = EpisodeFacts(
             trajectories=tuple(
-                _meta(policy, score, num_tokens, oldest, max(oldest, last))
+                make_meta(policy, num_tokens, (oldest, max(oldest, last)), score)
                 for policy, num_tokens, oldest, last in zip(
                     self._plan.policies, episode.tokens, episode.oldest, newest, strict=True
                 )
             ),
             score=score,
             metrics=(),
-            duration_s=self._now_s - episode.began_s,
+            duration_s=self._clock.now_s - episode.began_s,
         )
-        self._apply(RecordResult(lease_id=episode.lease.id, worker_id=node.worker_id, outcome=facts))
+        self._clock.apply(RecordResult(lease_id=episode.lease.id, worker_id=node.worker_id, outcome=facts))
         if self._counts:
             name = node.site.region.name
             num = sum(episode.tokens)
@@ -368,37 +347,18 @@ class Fleet:
     # --- trainers -----------------------------------------------------------------------------------
 
     def _attach(self, trainer: _Trainer) -> None:
-        attach = AttachTrainer(
-            policy=trainer.policy, trainer_id=trainer.policy, durable_step=trainer.durable_step
-        )
-        session = self._apply(attach)
+        session = self._clock.attach(trainer.policy, durable_step=trainer.durable_step)
         trainer.epoch = session.epoch
         trainer.step = trainer.durable_step
         trainer.version = session.next_version
-        self._publish(trainer)
-        self._woken.add(f"batch/{trainer.policy}")
+        self._clock.publish(trainer.policy, trainer.epoch, trainer.step, trainer.version)
+        self._clock.woken.add(f"batch/{trainer.policy}")
         self._after_loss(self._plan.trainer_losses_per_h, partial(self._lose_trainer, trainer))
-
-    def _publish(self, trainer: _Trainer) -> None:
-        manifest = Manifest(
-            policy=trainer.policy,
-            version=trainer.version,
-            kind="full",
-            tensors=(),
-            chunks=(),
-            digest="0",
-            num_bytes=0,
-        )
-        command = PublishVersion(
-            policy=trainer.policy, epoch=trainer.epoch, step=trainer.step, manifest=manifest
-        )
-        self._apply(command)
 
     def _take(self, trainer: _Trainer) -> None:
         if trainer.is_busy:
             return
-        command = TakeBatch(policy=trainer.policy, epoch=trainer.epoch, step=trainer.step)
-        batch: BatchView | None = self._apply(command)
+        batch = self._clock.take(trainer.policy, trainer.epoch, trainer.step)
         if batch is None:
             return
         trainer.is_busy = True
@@ -408,29 +368,23 @@ class Fleet:
             self._found.staleness.append(batch.staleness_mean)
             self._found.staleness_max = max(self._found.staleness_max, batch.staleness_max)
             self._found.train_s += step_s
-        self._after(step_s, partial(self._commit, trainer, trainer.life, num_tokens))
+        self._clock.after(step_s, partial(self._commit, trainer, trainer.life, num_tokens))
 
     def _commit(self, trainer: _Trainer, life: int, num_tokens: int) -> None:
         if life != trainer.life:
             return
         trainer.is_busy = False
-        step = trainer.step
-        trainer.step += 1
         trainer.version += 1
-        self._publish(trainer)
-        self._apply(
-            CommitStep(
-                policy=trainer.policy, epoch=trainer.epoch, step=step, version=trainer.version, metrics=()
-            )
-        )
+        self._clock.commit(trainer.policy, trainer.epoch, trainer.step, trainer.version)
+        trainer.step += 1
         if trainer.step > trainer.num_done:
             trainer.num_done = trainer.step
             self._found.num_trained += num_tokens * self._counts
         if trainer.step % self._plan.checkpoint_every == 0:
             trainer.durable_step = trainer.step
-            self._apply(ReleaseSteps(policy=trainer.policy, epoch=trainer.epoch, step=trainer.step))
+            self._clock.apply(ReleaseSteps(policy=trainer.policy, epoch=trainer.epoch, step=trainer.step))
         self._spread(trainer)
-        self._woken.add(f"batch/{trainer.policy}")
+        self._clock.woken.add(f"batch/{trainer.policy}")
 
     def _spread(self, trainer: _Trainer) -> None:
         """Sends the newest version to all regions."""
@@ -442,7 +396,7 @@ class Fleet:
         trainer.life += 1
         trainer.is_busy = True  # until its replacement attaches
         self._found.num_trainer_losses += self._counts
-        self._after(self._plan.trainer_restart_s, partial(self._restart, trainer))
+        self._clock.after(self._plan.trainer_restart_s, partial(self._restart, trainer))
 
     def _restart(self, trainer: _Trainer) -> None:
         trainer.is_busy = False
@@ -461,17 +415,17 @@ class Fleet:
             self._found.sent_gb[name] = self._found.sent_gb.get(name, 0.0) + sent_gb
         site.is_sending = True
         seconds = 8 * sent_gb / site.region.gbit_s
-        self._after(seconds, partial(self._sent, site))
-        self._after(seconds + site.region.latency_s, partial(self._arrived, site, policy, version))
+        self._clock.after(seconds, partial(self._sent, site))
+        self._clock.after(seconds + site.region.latency_s, partial(self._arrived, site, policy, version))
 
     def _sent(self, site: _Site) -> None:
         site.is_sending = False
         self._send(site)
 
     def _arrived(self, site: _Site, policy: str, version: int) -> None:
-        site.arrived_s[policy].append(self._now_s)
+        site.arrived_s[policy].append(self._clock.now_s)
         site.versions[policy].append(version)
-        self._woken.add("leases")
+        self._clock.woken.add("leases")
 
 
 def _run_plan(plan: Plan, seed: int) -> RunPlan:
@@ -498,21 +452,3 @@ def _run_plan(plan: Plan, seed: int) -> RunPlan:
 
 def _site(region: Region, policies: Sequence[str]) -> _Site:
     return _Site(region, {name: [0.0] for name in policies}, {name: [0] for name in policies})
-
-
-def _meta(policy: str, reward: float, num_tokens: int, oldest: int, newest: int) -> TrajectoryMeta:
-    """Makes what the core knows about a policy's trajectory. Rewards differ within a group."""
-    return TrajectoryMeta(
-        policy=policy,
-        role=policy,
-        reward=reward,
-        num_tokens=num_tokens,
-        num_trained_tokens=num_tokens,
-        oldest_version=oldest,
-        newest_version=newest,
-        finish_reason="stop",
-        turn_spans=((0, num_tokens),),
-        turn_rewards=(reward,),
-        num_trained_by_turn=(num_tokens,),
-        payload=PayloadRef(segment=0, offset=0, length=0),
-    )

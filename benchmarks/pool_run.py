@@ -10,15 +10,12 @@ starts and the time in which it finishes its last episodes. A market says how ma
 available. If there are fewer than run, the newest services lose their machines and all unfinished work.
 """
 
-import heapq
-import itertools
 import math
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
 from astraflow.addons.pool.pool_sizer import Change, PoolSizer, SeatState
@@ -26,27 +23,19 @@ from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import (
     AddWorker,
-    AttachTrainer,
-    BatchView,
-    Command,
-    CommitStep,
     DropWorker,
     EpisodeFacts,
     ExpireLeases,
     IssueLeases,
     LeaseView,
-    PayloadRef,
-    PublishVersion,
     RecordResult,
-    TakeBatch,
-    TrajectoryMeta,
 )
-from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.service.scaling import WaitShares
 from astraflow.processes.pool import seats_of
 from astraflow.recipe.cluster_config import ClusterConfig
-from astraflow.types import Manifest, ServedVersions
+from astraflow.types import ServedVersions
+from virtual_core import VirtualCore, make_meta
 
 __all__ = ["Load", "Market", "PoolMeasured", "PoolRun", "fixed"]
 
@@ -196,9 +185,6 @@ class PoolRun:
         self._load = load
         self._foresight = foresight
         self._market = market
-        self._now_s = 0.0
-        self._events: list[tuple[float, int, partial[None]]] = []
-        self._order = itertools.count()
         self._seats = {seat.name: seat for seat in seats_of(cluster)}
         self._sizer = PoolSizer(cluster)
         self._shares = WaitShares(cluster.pool.window_s)
@@ -207,7 +193,6 @@ class PoolRun:
         self._ended: deque[tuple[_Service, LeaseView, int, int]] = deque()
         """Completions that have just ended: service, lease, tokens, oldest version."""
         self._tokens: dict[tuple[int, int], int] = {}
-        self._woken: set[str] = set()
         self._step = 0
         self._waits_since_s: float | None = 0.0
         self._waited_s = 0.0
@@ -225,11 +210,10 @@ class PoolRun:
             eval=EvalPlan(sets={}, every=1, deadline_s=300.0),
             max_attempts=3,
         )
-        self._core = Core(plan)
-        attach = AttachTrainer(policy=POLICY, trainer_id=POLICY, durable_step=0)
-        self._epoch: int = self._apply(attach).epoch
+        self._clock = VirtualCore(plan)
+        self._epoch: int = self._clock.attach(POLICY).epoch
         self._shares.note_session(POLICY, 0.0)
-        self._publish()
+        self._clock.publish(POLICY, self._epoch, 0, 0)
         for name in self._sizer.choose_first(num_services):
             self._ask_for(name)
         self._note_size()
@@ -239,29 +223,21 @@ class PoolRun:
         self._look()
         while True:
             dues_s = [s.device.due_s for s in self._services.values() if s.device is not None]
-            self._now_s = max(self._now_s, min([*dues_s, self._events[0][0]]))
+            self._clock.now_s = max(self._clock.now_s, min([*dues_s, self._clock.due_s]))
             self._advance()
-            while self._events and self._events[0][0] <= self._now_s:
-                heapq.heappop(self._events)[-1]()
+            while self._clock.due_s <= self._clock.now_s:
+                self._clock.run_next()
             if self._step == self._load.steps:
                 break
-            if f"batch/{POLICY}" in self._woken and self._waits_since_s is not None:
+            if f"batch/{POLICY}" in self._clock.woken and self._waits_since_s is not None:
                 self._take()
-            if "leases" in self._woken:
+            if "leases" in self._clock.woken:
                 self._lease()
-            self._woken.clear()
+            self._clock.woken.clear()
         for service in self._services.values():
             self._pay(service)
-        self._found.wall_s = self._now_s
+        self._found.wall_s = self._clock.now_s
         return self._found
-
-    def _apply(self, command: Command) -> Any:
-        decision = self._core.apply(command, self._now_s)
-        self._woken.update(decision.wakes)
-        return decision.answer
-
-    def _after(self, seconds: float, call: "partial[None]") -> None:
-        heapq.heappush(self._events, (self._now_s + seconds, next(self._order), call))
 
     # --- the pool ---------------------------------------------------------------------------------
 
@@ -270,29 +246,29 @@ class PoolRun:
         dataflow."""
         self._follow_market()
         joined = [s for s in self._services.values() if s.device is not None]
-        is_held_back = self._core.is_held_back(self._served())
+        is_held_back = self._clock.core.is_held_back(self._served())
         for service in joined:
             free = 1 - len(service.jobs) / service.num_places
             self._shares.note_beat(
                 service.worker_id,
                 free_frac=free,
                 is_held_back=is_held_back,
-                now_s=self._now_s,
+                now_s=self._clock.now_s,
                 tokens=service.num_tokens,
             )
         waiting = {} if self._waits_since_s is None else {POLICY: self._waits_since_s}
         staying = [service.worker_id for service in joined if not service.is_leaving]
-        advice = self._shares.advice(self._now_s, waiting, staying)
+        advice = self._shares.advice(self._clock.now_s, waiting, staying)
         states: dict[str, SeatState] = {name: _state(service) for name, service in self._services.items()}
         foreseen = self._foreseen(states) if self._foresight else None
-        change = foreseen if self._foresight else self._sizer.decide(self._now_s, advice, states)
+        change = foreseen if self._foresight else self._sizer.decide(self._clock.now_s, advice, states)
         if change is not None:
             for name in change.stop:
                 self._let_go(self._services[name])
             for name in change.start:
                 self._ask_for(name)
             self._note_size()
-        self._after(LOOK_S, partial(self._look))
+        self._clock.after(LOOK_S, partial(self._look))
 
     def _foreseen(self, states: Mapping[str, SeatState]) -> Change | None:
         wanted = max(1, round(self._load.needed(self._step + self._foresight)))
@@ -305,7 +281,7 @@ class PoolRun:
 
     def _note_size(self) -> None:
         asked_for = sum(not service.is_leaving for service in self._services.values())
-        self._found.sizes.append((self._now_s, asked_for))
+        self._found.sizes.append((self._clock.now_s, asked_for))
 
     def _ask_for(self, name: str) -> None:
         seat = self._seats[name]
@@ -313,7 +289,7 @@ class PoolRun:
 
     def _follow_market(self) -> None:
         """Takes machines away, and gives the free ones to services that wait for one."""
-        room = dict(self._market(self._now_s))
+        room = dict(self._market(self._clock.now_s))
         by_age = sorted(self._services.values(), key=lambda service: service.machine_s)
         for service in by_age:
             has_machine = not math.isinf(service.machine_s)
@@ -323,8 +299,8 @@ class PoolRun:
             if has_machine and not is_there:
                 self._lose(service)
             elif not has_machine and is_there:
-                service.machine_s = self._now_s
-                self._after(self._load.join_s, partial(self._join, service, self._now_s))
+                service.machine_s = self._clock.now_s
+                self._clock.after(self._load.join_s, partial(self._join, service, self._clock.now_s))
 
     def _join(self, service: _Service, machine_s: float) -> None:
         if service.machine_s != machine_s or self._services.get(service.name) is not service:
@@ -334,9 +310,9 @@ class PoolRun:
         service.device = PacedDevice(
             num_slots=self._load.num_slots, tokens_per_s=TOKENS_PER_S * service.speed
         )
-        service.device.advance(self._now_s)
-        self._apply(AddWorker(worker_id=service.worker_id, name=service.name, hosts=(POLICY,)))
-        self._woken.add("leases")
+        service.device.advance(self._clock.now_s)
+        self._clock.apply(AddWorker(worker_id=service.worker_id, name=service.name, hosts=(POLICY,)))
+        self._clock.woken.add("leases")
 
     def _lose(self, service: _Service) -> None:
         """Takes a service's machine away. The service waits for another one, unless it was leaving."""
@@ -345,10 +321,10 @@ class PoolRun:
         if service.device is not None:
             self._found.num_lost += len(service.jobs)
             if service.jobs:
-                self._apply(ExpireLeases(lease_ids=tuple(service.jobs), never_arrived=True))
-            self._apply(DropWorker(worker_id=service.worker_id, reason="preempted"))
+                self._clock.apply(ExpireLeases(lease_ids=tuple(service.jobs), never_arrived=True))
+            self._clock.apply(DropWorker(worker_id=service.worker_id, reason="preempted"))
             self._shares.forget(service.worker_id)
-            self._woken.add("leases")
+            self._clock.woken.add("leases")
         service.jobs.clear()
         service.device = None
         if service.is_leaving:
@@ -362,12 +338,12 @@ class PoolRun:
     def _leave(self, service: _Service) -> None:
         self._pay(service)
         if service.device is not None:
-            self._apply(DropWorker(worker_id=service.worker_id, reason="drained"))
+            self._clock.apply(DropWorker(worker_id=service.worker_id, reason="drained"))
         del self._services[service.name]
 
     def _pay(self, service: _Service) -> None:
         if not math.isinf(service.machine_s):
-            self._found.used_s[service.kind] += self._now_s - service.machine_s
+            self._found.used_s[service.kind] += self._clock.now_s - service.machine_s
 
     # --- episodes ---------------------------------------------------------------------------------
 
@@ -377,7 +353,7 @@ class PoolRun:
     def _advance(self) -> None:
         for service in self._services.values():
             if service.device is not None:
-                for job in service.device.advance(self._now_s):
+                for job in service.device.advance(self._clock.now_s):
                     job.ended()
         while self._ended:
             self._finish(*self._ended.popleft())
@@ -388,7 +364,7 @@ class PoolRun:
             request = IssueLeases(
                 worker_id=service.worker_id, num_free=min(service.room, GROUP_SIZE), served=self._served()
             )
-            leases = self._apply(request)
+            leases = self._clock.apply(request)
             for lease in leases:
                 self._begin(service, lease)
             if not leases:
@@ -413,51 +389,39 @@ class PoolRun:
         service.num_ended += num_tokens
         self._tokens[lease.group_id, lease.episode_idx] = num_tokens
         facts = EpisodeFacts(
-            trajectories=(_meta(num_tokens, oldest, self._step, float(lease.seed & 1)),),
+            trajectories=(make_meta(POLICY, num_tokens, (oldest, self._step), float(lease.seed & 1)),),
             score=float(lease.seed & 1),
             metrics=(),
             duration_s=num_tokens / TOKENS_PER_S,
         )
-        self._apply(RecordResult(lease_id=lease.id, worker_id=service.worker_id, outcome=facts))
-        self._woken.add("leases")
+        self._clock.apply(RecordResult(lease_id=lease.id, worker_id=service.worker_id, outcome=facts))
+        self._clock.woken.add("leases")
         if service.is_leaving and not service.jobs:
             self._leave(service)
 
     # --- training ---------------------------------------------------------------------------------
 
-    def _publish(self) -> None:
-        manifest = Manifest(
-            policy=POLICY, version=self._step, kind="full", tensors=(), chunks=(), digest="0", num_bytes=0
-        )
-        command = PublishVersion(policy=POLICY, epoch=self._epoch, step=self._step, manifest=manifest)
-        self._apply(command)
-
     def _take(self) -> None:
-        command = TakeBatch(policy=POLICY, epoch=self._epoch, step=self._step)
-        view: BatchView | None = self._apply(command)
+        view = self._clock.take(POLICY, self._epoch, self._step)
         if view is None:
             return
         assert self._waits_since_s is not None
-        self._waited_s = self._now_s - self._waits_since_s
+        self._waited_s = self._clock.now_s - self._waits_since_s
         self._waits_since_s = None
         keys = {(sample.group_id, sample.episode_idx) for sample in view.samples}
         num_tokens = sum(self._tokens.pop(key) for key in keys)
         self._found.num_tokens += num_tokens
         step_s = self._load.step_s + self._load.million_tokens_s * num_tokens / 1e6
         self._found.busy_s += step_s
-        self._after(step_s, partial(self._trained))
+        self._clock.after(step_s, partial(self._trained))
 
     def _trained(self) -> None:
-        command = CommitStep(
-            policy=POLICY, epoch=self._epoch, step=self._step, version=self._step + 1, metrics=()
-        )
+        self._clock.commit(POLICY, self._epoch, self._step, self._step + 1)
         self._step += 1
-        self._publish()
-        self._apply(command)
-        batches = self._core.num_batches(POLICY)
-        self._shares.note_step(POLICY, waited_s=self._waited_s, now_s=self._now_s, batches=batches)
-        self._waits_since_s = self._now_s
-        self._woken |= {"leases", f"batch/{POLICY}"}
+        batches = self._clock.core.num_batches(POLICY)
+        self._shares.note_step(POLICY, waited_s=self._waited_s, now_s=self._clock.now_s, batches=batches)
+        self._waits_since_s = self._clock.now_s
+        self._clock.woken |= {"leases", f"batch/{POLICY}"}
 
 
 def _room(service: _Service) -> int:
@@ -468,21 +432,3 @@ def _state(service: _Service) -> SeatState:
     if service.is_leaving:
         return "leaving"
     return "starting" if service.device is None else "working"
-
-
-def _meta(num_tokens: int, oldest: int, newest: int, reward: float) -> TrajectoryMeta:
-    """Makes what the core knows about an episode's trajectory. Rewards differ within a group."""
-    return TrajectoryMeta(
-        policy=POLICY,
-        role=POLICY,
-        reward=reward,
-        num_tokens=num_tokens,
-        num_trained_tokens=num_tokens,
-        oldest_version=oldest,
-        newest_version=newest,
-        finish_reason="stop",
-        turn_spans=((0, num_tokens),),
-        turn_rewards=(reward,),
-        num_trained_by_turn=(num_tokens,),
-        payload=PayloadRef(segment=0, offset=0, length=0),
-    )
