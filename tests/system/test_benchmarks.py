@@ -26,7 +26,7 @@ _SMALL = {
     "dataflow_restart": (("--items", "500"), ("restart_s", "snapshot_mb")),
     "multi_policy": (
         ("--only", "sweep", "--quick", "--steps", "2"),
-        ("speedup_vs_best_range", "speedup_vs_plain_range", "speedup_unequal", "num_lost"),
+        ("speedup_vs_best_min", "frac_of_bound_min", "speedup_vs_plain_geomean", "idle_frac", "num_lost"),
     ),
     "thousand_gpus": (
         ("--scale", "0.03", "--minutes", "2", "--warm-minutes", "4", "--episodes", "64"),
@@ -84,7 +84,8 @@ def test_schedules_wait_for_what_they_say() -> None:
     code = """
 import itertools, json, sys
 sys.path.insert(0, sys.argv[1])
-from schedules import ASTRAFLOW, BARRIER, SYNCHRONOUS, VirtualRun, Work
+from multi_policy_sweep import SCHEDULES, simulate
+from schedules import Work
 
 def idle_while_training(run):
     return all(
@@ -93,12 +94,12 @@ def idle_while_training(run):
     )
 
 work = Work(groups=8, train=(0.5, 1.5))
-runs = {s.name: VirtualRun(s, work, steps=4).run() for s in (ASTRAFLOW, BARRIER, *SYNCHRONOUS)}
+runs = {s.name: simulate(s, work, steps=4, seed=0, switch_s=0.0) for s in SCHEDULES}
 print(json.dumps({
     name: {
         "waits": idle_while_training(run),
         "cancelled": run.num_cancelled,
-        "trained": len(run.tokens_trained),
+        "trained": sum(map(len, run.tokens_trained)),
         "staleness": run.staleness_max,
         "ends": run.ends_s,
     }
@@ -120,6 +121,52 @@ print(json.dumps({
     assert ours["first"] < ours["second"], "the cheaper policy must not wait for the other one"
     coupled = runs["astraflow, barrier"]["ends"]
     assert ours["first"] < coupled["first"]
+
+
+def test_lent_devices_generate_while_their_trainers_wait_and_every_switch_costs() -> None:
+    code = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from multi_policy_sweep import SCHEDULES, simulate
+from schedules import NUM_DEVICES, Work
+
+work = Work(groups=64)
+found = {}
+for schedule in SCHEDULES:
+    if schedule.name in ("astraflow", "astraflow, lending", "colocated"):
+        for switch_s in (0.0, 2.0):
+            run = simulate(schedule, work, steps=6, seed=0, switch_s=switch_s)
+            use = run.use_until(6)
+            found[f"{schedule.name} {switch_s:g}"] = {
+                "wall_s": run.wall_s,
+                "train_s": use.train,
+                "train_work_s": 6 * sum(work.train_s),
+                "switch_s": use.switch,
+                "idle_frac": use.idle_frac(NUM_DEVICES),
+                "trained": sum(map(len, run.tokens_trained)),
+                "staleness": run.staleness_max,
+                "moved": run.num_moved,
+                "switches": run.num_switches,
+            }
+print(json.dumps(found))
+"""
+    done = python("-c", code, str(_BENCHMARKS))
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)
+    free, fixed = runs["astraflow, lending 0"], runs["astraflow 0"]
+    assert free["wall_s"] < 0.97 * fixed["wall_s"]
+    assert free["idle_frac"] < fixed["idle_frac"] - 0.05
+    assert free["staleness"] <= 3
+    assert free["moved"] > 0
+    assert fixed == runs["astraflow 2"], "devices that keep their task pay for no switch"
+    assert all(run["trained"] == 6 * 512 for run in runs.values())
+    assert all(run["train_s"] == pytest.approx(run["train_work_s"]) for run in runs.values())
+    costly = runs["astraflow, lending 2"]
+    assert 0 < costly["switch_s"] <= 2.0 * costly["switches"]
+    # All devices change sides twice per step, but not after the last one.
+    waits_s = runs["colocated 2"]["wall_s"] - runs["colocated 0"]["wall_s"]
+    assert waits_s == pytest.approx(11 * 2.0)
+    assert runs["colocated 2"]["switch_s"] == pytest.approx(10 * waits_s)
 
 
 def test_a_simulated_pool_pays_for_its_machines_and_begins_lost_episodes_again() -> None:

@@ -87,6 +87,16 @@ class PacedDevice:
         return self._holds[owner] > 0
 
     @property
+    def rate(self) -> float:
+        """Tokens per second of all requests that advance."""
+        return self._num_advancing / self._step_s
+
+    @property
+    def waiting(self) -> tuple[PacedJob, ...]:
+        """The requests that wait for a slot, in order."""
+        return tuple(self._waiting)
+
+    @property
     def due_s(self) -> float:
         """When the next request ends if nothing else happens; infinite if no request advances."""
         while self._heap and self._heap[0][2].entry is not self._heap[0]:
@@ -112,9 +122,12 @@ class PacedDevice:
             self._now_s = now_s
         return ended
 
-    def submit(self, job: PacedJob) -> None:
-        """Queues a request at the time of the last `advance`."""
-        self._waiting.append(job)
+    def submit(self, job: PacedJob, *, is_first: bool = False) -> None:
+        """Queues a request at the time of the last `advance`, before all others if `is_first`."""
+        if is_first:
+            self._waiting.appendleft(job)
+        else:
+            self._waiting.append(job)
         self._num_waiting[job.owner] += 1
         self._admit()
 

@@ -1,0 +1,303 @@
+"""Runs of the sweep of `multi_policy.py`, and its figures.
+
+The cost of a switch is a share of the bound: the seconds of a step if all ten devices did its work without
+ever waiting. It is the same number of seconds for every schedule of a setting.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from lending_run import LendingRun
+from schedule_run import Measured, VirtualRun, work_bound_s
+from schedules import (
+    ASTRAFLOW,
+    BARRIER,
+    LENDING,
+    NUM_DEVICES,
+    NUM_SLOTS,
+    SYNCHRONOUS,
+    Schedule,
+    Work,
+)
+
+__all__ = ["COSTS", "PLAIN", "SCHEDULES", "SEEDS", "Cell", "Key", "Sweep", "cells", "figures", "simulate"]
+
+COSTS = (0.0, 0.01, 0.05, 0.2)
+"""Costs of a switch, as shares of the bound."""
+STEADY_COSTS = (0.0, 0.05)
+SEEDS = (10, 11, 12)
+"""Not those with which the constants of the decision were chosen (0 and 1)."""
+FILL = 4
+"""Steps at the beginning and at the end that are not the steady state: as many batches are in flight."""
+HIGH_LOAD = 1.6
+PLAIN = ("split", "colocated")
+"""Schedules without over-sampling, partial rollouts, and steps ahead."""
+SCHEDULES = (LENDING, ASTRAFLOW, BARRIER, *SYNCHRONOUS)
+SLOWER = Work(train=(0.5, 1.5), devices=(7, 1, 2))
+LONGER = Work(mean_tokens=(1500.0, 6000.0), max_tokens=(4096, 16384), train=(0.2, 0.8))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting of the sweep."""
+
+    kind: str
+    work: Work
+
+    @property
+    def load(self) -> float:
+        """Episodes of a batch per slot."""
+        return self.work.episodes / (NUM_DEVICES * NUM_SLOTS)
+
+    def __str__(self) -> str:
+        return f"{self.kind}, load {self.load:g}, tail {self.work.tail:g}"
+
+
+def cells(*, is_quick: bool) -> list[Cell]:
+    """Returns all settings. A quick run takes one of each kind."""
+    groups = (64,) if is_quick else (64, 128, 256)
+    tails = (1.0,) if is_quick else (1.0, 3.0)
+    equal = [Cell("equal", Work(groups=num, tail=tail)) for tail in tails for num in groups]
+    slower = [Cell("trainer 3x slower", replace(SLOWER, groups=num)) for num in groups[:2]]
+    longer = [Cell("4x the tokens", replace(LONGER, groups=num)) for num in groups[:2]]
+    return [*equal, *slower, *longer]
+
+
+def steps_of(work: Work, steps: int) -> int:
+    """Returns the steps of a run. All runs train on equally many episodes, so the beginning has the same
+    weight in each."""
+    return max(2, steps * Work().groups // work.groups)
+
+
+def simulate(schedule: Schedule, work: Work, *, steps: int, seed: int, switch_s: float) -> Measured:
+    """Makes one run."""
+    make = LendingRun if schedule.lends else VirtualRun
+    return make(schedule, work, steps=steps, seed=seed, switch_s=switch_s).run()
+
+
+class Key(NamedTuple):
+    """A row: one schedule in one setting."""
+
+    cell: int
+    schedule: str
+    cost: float
+    seed: int
+    is_steady: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a run. Shares are of the device-seconds of all devices."""
+
+    step_s: float
+    """Seconds per step. In the steady state: the bound, divided by `work_frac`."""
+    work_frac: float
+    """Share of the work that was trained on: how much of the bound the schedule reaches."""
+    idle_frac: float
+    switch_frac: float
+    recompute_frac: float
+    moved_frac: float
+    """Share of the episodes that went on to another device."""
+    staleness: float
+    staleness_max: int
+    length_ratio: float
+
+
+def measure(cell: Cell, key: Key, steps: int) -> Found:
+    """Makes the run of a row."""
+    schedule = next(each for each in SCHEDULES if each.name == key.schedule)
+    work = cell.work
+    num = steps_of(work, steps)
+    begin, end = (FILL, num + FILL) if key.is_steady else (0, num)
+    planned = num + 2 * FILL if key.is_steady else num
+    run = simulate(schedule, work, steps=planned, seed=key.seed, switch_s=key.cost * work.bound_s)
+    use = run.use_until(end).since(run.use_until(begin))
+    total = NUM_DEVICES * use.at_s
+    if key.is_steady:
+        # A burst of `fifo` at either end would change the seconds between two steps, but no episode is lost
+        # here, so all work is trained on in the end.
+        assert not run.num_cancelled
+        work_frac = (use.generate + use.train) / total
+        step_s = work.bound_s / work_frac
+    else:
+        work_frac = work_bound_s(run, work, (begin, end)) / use.at_s
+        step_s = use.at_s / num
+    return Found(
+        step_s=step_s,
+        work_frac=work_frac,
+        idle_frac=use.idle_frac(NUM_DEVICES),
+        switch_frac=use.switch / total,
+        recompute_frac=use.recompute / total,
+        moved_frac=run.num_moved / len(run.episodes),
+        staleness=statistics.fmean(run.staleness),
+        staleness_max=run.staleness_max,
+        length_ratio=run.length_ratio,
+    )
+
+
+class Sweep:
+    """All rows of some settings."""
+
+    def __init__(self, settings: Sequence[Cell], steps: int, seeds: Sequence[int] = SEEDS) -> None:
+        self.settings = settings
+        self.steps = steps
+        self.seeds = seeds
+        self._found: dict[Key, Found] = {}
+
+    def run(self, num_processes: int) -> None:
+        """Makes all runs."""
+        jobs = [key for cell in range(len(self.settings)) for key in self._keys(cell)]
+        with ProcessPoolExecutor(num_processes) as pool:
+            runs = pool.map(_measure, [(self.settings[key.cell], key, self.steps) for key in jobs])
+            for key, run in zip(jobs, runs, strict=True):
+                print(f"+ {self.settings[key.cell]}, {key}", file=sys.stderr, flush=True)
+                self._found[key] = run
+
+    def _keys(self, cell: int) -> Iterable[Key]:
+        for seed in self.seeds:
+            for schedule in SCHEDULES:
+                for cost in COSTS if switches(schedule) else COSTS[:1]:
+                    yield Key(cell, schedule.name, cost, seed)
+            yield Key(cell, ASTRAFLOW.name, 0.0, seed, True)
+            for cost in STEADY_COSTS:
+                yield Key(cell, LENDING.name, cost, seed, True)
+
+    def has(self, key: Key) -> bool:
+        """Whether a row was run with just this cost."""
+        return key in self._found
+
+    def row(self, key: Key) -> Found:
+        """Returns a row. Switches don't matter to a schedule without any."""
+        return self._found.get(key) or self._found[key._replace(cost=0.0)]
+
+    def best(self, key: Key, names: Sequence[str] = tuple(s.name for s in SYNCHRONOUS)) -> str:
+        """Returns the fastest of some schedules in a row's setting, with its cost and seed."""
+        return min(names, key=lambda name: self.row(key._replace(schedule=name, is_steady=False)).step_s)
+
+    def speedup(self, key: Key, names: Sequence[str] = tuple(s.name for s in SYNCHRONOUS)) -> float:
+        """Returns the seconds of the fastest of some schedules, divided by the row's. Schedules that wait for
+        each step have neither beginning nor end, so their whole run is their steady state."""
+        other = self.row(key._replace(schedule=self.best(key, names), is_steady=False))
+        return other.step_s / self.row(key).step_s
+
+    def work_frac(self, key: Key) -> float:
+        """Returns how much of the bound a row reaches."""
+        return self.row(key).work_frac
+
+    def keys(
+        self, schedule: Schedule, cost: float, *, is_steady: bool = False, loads: "Loads | None" = None
+    ) -> list[Key]:
+        """Returns a schedule's rows: all settings, or those with some loads, and all seeds."""
+        return [
+            Key(idx, schedule.name, cost, seed, is_steady)
+            for idx, cell in enumerate(self.settings)
+            for seed in self.seeds
+            if loads is None or loads(cell.load)
+        ]
+
+
+Loads = Callable[[float], bool]
+
+
+def switches(schedule: Schedule) -> bool:
+    """Whether devices change between generation and training."""
+    return schedule.lends or schedule.is_colocated
+
+
+def _measure(given: tuple[Cell, Key, int]) -> Found:
+    return measure(*given)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def is_high(load: float) -> bool:
+    """Whether a batch more than fills the devices."""
+    return load >= HIGH_LOAD
+
+
+def is_low(load: float) -> bool:
+    """Whether a batch at most just more than fills the devices."""
+    return load <= HIGH_LOAD
+
+
+def figures(sweep: Sweep) -> dict[str, object]:
+    """Returns the figures of the sweep for the last line, and the worst row of each."""
+    worst = _Worst(sweep)
+    low = sweep.keys(LENDING, 0.05, loads=is_low)
+    high_loads = is_high if any(is_high(cell.load) for cell in sweep.settings) else None
+    return {
+        "is_virtual": True,
+        "num_seeds": len(sweep.seeds),
+        "speedup_vs_best_min": worst.least("speedup_vs_best_min", sweep.keys(LENDING, 0.05), sweep.speedup),
+        "speedup_vs_best_min_free_steady": worst.least(
+            "speedup_vs_best_min_free_steady", sweep.keys(LENDING, 0.0, is_steady=True), sweep.speedup
+        ),
+        "lending_vs_split_min_at_20": worst.least(
+            "lending_vs_split_min_at_20",
+            sweep.keys(LENDING, 0.2),
+            lambda key: sweep.speedup(key, (ASTRAFLOW.name,)),
+        ),
+        **_bound_figures(sweep, worst, high_loads),
+        "speedup_vs_plain_geomean": statistics.geometric_mean(sweep.speedup(key, PLAIN) for key in low),
+        "speedup_vs_plain_range": _range(sweep.speedup(key, PLAIN) for key in sweep.keys(LENDING, 0.05)),
+        "speedup_vs_best_range": {
+            f"{cost:g}": _range(sweep.speedup(key) for key in sweep.keys(LENDING, cost)) for cost in COSTS
+        },
+        "speedup_vs_best_range_fixed_split": _range(
+            sweep.speedup(key) for key in sweep.keys(ASTRAFLOW, 0.05)
+        ),
+        "num_lost": {
+            f"{cost:g}": _num_lost(sweep, sweep.keys(LENDING, cost)) for cost in COSTS
+        },
+        "num_lost_fixed_split": _num_lost(sweep, sweep.keys(ASTRAFLOW, 0.05)),
+        "staleness_max": max(sweep.row(key).staleness_max for key in sweep.keys(LENDING, 0.05)),
+        "moved_frac_max": max(sweep.row(key).moved_frac for key in sweep.keys(LENDING, 0.05)),
+        "recompute_frac_max": max(sweep.row(key).recompute_frac for key in sweep.keys(LENDING, 0.05)),
+        "worst_rows": worst.rows,
+    }  # fmt: skip
+
+
+def _bound_figures(sweep: Sweep, worst: "_Worst", loads: Loads | None) -> dict[str, object]:
+    """Returns how much of the bound lending reaches, and what is idle, at high loads and costs up to 5 %."""
+    whole = [key for cost in COSTS[:3] for key in sweep.keys(LENDING, cost, loads=loads)]
+    steady = [key for cost in STEADY_COSTS for key in sweep.keys(LENDING, cost, is_steady=True, loads=loads)]
+    fixed = sweep.keys(ASTRAFLOW, 0.0, is_steady=True, loads=loads)
+    return {
+        "frac_of_bound_min": worst.least("frac_of_bound_min", whole, sweep.work_frac),
+        "frac_of_bound_min_steady": worst.least("frac_of_bound_min_steady", steady, sweep.work_frac),
+        "frac_of_bound_range_steady_fixed_split": _range(map(sweep.work_frac, fixed)),
+        "idle_frac": -worst.least("idle_frac", steady, lambda key: -sweep.row(key).idle_frac),
+        "idle_frac_fixed_split": _range(sweep.row(key).idle_frac for key in fixed),
+    }
+
+
+class _Worst:
+    """The row in which each figure is worst."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self.rows: dict[str, str] = {}
+
+    def least(self, name: str, keys: Sequence[Key], value: Callable[[Key], float]) -> float:
+        """Returns the least value over some rows, and remembers its row."""
+        key = min(keys, key=value)
+        self.rows[name] = f"{self._sweep.settings[key.cell]}, cost {key.cost:g}, seed {key.seed}"
+        return value(key)
+
+
+def _num_lost(sweep: Sweep, keys: Sequence[Key]) -> int:
+    """Returns the number of settings in which the mean speedup over the best schedule is below 1."""
+    return sum(
+        statistics.fmean(sweep.speedup(key) for key in keys if key.cell == cell) < 1
+        for cell in range(len(sweep.settings))
+    )
+
+
+def _range(values: Iterable[float]) -> list[float]:
+    found = list(values)
+    return [round(min(found), 3), round(max(found), 3)]
