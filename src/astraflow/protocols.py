@@ -467,6 +467,10 @@ class Capacity:
     """Largest number of tokens of a request: prompt and completion together."""
     generated_tokens: int
     """Tokens generated since the engine started; never falls."""
+    kv_frac: float | None = None
+    """Share of the KV cache that requests use; None if the engine's slots can't run out of it."""
+    num_preemptions: int = 0
+    """Requests that lost their KV cache to others since the engine started; never falls."""
 
 
 SlotName = Literal["live", "pinned"]

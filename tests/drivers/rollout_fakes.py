@@ -106,6 +106,8 @@ class ScriptedEngine:
         """Why it will never serve again."""
         self.load_errors: list[Exception] = []
         self.is_closed = False
+        self.kv_frac: float | None = None
+        self.num_preemptions = 0
         self._max_context = max_context
         self._num_tokens = 0
 
@@ -155,6 +157,8 @@ class ScriptedEngine:
             num_waiting=0,
             max_context=self._max_context,
             generated_tokens=self._num_tokens,
+            kv_frac=self.kv_frac,
+            num_preemptions=self.num_preemptions,
         )
 
     def take_spans(self) -> tuple[BusySpan, ...]:

@@ -287,6 +287,21 @@ async def test_an_eval_lease_for_a_version_that_is_gone_is_a_retryable_failure(s
     assert outcome.is_retryable
 
 
+async def test_the_load_of_the_engines_decides_how_many_episodes_run(start: Start) -> None:
+    rig = start("actor", max_episodes=8)
+    rig.engine.kv_frac = 0.0
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
+    assert rig.dataflow.lease_requests[0].num_free == 2
+    rig.engine.kv_frac = 0.1
+    await rig.dataflow.offer(*(make_lease(f"l{idx}") for idx in range(60)))
+    await rig.dataflow.until(lambda: len(rig.dataflow.results) == 60)
+    await rig.dataflow.until(lambda: rig.dataflow.beats[-1].load.num_slots == 8)
+    rig.engine.num_preemptions = 1
+    await rig.dataflow.until(lambda: rig.dataflow.beats[-1].load.num_slots == 7)
+    assert rig.dataflow.beats[-1].load.max_slots == 8
+
+
 async def test_a_service_that_is_forgotten_registers_again_and_sends_its_results(start: Start) -> None:
     rig = start()
     gate = rig.hold_answers()

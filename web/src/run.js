@@ -109,7 +109,9 @@ function Picture({ status }) {
     ...[...known.values()].map((worker) => {
       const silent = now - worker.last_seen_s;
       const versions = worker.load.versions.map((entry) => `${entry.policy} v${entry.versions.at(-1) ?? "–"}`).join(", ");
-      const load = `${worker.load.num_running}/${worker.load.num_slots || "?"} slots, ${num(worker.load.tokens_per_s)} tokens/s`;
+      const { num_running, num_slots, max_slots } = worker.load;
+      const ceiling = num_slots < max_slots ? ` of ${max_slots}` : "";
+      const load = `${num_running}/${num_slots || "?"}${ceiling} slots, ${num(worker.load.tokens_per_s)} tokens/s`;
       const state = bad(worker.name) || silent > 5 ? "bad" : worker.is_set_aside || worker.is_draining ? "warn" : "good";
       const first = silent > 5 ? `silent for ${ago(silent)}` : worker.is_set_aside ? "set aside" : load;
       return { title: cut(worker.name, 22), lines: [cut(first), cut(versions)], state };

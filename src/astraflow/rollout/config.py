@@ -30,7 +30,8 @@ class RolloutConfig(Config):
     engine: EngineConfig = TorchEngineConfig()
     """Generates the completions."""
     max_episodes: int = Field(default=128, ge=1, le=65_536)
-    """Number of episodes that one service runs at the same time."""
+    """Largest number of episodes that one service runs at the same time. It runs fewer if the KV cache of an
+    engine is full, or if too many requests queue there."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
     """Largest duration of an episode, in seconds. A longer one fails."""
     max_proposals: int = Field(default=8, ge=0, le=65_536)

@@ -35,6 +35,7 @@ from astraflow.protocols import Capacity, Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.environments import Environments
+from astraflow.rollout.episode_limit import EpisodeLimit
 from astraflow.rollout.evaluation import Evaluation
 from astraflow.rollout.judging import JudgedScoring
 from astraflow.rollout.membership import Membership, WorkerLink
@@ -149,6 +150,7 @@ class RolloutService:
         self._evaluation = evaluation or Evaluation({})
         self._environments = environments or Environments({})
         self._config = config
+        self._episode_limit = EpisodeLimit(config.max_episodes)
         self._drain_s = drain_s
         self._served_changed = asyncio.Event()
         self._beat_due = asyncio.Event()
@@ -291,6 +293,7 @@ class RolloutService:
         await self._scoring.start()
         await self._evaluation.start()
         await self._wait_until_served()
+        self._has_lost_an_engine()  # shows the limit which engines have a bounded KV cache
         while True:
             num_free = await self._wait_for_slots()
             try:
@@ -316,12 +319,12 @@ class RolloutService:
         return self._num_free()
 
     def _busy_share(self) -> float:
-        return min(1.0, len(self._running) / self._config.max_episodes)
+        return min(1.0, len(self._running) / self._episode_limit.num_slots)
 
     def _num_free(self) -> int:
         if len(self._outbox.lease_ids) >= _MAX_UNSENT * self._config.max_episodes:
             return 0
-        return self._config.max_episodes - len(self._running)
+        return self._episode_limit.num_free(len(self._running))
 
     async def _request_leases(
         self, num_free: int, served: tuple[ServedVersions, ...], wait_s: float
@@ -354,16 +357,18 @@ class RolloutService:
         result = await self._run_lease(lease)
         # A failure that a dead engine caused is not reported: the lease goes back instead, so another service
         # can run the episode.
-        if not (isinstance(result.outcome, Failure) and self._has_lost_an_engine()):
+        has_lost = self._has_lost_an_engine(num_ended=1)
+        if not (isinstance(result.outcome, Failure) and has_lost):
             self._outbox.put(result)
             self._progress.end(lease.id)
         self._freed.set()
 
-    def _has_lost_an_engine(self) -> bool:
+    def _has_lost_an_engine(self, *, num_ended: int = 0) -> bool:
         """Whether an engine will never serve again. If so, the service starts to leave, and the leases of the
-        episodes that failed because of it go back."""
+        episodes that failed because of it go back. Otherwise, the load decides how many episodes may run."""
+        num_running = len(self._running) - num_ended
         try:
-            self._capacities()
+            self._episode_limit.observe(self._capacities(), num_running=num_running, num_ended=num_ended)
         except ServiceError as err:
             self._end.failure = err
             self._end.is_broken.set()
@@ -440,7 +445,8 @@ class RolloutService:
         generated = sum(capacity.generated_tokens for capacity in capacities)
         return Load(
             num_running=len(self._running),
-            num_slots=self._config.max_episodes,
+            num_slots=self._episode_limit.num_slots,
+            max_slots=self._config.max_episodes,
             num_waiting=sum(capacity.num_waiting for capacity in capacities),
             generated_tokens=generated,
             tokens_per_s=self._speed.measure(generated),

@@ -402,7 +402,9 @@ class Load(Item, frozen=True, kw_only=True):
 
     num_running: Count = 0
     num_slots: Slots = 0
-    """Episodes that the service can run at once; 0: not reported."""
+    """Episodes that the service can run at once, given what its engines hold; 0: not reported."""
+    max_slots: Slots = 0
+    """Largest `num_slots` by its configuration; 0: not reported."""
     num_waiting: Count = 0
     generated_tokens: Count = 0
     """Tokens since the service started; never falls."""

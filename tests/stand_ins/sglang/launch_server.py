@@ -63,6 +63,8 @@ class Server:
             "num_running_reqs": self._num_running,
             "num_queue_reqs": 0,
             "generation_tokens_total": self._num_tokens,
+            "token_usage": 0.25,
+            "num_retracted_requests_total": 3,
         }
         lines = [f'sglang:{name}{{model_name="{self._dir}"}} {float(v)}' for name, v in values.items()]
         return web.Response(text="\n".join(lines) + "\n")

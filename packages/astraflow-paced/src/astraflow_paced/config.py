@@ -38,6 +38,9 @@ class PacedEngineConfig(EngineVariant):
     max_tokens_per_s: float = Field(default=0.0, ge=0)
     """Bound on the tokens per second of all requests together: with n requests, each gets 1 / (1 /
     tokens_per_s + n / max_tokens_per_s). 0: no bound, each gets tokens_per_s."""
+    kv_tokens: int = Field(default=0, ge=0)
+    """Tokens that fit into the KV cache. A request that doesn't fit anymore is preempted and computes its
+    tokens again. 0: no bound."""
     mean_tokens: float = Field(default=500.0, ge=1)
     """Mean length of a completion in tokens before `sampling.max_tokens` cuts it; lengths are log-normal."""
     sigma: float = Field(default=1.0, ge=0)

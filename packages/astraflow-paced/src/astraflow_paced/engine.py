@@ -56,6 +56,7 @@ class PacedClock:
             num_slots=config.num_slots,
             tokens_per_s=config.tokens_per_s,
             max_tokens_per_s=config.max_tokens_per_s,
+            kv_tokens=config.kv_tokens,
         )
         self._clocks: dict[str, BusyClock] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -211,6 +212,8 @@ class PacedEngine:
             num_waiting=self._device.num_waiting(self._policy),
             max_context=self._config.max_context,
             generated_tokens=self._num_tokens,
+            kv_frac=self._device.kv_frac,
+            num_preemptions=self._device.num_preemptions(self._policy),
         )
 
     def take_spans(self) -> tuple[BusySpan, ...]:
@@ -234,7 +237,8 @@ class PacedEngine:
         """Waits until the request is done. Returns: which version made its tokens from where on."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         prefill = len(request.token_ids) * self._config.prefill_cost
-        job = PacedJob(self._policy, num_tokens, prefill, ended=lambda: _resolve(done))
+        context = len(request.token_ids)
+        job = PacedJob(self._policy, num_tokens, prefill, ended=lambda: _resolve(done), num_context=context)
         marks = [(0, version)]
         self._clock.bring_up()
         self._running[job] = done

@@ -351,6 +351,7 @@ class _SimulatedRun:
 
     def _add_service(self, recipe: Recipe, idx: int, speed: float) -> _Service:
         places = recipe.rollout.max_episodes
+        places = min(self._speed.slots or places, places)
         device = PacedDevice(
             num_slots=getattr(
                 recipe.rollout.engine, "num_slots", places

@@ -5,7 +5,7 @@ They are measured from a run's journal:
     lengths      the tokens of each turn of the newest episodes, unchanged
     service      from the durations of these episodes: time per token, additional time for each concurrent
                  request, and time per turn that doesn't depend on tokens (environment, prompts); see
-                 `service_fit`
+                 `service_fit`; the number of slots is the median of what services could run
     trainers     by least squares over the steps: fixed time, and time per token; by medians: the time of a
                  publication; also the share of complete groups that filters dropped
 
@@ -14,7 +14,7 @@ them gets the whole time. Forecasts for a similar load are not affected.
 """
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
@@ -30,6 +30,7 @@ from astraflow.dataflow.core.commands import (
     EpisodeFacts,
     Event,
     FateDecided,
+    IssueLeases,
     LeaseIssued,
     RecordResult,
     ResultDropped,
@@ -75,6 +76,8 @@ class ServiceSpeed(Config):
     max_tokens_per_s: float = Field(default=0.0, ge=0, le=1e12)
     """Bound on the tokens per second of all requests together. With n requests, each gets 1 / (1 /
     tokens_per_s + n / max_tokens_per_s). 0: no bound."""
+    slots: int = Field(default=0, ge=0, le=65_536)
+    """Episodes that its engines have room for; 0: `rollout.max_episodes`."""
     turn_s: float = Field(default=0.0, ge=0)
     """Seconds per completion that don't depend on its tokens: the environment's reply, the prompt, the
     request."""
@@ -153,6 +156,10 @@ class _Run:
     """Policy -> fate -> number of groups."""
     issued: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
     """Open lease -> since when it is open, and on which service."""
+    num_open: Counter[str] = field(default_factory=Counter[str])
+    """Service -> number of its open leases."""
+    slots: list[int] = field(default_factory=list[int])
+    """Running and free slots of a service, whenever it got leases."""
 
 
 def measure_run(
@@ -180,6 +187,7 @@ def measure_run(
     fixed_s, row_s, turn_s = fit_service(run.times, num_slots)
     service = ServiceSpeed(
         tokens_per_s=1 / max(fixed_s, 1e-9),
+        slots=round(median(run.slots)),
         max_tokens_per_s=1 / row_s if row_s > 0 else 0.0,
         turn_s=turn_s,
         idle_s=fmean(run.idle_s),
@@ -193,11 +201,13 @@ def _episodes(reader: JournalReader, policies: frozenset[str]) -> _Run:
     run = _Run()
     for record in reader.records():
         for command, events in zip(decode_commands(record), decode_events(record), strict=True):
+            if isinstance(command, IssueLeases):
+                run.slots.append(run.num_open[command.worker_id] + command.num_free)
             _note_events(run, events, record.at_s)
             is_dropped = any(isinstance(event, ResultDropped) for event in events)
             if isinstance(command, RecordResult) and not is_dropped:
                 _note_result(run, command, record.at_s, policies)
-    for column in (run.shapes, run.times, run.idle_s):
+    for column in (run.shapes, run.times, run.idle_s, run.slots):
         del column[:-_MOST_EPISODES]
     return run
 
@@ -206,12 +216,14 @@ def _note_events(run: _Run, events: Sequence[Event], at_s: float) -> None:
     for event in events:
         if isinstance(event, LeaseIssued):
             run.issued[event.lease_id] = (at_s, event.worker_id)
+            run.num_open[event.worker_id] += 1
         elif isinstance(event, FateDecided):
             run.fates[event.policy][event.fate] += 1
 
 
 def _note_result(run: _Run, result: RecordResult, at_s: float, policies: frozenset[str]) -> None:
     since_s, service = run.issued.pop(result.lease_id, (0.0, ""))
+    run.num_open[service] -= 1
     facts = result.outcome
     if not isinstance(facts, EpisodeFacts):
         return

@@ -6,6 +6,7 @@ to one server. It sends and receives JSON, and every call has a deadline.
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,17 @@ from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.types import Media, Sampling
 
-__all__ = ["UNLIMITED_S", "Address", "Command", "Gauges", "LabelSpan", "Part", "ServerApi", "ServerHttp"]
+__all__ = [
+    "UNLIMITED_S",
+    "Address",
+    "Command",
+    "Gauges",
+    "LabelSpan",
+    "Part",
+    "ServerApi",
+    "ServerHttp",
+    "read_gauges",
+]
 
 UNLIMITED_S = math.inf
 """Time limit of a completion. Only the deadline of its episode ends it, and cancels the call: any other limit
@@ -30,6 +41,8 @@ _KEEPALIVE_S = 2.0
 """A connection that was idle for this long is not reused. The servers close idle connections after 5 s, and a
 request on a connection that is being closed would fail."""
 _CONNECT_S = 30.0
+_SERIES = re.compile(r"^([a-z_:]+)\{.*\} (\S+)$")
+"""A line of a Prometheus page: name, labels, value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,25 @@ class Gauges:
     num_waiting: int = 0
     generated_tokens: int = 0
     """Tokens generated since the server started."""
+    kv_frac: float | None = None
+    """Share of the KV cache that requests use; None if the server doesn't tell."""
+    num_preemptions: int = 0
+    """Requests that lost their KV cache to others since the server started."""
+
+
+def read_gauges(page: str, names: Mapping[str, str]) -> Gauges:
+    """Reads metrics from a Prometheus page. `names`: field of `Gauges` -> name of the metric.
+
+    A metric has one line for each of the server's processes. `kv_frac` is that of the fullest one.
+    """
+    fields = {name: field for field, name in names.items()}
+    values: dict[str, list[float]] = {}
+    for line in page.splitlines():
+        if (match := _SERIES.match(line)) and (field := fields.get(match[1])):
+            values.setdefault(field, []).append(float(match[2]))
+    kv_fracs = values.pop("kv_frac", [])
+    counts = {field: int(sum(parts)) for field, parts in values.items()}
+    return Gauges(**counts, kv_frac=max(kv_fracs, default=None))
 
 
 class ServerHttp:

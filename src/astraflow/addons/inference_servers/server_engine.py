@@ -17,6 +17,7 @@ import logging
 import secrets
 import time
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +164,8 @@ class ServerEngine:
             num_waiting=sum(gauge.num_waiting for gauge in gauges),
             max_context=self._config.context,
             generated_tokens=sum(gauge.generated_tokens for gauge in gauges),
+            kv_frac=max(gauge.kv_frac or 0.0 for gauge in gauges),
+            num_preemptions=sum(gauge.num_preemptions for gauge in gauges),
         )
 
     def take_spans(self) -> tuple[BusySpan, ...]:
@@ -268,7 +271,7 @@ class PolicyServer:
     def gauges(self) -> Gauges:
         """The server's own metrics, plus the requests that wait at the door."""
         now = self._life.gauges
-        return Gauges(now.num_running, now.num_waiting + self._num_held_back, now.generated_tokens)
+        return replace(now, num_waiting=now.num_waiting + self._num_held_back)
 
     async def generate(self, request: GenerateRequest, *, max_tokens: int) -> Generation:
         """Returns a completion. If the server aborts a request for an update, the rest is a new request.

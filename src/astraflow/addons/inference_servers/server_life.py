@@ -17,6 +17,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
@@ -97,8 +98,8 @@ class ServerLife:
         self._distrusted = asyncio.Event()
         self._num_crashes = 0
         """Number of times that the server ended since a completion was last finished."""
-        self._tokens_before = 0
-        """Number of tokens that earlier starts of the server generated."""
+        self._earlier = Gauges()
+        """What earlier starts of the server counted."""
         self._gauges = Gauges()
 
     @property
@@ -114,9 +115,13 @@ class ServerLife:
 
     @property
     def gauges(self) -> Gauges:
-        """The server's own metrics. The number of generated tokens includes all its starts."""
+        """The server's own metrics. Counters include all its starts."""
         now = self._gauges
-        return Gauges(now.num_running, now.num_waiting, self._tokens_before + now.generated_tokens)
+        return replace(
+            now,
+            generated_tokens=self._earlier.generated_tokens + now.generated_tokens,
+            num_preemptions=self._earlier.num_preemptions + now.num_preemptions,
+        )
 
     async def serving(self) -> ServerHttp:
         """Waits until the server serves, and returns the connection to it.
@@ -214,7 +219,7 @@ class ServerLife:
         except (UnavailableError, RefusedError) as err:
             problem = str(err)
         self._close()
-        self._tokens_before = self.gauges.generated_tokens
+        self._earlier = self.gauges
         self._gauges = Gauges()
         process = self._process
         await self.end(is_final=False)

@@ -8,7 +8,6 @@ default.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -26,6 +25,7 @@ from astraflow.addons.inference_servers.server_api import (
     LabelSpan,
     Part,
     ServerHttp,
+    read_gauges,
 )
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
 from astraflow.types import Media, Sampling
@@ -42,7 +42,14 @@ runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 """
 """Does what `python -m sglang.launch_server` does, but takes the key from the environment, because everybody
 on the machine can read a command line."""
-_GAUGE = re.compile(r"^sglang:(num_running_reqs|num_queue_reqs|generation_tokens_total)\{.*\} (\S+)$")
+_GAUGES = {
+    "num_running": "sglang:num_running_reqs",
+    "num_waiting": "sglang:num_queue_reqs",
+    "generated_tokens": "sglang:generation_tokens_total",
+    "kv_frac": "sglang:token_usage",
+    "num_preemptions": "sglang:num_retracted_requests_total",
+}
+"""Field of `Gauges` -> metric on the Prometheus page."""
 
 
 class SglangApi:
@@ -172,16 +179,8 @@ class SglangApi:
         return ""
 
     async def gauges(self, http: ServerHttp) -> Gauges:
-        """Returns the metrics from the server's Prometheus page, summed over its processes."""
-        values: dict[str, int] = {}
-        for line in (await http.get("/metrics", timeout_s=30.0)).splitlines():
-            if match := _GAUGE.match(line):
-                values[match[1]] = values.get(match[1], 0) + int(float(match[2]))
-        return Gauges(
-            num_running=values.get("num_running_reqs", 0),
-            num_waiting=values.get("num_queue_reqs", 0),
-            generated_tokens=values.get("generation_tokens_total", 0),
-        )
+        """Returns the metrics from the server's Prometheus page, combined over its processes."""
+        return read_gauges(await http.get("/metrics", timeout_s=30.0), _GAUGES)
 
 
 class _Finish(msgspec.Struct):

@@ -29,6 +29,7 @@ from astraflow.addons.inference_servers.server_api import (
     LabelSpan,
     Part,
     ServerHttp,
+    read_gauges,
 )
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
 from astraflow.models.images import IMAGE
@@ -40,7 +41,14 @@ _GENERATE = "/inference/v1/generate"
 _RENDER = "/v1/chat/completions/render"
 _SEED_BITS = 63
 """Number of bits in a seed, which vLLM takes as a signed 64-bit number."""
-_GAUGE = re.compile(r"^vllm:(num_requests_running|num_requests_waiting|generation_tokens_total)\{.*\} (\S+)$")
+_GAUGES = {
+    "num_running": "vllm:num_requests_running",
+    "num_waiting": "vllm:num_requests_waiting",
+    "generated_tokens": "vllm:generation_tokens_total",
+    "kv_frac": "vllm:kv_cache_usage_perc",
+    "num_preemptions": "vllm:num_preemptions_total",
+}
+"""Field of `Gauges` -> metric on the Prometheus page."""
 # `/server_info` returns the configuration as Python text, in which a device has one of several forms.
 _ON_CPU = re.compile(r"device_config=(device\(type='cpu'|cpu\b)|device_config=.{0,60}\bcpu\b")
 
@@ -184,16 +192,8 @@ class VllmApi:
         )
 
     async def gauges(self, http: ServerHttp) -> Gauges:
-        """Returns the metrics from the server's Prometheus page, summed over its processes."""
-        values: dict[str, int] = {}
-        for line in (await http.get("/metrics", timeout_s=30.0)).splitlines():
-            if match := _GAUGE.match(line):
-                values[match[1]] = values.get(match[1], 0) + int(float(match[2]))
-        return Gauges(
-            num_running=values.get("num_requests_running", 0),
-            num_waiting=values.get("num_requests_waiting", 0),
-            generated_tokens=values.get("generation_tokens_total", 0),
-        )
+        """Returns the metrics from the server's Prometheus page, combined over its processes."""
+        return read_gauges(await http.get("/metrics", timeout_s=30.0), _GAUGES)
 
 
 class _Place(msgspec.Struct):

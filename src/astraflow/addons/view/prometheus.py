@@ -25,6 +25,8 @@ _POLICY_FIGURES: tuple[tuple[str, str, str, Callable[[PolicyStatus], float]], ..
 _WORKER_FIGURES: tuple[tuple[str, str, str, Callable[[WorkerStatus, float], float]], ...] = (
     ("leases", "gauge", "Leases that the service holds.", lambda w, now_s: w.num_leases),
     ("running_requests", "gauge", "Requests that its engine runs.", lambda w, now_s: w.load.num_running),
+    ("slots", "gauge", "Episodes that its engines have room for.", lambda w, now_s: w.load.num_slots),
+    ("max_slots", "gauge", "Episodes that it may run.", lambda w, now_s: w.load.max_slots),
     (
         "generated_tokens_total",
         "counter",

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from astraflow.addons.view.status_lines import (
+    episodes_text,
     is_silent,
     num_dropped,
     pushed_text,
@@ -136,7 +137,7 @@ def _workers_table(run: RunOverview) -> Table:
         unheard_s = max(run.status.now_s - worker.last_seen_s, 0.0) if run.status else 0.0
         table.add_row(
             Text(printable(worker.name) + (" (emulated)" if worker.engine == "paced" else "")),
-            str(worker.num_leases),
+            episodes_text(worker),
             f"{worker.load.tokens_per_s:,.0f}",
             f"{unheard_s:.0f} s ago",
             Text(printable(versions) or "-"),

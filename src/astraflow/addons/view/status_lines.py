@@ -10,6 +10,7 @@ from astraflow.report.silence import advice_text, service_wait_text, silent_part
 from astraflow.types import PolicyStatus, StatusReply, WorkerStatus
 
 __all__ = [
+    "episodes_text",
     "is_silent",
     "num_dropped",
     "pushed_text",
@@ -55,7 +56,7 @@ def _worker_line(worker: WorkerStatus, status: StatusReply, silent: Mapping[str,
     unheard_s = max(status.now_s - worker.last_seen_s, 0.0)
     versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
     parts = (
-        f"{worker.name}: {worker.num_leases} episodes",
+        f"{worker.name}: {episodes_text(worker)} episodes",
         f"{worker.load.tokens_per_s:,.0f} tok/s",
         f"heard of {unheard_s:.0f} s ago",
         f"versions {versions or '-'}",
@@ -72,6 +73,14 @@ def num_dropped(policy: PolicyStatus) -> int:
     """Returns the number of groups that ended without being trained on."""
     fates = policy.fates
     return fates.drawn - fates.trained - fates.live
+
+
+def episodes_text(worker: WorkerStatus) -> str:
+    """Returns the number of a rollout service's episodes, with its slots and their ceiling if they differ."""
+    load = worker.load
+    if load.num_slots >= load.max_slots:
+        return f"{worker.num_leases}"
+    return f"{worker.num_leases} (slots: {load.num_slots} of {load.max_slots})"
 
 
 def scores_text(worker: WorkerStatus) -> str:

@@ -96,6 +96,67 @@ def test_a_removed_request_frees_its_slot() -> None:
     device.remove(second)
 
 
+def test_the_newest_request_is_preempted_when_the_cache_is_full_and_computes_its_tokens_again() -> None:
+    device = PacedDevice(num_slots=4, tokens_per_s=10.0, kv_tokens=200)
+    jobs = [PacedJob("actor", 100, 10.0, ended=lambda: None, num_context=20) for _ in range(2)]
+    device.submit(jobs[0])
+    assert device.advance(5.0) == []
+    device.submit(jobs[1])
+    assert device.kv_frac == pytest.approx((20 + 100 * 50 / 110 + 20) / 200)
+    # Both need 120 tokens, and the first ends before the cache is full.
+    assert [job for _, job in ends_of(device)] == jobs
+    assert device.num_preemptions("actor") == 0
+
+    device = PacedDevice(num_slots=4, tokens_per_s=10.0, kv_tokens=200)
+    jobs = [PacedJob("actor", 100, 10.0, ended=lambda: None, num_context=20) for _ in range(2)]
+    for job in jobs:
+        device.submit(job)
+    assert device.advance(9.0) == []  # 80 more tokens for each: full after 88 of 110
+    assert (device.num_running("actor"), device.num_waiting("actor")) == (1, 1)
+    assert device.tokens_done(jobs[1]) == 78
+    (_, first), (end_s, second) = ends_of(device)
+    assert [first, second] == jobs
+    # After the first has ended, half of a prefill per token of context: 98 of them, then 22 new ones.
+    assert end_s == pytest.approx(11.0 + 0.1 * (98 / 2 + 22))
+    assert device.num_preemptions("actor") == 1
+    assert device.kv_frac == 0.0
+
+
+def test_a_single_request_may_exceed_the_cache() -> None:
+    device, job = PacedDevice(num_slots=2, tokens_per_s=10.0, kv_tokens=50), make_job(100)
+    device.submit(job)
+    assert ends_of(device) == [(10.0, job)]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    kv_tokens=st.integers(1, 120),
+    holds=st.lists(st.floats(0.1, 5.0), max_size=6),
+)
+def test_the_cache_holds_what_runs_and_everything_ends(
+    lengths: list[int], kv_tokens: int, holds: list[float]
+) -> None:
+    device = PacedDevice(num_slots=5, tokens_per_s=7.0, max_tokens_per_s=11.0, kv_tokens=kv_tokens)
+    jobs = [PacedJob("actor", num, 1.0, ended=lambda: None, num_context=3) for num in lengths]
+    for job in jobs:
+        device.submit(job)
+    ended: list[PacedJob] = []
+    now_s = 0.0
+    for pause_s in holds:
+        now_s += pause_s
+        ended += device.advance(now_s)
+        device.hold("actor")
+        running = device.num_running("actor")
+        assert (device.kv_frac or 0.0) <= 1.0
+        now_s += pause_s
+        assert device.advance(now_s) == []
+        assert device.num_running("actor") == running
+        device.release("actor")
+    ended += [job for _, job in ends_of(device)]
+    assert len(ended) == len(set(ended)) == len(jobs)
+    assert (device.kv_frac, device.num_running("actor"), device.num_waiting("actor")) == (0.0, 0, 0)
+
+
 @given(
     lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20),
     num_slots=st.integers(1, 6),

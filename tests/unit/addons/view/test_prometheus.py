@@ -61,7 +61,7 @@ def test_the_text_parses_and_holds_the_figures() -> None:
         engine="torch",
         hosts=("actor",),
         num_leases=6,
-        load=Load(generated_tokens=1234, num_late_scores=5),
+        load=Load(generated_tokens=1234, num_late_scores=5, num_slots=40, max_slots=64),
         last_seen_s=99.0,
     )
     status = StatusReply(
@@ -81,6 +81,8 @@ def test_the_text_parses_and_holds_the_figures() -> None:
     assert samples["astraflow_policy_groups", ("fate", "trained"), ("policy", "actor")] == 12
     assert samples["astraflow_worker_generated_tokens_total", ("id", 'w".1'), ("worker", "w\n")] == 1234
     assert samples["astraflow_worker_late_scores_total", ("id", 'w".1'), ("worker", "w\n")] == 5
+    assert samples["astraflow_worker_slots", ("id", 'w".1'), ("worker", "w\n")] == 40
+    assert samples["astraflow_worker_max_slots", ("id", 'w".1'), ("worker", "w\n")] == 64
     assert samples["astraflow_journal_records_total",] == 7
     assert samples["astraflow_trainer_wait_frac", ("policy", "actor")] == 0.25
     assert samples["astraflow_rollout_wait_frac",] == 0.5

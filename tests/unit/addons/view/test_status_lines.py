@@ -1,8 +1,20 @@
 """The text of `astraflow status`."""
 
-from astraflow.addons.view.status_lines import status_lines
+from msgspec.structs import replace
+
+from astraflow.addons.view.status_lines import episodes_text, status_lines
 from astraflow.report.overview import RunOverview
 from drivers.shown_runs import make_status, make_step
+
+
+def test_slots_are_shown_if_the_load_of_the_engines_leaves_fewer_than_the_recipe() -> None:
+    status = make_status()
+    [worker] = status.workers
+    assert episodes_text(worker) == "7"
+    load = replace(worker.load, num_slots=40, max_slots=64)
+    assert episodes_text(replace(worker, load=load)) == "7 (slots: 40 of 64)"
+    load = replace(worker.load, num_slots=64, max_slots=64)
+    assert episodes_text(replace(worker, load=load)) == "7"
 
 
 def test_the_status_is_said_in_one_line_per_policy_and_service() -> None:
