@@ -77,6 +77,17 @@ async def test_a_run_without_models_is_a_run(model: Path, tmp_path: Path) -> Non
     assert {policy.name: policy.steps for policy in report.policies} == {"actor": 3, "judge": 3}
 
 
+async def test_a_run_whose_cache_holds_a_few_requests_preempts_and_goes_on(
+    model: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe(tmp_path, model)
+    engine = recipe.rollout.engine.model_copy(update={"kv_tokens": 500, "prefill_cost": 0.5})
+    rollout = recipe.rollout.model_copy(update={"engine": engine})
+    report = await run(recipe.model_copy(update={"rollout": rollout}), tmp_path / "run")
+    assert report.ok, report.problems
+    assert {policy.name: policy.steps for policy in report.policies} == {"actor": 3, "judge": 3}
+
+
 async def test_parts_of_one_recipe_run_at_one_speed(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="time_scale must be the same"):
         make_recipe(tmp_path, model, workflow={"name": "paced", "time_scale": 2.0})
