@@ -1,10 +1,13 @@
 """A recipe as flat lines, so that two recipes can be compared."""
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from astraflow.recipe.run_folder import RunFolder
 
-__all__ = ["recipe_lines"]
+if TYPE_CHECKING:
+    from astraflow.recipe.recipe import Recipe
+
+__all__ = ["flat_lines", "recipe_lines"]
 
 
 def recipe_lines(folder: RunFolder) -> dict[str, str]:
@@ -12,8 +15,13 @@ def recipe_lines(folder: RunFolder) -> dict[str, str]:
 
     Raises: DataError or ConfigError if it cannot be read.
     """
+    return flat_lines(folder.load_recipe())
+
+
+def flat_lines(recipe: "Recipe") -> dict[str, str]:
+    """Maps dotted keys to the values of a resolved recipe."""
     lines: dict[str, str] = {}
-    _flatten("", folder.load_recipe().model_dump(mode="json"), lines)
+    _flatten("", recipe.model_dump(mode="json"), lines)
     return lines
 
 

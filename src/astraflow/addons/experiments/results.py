@@ -1,0 +1,156 @@
+"""Reads what one run of an experiment reached: its recipe, its final figures, and its curves.
+
+Everything comes from three files of the run folder: `recipe.yaml`, `run.json`, and `metrics.jsonl`.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from astraflow.addons.experiments.group_file import GROUP_FILE, failure_of, load_group
+from astraflow.addons.view.recipe_lines import recipe_lines
+from astraflow.errors import ConfigError, DataError, Error
+from astraflow.recipe.run_folder import RunFolder
+
+__all__ = ["Curve", "Final", "RunResult", "metric_rows", "read_result", "read_results"]
+
+Row = dict[str, Any]
+Curve = tuple[tuple[int, float], ...]
+"""(step, value) pairs, in order."""
+_LAST_PART = 10
+"""The final training reward is the mean over the last tenth of the steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """A figure that a run ended with."""
+
+    value: float
+    eval_set: str = ""
+    """The evaluation set that it was measured on; empty for a training reward."""
+    stderr: float | None = None
+    """Standard error over the tasks of the evaluation; None for a training reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One run of an experiment. Example: `read_result(Path("runs/quickstart")).finals`."""
+
+    name: str
+    state: str
+    """`finished`, `running`, `stopped`, `failed`, or `unknown`."""
+    reason: str
+    """Why the run ended, or why its folder can't be read."""
+    recipe: Mapping[str, str]
+    """Dotted key -> value."""
+    finals: Mapping[str, Final]
+    """Figure -> its last value. Figures are `POLICY on EVAL_SET` and `POLICY training reward`."""
+    curves: Mapping[str, Curve]
+    steps: int = 0
+    wall_s: float = 0.0
+
+    @property
+    def seed(self) -> str:
+        """The recipe's seed; empty if the recipe can't be read."""
+        return self.recipe.get("seed", "")
+
+
+def read_results(places: Sequence[Path]) -> list[RunResult]:
+    """Reads the runs among `places` and directly below them. A sweep's members keep their order.
+
+    Raises: DataError if a place neither is nor has a run folder.
+    """
+    folders = dict.fromkeys(path for place in places for path in _folders_at(place))
+    names = [folder.resolve().name for folder in folders]
+    return [
+        read_result(folder, name if names.count(name) == 1 else str(folder))
+        for folder, name in zip(folders, names, strict=True)
+    ]
+
+
+def _folders_at(place: Path) -> list[Path]:
+    if _is_run(place):
+        return [place]
+    if (place / GROUP_FILE).is_file():
+        return [place / member.name for member in load_group(place).members]
+    below = sorted(path for path in place.iterdir() if _is_run(path)) if place.is_dir() else []
+    if not below:
+        raise DataError(
+            f"{place} is not a run folder and has none; pass run folders, or the folder of a sweep"
+        )
+    return below
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "journal").is_dir()
+
+
+def metric_rows(folder: RunFolder) -> list[Row]:
+    """Returns the complete lines of `metrics.jsonl`; none without the file."""
+    try:
+        lines = folder.metrics.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    rows: list[Row] = []
+    for line in lines:
+        try:
+            row: object = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue
+        if isinstance(row, dict):
+            rows.append(cast("Row", row))
+    return rows
+
+
+def read_result(path: Path, name: str = "") -> RunResult:
+    """Reads a run folder. A folder that can't be read, or was just deleted, gives a result that says so."""
+    folder = RunFolder(path)
+    try:
+        record = folder.load_record()
+        recipe = recipe_lines(folder)
+        rows = metric_rows(folder)
+    except (Error, ConfigError, OSError) as err:
+        why = failure_of(path)
+        return RunResult(name or path.name, "failed" if why else "unknown", why or str(err), {}, {}, {})
+    finals: dict[str, Final] = {}
+    curves: dict[str, Curve] = {}
+    for figure, own in _by_figure(rows).items():
+        column = "score_mean" if figure.is_eval else "reward_mean"
+        points = tuple((int(row["step"]), float(row[column])) for row in own)
+        curves[figure.name] = points
+        if figure.is_eval:
+            stderr = own[-1].get("score_stderr")
+            eval_set = str(own[-1]["eval_set"])
+            finals[figure.name] = Final(points[-1][1], eval_set, None if stderr is None else float(stderr))
+        else:
+            last = [value for _, value in points[-max(1, len(points) // _LAST_PART) :]]
+            finals[figure.name] = Final(statistics.fmean(last))
+    steps = max((int(row["step"]) for row in rows if row.get("kind") == "step"), default=0)
+    return RunResult(
+        name or path.name, record.state, record.reason, recipe, finals, curves, steps, record.wall_s
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    name: str
+    is_eval: bool
+
+
+def _by_figure(rows: Sequence[Row]) -> dict[_Figure, list[Row]]:
+    """Groups the rows by the figure that they are points of; evaluations come first."""
+    evals: dict[_Figure, list[Row]] = {}
+    steps: dict[_Figure, list[Row]] = {}
+    for row in rows:
+        match row:
+            case {"kind": "eval", "policy": policy, "eval_set": eval_set, "score_mean": float() | int()}:
+                evals.setdefault(_Figure(f"{policy} on {eval_set}", is_eval=True), []).append(row)
+            case {"kind": "step", "policy": policy, "reward_mean": float() | int()}:
+                steps.setdefault(_Figure(f"{policy} training reward", is_eval=False), []).append(row)
+            case _:
+                pass
+    return evals | steps
