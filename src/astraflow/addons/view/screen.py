@@ -16,6 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from astraflow.addons.view.answer import RunAnswer, answer_of_overview
 from astraflow.addons.view.status_lines import (
     episodes_text,
     is_silent,
@@ -34,8 +35,10 @@ from astraflow.report.view import RunPage, ShownRun, View
 from astraflow.report.watch.watchdog import NO_ALARMS, AlarmUpdate, cleared_text
 from astraflow.types import EvalRecord, StatusReply, StepRecord
 
-__all__ = ["LiveView", "Screen", "make_screen", "render"]
+__all__ = ["LiveView", "Screen", "answer_text", "make_screen", "render"]
 
+_TONES = {"": "", "good": "green", "warn": "yellow", "bad": "red"}
+"""Tone of a figure -> style of its value."""
 _UNANSWERED_S = 4.0
 """A status older than this is marked as old. The launcher asks twice per second, and may wait for 2 s."""
 
@@ -57,13 +60,25 @@ def render(
         (f"generating {run.generated_tokens_per_s():,.0f} tok/s", "cyan"),
     )
     alarms = [Text(printable(alarm.text), style="bold red") for alarm in run.alarms[:MAX_ALARMS]]
-    parts: list[RenderableType] = [head, *alarms]
+    parts: list[RenderableType] = [head, answer_text(answer_of_overview(run, now_s)), *alarms]
     parts += [_policies_table(run), *_numbers_texts(run), _workers_table(run), *_scoring_texts(run)]
     parts += [_waits_text(run, unanswered_s), services_text(run.services)]
     if pushed := pushed_text(run.status):
         parts.append(Text(pushed, style="dim"))
     parts += [Text(printable(note), style="yellow") for note in notes]
     return Group(*parts)
+
+
+def answer_text(answer: RunAnswer) -> Text:
+    """Returns the sentence about a run, and a line with its four figures."""
+    text = Text(printable(answer.sentence), style="bold")
+    for idx, figure in enumerate(answer.figures):
+        text.append("   " if idx else "\n", style="not bold")
+        text.append(f"{figure.name} ", style="not bold dim")
+        text.append(printable(figure.value), style=_TONES[figure.tone])
+        if figure.detail:
+            text.append(f" {printable(figure.detail)}", style="not bold dim")
+    return text
 
 
 def _policies_table(run: RunOverview) -> RenderableType:

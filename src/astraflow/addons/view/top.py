@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
+from astraflow.addons.view.answer import answer_of_summary
 from astraflow.addons.view.filters import EpisodeFilter
 from astraflow.addons.view.index import RunIndex
-from astraflow.addons.view.screen import render
+from astraflow.addons.view.screen import answer_text, render
 from astraflow.addons.view.search import search
 from astraflow.addons.view.status import RunStatus, run_status
 from astraflow.addons.view.terminal import episodes_table
@@ -118,6 +118,7 @@ def state_of(status: RunStatus) -> RenderableType:
     if status.dataflow is None:
         reason = f": {status.reason}" if status.reason else ""
         ended: list[RenderableType] = [Text(printable(f"{status.where} is {status.state}{reason}"))]
-        table: Table | None = summary_table(status.summary) if status.summary is not None else None
-        return Group(*problems, *ended, *([table] if table is not None else []))
+        if status.summary is not None:
+            ended += [answer_text(answer_of_summary(status.summary)), summary_table(status.summary)]
+        return Group(*problems, *ended)
     return Group(*problems, render(status.overview(), status.dataflow.now_s))

@@ -7,6 +7,7 @@ import re
 import msgspec
 from rich.console import Console
 
+from astraflow.addons.view.answer import answer_of_overview
 from astraflow.addons.view.screen import LiveView, render
 from astraflow.processes.service_state import ServiceState
 from astraflow.report.overview import RunOverview, step_line
@@ -80,7 +81,9 @@ def test_nothing_is_cut_where_80_columns_are_all_there_are() -> None:
     lines = shown(state, width=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
-    tables = [re.split(r"  +", line.strip()) for line in lines[1:7] if not line.startswith("actor:")]
+    first = next(idx for idx, line in enumerate(lines) if line.startswith("policy"))
+    own = [line for line in lines[first : first + 6] if not line.startswith("actor:")]
+    tables = [re.split(r"  +", line.strip()) for line in own]
     assert tables == [
         ["policy", "step", "reward", "held-out", "staleness"],
         ["actor", "100/150", "0.500", "0.310 -> 0.960", "2.00, max 2 of 2"],
@@ -91,6 +94,18 @@ def test_nothing_is_cut_where_80_columns_are_all_there_are() -> None:
     assert ["rollout-0", "7", "1,500", "1 s ago", "actor:3", "trainer actor"] in [
         re.split(r"  +", line.strip()) for line in lines
     ]
+
+
+def test_the_screen_begins_with_the_answer_and_its_four_figures() -> None:
+    state = RunOverview("demo", "runs/demo", 100.0)
+    state.status = make_status()
+    state.add_eval(make_eval(0, 0.31))
+    state.add_eval(make_eval(3, 0.62))
+    answer = answer_of_overview(state, 142.0)
+    _, sentence, figures, *_ = shown(state, width=300).splitlines()
+    assert sentence.rstrip() == answer.sentence
+    assert figures.startswith("Held-out 0.620 from 0.310, heldout   Progress 30% step 3 of 10")
+    assert all(f"{figure.name} {figure.value}" in figures for figure in answer.figures)
 
 
 def test_many_scores_take_more_lines_rather_than_being_cut() -> None:
