@@ -268,3 +268,45 @@ async def test_a_run_that_vanishes_is_gone_from_the_list(tmp_path: Path) -> None
         with contextlib.suppress(OSError):
             (tmp_path / "run").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
         assert (await ask(f"{url}/api/runs/run"))[0] == 404
+
+
+async def test_lists_have_words_counts_and_ready_searches(tmp_path: Path) -> None:
+    run = RunWriter(tmp_path / "run")
+    run.group(0, [0.0, 1.0], version=2)
+    run.group(1, [0.5, 1.0], fate="stale")
+    run.draw(2)
+    run.fail("2.0.0", "it took too long")
+    run.close()
+    async with viewer(tmp_path) as url:
+        base = f"{url}/api/runs/run"
+        counts = (await ask(f"{base}/facets?fate=stale"))[1]["counts"]
+        assert dict(counts["fate"]) == {"trained": 2, "stale": 2}
+        assert dict(counts["reward"]) == {"0.000001..0.999999": 1, "1..": 1}  # only of the stale ones
+        assert [row["note"] for row in (await ask(f"{base}/ready/discarded"))[1]] == ["stale", "stale"]
+        assert [row["reward"] for row in (await ask(f"{base}/ready/improved"))[1]] == [1.0, 1.0]
+        assert [row["note"] for row in (await ask(f"{base}/ready/strange"))[1]] == ["failed"]
+        assert (await ask(f"{base}/ready/worst"))[1][0]["note"] == "mean 0.50 of 2 times"
+        assert len((await ask(f"{base}/ready/longest"))[1]) == 4
+        assert (await ask(f"{base}/ready/versions"))[1] == []
+        assert (await ask(f"{base}/ready/other"))[0] == 400
+        words = (await ask(f"{base}/snippets?ids=1,2,5,99"))[1]
+        assert words["1"] == {"asked": "\u27e80\u27e9\u27e81\u27e9", "answered": "\u27e82\u27e9\u27e83\u27e9"}
+        assert words.keys() == {"1", "2", "5"}
+        assert (await ask(f"{base}/snippets?ids=1,x"))[0] == 400
+
+
+async def test_curves_and_the_answer_need_no_index(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    make_run(folder).close()
+    lines = [json.dumps({"kind": "step", "policy": "actor", "step": step}) for step in (1, 2)]
+    (folder / "metrics.jsonl").write_text("\n".join([lines[0], "no row", lines[1], '{"kind": "st']))
+    async with viewer(tmp_path) as url:
+        rows = (await ask(f"{url}/api/runs/run/metrics"))[1]
+        assert [row["step"] for row in rows] == [1, 2]
+        assert [
+            row["step"] for row in (await ask(f"{url}/api/runs/run/metrics?after={rows[0]['id']}"))[1]
+        ] == [2]
+        assert (await ask(f"{url}/api/runs/run/metrics?after=999999"))[1] == []
+        assert (await ask(f"{url}/api/runs/run/now"))[1].keys() == {"name", "path", "status", "answer"}
+        assert not (folder / "view" / "index.sqlite").exists()
+        assert (await ask(f"{url}/api/runs/run/index"))[1]["num_episodes"] == 2

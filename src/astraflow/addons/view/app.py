@@ -3,9 +3,14 @@
     GET /                                    the page; the URL fragment selects what it shows
     GET /assets/NAME                         its scripts and styles, from the package
     GET /api/runs                            the runs that the viewer shows
-    GET /api/runs/RUN                        status, services, notes, and the progress of the index
+    GET /api/runs/RUN                        the next two together
+    GET /api/runs/RUN/now                    status, services, and the answer in a sentence
+    GET /api/runs/RUN/index                  notes, events, choices, and the progress of the index
     GET /api/runs/RUN/metrics?after=ID       rows of metrics.jsonl
     GET /api/runs/RUN/episodes?FILTERS       one page of search results
+    GET /api/runs/RUN/facets?FILTERS         how many of the newest episodes each filter has
+    GET /api/runs/RUN/ready/NAME             episodes of a ready search
+    GET /api/runs/RUN/snippets?ids           first and last words of episodes
     GET /api/runs/RUN/episodes/ID            one episode in full
     GET /api/runs/RUN/groups/KIND/NUMBER     a group, with each episode in full
     GET /api/runs/RUN/versions               published versions
@@ -16,8 +21,8 @@
     GET /api/runs/RUN/recipe                 the resolved recipe, flattened
     GET /api/runs/RUN/export?form&FILTERS    episodes as JSONL or Parquet
 
-An index is filled on demand: each request first adds what is new, for a bounded time. All blocking work runs
-in threads.
+An index is filled on demand: each request first adds what is new, for a bounded time. `now` and `metrics`
+don't need the index. All blocking work runs in threads.
 """
 
 import asyncio
@@ -40,11 +45,15 @@ from starlette.routing import Route
 from astraflow.addons.view import timeline
 from astraflow.addons.view.episode import EpisodeView, episode_view
 from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
+from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
+from astraflow.addons.view.metric_lines import metric_lines
+from astraflow.addons.view.ready import ready
 from astraflow.addons.view.recipe_lines import recipe_lines
 from astraflow.addons.view.runs import ShownRun, ShownRuns
 from astraflow.addons.view.search import choices, group_rows, search
 from astraflow.addons.view.slots import slot_lanes
+from astraflow.addons.view.snippets import snippets
 from astraflow.addons.view.status import run_status
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
 from astraflow.errors import ConfigError, Error
@@ -60,7 +69,7 @@ _MAX_LIMIT = 200
 _MAX_GROUP = 64
 """Maximum number of a group's episodes that the page shows side by side."""
 _MAX_EXPORT = 100_000
-_MAX_METRIC_ROWS = 4000
+_MAX_DIGITS = 18
 _T = TypeVar("_T")
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -72,7 +81,12 @@ def make_app(runs: ShownRuns) -> Starlette:
         *(Route(path, _file(*found)) for path, found in page_files().items()),
         Route("/api/runs", _guarded(views.list_runs)),
         Route("/api/runs/{run}", _guarded(views.overview)),
+        Route("/api/runs/{run}/now", _guarded(views.now)),
+        Route("/api/runs/{run}/index", _guarded(views.index)),
         Route("/api/runs/{run}/metrics", _guarded(views.metrics)),
+        Route("/api/runs/{run}/facets", _guarded(views.facets)),
+        Route("/api/runs/{run}/ready/{name}", _guarded(views.ready)),
+        Route("/api/runs/{run}/snippets", _guarded(views.snippets)),
         Route("/api/runs/{run}/episodes", _guarded(views.episodes)),
         Route("/api/runs/{run}/episodes/{id:int}", _guarded(views.episode)),
         Route("/api/runs/{run}/groups/{kind}/{group:int}", _guarded(views.group)),
@@ -144,38 +158,22 @@ class _Views:
 
     async def overview(self, request: Request) -> Response:
         run = self._run(request)
+        index, status = await asyncio.gather(asyncio.to_thread(_ask, run, _progress), _status(run))
+        return _json({**status, **index})
 
-        def question(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
-            return {
-                "notes": _notes(database, run),
-                "is_complete": _meta(database, "is_complete") == "1",
-                "num_episodes": database.execute("SELECT max(id) FROM episodes").fetchone()[0] or 0,
-                "choices": choices(database),
-                "happenings": timeline.newest_happenings(database),
-            }
+    async def now(self, request: Request) -> Response:
+        return _json(await _status(self._run(request)))
 
-        index, status = await asyncio.gather(asyncio.to_thread(_ask, run, question), _status(run))
-        return _json({"name": run.name, "path": str(run.folder.path), **status, **index})
+    async def index(self, request: Request) -> Response:
+        return _json(await self._read(request, _progress))
 
     async def recipe(self, request: Request) -> Response:
         return _json(await asyncio.to_thread(recipe_lines, self._run(request).folder))
 
     async def metrics(self, request: Request) -> Response:
         after = _number(request, "after", 0)
-
-        def question(database: sqlite3.Connection, run: ShownRun) -> list[dict[str, Any]]:
-            del run
-            (num,) = database.execute("SELECT count(*) FROM metrics WHERE id > ?", (after,)).fetchone()
-            # For a very long run, return only every nth step, because a screen can't show more.
-            every = max(1, -(-num // _MAX_METRIC_ROWS))
-            query = (
-                "SELECT id, columns FROM metrics WHERE id > ? AND (kind = 'eval' OR step % ? = 0) "
-                "ORDER BY id LIMIT ?"
-            )
-            rows = database.execute(query, (after, every, 2 * _MAX_METRIC_ROWS))
-            return [{"id": row[0], **msgspec.json.decode(row[1])} for row in rows]
-
-        return _json(await self._read(request, question))
+        rows = await asyncio.to_thread(_metrics, self._run(request), after)
+        return Response(rows, headers=PAGE_HEADERS, media_type="application/json")
 
     # --- episodes ---
 
@@ -184,6 +182,22 @@ class _Views:
         before = _number(request, "before", 0) or None
         limit = min(_number(request, "limit", 50), _MAX_LIMIT)
         return _json(await self._read(request, lambda db, _: search(db, wanted, before=before, limit=limit)))
+
+    async def facets(self, request: Request) -> Response:
+        _filter(request)  # refuses what is no filter
+        return _json(await self._read(request, lambda db, _: facets(db, request.query_params)))
+
+    async def ready(self, request: Request) -> Response:
+        name = str(request.path_params["name"])
+        return _json(await self._read(request, lambda db, _: ready(db, name)))
+
+    async def snippets(self, request: Request) -> Response:
+        text = request.query_params.get("ids", "")
+        parts = text.split(",")[:_MAX_LIMIT] if text else []
+        if not all(part.isascii() and part.isdecimal() and len(part) <= _MAX_DIGITS for part in parts):
+            raise ConfigError("ids are numbers of episodes, separated by commas")
+        ids = [int(part) for part in parts]
+        return _json(await self._read(request, lambda db, run: snippets(db, run.folder, run.texts, ids)))
 
     async def episode(self, request: Request) -> Response:
         episode_id = int(request.path_params["id"])
@@ -280,6 +294,25 @@ def _fill(run: ShownRun) -> None:
         time.sleep(_PAUSE_S)
 
 
+def _metrics(run: ShownRun, after: int) -> bytes:
+    """Reads the rows of `metrics.jsonl`, in a thread. Those of a run elsewhere are fetched first."""
+    if run.remote is not None:
+        with run.lock:
+            run.remote.pull()
+    return metric_lines(run.folder.metrics, after)
+
+
+def _progress(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
+    """Returns what the index knows about the run as a whole."""
+    return {
+        "notes": _notes(database, run),
+        "is_complete": _meta(database, "is_complete") == "1",
+        "num_episodes": database.execute("SELECT max(id) FROM episodes").fetchone()[0] or 0,
+        "choices": choices(database),
+        "happenings": timeline.newest_happenings(database),
+    }
+
+
 def _notes(database: sqlite3.Connection, run: ShownRun) -> list[str]:
     if run.remote is not None:
         told = (
@@ -298,15 +331,16 @@ async def _status(run: ShownRun) -> dict[str, Any]:
 
     The `answer` says the same in a sentence and four figures; it is null if nothing is known.
     """
+    place = {"name": run.name, "path": str(run.folder.path)}
     try:
         if run.remote is not None:
             status = await run_status(run.remote.url, run.remote.token_file, ca_file=run.remote.ca_file)
         else:
             status = await run_status(str(run.folder.path), None)
     except (Error, OSError) as err:
-        return {"status": {"problem": str(err)}, "answer": None}
+        return {**place, "status": {"problem": str(err)}, "answer": None}
     # The page requests steps and evaluations separately.
-    return {"status": msgspec.structs.replace(status, steps=(), evals=()), "answer": status.answer()}
+    return {**place, "status": msgspec.structs.replace(status, steps=(), evals=()), "answer": status.answer()}
 
 
 def _summary_of(run: ShownRun) -> dict[str, object]:
@@ -337,7 +371,7 @@ def _filter(request: Request) -> EpisodeFilter:
 def _number(request: Request, name: str, default: int) -> int:
     """Returns an integer >= 0 from the query. Raises: ConfigError."""
     text = request.query_params.get(name, str(default))
-    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+    if not text.isascii() or not text.isdecimal() or len(text) > _MAX_DIGITS:
         raise ConfigError(f"{name} = {text[:100]!r} is not a whole number")
     return int(text)
 

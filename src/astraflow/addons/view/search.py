@@ -14,7 +14,7 @@ from typing import Any
 from astraflow.addons.view.filters import EpisodeFilter, Range
 from astraflow.addons.view.schema import EVAL, TRAIN
 
-__all__ = ["EpisodeDict", "Found", "all_found", "choices", "group_rows", "row_of", "search"]
+__all__ = ["EpisodeDict", "Found", "all_found", "choices", "group_rows", "row_of", "rows_of", "search"]
 
 _WINDOW = 20_000
 """Number of rows scanned between two checks of the time."""
@@ -88,7 +88,7 @@ def search(
         upper = ids[-1] - 1 if len(ids) >= limit else lower - 1
         if time.monotonic() > deadline_s:
             break
-    return Found(_rows(database, ids), upper + 1 if upper > 0 else None, newest)
+    return Found(rows_of(database, ids), upper + 1 if upper > 0 else None, newest)
 
 
 def all_found(database: sqlite3.Connection, wanted: EpisodeFilter, *, limit: int) -> Iterator[EpisodeDict]:
@@ -105,7 +105,7 @@ def all_found(database: sqlite3.Connection, wanted: EpisodeFilter, *, limit: int
 
 def row_of(database: sqlite3.Connection, episode_id: int) -> EpisodeDict | None:
     """Returns one episode; None if no episode has this id."""
-    return next(iter(_rows(database, [episode_id])), None)
+    return next(iter(rows_of(database, [episode_id])), None)
 
 
 def group_rows(
@@ -116,7 +116,7 @@ def group_rows(
         "SELECT id FROM episodes WHERE group_id = ? AND kind = ? ORDER BY episode_idx, attempt, part LIMIT ?"
     )
     code = EVAL if kind == "eval" else TRAIN
-    return _rows(database, [row[0] for row in database.execute(query, (group_id, code, limit))])
+    return rows_of(database, [row[0] for row in database.execute(query, (group_id, code, limit))])
 
 
 def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
@@ -129,7 +129,8 @@ def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
     return found
 
 
-def _rows(database: sqlite3.Connection, ids: Sequence[int]) -> list[EpisodeDict]:
+def rows_of(database: sqlite3.Connection, ids: Sequence[int]) -> list[EpisodeDict]:
+    """Returns the episodes with these ids, in the order of `ids`."""
     if not ids:
         return []
     query = f"{_SELECT} WHERE e.id IN ({', '.join('?' * len(ids))})"

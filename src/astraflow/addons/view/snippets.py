@@ -1,0 +1,90 @@
+"""The first and last words of episodes, for a list: from their tokens, or the messages that are kept."""
+
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+
+from astraflow import wire
+from astraflow.addons.view.tables_copy import messages_of
+from astraflow.addons.view.token_text import TokenText
+from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.journal.segments import SegmentReader
+from astraflow.errors import Error
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.types import Item, Trajectory
+
+__all__ = ["Snippet", "snippets"]
+
+_NUM_CHARS = 160
+_NUM_TOKENS = 64
+"""Tokens that are decoded at each end."""
+
+
+class Snippet(Item, frozen=True, kw_only=True):
+    """What an episode began with and what the model answered last."""
+
+    asked: str = ""
+    answered: str = ""
+
+
+def snippets(
+    database: sqlite3.Connection, folder: RunFolder, texts: TokenText, ids: Sequence[int]
+) -> dict[int, Snippet]:
+    """Maps episodes to their words. Those whose data is gone or damaged are left out.
+
+    Raises: sqlite3.Error.
+    """
+    marks = ", ".join("?" * len(ids))
+    query = f"SELECT id, segment, offset, length, sample FROM episodes WHERE id IN ({marks})"
+    segments = SegmentReader(folder.journal / "segments")
+    found: dict[int, Snippet] = {}
+    try:
+        for episode_id, segment, offset, length, sample in database.execute(query, tuple(ids)).fetchall():
+            ref = PayloadRef(segment, offset, length) if length is not None else None
+            with contextlib.suppress(Error, OSError):
+                found[episode_id] = _snippet(folder, segments, texts, ref, sample)
+    finally:
+        segments.close()
+    return found
+
+
+def _snippet(
+    folder: RunFolder, segments: SegmentReader, texts: TokenText, ref: PayloadRef | None, sample: int | None
+) -> Snippet:
+    """Reads the words of one episode; none if neither tokens nor messages are kept.
+
+    Raises: Error, OSError.
+    """
+    if ref is not None:
+        return _of_tokens(wire.decode(segments.read(ref), Trajectory), texts)
+    return _of_messages(folder, sample) if sample is not None else Snippet()
+
+
+def _of_tokens(trajectory: Trajectory, texts: TokenText) -> Snippet:
+    ids = wire.array(trajectory.token_ids, "int32")
+    mask = wire.array(trajectory.mask, "uint8")
+    is_sampled = mask == 1
+    first = int(is_sampled.argmax()) if is_sampled.any() else len(ids)
+    given = ids[:first][-_NUM_TOKENS:].tolist()
+    sampled = ids[first:][is_sampled[first:]][-_NUM_TOKENS:].tolist()
+    policy = trajectory.policy
+    return Snippet(
+        asked=_short(texts.text(policy, given), is_end=True),
+        answered=_short(texts.text(policy, sampled), is_end=True),
+    )
+
+
+def _of_messages(folder: RunFolder, sample: int) -> Snippet:
+    messages = messages_of(folder.journal, sample)
+    asked = next((m.content for m in messages if m.role == "user"), messages[0].content if messages else "")
+    return Snippet(
+        asked=_short(asked), answered=_short(messages[-1].content if messages else "", is_end=True)
+    )
+
+
+def _short(text: str, *, is_end: bool = False) -> str:
+    """One line of the begin of a text, or of its end."""
+    line = " ".join(text.split()).encode("utf-8", "replace").decode()
+    if len(line) <= _NUM_CHARS:
+        return line
+    return f"\u2026{line[-_NUM_CHARS:]}" if is_end else f"{line[:_NUM_CHARS]}\u2026"
