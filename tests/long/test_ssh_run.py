@@ -1,12 +1,16 @@
 """Runs whose rollout services are on hosts of a real sshd: three network namespaces, no shared disk."""
 
+import json
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from astraflow.recipe.run_folder import RunFolder
 from drivers.quickstart_elsewhere import as_settings, learn_the_quickstart
 from drivers.ssh_driver import SshHosts, missing_for_ssh
 from drivers.system_driver import (
@@ -70,6 +74,28 @@ def test_a_lost_host_costs_one_service_and_the_run_stops_and_resumes(hosts: SshH
     assert resumed.summary()["audit_ok"], resumed.report()
     assert "registered as rollout-0" in (resumed.run_dir / "logs" / "rollout-0.log").read_text()
     wait_for_nothing(hosts.left_over, timeout_s=15.0)
+
+
+def test_services_of_several_hosts_pass_versions_on_to_each_other(hosts: SshHosts, runs: Runs) -> None:
+    recipe = runs.recipe(
+        steps=100_000, services=3, launcher=hosts.launcher(), cluster=ONE_A_HOST, weights={"peers": True}
+    )
+    run = runs.start(recipe, place=hosts.head)
+    wait_until(run, lambda: num_steps(run) >= 3 and all(places_of(run, s) for s in SERVICES), timeout_s=120)
+    url = json.loads((run.run_dir / "run.json").read_text())["url"]
+    token = RunFolder(run.run_dir).token("worker")
+    ask = f"""
+import urllib.request
+headers = {{"Authorization": "Bearer {token}"}}
+request = urllib.request.Request("{url}/v1/policies/actor/versions", headers=headers)
+print(urllib.request.urlopen(request).read().decode())
+"""
+    place = hosts.head
+    reply = subprocess.run([*place.command[:-2], "-c", ask], env=place.env, capture_output=True, check=True)
+    sources = json.loads(reply.stdout)["manifests"][-1]["sources"]
+    peers = [urlsplit(source["url"]).hostname for source in sources if "peer" in source.get("labels", {})]
+    assert sorted(map(str, peers)) == hosts.addresses
+    assert interrupt(run) == 130, run.report()
 
 
 def test_a_killed_launcher_leaves_nothing_on_any_host(hosts: SshHosts, runs: Runs) -> None:

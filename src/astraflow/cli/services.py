@@ -137,8 +137,8 @@ def join(
         str,
         typer.Option(
             "--peer",
-            help="Serve weights to other services at this address of the machine, HOST or HOST:PORT. "
-            "Default: serve none.",
+            help="Serve weights to other services at this address of the machine, HOST or HOST:PORT; auto: "
+            "the one from which it calls the run. Default: serve none.",
         ),
     ] = "",
 ) -> None:

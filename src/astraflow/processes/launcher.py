@@ -77,10 +77,6 @@ def with_reachable_hosts(recipe: Recipe, launcher: Launcher) -> Recipe:
             f"rollout.gpus = {list(recipe.rollout.gpus)} names GPUs of one machine, but {who} starts "
             "services on several; leave it out, and set cluster.rollout.gpus to the number per service"
         )
-    if recipe.weights.peers:
-        raise ConfigError(
-            f"weights.peers needs an address per service, which {who} doesn't know; leave it off"
-        )
     changes: dict[str, Config] = {}
     if is_loopback(recipe.dataflow.host):
         changes["dataflow"] = recipe.dataflow.model_copy(update={"host": launcher.host})

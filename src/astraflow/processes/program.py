@@ -266,7 +266,7 @@ class _SpecBuilder:
         """A rollout service. It gets everything but the URL and the token over the network."""
         name = f"rollout-{idx}"
         cache = self._folder.cache / name
-        peer = ("--peer", self._recipe.peer_host) if self._recipe.weights.peers else ()
+        peer = ("--peer", "auto") if self._recipe.weights.peers else ()
         return self._spec(
             name,
             (

@@ -9,12 +9,13 @@ import socket
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from astraflow.config import apply_overrides, parse_config
 from astraflow.dataflow.client import DataflowClient
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, UnavailableError
 from astraflow.recipe.access import check_allowed
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import code_fingerprint, eval_rules
@@ -22,7 +23,9 @@ from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.serve import run_rollout
 from astraflow.rollout.waiting import run_unless
 from astraflow.service.client import ServiceClient
+from astraflow.service.loopback import is_loopback
 from astraflow.types import Fingerprints, RunInfo
+from astraflow.weights.addresses import url_host
 
 __all__ = ["own_rollout", "recipe_of", "run_rollout_service"]
 
@@ -41,8 +44,8 @@ async def run_rollout_service(
 ) -> int:
     """Generates episodes for the run at `url` until the run ends or `stop`.
 
-    `peer`: address at which the service passes weights on to others; empty: it doesn't. `overrides` change
-    the `rollout` section for this service. Agent programs can't see the files in `private`.
+    `peer`: as in `astraflow join --peer`. `overrides` change the `rollout` section for this service. Agent
+    programs can't see the files in `private`.
 
     Raises: ConfigError if the run needs a module that `allow` does not name; RefusedError if the dataflow
     refuses this service; UnavailableError if it does not answer.
@@ -55,7 +58,7 @@ async def run_rollout_service(
             return 0
         recipe = recipe_of(info, url)
         check_allowed(recipe, allow)
-        _check_peer(peer, recipe)
+        peer = await _choose_peer(peer, url, recipe)
         with _cache_folder(cache) as folder:
             await run_rollout(
                 link,
@@ -79,12 +82,29 @@ async def run_rollout_service(
     return 0
 
 
-def _check_peer(peer: str, recipe: Recipe) -> None:
+async def _choose_peer(peer: str, url: str, recipe: Recipe) -> str:
+    """The address at which this service passes weights on to others; empty: nowhere.
+
+    `auto` is the address from which this machine calls the dataflow. If it's the dataflow's own machine,
+    other services may know it by another address.
+
+    Raises: ConfigError if the run has no peers; UnavailableError if the dataflow does not answer.
+    """
     if peer and not recipe.weights.peers:
         raise ConfigError(
             f"--peer {peer}: services of this run don't pass on weights (weights.peers is off); leave --peer "
             "out, or start the run with weights.peers=true"
         )
+    if peer != "auto":
+        return peer
+    parts = urlsplit(url)
+    try:
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+    except OSError as err:
+        raise UnavailableError(f"{url} does not answer: {err}") from err
+    host = str(writer.get_extra_info("sockname")[0])
+    writer.close()
+    return recipe.peer_host if is_loopback(host) else url_host(host)
 
 
 def recipe_of(info: RunInfo, url: str) -> Recipe:

@@ -266,10 +266,7 @@ class Recipe(Config):
 
     @property
     def peer_host(self) -> str:
-        """Host at which the run's own rollout services serve weights to one another.
-
-        It is an address from which their requests reach the dataflow.
-        """
+        """Host at which rollout services on the dataflow's machine serve weights to others."""
         host = self.weights.host
         dataflow = self.dataflow.host
         if listens_everywhere(dataflow):
