@@ -3,8 +3,9 @@
 A `Lane` admits requests, advances them token by token, and replaces the weights. It is passive: it has no
 threads and no clock. Its owner calls `step` while `has_work` is true, and results go out through
 `Job.resolve`. Requests join and leave between any two steps. If several requests share a prompt, it is
-prefilled once, and as long as they sample the same tokens, they are computed as one (`branches`). After the
-weights are replaced, the keys and values of all running requests are recomputed (once for a shared prompt).
+prefilled once, and as long as they sample the same tokens, they are computed as one (`branches`). The next
+turn of a conversation continues from the keys and values of the turn before it (`ended`). After the weights
+are replaced, the keys and values of all running requests are recomputed (once for a shared prompt).
 So every later logprob is that of a full forward pass with the new version.
 
 `Lanes` are the weight slots of an engine. `live` follows the newest version, and `pinned` serves one exact
@@ -30,6 +31,7 @@ from astraflow.protocols import SlotName
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.branches import Branches
 from astraflow.rollout.engines.cache import KvCache
+from astraflow.rollout.engines.ended import Ended
 from astraflow.rollout.engines.experts import ExpertRecorder
 from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
@@ -91,6 +93,7 @@ class Lane:
         self._recorder = recorder
         self._rows = Rows(num_slots, max_context, vocab_size, recorder)
         self._branches = Branches(num_slots)
+        self._ended = Ended(num_slots)
         self._waiting: deque[Job] = deque()
         self._num_delays = 0
         """Number of steps for which admission has been delayed since the last one."""
@@ -146,6 +149,7 @@ class Lane:
         self._forward.refresh()
         self.version = version
         self._rows.mark_version(version)
+        self._ended.clear()
         self._refill()
 
     def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -208,19 +212,43 @@ class Lane:
         # The results were read above, because `_release` moves other rows into these. `resolve` comes last,
         # so that the rows are free before a caller submits another request.
         self._release(ended)
+        if not is_finite.all():
+            self._ended.clear()
         for job, outcome in zip(jobs, outcomes, strict=True):
             job.resolve(outcome)
 
     def _release(self, ended: NDArray[np.int64]) -> None:
         """Frees rows, given in ascending order, and then forks and frees branches."""
         rows = self._rows
+        sequences = self._sequences(ended)
         rows.remove(ended)
         live = slice(rows.count)
         rows.branches[live], sources, targets = self._branches.regroup(
             rows.branches[live], rows.positions[live], rows.newest[live]
         )
-        if sources.size:
-            self._cache.move(sources, targets, int(self._branches.positions[targets].max()))
+        kept = self._ended.keep(sequences, self._branches.count)
+        self._move([*zip(sources.tolist(), targets.tolist(), strict=True), *kept])
+
+    def _sequences(self, ended: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+        """Branch -> the tokens in the cache, for the branches all of whose rows end. Images aren't tokens, so
+        prompts with images are left out."""
+        if not ended.size:
+            return {}
+        rows = self._rows
+        of_rows = rows.branches[: rows.count]
+        others = set(np.delete(of_rows, ended).tolist())
+        return {
+            int(of_rows[row]): rows.tokens[row, : rows.positions[row]].copy()
+            for row in ended.tolist()
+            if int(of_rows[row]) not in others and not rows.jobs[row].media
+        }
+
+    def _move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copies slots of the cache, from and to, all at once."""
+        if moves:
+            sources, targets = np.array(moves).T
+            longest = self._branches.positions[: self._branches.count].max(initial=self._ended.longest)
+            self._cache.move(sources, targets, int(longest))
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -241,13 +269,15 @@ class Lane:
         """Gives free rows to waiting requests, and prefills each prompt that is not in the cache yet, once.
 
         A request that shares its prompt with another one admitted in this step shares its branch. One that
-        shares it with a running row gets a branch with a copy of that row's prefix.
+        shares it with a running row gets a branch with a copy of that row's prefix. One that continues an
+        ended request gets that request's slot, and what is new in its prompt is added.
         """
         rows = self._rows
         branches = self._branches
         known = {job.prompt_key: job for job in rows.jobs}
         num_before = rows.count
         fresh = list[int]()
+        starts = np.zeros(len(branches.positions), np.int64)
         sources = list[int]()
         targets = list[int]()
         for _ in range(min(len(self._waiting), rows.num_free)):
@@ -259,6 +289,10 @@ class Lane:
                 rows.add(job, int(rows.branches[source.row]), self.version)
                 continue
             branch = branches.open(job.prompt)
+            # An image is not in the tokens, so a prompt with images continues nothing.
+            continued = () if is_shared or job.media else job.prompt
+            starts[branch], moves = self._ended.take(branch, continued)
+            self._move(moves)
             # The slot may have the shift of an earlier request. `prefill` sets it again if there are images.
             self._cache.shifts[branch] = 0
             if is_shared:
@@ -269,7 +303,8 @@ class Lane:
             rows.add(job, branch, self.version)
             known[job.prompt_key] = job
         # A branch's position is that of its newest token, so as a length it leaves that token out.
-        self._prefill(fresh, branches.positions)
+        self._prefill([branch for branch in fresh if not starts[branch]], branches.positions)
+        self._extend([branch for branch in fresh if starts[branch]], starts[: branches.count])
         self._share(sources, targets, branches.positions)
         # New branches stand at the end whatever their length. Branches of similar length are moved together
         # now, since each block of the cache costs as much as its longest row.

@@ -340,3 +340,66 @@ def test_dropping_a_request_of_another_lane_changes_nothing() -> None:
     there.steps()
     assert set(here.outcomes) == {"mine"}
     assert set(there.outcomes) == {"theirs 5", "theirs 6"}
+
+
+def test_a_next_turn_computes_only_what_is_new() -> None:
+    bench = Bench()
+    bench.submit("first", max_new=6)
+    bench.steps()
+    second = (*PROMPT, *bench.tokens("first"), 7, 8, 9)
+    for name in ("second", "twin"):
+        bench.submit(name, second, max_new=4, seed=1)
+    bench.steps()
+    # The last token of the first turn was never computed, and that of a prompt is computed by the first step.
+    assert (bench.forward.prefills, bench.forward.extensions) == ([(1, len(PROMPT) - 1)], [(1, 3)])
+    alone = Bench()
+    alone.submit("second", second, max_new=4, seed=1)
+    alone.steps()
+    assert bench.tokens("second") == bench.tokens("twin") == alone.tokens("second")
+    assert bench.logprobs("second") == pytest.approx(alone.logprobs("second"), abs=1e-5)
+
+
+def test_new_weights_forget_the_turns_before() -> None:
+    bench, other = Bench(seed=0), Bench(seed=1)
+    bench.submit("first")
+    bench.steps()
+    bench.lane.replace(fit_tensors(bench.model, export_tensors(other.model)), 1)
+    second = (*PROMPT, *bench.tokens("first"), 7)
+    for each in (bench, other):
+        each.submit("second", second)
+        each.steps()
+    assert bench.forward.extensions == []
+    assert bench.logprobs("second") == pytest.approx(other.logprobs("second"), abs=1e-5)
+
+
+@pytest.mark.parametrize("num_slots", [3, 8, 24])
+def test_conversations_in_turn_are_as_if_each_turn_were_alone(num_slots: int) -> None:
+    rng = np.random.default_rng(num_slots)
+    bench = Bench(num_slots=num_slots)
+    starts: list[tuple[int, ...]] = [PROMPT, PROMPT, (4, 4), (4,)]
+    prompts = {f"{idx}": starts[idx % 4] for idx in range(12)}
+    turns: dict[str, tuple[tuple[int, ...], int, int]] = {}
+    num_tokens = 0
+    for turn in range(4):
+        names = list(rng.permutation(list(prompts)))
+        for name in names:
+            turns[f"{name}.{turn}"] = (prompts[name], int(rng.integers(1, 7)), int(rng.integers(3)))
+            prompt, max_new, seed = turns[f"{name}.{turn}"]
+            num_tokens += len(prompt) - 1
+            bench.submit(f"{name}.{turn}", prompt, max_new=max_new, seed=seed)
+            bench.steps(int(rng.integers(3)))
+        if turn == 1:
+            bench.lane.drop(bench.submit("dropped", (3, *PROMPT)))
+        bench.steps()
+        for name in names:
+            said = bench.tokens(f"{name}.{turn}")
+            prompts[name] = (*prompts[name], *said, *map(int, rng.integers(2, 32, size=2)))
+    for name, (prompt, max_new, seed) in turns.items():
+        alone = Bench(num_slots=1)
+        alone.submit(name, prompt, max_new=max_new, seed=seed)
+        alone.steps()
+        assert bench.tokens(name) == alone.tokens(name)
+        assert bench.logprobs(name) == pytest.approx(alone.logprobs(name), abs=1e-5)
+    computed = sum(rows * length for rows, length in (*bench.forward.prefills, *bench.forward.extensions))
+    if num_slots == 24:
+        assert computed < num_tokens / 2
