@@ -16,7 +16,7 @@ The packages, from the bottom up; the docstring of each says which file decides 
     recipe, processes, report, run, cli                 one run, from its recipe to what a person sees
     addons                                              what a first run does not need
 
-To see one item pass through all of them, read `run/in_one_process.py`.
+To see one item pass through all of them, read `addons/one_process/in_one_process.py`.
 """
 
 from importlib import import_module

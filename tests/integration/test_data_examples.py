@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from astraflow.addons.half_runs.in_process import run_in_process
+from astraflow.addons.one_process.in_process import run_in_process
 from astraflow.dataflow.audit import audit
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from astraflow.addons.half_runs.in_process import run_in_process
+from astraflow.addons.one_process.in_process import run_in_process
 from astraflow.config import load_attr
 from astraflow.dataflow.audit import audit
 from astraflow.protocols import InteractiveEnvironment, Observation

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from astraflow.addons.gallery.listing import full_recipes
-from astraflow.addons.half_runs.in_process import run_in_process
+from astraflow.addons.one_process.in_process import run_in_process
 from astraflow.dataflow.audit import audit
 from astraflow.recipe import gallery
 from astraflow.recipe.recipe import load_recipe

@@ -17,7 +17,7 @@ from astraflow.addons.agents.hosted import check_roles
 from astraflow.addons.agents.hosts.config import HostedSourceConfig
 from astraflow.addons.agents.hosts.host import Host, HostedEpisodeError
 from astraflow.addons.agents.hosts.process import HostLostError
-from astraflow.addons.half_runs.in_process import run_in_process
+from astraflow.addons.one_process.in_process import run_in_process
 from astraflow.dataflow.audit import audit
 from astraflow.errors import ConfigError, DataError, RolloutError
 from astraflow.recipe.recipe import load_recipe

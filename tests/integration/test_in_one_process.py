@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-import astraflow.run.in_one_process as shown
+import astraflow.addons.one_process.in_one_process as shown
+from astraflow.addons.one_process.in_one_process import train_in_one_process
 from astraflow.recipe.recipe import load_recipe
-from astraflow.run.in_one_process import train_in_one_process
 from drivers.recipe_builders import make_digit_model
 
 MAX_LINES = 300

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from astraflow.addons.half_runs.in_process import run_in_process
+from astraflow.addons.one_process.in_process import run_in_process
 from astraflow.dataflow.audit import AuditReport, audit
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe

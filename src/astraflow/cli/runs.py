@@ -247,14 +247,19 @@ def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
 
 def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | None) -> int:
     """Runs one half with the add-on that implements `--only`. Raises: ConfigError if it isn't installed."""
+    return cast("Callable[..., int]", _added_option("run.only"))(recipe, folder, only, batches)
+
+
+def _added_option(name: str) -> object:
+    """Returns what an add-on runs for an option such as `run.only`. Raises: ConfigError if there is none."""
     from astraflow.cli.command_group import added_command
 
-    half = added_command("run.only")
-    if half is None:
-        from astraflow.user_input.installed import where_to_find
+    if (added := added_command(name)) is not None:
+        return added.run
+    from astraflow.user_input.installed import where_to_find
 
-        raise ConfigError(f"`astraflow run --only` {where_to_find('run.only') or 'is not installed'}")
-    return cast("Callable[..., int]", half.run)(recipe, folder, only, batches)
+    command, _, option = name.partition(".")
+    raise ConfigError(f"`astraflow {command} --{option}` {where_to_find(name) or 'is not installed'}")
 
 
 def try_task(
@@ -290,9 +295,7 @@ def try_task(
             _build_missing(loaded)
         loaded = fetch_models(loaded)
         if trace:
-            from astraflow.run.in_one_process import train_in_one_process
-
-            asyncio.run(train_in_one_process(loaded))
+            cast("Callable[..., object]", _added_option("try.trace"))(loaded)
             return
         trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
         print(episode_text(trial))

@@ -13,7 +13,7 @@ from pathlib import Path
 import xxhash
 
 from astraflow.addons.doctor.machine import Finding
-from astraflow.addons.half_runs.in_process import run_in_process
+from astraflow.addons.one_process.in_process import run_in_process
 from astraflow.errors import ConfigError, DeadlineError
 from astraflow.protocols import Learner, StepResult, Write
 from astraflow.recipe.recipe import PolicyConfig, Recipe

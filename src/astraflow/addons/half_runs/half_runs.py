@@ -27,7 +27,7 @@ import msgspec
 import xxhash
 
 from astraflow import wire
-from astraflow.addons.half_runs.in_process import run_in_process
+from astraflow.addons.one_process.in_process import run_in_process
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.chat_template import write_template_defaults
 from astraflow.protocols import Learner, StepResult

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+from astraflow.addons.one_process.memory_versions import MemoryVersions
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.service.service import DataflowService
@@ -24,7 +25,6 @@ from astraflow.rollout.evaluation import Evaluation
 from astraflow.rollout.judging import make_scoring
 from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.service import RolloutService
-from astraflow.run.memory_versions import MemoryVersions
 from astraflow.run.preflight import OpenSources
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.checkpoint import CheckpointStore
