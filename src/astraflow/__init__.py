@@ -23,11 +23,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from astraflow.addons import runs
     from astraflow.recipe.recipe import load_recipe
     from astraflow.run.run import launch
     from astraflow.run.trial import try_episode
 
-__all__ = ["__version__", "launch", "load_recipe", "try_episode"]
+__all__ = ["__version__", "launch", "load_recipe", "runs", "try_episode"]
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "runs":
+        return import_module("astraflow.user_input.installed").load_added("astraflow.modules", name, name)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

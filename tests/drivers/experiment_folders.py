@@ -22,6 +22,7 @@ class Experiment:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         self.recipe = folder / "recipe.yaml"
         if not self.recipe.exists():
             self.recipe.write_text(RECIPE)

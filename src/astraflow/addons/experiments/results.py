@@ -40,6 +40,7 @@ class Final:
 class RunResult:
     """One run of an experiment. Example: `read_result(Path("runs/quickstart")).finals`."""
 
+    path: Path
     name: str
     state: str
     """`finished`, `running`, `stopped`, `failed`, or `unknown`."""
@@ -115,7 +116,7 @@ def read_result(path: Path, name: str = "") -> RunResult:
         rows = metric_rows(folder)
     except (Error, ConfigError, OSError) as err:
         why = failure_of(path)
-        return RunResult(name or path.name, "failed" if why else "unknown", why or str(err), {}, {}, {})
+        return RunResult(path, name or path.name, "failed" if why else "unknown", why or str(err), {}, {}, {})
     finals: dict[str, Final] = {}
     curves: dict[str, Curve] = {}
     for figure, own in _by_figure(rows).items():
@@ -131,7 +132,7 @@ def read_result(path: Path, name: str = "") -> RunResult:
             finals[figure.name] = Final(statistics.fmean(last))
     steps = max((int(row["step"]) for row in rows if row.get("kind") == "step"), default=0)
     return RunResult(
-        name or path.name, record.state, record.reason, recipe, finals, curves, steps, record.wall_s
+        path, name or path.name, record.state, record.reason, recipe, finals, curves, steps, record.wall_s
     )
 
 

@@ -21,10 +21,10 @@ from astraflow.errors import ConfigError, Error
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Trajectory
 
-__all__ = ["check_parquet", "exported", "json_line", "write_parquet"]
+__all__ = ["EPISODE_COLUMNS", "check_parquet", "exported", "json_line", "write_parquet"]
 
 _ROW_GROUP = 1000
-_COLUMNS = {
+EPISODE_COLUMNS = {
     "id": "int64",
     "kind": "string",
     "group": "int64",
@@ -126,7 +126,7 @@ def _pyarrow() -> Any:
 def write_parquet(rows: Iterable[EpisodeDict], out: Path | BinaryIO) -> int:
     """Writes rows to a file and returns their number. Raises: ConfigError without pyarrow; OSError."""
     arrow = _pyarrow()
-    schema = arrow.schema([(name, arrow.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
+    schema = arrow.schema([(name, arrow.type_for_alias(kind)) for name, kind in EPISODE_COLUMNS.items()])
     num = 0
     with arrow.parquet.ParquetWriter(out, schema, compression="zstd") as writer:
         for part in _parts(rows):
