@@ -19,6 +19,16 @@ IMAGES = Path(os.environ.get("ASTRAFLOW_IMAGES", "")) if os.environ.get("ASTRAFL
 """Where pictures for the docs go: `make docs-images` sets it to docs/images."""
 
 
+_SHIFTS = """
+const done = arguments[arguments.length - 1];
+let sum = 0;
+new PerformanceObserver((list) => list.getEntries().forEach((each) => { sum += each.value; }))
+  .observe({ type: "layout-shift", buffered: true });
+setTimeout(() => done(sum), 200);
+"""
+"""How much the page has moved since it was loaded: the sum of all layout shifts."""
+
+
 def page_of(run: Started) -> str:
     """The address that the run printed."""
     return run.read_until("see the run at").split()[-1]
@@ -40,6 +50,7 @@ def test_a_live_run_is_seen(runs: Runs, browser: Browser, tmp_path: Path) -> Non
     browser.open(f"{url}/#/r/run/run")
     numbers_move(browser, tmp_path)
     services_stop_and_join(browser, run, tmp_path)
+    answers_are_found_by_words(browser, url)
     an_episode_is_found(browser, tmp_path)
     weights_and_times_are_drawn(browser, tmp_path)
     a_phone_in_the_dark_shows_all(browser, url, tmp_path)
@@ -74,6 +85,24 @@ def services_stop_and_join(browser: Browser, run: Started, tmp_path: Path) -> No
         browser.wait_for("guest", timeout_s=60.0)
     finally:
         terminals.close()
+
+
+def answers_are_found_by_words(browser: Browser, url: str) -> None:
+    """From the run page, within two clicks on visible words."""
+    browser.open(f"{url}/#/r/run/run")
+    for words in ("Does it learn?", "held-out score", "tokens/s", "What happened", "joined"):
+        browser.wait_for(words)
+    browser.until(lambda: browser.count(".figure") == 4, "the four figures")
+    assert browser.driver.execute_async_script(_SHIFTS) <= 0.02
+    browser.click("Why groups were discarded")
+    browser.until(lambda: "ready=discarded" in browser.driver.current_url, "the discarded groups")
+    for words, name in (("Most often wrong", "worst"), ("Across versions", "versions")):
+        browser.open(f"{url}/#/r/run/run")
+        browser.click("Episodes")
+        browser.click(words)
+        browser.until(lambda name=name: f"ready={name}" in browser.driver.current_url, words)
+        browser.until(lambda: browser.count(".cards li, .empty") > 0, "what was searched")
+        browser.check()
 
 
 def an_episode_is_found(browser: Browser, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ function App() {
     if (runs?.length === 1 && parts.length === 0) location.replace(link("r", runs[0].name, "run"));
     document.title = parts[1] ? `${parts[1]} · AstraFlow` : "AstraFlow";
   }, [runs, parts]);
-  return html`<header><a class="brand" href="#/">AstraFlow</a><nav aria-label="main"><a href="#/">Runs</a><a href="#/compare">Compare</a></nav><${Theme} /></header>
+  return html`<header><a class="brand" href="#/"><img src="assets/icon.svg" alt="" width="24" height="24" />AstraFlow</a><nav aria-label="main"><a href="#/">Runs</a><a href="#/compare">Compare</a></nav><${Theme} /></header>
     <main>${isLocked ? html`<${TokenForm} />` : html`<${Problem} error=${error} />${runs ? html`<${Page} runs=${runs} parts=${parts} params=${params} />` : html`<p class="loading">Loading…</p>`}`}</main>`;
 }
 

@@ -1,5 +1,5 @@
 // One episode as the agent saw it, and its group side by side.
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { clock, html, link, num, Problem, query, useAnswer } from "./base.js";
 import { endOf, nameOf, versionsOf } from "./episodes.js";
 
@@ -77,9 +77,24 @@ function ModePicker({ tokens, mode, choose }) {
     ${names.map((name) => html`<option selected=${name === mode}>${name}</option>`)}</select></label><${Scale} mode=${mode} /></p>`;
 }
 
+// j and k lead to the next and the previous episode of the list that was open last.
+function useNeighbours(run, id) {
+  useEffect(() => {
+    const press = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+      const ids = (sessionStorage.getItem(`astraflow-list ${run}`) ?? "").split(",");
+      const next = ids[ids.indexOf(String(id)) + ({ j: 1, k: -1 }[event.key] ?? Number.NaN)];
+      if (next && ids.includes(String(id))) location.hash = link("r", run, "episode", next).slice(1);
+    };
+    window.addEventListener("keydown", press);
+    return () => window.removeEventListener("keydown", press);
+  }, [run, id]);
+}
+
 export function EpisodePage({ run, id }) {
   const { data, error } = useAnswer(`api/runs/${encodeURIComponent(run)}/episodes/${encodeURIComponent(id)}`);
   const [mode, choose] = useState("logprob");
+  useNeighbours(run, id);
   if (!data) return html`<${Problem} error=${error} />${!error && html`<p class="loading">Loading…</p>`}`;
   const { row } = data;
   const facts = [

@@ -1,5 +1,5 @@
 // Finding episodes: filters in the link, results newest first, export of the selection.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { askJson, download, html, link, num, Problem, query, useAnswer } from "./base.js";
 
 const FIELDS = [
@@ -65,7 +65,15 @@ export function EpisodesPage({ run, params }) {
   };
   const more = () => search(found, new AbortController().signal).catch((error) => setProblem(error.message));
   const save = (form) => download(`${base}/export?${query({ ...filters, form })}`, `${run}.${form}`).catch((error) => setProblem(error.message));
+  const readyName = params.get("ready") ?? "";
+  const { data: ready, error: readyError } = useAnswer(readyName ? `${base}/ready/${encodeURIComponent(readyName)}` : "");
   return html`
+    <${Searches} run=${run} chosen=${readyName} hasFilters=${key !== ""} />
+    <${Chips} run=${run} filters=${filters} />
+    ${readyName ? html`<${Problem} error=${readyError} />${ready ? html`<${Cards} run=${run} rows=${ready} />` : html`<p class="loading">Loading…</p>`}` : null}
+    ${!readyName && html`<${Cards} run=${run} rows=${found.rows} isDone=${found.key === key} />`}
+    ${!readyName && found.next != null && html`<p><button onClick=${more}>Older ones</button></p>`}
+    <details open=${key !== ""}><summary>All filters, table, and export</summary>
     <form class="filters" onSubmit=${(event) => event.preventDefault()}>
       ${FIELDS.map(
         ([name, label, kind]) =>
@@ -82,8 +90,61 @@ export function EpisodesPage({ run, params }) {
     </p>
     <${Problem} error=${found.error ?? problem} />
     ${overview && !overview.is_complete && html`<p class="note">The index is being filled; ${num(overview.num_episodes)} episodes so far.</p>`}
-    <${Table} run=${run} rows=${found.rows} />
-    ${found.next != null && html`<button onClick=${more}>Older ones</button>`}`;
+    <${Table} run=${run} rows=${found.rows} /></details>`;
+}
+
+const SEARCHES = [["", "Newest"], ["improved", "Most improved"], ["worst", "Most often wrong"], ["longest", "Longest"], ["strange", "Newest strange"], ["versions", "Across versions"], ["discarded", "Discarded"]];
+
+function Searches({ run, chosen, hasFilters }) {
+  return html`<nav class="chips" aria-label="ready searches">${SEARCHES.map(
+    ([name, words]) => html`<a class="chip" href=${`${link("r", run, "episodes")}${name ? `?ready=${name}` : ""}`}
+      aria-current=${name === chosen && !(hasFilters && name === "") ? "true" : undefined}>${words}</a>`,
+  )}</nav>`;
+}
+
+// Filters as chips, with how many of the newest episodes each has.
+const SHOWN = [["kind", "kind"], ["fate", "fate"], ["reward", "reward"], ["finish", "end"], ["error", "error"]];
+const REWARDS = { "..0": "0 or less", "0.000001..0.999999": "between", "1..": "1 or more" };
+
+function Chips({ run, filters }) {
+  const { data } = useAnswer(`api/runs/${encodeURIComponent(run)}/facets?${query(filters)}`, 10000);
+  if (!data) return html`<div class="chips"><span class="name">counting…</span></div>`;
+  return SHOWN.filter(([column]) => data.counts[column].length > 1 || filters[column]).map(
+    ([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span>${data.counts[column].map(([value, count]) => {
+      const isOn = filters[column] === value;
+      return html`<a class="chip" key=${value} aria-current=${isOn ? "true" : undefined}
+        href=${`${link("r", run, "episodes")}?${query({ ...filters, [column]: isOn ? "" : value })}`}>${column === "reward" ? REWARDS[value] : value} <small>${num(count)}</small></a>`;
+    })}</div>`,
+  );
+}
+
+// Episodes with their words; j and k move, Enter opens.
+function Cards({ run, rows, isDone = true }) {
+  const [chosen, choose] = useState(-1);
+  const ids = useMemo(() => rows.map(({ id }) => id).slice(0, 200).join(","), [rows]);
+  const { data: words } = useAnswer(ids ? `api/runs/${encodeURIComponent(run)}/snippets?ids=${ids}` : "");
+  useEffect(() => {
+    sessionStorage.setItem(`astraflow-list ${run}`, ids);
+    const press = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+      if (event.key === "j") choose((old) => Math.min(rows.length - 1, old + 1));
+      if (event.key === "k") choose((old) => Math.max(0, old - 1));
+      if (event.key === "Enter" && chosen >= 0 && event.target === document.body) location.hash = link("r", run, "episode", rows[chosen].id).slice(1);
+    };
+    window.addEventListener("keydown", press);
+    return () => window.removeEventListener("keydown", press);
+  }, [ids, chosen]);
+  useEffect(() => document.querySelector(".cards .chosen")?.scrollIntoView({ block: "nearest" }), [chosen]);
+  if (rows.length === 0) return html`<p class="empty">${isDone ? "No episode matches." : "Searching…"}</p>`;
+  return html`<ul class="cards">${rows.map((row, idx) => {
+    const said = words?.[row.id];
+    const look = row.error ? "error" : row.kind === "eval" ? "eval" : (row.fate ?? "live");
+    return html`<li key=${row.id} class=${idx === chosen ? "chosen" : ""}><span class=${`fate ${look}`} title=${endOf(row)}></span>
+      <div><div class="words"><div class="asked">${said?.asked ?? ""}</div><div>${said?.answered ?? ""}</div></div>
+        <p class="facts"><a href=${link("r", run, "episode", row.id)}>${nameOf(row)}</a><span>${row.task ?? ""}</span><span>${row.tokens == null ? "" : `${num(row.tokens)} tokens`}</span>
+          <span>${endOf(row)}</span><span>version ${versionsOf(row)}</span>${row.note && html`<b>${row.note}</b>`}</p></div>
+      <div class="reward">${row.reward == null ? "" : html`${num(row.reward)}<meter min="0" max="1" value=${Math.max(0, Math.min(1, row.reward))} aria-label="reward"></meter>`}</div></li>`;
+  })}</ul>`;
 }
 
 export const nameOf = (row) => `${row.kind === "eval" ? "e" : ""}${row.group}.${row.episode}.${row.attempt}${row.part ? `/${row.part}` : ""}`;

@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Chart } from "./charts.js";
 import { bytes, clock, download, html, link, num, Problem, query, useAnswer, useWidth } from "./base.js";
-import { evalSeries, seriesOf, useMetrics } from "./run.js";
+import { evalSeries, seriesOf, useMetrics } from "./series.js";
 
 // --- compare ---
 
@@ -26,7 +26,7 @@ function Recipes({ runs }) {
 
 function Compared({ runs }) {
   const [over, setOver] = useState("step");
-  const tables = runs.map((run) => tokensSoFar(useMetrics(run, 3000)));
+  const tables = runs.map((run) => tokensSoFar(useMetrics(run, 3000) ?? []));
   const names = ["reward_mean", "loss", "entropy", "grad_norm", "staleness_mean", "episode/sampled_tokens", "train_s", "batch_wait_s"];
   const lines = (make) => tables.flatMap((rows, idx) => make(rows, `${runs[idx]}: `));
   return html`<p class="facts"><label>over <select value=${over} onChange=${(event) => setOver(event.target.value)}>
