@@ -94,7 +94,8 @@ class Found:
     """The result of a run. Shares are of the device-seconds of all devices."""
 
     step_s: float
-    """Seconds per step. In the steady state: the bound, divided by `work_frac`."""
+    """Seconds per step. In the steady state of a schedule that loses no work: the bound, divided by
+    `work_frac`."""
     work_frac: float
     """Share of the work that was trained on: how much of the bound the schedule reaches."""
     idle_frac: float
@@ -117,10 +118,9 @@ def measure(cell: Cell, key: Key, steps: int) -> Found:
     run = simulate(schedule, work, steps=planned, seed=key.seed, switch_s=key.cost * work.bound_s)
     use = run.use_until(end).since(run.use_until(begin))
     total = NUM_DEVICES * use.at_s
-    if key.is_steady:
-        # A burst of `fifo` at either end would change the seconds between two steps, but no episode is lost
-        # here, so all work is trained on in the end.
-        assert not run.num_cancelled
+    if key.is_steady and len(run.tokens_drawn) == planned * work.episodes:
+        # A burst of `fifo` at either end would change the seconds between two steps. Here, all work is
+        # trained on in the end, so it can be counted instead.
         work_frac = (use.generate + use.train) / total
         step_s = work.bound_s / work_frac
     else:
@@ -248,6 +248,12 @@ def figures(sweep: Sweep) -> dict[str, object]:
         "speedup_vs_best_range": {
             f"{cost:g}": _range(sweep.speedup(key) for key in sweep.keys(LENDING, cost)) for cost in COSTS
         },
+        "lending_vs_split_range": {
+            f"{cost:g}": _range(
+                sweep.speedup(key, (ASTRAFLOW.name,)) for key in sweep.keys(LENDING, cost)
+            )
+            for cost in COSTS
+        },
         "speedup_vs_best_range_fixed_split": _range(
             sweep.speedup(key) for key in sweep.keys(ASTRAFLOW, 0.05)
         ),
@@ -264,13 +270,13 @@ def figures(sweep: Sweep) -> dict[str, object]:
 
 def _bound_figures(sweep: Sweep, worst: "_Worst", loads: Loads | None) -> dict[str, object]:
     """Returns how much of the bound lending reaches, and what is idle, at high loads and costs up to 5 %."""
-    whole = [key for cost in COSTS[:3] for key in sweep.keys(LENDING, cost, loads=loads)]
+    low_costs = [cost for cost in COSTS if cost <= max(STEADY_COSTS)]
+    whole = [key for cost in low_costs for key in sweep.keys(LENDING, cost, loads=loads)]
     steady = [key for cost in STEADY_COSTS for key in sweep.keys(LENDING, cost, is_steady=True, loads=loads)]
     fixed = sweep.keys(ASTRAFLOW, 0.0, is_steady=True, loads=loads)
     return {
         "frac_of_bound_min": worst.least("frac_of_bound_min", whole, sweep.work_frac),
         "frac_of_bound_min_steady": worst.least("frac_of_bound_min_steady", steady, sweep.work_frac),
-        "frac_of_bound_range_steady_fixed_split": _range(map(sweep.work_frac, fixed)),
         "idle_frac": -worst.least("idle_frac", steady, lambda key: -sweep.row(key).idle_frac),
         "idle_frac_fixed_split": _range(sweep.row(key).idle_frac for key in fixed),
     }

@@ -206,6 +206,7 @@ class VirtualRun:
             curators=(),
             eval=EvalPlan(sets={}, every=1, deadline_s=300.0),
             max_attempts=1,
+            admission=self._schedule.admission,
         )
 
     # --- episodes ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -157,6 +157,8 @@ class Schedule:
     episodes."""
     lends: bool = False
     """A trainer's devices generate while it waits, and idle ones help a trainer."""
+    admission: Literal["any", "all"] = "any"
+    """Whether a group is drawn when any policy has room for it, or all that need groups."""
     has_barrier: bool = False
     """No trainer begins a step before the other has done the same number of steps."""
 
@@ -192,8 +194,9 @@ ASTRAFLOW = Schedule(
     {"max_staleness": 4, "engine_lag": 1, "sampler": {"name": "fifo"}},
     is_lockstep=False,
 )
-LENDING = replace(ASTRAFLOW, name="astraflow, lending", lends=True)
-"""The same, and no device waits if another policy or task can use it."""
+LENDING = replace(ASTRAFLOW, name="astraflow, lending", lends=True, admission="all")
+"""The same, but no device waits if another policy or task can use it. It also loses no completions: both
+policies act in every episode, so a group that only one of them had room for would be lost for the other."""
 BARRIER = replace(ASTRAFLOW, name="astraflow, barrier", has_barrier=True)
 """The same, but both policies wait for each other."""
 SYNCHRONOUS = (
