@@ -9,7 +9,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-ENDINGS = frozenset({".yaml", ".py", ".json", ".jsonl", ".mjs", ".md", ".toml", ".gitignore"})
+ENDINGS = frozenset({".yaml", ".py", ".ipynb", ".json", ".jsonl", ".mjs", ".md", ".toml", ".gitignore"})
 """Endings and names of files that belong to the gallery. Runs of the examples may have left other files."""
 
 
