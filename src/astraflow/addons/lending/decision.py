@@ -165,9 +165,9 @@ def choose_side(view: TrainerView, rules: Rules = Rules()) -> Choice:
         return Choice(Side.GENERATE, Reason.DONE)
     if view.num_ready:
         return Choice(Side.TRAIN, Reason.BATCH_READY)
+    if view.waits_for_tickets and view.missing_s <= view.times.mean_s:
+        return Choice(Side.TRAIN, Reason.BATCH_NEAR)
     if view.side == Side.GENERATE:
-        if view.waits_for_tickets and view.missing_s <= view.times.mean_s:
-            return Choice(Side.TRAIN, Reason.BATCH_NEAR)
         return Choice(Side.GENERATE, Reason.LENT)
     if view.lent_step == view.step:
         return Choice(Side.TRAIN, Reason.LENT_ALREADY)
