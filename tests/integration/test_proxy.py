@@ -101,7 +101,8 @@ def request_of(task: AgentTask, endpoint: Endpoint) -> tuple[str, dict[str, Any]
 def by_urllib(task: AgentTask, endpoint: Endpoint) -> None:
     url, body, headers = request_of(task, endpoint)
     headers["Content-Type"] = "application/json"
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as reply:
+    opener = urllib.request.build_opener()  # `urlopen` would keep this proxy for all later tests
+    with opener.open(urllib.request.Request(url, json.dumps(body).encode(), headers)) as reply:
         assert reply.status == 200
 
 
