@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from astraflow.errors import ConfigError
-from astraflow.user_input.mistakes import format_value
+from astraflow.user_input.mistakes import format_value, near_path
 from astraflow.user_input.plain_data import line_of, yaml_value
 from astraflow.user_input.user_files import format_path, is_there, line_at, read_file
 
@@ -101,6 +101,7 @@ def _yaml_mapping(path: Path) -> JsonMap:
         raise ConfigError(
             f"recipe {format_path(path)} does not exist; pass the path of a YAML file (`astraflow recipes "
             "list` shows those that come with AstraFlow, `astraflow recipes copy NAME` copies one)"
+            f"{near_path(path)}"
         )
     try:
         text = read_file(path, "recipe", max_bytes=_MAX_YAML_BYTES).decode()

@@ -28,6 +28,12 @@ def test_of_several_extended_files_later_ones_win(tmp_path: Path) -> None:
             load_mapping(write(tmp_path, wrong, "wrong.yaml"))
 
 
+def test_a_missing_recipe_is_named_with_the_nearest_file(tmp_path: Path) -> None:
+    write(tmp_path, BASE, "quickstart.yaml")
+    with pytest.raises(ConfigError, match=r'does not exist; .* did you mean ".*/quickstart.yaml"'):
+        load_mapping(tmp_path / "quickstrat.yaml")
+
+
 def test_an_empty_section_replaces_what_was_there(tmp_path: Path) -> None:
     sets = {"heldout": {"source": "sums", "num_tasks": 8}}
     recipe = write(tmp_path, {**BASE, "eval": {"sets": sets}}, "base.yaml")
