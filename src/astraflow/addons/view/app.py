@@ -336,7 +336,7 @@ async def _status(run: ShownRun) -> dict[str, Any]:
         if run.remote is not None:
             status = await run_status(run.remote.url, run.remote.token_file, ca_file=run.remote.ca_file)
         else:
-            status = await run_status(str(run.folder.path), None)
+            status = await run_status(str(run.folder.path), None, summary_of=lambda _: run.summary.now())
     except (Error, OSError) as err:
         return {**place, "status": {"problem": str(err)}, "answer": None}
     # The page requests steps and evaluations separately.

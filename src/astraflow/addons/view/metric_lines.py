@@ -7,7 +7,10 @@ import msgspec
 __all__ = ["metric_lines"]
 
 _MAX_ROWS = 4000
-"""Steps that one answer contains; of a longer run, only every nth step, because a screen can't show more."""
+"""Steps that one answer contains at most; a screen can't show more. Of a longer run, each stretch of steps is
+represented by its first row and by the rows with its largest `_SPIKES`."""
+_SPIKES = ("grad_norm", "behavior_gap_max", "loss")
+"""Metrics whose single large values are news."""
 _MAX_LINE_BYTES = 1024 * 1024
 """A longer line is not a row."""
 
@@ -17,6 +20,10 @@ class _Row(msgspec.Struct, gc=False):
 
     kind: str
     step: int
+    policy: str = ""
+    grad_norm: float | None = None
+    behavior_gap_max: float | None = None
+    loss: float | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Row)
@@ -40,10 +47,28 @@ def metric_lines(path: Path, after: int) -> bytes:
         end += len(line)
         if line.endswith(b"\n") and line.startswith(b"{") and (row := _row_of(line)) is not None:
             rows.append((row, end, line))
+    return b"[" + b",".join(b'{"id":%d,' % end + line[1:].strip() for _, end, line in _thinned(rows)) + b"]"
+
+
+def _thinned(rows: list[tuple[_Row, int, bytes]]) -> list[tuple[_Row, int, bytes]]:
+    """Returns all rows or, of too many steps, those that represent their stretch. Evaluations all stay."""
     num_steps = sum(row.kind == "step" for row, _, _ in rows)
-    every = max(1, -(-num_steps // _MAX_ROWS))
-    kept = [each for each in rows if each[0].kind != "step" or each[0].step % every == 0]
-    return b"[" + b",".join(b'{"id":%d,' % end + line[1:].strip() for _, end, line in kept) + b"]"
+    if num_steps <= _MAX_ROWS:
+        return rows
+    length = -(-num_steps * (1 + len(_SPIKES)) // _MAX_ROWS)
+    stretches: dict[tuple[str, int], list[int]] = {}
+    for idx, (row, _, _) in enumerate(rows):
+        if row.kind == "step":
+            stretches.setdefault((row.policy, row.step // length), []).append(idx)
+    kept = {idx for idx, (row, _, _) in enumerate(rows) if row.kind != "step"}
+    for members in stretches.values():
+        kept.add(members[0])
+        kept |= {
+            max(members, key=lambda idx, name=name: abs(getattr(rows[idx][0], name) or 0.0))
+            for name in _SPIKES
+        }
+    kept.add(len(rows) - 1)  # what the page shows as the newest value
+    return [rows[idx] for idx in sorted(kept)]
 
 
 def _row_of(line: bytes) -> _Row | None:

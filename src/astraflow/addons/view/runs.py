@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.addons.view.index import RunIndex
+from astraflow.addons.view.late_summary import LateSummary
 from astraflow.addons.view.remote import RemoteRun
 from astraflow.addons.view.token_text import TokenText
 from astraflow.recipe.run_folder import RunFolder
@@ -31,6 +32,7 @@ class ShownRun:
     texts: TokenText
     lock: threading.Lock
     """Held while the index is filled."""
+    summary: LateSummary
     remote: RemoteRun | None = None
     """The source of the run if it is on another machine."""
 
@@ -46,8 +48,13 @@ class ShownRuns:
         self._lock = threading.Lock()
 
     def all(self) -> list[ShownRun]:
-        """Returns the runs that exist now, up to 200. A run keeps its name."""
+        """Returns the runs that exist now, up to 200. A run keeps its name.
+
+        A run whose folder is gone is forgotten, so that a new folder at its path gets an index of its own.
+        """
         with self._lock:
+            for path in [path for path in self._runs if not path.is_dir()]:
+                self._forget(path)
             for path in (*self._remotes, *_run_folders(self._roots)):
                 if path not in self._runs and len(self._runs) < _MAX_RUNS:
                     self._runs[path] = self._shown(path)
@@ -66,6 +73,16 @@ class ShownRuns:
         for remote in self._remotes.values():
             remote.close()
 
+    def _forget(self, path: Path) -> None:
+        """Closes the index of a run, unless a request fills it now; then the next call does."""
+        run = self._runs[path]
+        if run.lock.acquire(blocking=False):
+            try:
+                run.index.close()
+            finally:
+                run.lock.release()
+            del self._runs[path]
+
     def _shown(self, path: Path) -> ShownRun:
         taken = {run.name for run in self._runs.values()}
         remote = self._remotes.get(path)
@@ -76,7 +93,9 @@ class ShownRuns:
             name = f"{plain}-{number}"
             number += 1
         folder = RunFolder(path)
-        return ShownRun(name, folder, RunIndex(path), TokenText(folder), threading.Lock(), remote)
+        return ShownRun(
+            name, folder, RunIndex(path), TokenText(folder), threading.Lock(), LateSummary(folder), remote
+        )
 
 
 def _run_folders(roots: Sequence[Path]) -> list[Path]:

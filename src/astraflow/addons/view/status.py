@@ -10,6 +10,7 @@ import contextlib
 import functools
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -112,8 +113,16 @@ def show_status(where: str, token_file: Path | None, *, as_json: bool = False) -
     return 0 if status.dataflow or status.summary else 1
 
 
-async def run_status(where: str, token_file: Path | None, *, ca_file: str = "") -> RunStatus:
+async def run_status(
+    where: str,
+    token_file: Path | None,
+    *,
+    ca_file: str = "",
+    summary_of: Callable[[RunFolder], Summary | None] = load_summary,
+) -> RunStatus:
     """Collects what is known about a run, in less than 2 s. `ca_file`: checks the certificate behind a URL.
+
+    `summary_of` returns the results of a run that has ended, which take longer if they have to be computed.
 
     Raises: UnavailableError if a URL does not answer; DataError if `where` is not a run folder.
     """
@@ -143,7 +152,7 @@ async def run_status(where: str, token_file: Path | None, *, ca_file: str = "") 
             state=record.state,
             reason=record.reason,
             services=record.services,
-            summary=load_summary(folder),
+            summary=summary_of(folder),
         )
     return await _status_of_running(where, folder, record, token_file)
 
