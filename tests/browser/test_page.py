@@ -130,7 +130,7 @@ def an_episode_is_found(browser: Browser, tmp_path: Path) -> None:
 def weights_and_times_are_drawn(browser: Browser, tmp_path: Path) -> None:
     for name in ("weights", "timeline"):
         browser.go(f"#/r/run/{name}")
-        browser.until(lambda: browser.count("svg, canvas") > 0, name)
+        browser.until(lambda: browser.count(".lanes svg, .chart canvas") > 0, name)
         browser.check()
         picture(browser, name, tmp_path)
     browser.choose("slots of", "rollout-0")

@@ -1,9 +1,10 @@
 // The frame: which page the link names, navigation, theme, and the token of a remote viewer.
 import { render } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { html, link, Problem, token, useAnswer } from "./base.js";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { clock, html, link, Problem, Skeleton, token, useAnswer } from "./base.js";
 import { EpisodePage, GroupPage } from "./episode.js";
 import { EpisodesPage } from "./episodes.js";
+import { Icon } from "./icons.js";
 import { ComparePage, TimelinePage, WeightsPage } from "./others.js";
 import { RunPage } from "./run.js";
 
@@ -31,15 +32,30 @@ function usePlace() {
   return at;
 }
 
+const THEMES = ["", "light", "dark"];
+
 function Theme() {
   const [theme, setTheme] = useState(localStorage.getItem("astraflow-theme") ?? "");
   useEffect(() => {
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
     localStorage.setItem("astraflow-theme", theme);
+    window.dispatchEvent(new Event("theme"));
   }, [theme]);
-  return html`<label class="theme"><span class="sr">theme</span><select value=${theme} onChange=${(event) => setTheme(event.target.value)}>
-    <option value="">system</option><option value="light">light</option><option value="dark">dark</option></select></label>`;
+  const name = theme || "system";
+  const next = () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
+  return html`<button class="plain" onClick=${next} title=${`Colors: ${name}`} aria-label=${`Colors: ${name}. Change them`}><${Icon} name=${name} /></button>`;
+}
+
+// One line while the viewer doesn't answer; the pages stay as they are.
+function Away() {
+  const [since, set] = useState(0);
+  useEffect(() => {
+    const change = ({ detail }) => set((old) => (detail.isAway ? old || Date.now() / 1000 : 0));
+    window.addEventListener("viewer", change);
+    return () => window.removeEventListener("viewer", change);
+  }, []);
+  return since > 0 && html`<p class="away" role="status"><${Icon} name="away" />The viewer hasn't answered since ${clock(since)}. You see what it said last; this page tries again.</p>`;
 }
 
 function TokenForm() {
@@ -53,12 +69,18 @@ function TokenForm() {
     <label>token <input type="password" autocomplete="off" value=${text} onInput=${(event) => setText(event.target.value)} /></label><button>Show the runs</button></form>`;
 }
 
+const when = (atS) => (atS ? new Date(atS * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }) : "–");
+
 function RunList({ runs }) {
-  return html`<h1>Runs</h1>${runs.length === 0 && html`<p>No run folder was found.</p>`}
-    <ul class="runs">${runs.map((run) => html`<li><a href=${link("r", run.name, "run")}>${run.name}</a> <span class=${`state ${run.state}`}>${run.state}</span> <small>${run.path}</small></li>`)}</ul>`;
+  if (runs.length === 0) return html`<h1>Runs</h1><p class="empty"><b>No runs yet</b>Start one with astraflow run quickstart. It appears here by itself.</p>`;
+  return html`<h1>Runs</h1><div class="scroll" tabindex="0" role="group" aria-label="runs"><table class="runs"><thead><tr><th>run</th><th>state</th><th>recipe</th><th class="n">last sign of life</th><th>folder</th></tr></thead>
+    <tbody>${runs.map((run) => html`<tr key=${run.name}><td><a href=${link("r", run.name, "run")}>${run.name}</a></td><td><span class=${`state ${run.state}`}>${run.state}</span></td>
+      <td>${run.recipe}</td><td class="n">${when(run.at_s)}</td><td class="muted">${run.path}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Page({ runs, parts, params }) {
+  const known = useRef(new Set());
+  runs.forEach(({ name }) => known.current.add(name));
   if (parts[0] === "compare") return html`<h1>Compare</h1><${ComparePage} all=${runs} params=${params} />`;
   if (parts[0] !== "r") return html`<${RunList} runs=${runs} />`;
   const [, run, page = "run", ...rest] = parts;
@@ -72,11 +94,15 @@ function Page({ runs, parts, params }) {
     timeline: () => html`<${TimelinePage} key=${run} run=${run} />`,
   };
   const active = { episode: "episodes", group: "episodes" }[page] ?? page;
+  if (!known.current.has(run) || !pages[page]) {
+    return html`<h1>${run}</h1><p class="empty"><b>There is no such page here</b>The run may have been moved or deleted. <a href="#/">See all runs</a></p>`;
+  }
   return html`<h1>${run}</h1>
     <nav aria-label="pages of the run" class="tabs">${TABS.map(
       ([name, title]) => html`<a href=${link("r", run, name)} aria-current=${name === active ? "page" : undefined}>${title}</a>`,
     )}</nav>
-    ${isShown && pages[page] ? pages[page]() : html`<p class="problem">There is no such page here.</p>`}`;
+    ${!isShown && html`<p class="note" role="status">The folder of this run is gone: it was deleted or moved. You see what was read last.</p>`}
+    ${pages[page]()}`;
 }
 
 function App() {
@@ -92,8 +118,8 @@ function App() {
     if (runs?.length === 1 && parts.length === 0) location.replace(link("r", runs[0].name, "run"));
     document.title = parts[1] ? `${parts[1]} · AstraFlow` : "AstraFlow";
   }, [runs, parts]);
-  return html`<header><a class="brand" href="#/"><img src="assets/icon.svg" alt="" width="24" height="24" />AstraFlow</a><nav aria-label="main"><a href="#/">Runs</a><a href="#/compare">Compare</a></nav><${Theme} /></header>
-    <main>${isLocked ? html`<${TokenForm} />` : html`<${Problem} error=${error} />${runs ? html`<${Page} runs=${runs} parts=${parts} params=${params} />` : html`<p class="loading">Loading…</p>`}`}</main>`;
+  return html`<header><a class="brand" href="#/"><img src="assets/icon.svg" alt="" width="22" height="22" />AstraFlow</a><nav aria-label="main"><a href="#/">Runs</a><a href="#/compare">Compare</a></nav><${Theme} /></header>
+    <${Away} /><main>${isLocked ? html`<${TokenForm} />` : html`<${Problem} error=${error} />${runs ? html`<${Page} runs=${runs} parts=${parts} params=${params} />` : html`<h1>\u00a0</h1><${Skeleton} />`}`}</main>`;
 }
 
 document.getElementById("app").replaceChildren();

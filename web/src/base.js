@@ -1,11 +1,12 @@
 // What all pages share: HTML templates, requests, links, numbers as people read them.
 import { h } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import htm from "htm";
 
 export const html = htm.bind(h);
 
 export class NeedsToken extends Error {}
+class Away extends Error {}
 
 // The token of a viewer that is reached over a network; kept until the tab is closed.
 export const token = {
@@ -13,9 +14,17 @@ export const token = {
   set: (value) => sessionStorage.setItem("astraflow-token", value),
 };
 
+// Whether the viewer answers. Pages keep what they show while it doesn't, and one line says since when.
+const tell = (isAway) => window.dispatchEvent(new CustomEvent("viewer", { detail: { isAway } }));
+
 export async function ask(path, signal) {
   const headers = token.get() ? { authorization: `Bearer ${token.get()}` } : {};
-  const reply = await fetch(path, { headers, signal });
+  const reply = await fetch(path, { headers, signal }).catch((error) => {
+    if (error.name === "AbortError") throw error;
+    tell(true);
+    throw new Away("The viewer doesn't answer.");
+  });
+  tell(false);
   if (reply.status === 401) throw new NeedsToken("this viewer needs a token");
   if (!reply.ok) {
     let message = `${reply.status} ${reply.statusText}`;
@@ -44,23 +53,30 @@ export async function download(path, name) {
 export const query = (values) =>
   new URLSearchParams(Object.entries(values).filter(([, value]) => value !== "" && value != null)).toString();
 
-// Asks again every `everyMs` while the tab is visible; 0 asks once. The last good answer stays on errors.
+// Asks again every `everyMs` while the tab is visible; 0 asks once. The last good answer stays on errors, and nothing is
+// drawn again for an answer that says the same.
 export function useAnswer(path, everyMs = 0) {
   const [state, setState] = useState({ data: undefined, error: null, path: null });
   useEffect(() => {
     if (!path) return undefined;
     const stop = new AbortController();
     let timer = 0;
+    let last = null;
     const again = async () => {
       try {
         if (!document.hidden) {
-          const data = await askJson(path, stop.signal);
-          if (!stop.signal.aborted) setState({ data, error: null, path });
+          const text = await (await ask(path, stop.signal)).text();
+          if (!stop.signal.aborted && text !== last) setState({ data: JSON.parse(text), error: null, path });
+          last = text;
         }
       } catch (error) {
         if (stop.signal.aborted) return;
+        last = null;
         if (error instanceof NeedsToken) window.dispatchEvent(new Event("needs-token"));
-        setState((old) => ({ data: old.path === path ? old.data : undefined, error: error.message, path }));
+        setState((old) => {
+          const data = old.path === path ? old.data : undefined;
+          return { data, error: data !== undefined && error instanceof Away ? null : error.message, path };
+        });
       }
       if (everyMs) timer = setTimeout(again, everyMs);
     };
@@ -73,10 +89,13 @@ export function useAnswer(path, everyMs = 0) {
   return state.path === path ? state : { data: undefined, error: null };
 }
 
+// The width is known before the first paint, so that nothing moves.
 export function useWidth() {
   const ref = useRef(null);
   const [width, setWidth] = useState(0);
-  useEffect(() => {
+  useLayoutEffect(() => {
+    const { paddingLeft, paddingRight } = getComputedStyle(ref.current);
+    setWidth(Math.floor(ref.current.clientWidth - Number.parseFloat(paddingLeft) - Number.parseFloat(paddingRight)));
     const watch = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
     watch.observe(ref.current);
     return () => watch.disconnect();
@@ -93,6 +112,36 @@ export function useSeen(ref) {
     return () => watch.disconnect();
   }, []);
   return isSeen;
+}
+
+// "light" or "dark", by the system or by what was chosen here.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const schemeNow = () => document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
+
+export function useScheme() {
+  const [scheme, set] = useState(schemeNow);
+  useEffect(() => {
+    const change = () => set(schemeNow());
+    dark.addEventListener("change", change);
+    window.addEventListener("theme", change);
+    return () => {
+      dark.removeEventListener("change", change);
+      window.removeEventListener("theme", change);
+    };
+  }, []);
+  return scheme;
+}
+
+// One of a few values, all of which can be seen.
+export function Segments({ label, value, options, choose }) {
+  return html`<span class="segments" role="group" aria-label=${label}>${options.map(
+    ([name, words]) => html`<button key=${name} aria-pressed=${String(name === value)} onClick=${() => choose(name)}>${words}</button>`,
+  )}</span>`;
+}
+
+// What a page looks like before its data has arrived.
+export function Skeleton() {
+  return html`<div class="skeleton" role="status"><span class="sr">Loading…</span><i class="tall"></i><i class="taller"></i><div class="charts"><i class="taller"></i><i class="taller"></i><i class="taller"></i></div></div>`;
 }
 
 export function Problem({ error }) {

@@ -1,31 +1,60 @@
-// Curves, by uPlot. Colours come from the style sheet, so that light and dark agree.
+// Curves, by uPlot. Colors come from the style sheet, so that light and dark agree.
 import uPlot from "uplot";
-import { useEffect, useRef } from "preact/hooks";
-import { html, num, useSeen, useWidth } from "./base.js";
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import { html, num, useScheme, useSeen, useWidth } from "./base.js";
 
 const HEIGHT = 170;
-const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-export const colour = (idx) => style(`--series-${idx % 8}`);
+const NUM_COLORS = 8;
+const DASHES = [undefined, [6, 3], [2, 3]];
+const FEW = 40;
 
-// series: [{label, x: [], y: [], low?: [], high?: [], dash?}]. Joins them over one x axis. A chart is drawn again when it
-// gets another list while it is on the screen, so callers keep theirs until it changes.
-function joined(series, isSmooth) {
-  const tables = series.flatMap(({ x, y, low, high }) => {
-    const parts = isSmooth && !low ? [[x, y], [x, smooth(y)]] : [[x, y]];
-    if (low) parts.push([x, low], [x, high]);
-    return parts;
-  });
-  return tables.length > 1 ? uPlot.join(tables) : tables[0];
+// A color of the style sheet as the canvas needs it: resolved for light or dark, and with an opacity.
+function resolved(name, share = 1) {
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = share === 1 ? `var(${name})` : `color-mix(in srgb, var(${name}) ${100 * share}%, transparent)`;
+  const { color } = getComputedStyle(probe);
+  probe.remove();
+  return color;
 }
 
-// The mean of the values around each, over a twentieth of the curve; short curves stay as they are.
-function smooth(values) {
+// The mean of the values around each, over a twentieth of the curve. Sums from both ends of blocks as long as the window
+// make it one pass, however long the curve is, and without differences of large sums.
+export function smooth(values) {
   const half = Math.floor(values.length / 40);
+  const width = 2 * half + 1;
+  const size = values.length + 2 * half;
+  const at = (idx) => values[idx - half] ?? 0;
+  const has = (idx) => (values[idx - half] == null ? 0 : 1);
+  const make = () => ({ sums: new Float64Array(size), counts: new Uint32Array(size) });
+  const [before, after] = [make(), make()];
+  for (let idx = 0; idx < size; idx += 1) {
+    const isFirst = idx % width === 0;
+    before.sums[idx] = at(idx) + (isFirst ? 0 : before.sums[idx - 1]);
+    before.counts[idx] = has(idx) + (isFirst ? 0 : before.counts[idx - 1]);
+  }
+  for (let idx = size - 1; idx >= 0; idx -= 1) {
+    const isLast = idx === size - 1 || (idx + 1) % width === 0;
+    after.sums[idx] = at(idx) + (isLast ? 0 : after.sums[idx + 1]);
+    after.counts[idx] = has(idx) + (isLast ? 0 : after.counts[idx + 1]);
+  }
   return values.map((value, idx) => {
-    if (half === 0 || value == null) return value;
-    const near = values.slice(Math.max(0, idx - half), idx + half + 1).filter((each) => each != null);
-    return near.reduce((sum, each) => sum + each, 0) / near.length;
+    if (value == null) return value;
+    const end = idx + width - 1;
+    const isWhole = idx % width === 0;
+    return (after.sums[idx] + (isWhole ? 0 : before.sums[end])) / (after.counts[idx] + (isWhole ? 0 : before.counts[end]));
   });
+}
+
+const isSmoothed = (line, isSmooth) => isSmooth && !line.low && line.y.length >= FEW;
+
+// series: [{label, x: [], y: [], low?: [], high?: [], color?, dash?}]. Joins them over one x axis. A chart is drawn again
+// when it gets another list while it is on the screen, so callers keep theirs until it changes.
+function joined(series, isSmooth) {
+  const tables = series.map((line) => {
+    if (line.low) return [line.x, line.y, line.low, line.high];
+    return isSmoothed(line, isSmooth) ? [line.x, line.y, smooth(line.y)] : [line.x, line.y];
+  });
+  return tables.length > 1 ? uPlot.join(tables) : tables[0];
 }
 
 // A flat line lies in the middle of its chart instead of on an axis of its own rounding errors.
@@ -39,69 +68,146 @@ const rangeOf = (_, low, high) => {
   return [low - room, low + room];
 };
 
-function options(series, width, xLabel, isSmooth) {
-  const axis = {
-    stroke: style("--muted"),
-    grid: { stroke: style("--line"), width: 1 },
-    ticks: { stroke: style("--line"), width: 1 },
-    font: "11px system-ui",
-    size: 46,
-  };
-  const lines = [{ label: xLabel }];
+// The lines that uPlot draws for the series, and where in its data the values of each series are.
+function linesOf(series, isSmooth) {
+  const lines = [];
   const bands = [];
-  series.forEach(({ label, low, dash }, idx) => {
-    const isPair = isSmooth && !low;
-    lines.push({ label, stroke: colour(idx) + (isPair ? "55" : ""), width: isPair ? 1 : 2, dash, spanGaps: true, points: { show: low !== undefined } });
-    if (isPair) lines.push({ label, stroke: colour(idx), width: 2, spanGaps: true, points: { show: false } });
-    if (low) {
-      const at = lines.length;
+  const places = [];
+  series.forEach((line, idx) => {
+    const color = `--series-${(line.color ?? idx) % NUM_COLORS}`;
+    const isPair = isSmoothed(line, isSmooth);
+    const base = { dash: DASHES[(line.dash ?? 0) % DASHES.length], spanGaps: true };
+    places.push(lines.length + 1);
+    const isDotted = line.low !== undefined || line.y.length === 1;
+    lines.push({ ...base, stroke: resolved(color, isPair ? 0.3 : 1), width: isPair ? 1 : 1.75, points: { show: isDotted, size: 6, fill: resolved("--card") } });
+    if (isPair) lines.push({ ...base, stroke: resolved(color), width: 1.75, points: { show: false } });
+    if (line.low) {
       const edge = { stroke: "transparent", width: 0, spanGaps: true, points: { show: false } };
-      lines.push({ ...edge, label: `${label} low` }, { ...edge, label: `${label} high` });
-      bands.push({ series: [at + 1, at], fill: `${colour(idx)}33` });
+      lines.push(edge, edge);
+      bands.push({ series: [lines.length, lines.length - 1], fill: resolved(color, 0.18) });
     }
   });
+  return { lines, bands, places };
+}
+
+function options(series, width, xLabel, isSmooth, hooks) {
+  const { lines, bands, places } = linesOf(series, isSmooth);
+  const line = { stroke: resolved("--line"), width: 1 };
+  const axis = { stroke: resolved("--muted"), grid: line, ticks: { show: false }, font: `11px ${getComputedStyle(document.body).fontFamily}`, gap: 6 };
   return {
     width,
     height: HEIGHT,
-    series: lines,
+    padding: [6, 10, 0, 0],
+    series: [{ label: xLabel }, ...lines],
     bands,
     legend: { show: false },
-    cursor: { points: { size: 6 }, sync: { key: "steps" } },
+    cursor: { points: { size: 7 }, sync: { key: xLabel }, bind: { mousedown: startMoving } },
     scales: { x: { time: false }, y: { range: rangeOf } },
-    axes: [
-      { ...axis, size: 30 },
-      { ...axis, values: (_, values) => values.map((value) => num(value, 4)) },
-    ],
+    axes: [{ ...axis, size: 26, grid: { show: false } }, { ...axis, size: 46, values: (_, values) => values.map((value) => num(value, 4)) }],
+    hooks: { ready: [zoomByWheel], setCursor: [(plot) => hooks.read(plot, places)] },
   };
+}
+
+// --- moving along the x axis: a drag zooms, Shift and a drag move, Ctrl and the wheel zoom, a double click shows all ---
+
+const follow = (plot, range) => uPlot.sync(plot.cursor.sync.key).plots.forEach((each) => each !== plot && each.setScale("x", range));
+
+function within(plot, min, max) {
+  const [first, last] = [plot.data[0][0], plot.data[0].at(-1)];
+  const size = Math.min(max - min, last - first);
+  const start = Math.min(Math.max(min, first), last - size);
+  return { min: start, max: start + size };
+}
+
+const startMoving = (plot, target, select) => (event) => {
+  if (!event.shiftKey) {
+    select(event);
+    return;
+  }
+  const { min, max } = plot.scales.x;
+  const perPixel = (max - min) / plot.over.clientWidth;
+  let range = { min, max };
+  const move = ({ clientX }) => {
+    const by = (event.clientX - clientX) * perPixel;
+    range = within(plot, min + by, max + by);
+    plot.setScale("x", range);
+  };
+  const stop = () => {
+    window.removeEventListener("mousemove", move);
+    follow(plot, range);
+  };
+  window.addEventListener("mousemove", move);
+  window.addEventListener("mouseup", stop, { once: true });
+};
+
+function zoomByWheel(plot) {
+  plot.over.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    const { min, max } = plot.scales.x;
+    const at = plot.posToVal(event.offsetX, "x");
+    const by = event.deltaY > 0 ? 1.25 : 0.8;
+    const range = within(plot, at - (at - min) * by, at + (max - at) * by);
+    plot.setScale("x", range);
+    follow(plot, range);
+  }, { passive: false });
+}
+
+// New rows leave a part that someone zoomed into as it is.
+function renew(plot, data) {
+  const { min, max } = plot.scales.x;
+  const isWhole = min == null || (min <= plot.data[0][0] && max >= plot.data[0].at(-1));
+  plot.setData(data, isWhole);
+  if (!isWhole) plot.setScale("x", { min, max });
+}
+
+// --- the chart ---
+
+const lastOf = (values) => values.findLast((value) => value != null);
+
+function nearest(values, idx) {
+  for (let by = 0; by < values.length; by += 1) {
+    const found = values[idx - by] ?? values[idx + by];
+    if (found != null) return found;
+  }
+  return null;
 }
 
 export function Chart({ title, series, xLabel = "step", isSmooth = false }) {
   const [box, width] = useWidth();
   const isSeen = useSeen(box);
+  const figure = useRef(null);
   const target = useRef(null);
   const plot = useRef(null);
-  const shown = series.filter(({ x }) => x.length > 0);
-  const shape = `${width} ${xLabel} ${isSmooth} ${shown.map(({ label, low }) => label + (low ? "b" : "")).join("|")}`;
+  const shown = useMemo(() => series.filter(({ x }) => x.length > 0), [series]);
+  const scheme = useScheme();
+  const shape = `${width > 0} ${scheme} ${xLabel} ${isSmooth} ${shown.map((line) => `${line.label}${line.low ? "b" : ""}${isSmoothed(line, isSmooth)}`).join("|")}`;
+  // The legend has the newest values, or those at the cursor. It is written directly, because the cursor moves often.
+  const read = (at, places) => {
+    const { idx } = at.cursor;
+    figure.current.querySelector(".at").textContent = idx == null ? "" : `${xLabel} ${num(at.data[0][idx], 5)}`;
+    figure.current.querySelectorAll(".legend b").forEach((cell, nth) => {
+      cell.textContent = num(idx == null ? lastOf(at.data[places[nth]]) : nearest(at.data[places[nth]], idx));
+    });
+  };
   useEffect(() => {
     if (!width || shown.length === 0) return undefined;
-    plot.current = new uPlot(options(shown, width, xLabel, isSmooth), joined(shown, isSmooth), target.current);
+    plot.current = new uPlot(options(shown, width, xLabel, isSmooth, { read }), joined(shown, isSmooth), target.current);
     return () => {
       plot.current.destroy();
       plot.current = null;
     };
-  }, [shape, document.documentElement.dataset.theme]);
+  }, [shape]);
+  useEffect(() => plot.current?.setSize({ width, height: HEIGHT }), [width]);
   useEffect(() => {
-    if (plot.current && isSeen) plot.current.setData(joined(shown, isSmooth));
-  }, [series, isSeen]);
-  const last = (line) => line.y.findLast((value) => value != null);
-  return html`<figure class="chart">
-    <figcaption>${title}</figcaption>
-    <div ref=${box} class="plot"><div ref=${target} aria-hidden="true"></div></div>
-    ${shown.length === 0 && html`<p class="muted">nothing yet</p>`}
-    <ul class="legend">
-      ${shown.map(
-        (line, idx) => html`<li title=${line.name ?? line.label}><span class=${`key k${idx % 8}`}></span>${line.label} <b>${num(last(line))}</b></li>`,
-      )}
+    if (plot.current && isSeen) renew(plot.current, joined(shown, isSmooth));
+  }, [shown, isSeen]);
+  const look = (line, idx) => `key k${(line.color ?? idx) % NUM_COLORS} ${["", "dashed", "dotted"][(line.dash ?? 0) % DASHES.length]}`;
+  return html`<figure class="chart" ref=${figure}>
+    <figcaption>${title}<span class="at"></span></figcaption>
+    <div ref=${box} class="plot"><div ref=${target} aria-hidden="true"></div>${shown.length === 0 && html`<p class="muted">Nothing yet</p>`}</div>
+    <ul class=${`legend ${shown.length > 8 ? "long" : ""}`} tabindex=${shown.length > 8 ? "0" : undefined}>
+      ${shown.map((line, idx) => html`<li key=${line.label} title=${line.name ?? line.label}><span class=${look(line, idx)}></span>${line.label} <b>${num(lastOf(line.y))}</b></li>`)}
     </ul>
   </figure>`;
 }

@@ -1,52 +1,97 @@
 // The dataflow picture: who works, what passes between them, and which version is where; now, or at any past time.
-import { useEffect, useMemo, useState } from "preact/hooks";
-import { ago, clock, html, num, query, useAnswer } from "./base.js";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { ago, clock, html, num, query, useAnswer, useWidth } from "./base.js";
+import { Icon } from "./icons.js";
 
-const cut = (text, most = 26) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
-const isCalm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+const HEIGHT = 66;
+const GAP = 10;
+const NARROW = 640;
+const MOST = 7;
+const MOST_SQUARES = 256;
+const SQUARE = 13;
 
-// Icons from one set: strokes in a square of 16.
-const ICONS = {
-  rollout: "M2 4h12v8H2z M5 7l2 1.500-2 1.500 M9 10h2.500",
-  dataflow: "M8 2c3.500 0 6 .9 6 2s-2.500 2-6 2-6-.9-6-2 2.500-2 6-2z M2 4v8c0 1.100 2.500 2 6 2s6-.9 6-2V4 M2 8c0 1.100 2.500 2 6 2s6-.9 6-2",
-  trainer: "M2 13l4-5 3 3 5-8 M10.500 3H14v3.500",
-};
-
-function Node({ x, y, node }) {
-  return html`<g class=${`node ${node.state} ${node.isBusy ? "busy" : ""}`} transform=${`translate(${x} ${y})`}>
-    <rect width="200" height="62" rx="10" />
-    <path class="icon" d=${ICONS[node.kind]} transform="translate(10 9)" />
-    <text x="34" y="22" class="title">${cut(node.title, 20)}</text>
-    ${node.mark && html`<text x="192" y="22" class="mark" text-anchor="end">${node.mark}</text>`}
-    ${node.lines.slice(0, 2).map((line, idx) => html`<text x="10" y=${40 + idx * 15}>${cut(line)}</text>`)}
-    <title>${[node.title, node.mark, ...node.lines].filter(Boolean).join("\n")}</title>
-  </g>`;
+function Node({ box, node }) {
+  const style = { left: `${box.x}px`, top: `${box.y}px`, width: `${box.w}px`, height: `${box.h}px` };
+  return html`<div class=${`node ${node.state}`} style=${style} title=${[node.title, node.mark, ...node.lines].filter(Boolean).join("\n")}>
+    <div class="title"><${Icon} name=${node.squares ? "fleet" : node.kind} /><span>${node.title}</span>${node.mark && html`<b class="mark">${node.mark}</b>`}</div>
+    ${node.lines.slice(0, 2).map((line) => html`<p>${line}</p>`)}
+    ${node.squares && html`<div class="squares">${node.squares.slice(0, MOST_SQUARES).map((each) => html`<i class=${each.state} title=${`${each.title}: ${each.lines[0]}`}></i>`)}</div>`}
+  </div>`;
 }
 
-// An edge is as wide as its share of the tokens; dots are versions on their way back.
-function Edge({ from, to, share, isLive, isBack }) {
-  const [x1, y1] = from;
-  const [x2, y2] = to;
-  const path = `M${x1} ${y1} C${(x1 + x2) / 2} ${y1} ${(x1 + x2) / 2} ${y2} ${x2} ${y2}`;
-  return html`<path class=${`edge ${isLive ? "live" : ""}`} d=${path} stroke-width=${1.5 + 5 * share} />
-    ${isBack && !isCalm() && html`<circle class="version" r="4"><animateMotion path=${path} dur="1.6s" repeatCount="indefinite" keyPoints="1;0" keyTimes="0;1" calcMode="linear" /></circle>`}`;
+// An edge is as wide as its share of the tokens. A dot goes along it once for each version that passes.
+function pathOf(from, to, isNarrow) {
+  const [x1, y1] = isNarrow ? [from.x + from.w / 2, from.y + from.h] : [from.x + from.w, from.y + from.h / 2];
+  const [x2, y2] = isNarrow ? [to.x + to.w / 2, to.y] : [to.x, to.y + to.h / 2];
+  const [mx, my] = [(x1 + x2) / 2, (y1 + y2) / 2];
+  return isNarrow ? `M${x1} ${y1} C${x1} ${my} ${x2} ${my} ${x2} ${y2}` : `M${x1} ${y1} C${mx} ${y1} ${mx} ${y2} ${x2} ${y2}`;
+}
+
+// Where each node lies, in pixels: in three columns, or below each other on a narrow page.
+function placed(width, workers, trainers) {
+  const isNarrow = width < NARROW;
+  const w = isNarrow ? width : Math.min(290, (width - 150) / 3);
+  const tall = (node, wide) => (node.squares ? HEIGHT + SQUARE * Math.ceil(Math.min(MOST_SQUARES, node.squares.length) / Math.floor((wide - 26) / SQUARE)) : HEIGHT);
+  if (!isNarrow) {
+    const sizes = [workers, trainers].map((nodes) => nodes.reduce((sum, node) => sum + tall(node, w) + GAP, -GAP));
+    const height = Math.max(HEIGHT, ...sizes);
+    const column = (nodes, x, size) => {
+      let y = (height - size) / 2;
+      return nodes.map((node) => {
+        const box = { x, y, w, h: tall(node, w) };
+        y += box.h + GAP;
+        return box;
+      });
+    };
+    const hub = { x: (width - w) / 2, y: (height - HEIGHT) / 2, w, h: HEIGHT };
+    return { isNarrow, height, hub, workers: column(workers, 0, sizes[0]), trainers: column(trainers, width - w, sizes[1]) };
+  }
+  let y = 0;
+  const rows = (nodes) => {
+    const columns = nodes.length > 1 && !nodes.some((node) => node.squares) ? 2 : 1;
+    const wide = (w - (columns - 1) * GAP) / columns;
+    const boxes = nodes.map((node, idx) => {
+      const box = { x: (idx % columns) * (wide + GAP), y, w: wide, h: tall(node, wide) };
+      if (idx % columns === columns - 1 || idx === nodes.length - 1) y += box.h + GAP;
+      return box;
+    });
+    y += 3 * GAP;
+    return boxes;
+  };
+  const above = rows(workers);
+  const [hub] = rows([{}]);
+  return { isNarrow, workers: above, hub, trainers: rows(trainers), height: y - 4 * GAP };
+}
+
+// Many services share one node, in which each is a square; those with trouble keep a node of their own.
+function folded(workers) {
+  if (workers.length <= MOST) return workers;
+  const own = workers.filter((node) => node.state === "bad").slice(0, MOST - 1);
+  const rest = workers.filter((node) => !own.includes(node));
+  const numBusy = rest.filter((node) => node.isBusy).length;
+  const tokens = rest.reduce((sum, node) => sum + (node.tokens ?? 0), 0);
+  const isCounted = tokens > rest.length;
+  const fleet = { kind: "rollout", title: `${num(rest.length)} ${own.length ? "other " : ""}rollout services`, squares: rest, tokens, isBusy: numBusy > 0, state: "good",
+    lines: [`${num(numBusy)} generate${isCounted ? ` · ${num(Math.round(tokens))} tokens/s` : ""}`, `${num(rest.filter((node) => node.sent).length)} have a version`] };
+  return [...own, fleet];
 }
 
 export function Flow({ workers, trainers, hub }) {
-  const shown = workers.slice(0, 8);
-  if (workers.length > 8) shown.push({ kind: "rollout", title: `${workers.length - 8} more`, lines: ["in the list of processes"], state: "idle" });
-  const rows = Math.max(1, shown.length, trainers.length);
-  const height = rows * 74 + 6;
-  const at = (idx, count) => (height - count * 74) / 2 + idx * 74 + 6;
-  const total = Math.max(1, ...workers.map((worker) => worker.tokens ?? 0));
-  const mid = height / 2;
-  return html`<svg class="picture" viewBox=${`0 0 760 ${height}`} role="img" aria-label="services of the run and what passes between them">
-    ${shown.map((node, idx) => html`<${Edge} key=${node.title} from=${[202, at(idx, shown.length) + 31]} to=${[280, mid]} share=${(node.tokens ?? 0) / total} isLive=${node.isBusy} isBack=${node.isLoading} />`)}
-    ${trainers.map((node, idx) => html`<${Edge} key=${node.title} from=${[480, mid]} to=${[558, at(idx, trainers.length) + 31]} share=${node.share ?? 0.4} isLive=${node.isBusy} isBack=${node.isPublishing} />`)}
-    <${Node} x="280" y=${mid - 31} node=${hub} />
-    ${shown.map((node, idx) => html`<${Node} x="2" y=${at(idx, shown.length)} node=${node} />`)}
-    ${trainers.map((node, idx) => html`<${Node} x="558" y=${at(idx, trainers.length)} node=${node} />`)}
-  </svg>`;
+  const [ref, width] = useWidth();
+  const shown = folded(workers);
+  const at = placed(width, shown, trainers);
+  const total = Math.max(1, ...shown.map((node) => node.tokens ?? 0));
+  const edges = width === 0 ? [] : [
+    ...shown.map((node, idx) => ({ node, path: pathOf(at.workers[idx], at.hub, at.isNarrow), share: (node.tokens ?? 0) / total })),
+    ...trainers.map((node, idx) => ({ node, path: pathOf(at.hub, at.trainers[idx], at.isNarrow), share: node.share ?? 0.4 })),
+  ];
+  return html`<div ref=${ref} class="flow" style=${{ height: `${at.height}px` }} role="group" aria-label="services of the run and what passes between them">
+    ${width > 0 && html`<svg class="edges" width=${width} height=${at.height} aria-hidden="true">${edges.map(({ node, path, share }) => html`<path key=${node.title} class=${`edge ${node.isBusy ? "live" : ""}`} d=${path} stroke-width=${1.5 + 4 * share} />`)}</svg>
+    ${edges.map(({ node, path }) => node.sent != null && html`<i key=${`${node.title} ${node.sent}`} class="version" style=${{ offsetPath: `path("${path}")` }}></i>`)}
+    <${Node} box=${at.hub} node=${hub} />
+    ${shown.map((node, idx) => html`<${Node} key=${node.title} box=${at.workers[idx]} node=${node} />`)}
+    ${trainers.map((node, idx) => html`<${Node} key=${node.title} box=${at.trainers[idx]} node=${node} />`)}`}
+  </div>`;
 }
 
 // --- now ---
@@ -63,15 +108,14 @@ export function liveFlow(status) {
   const now = flow?.now_s ?? 0;
   const known = (flow?.workers ?? []).map((worker) => {
     const silent = now - worker.last_seen_s;
-    const versions = worker.load.versions.map((entry) => `${entry.policy} v${entry.versions.at(-1) ?? "–"}`).join(", ");
+    const held = worker.load.versions.map((entry) => `${entry.policy} v${entry.versions.at(-1) ?? "–"}`).join(", ");
     const { num_running, num_slots, max_slots } = worker.load;
     const ceiling = num_slots < max_slots ? ` of ${max_slots}` : "";
     const load = `${num(Math.round(worker.load.tokens_per_s))} tokens/s · ${num_running}/${num_slots || "?"}${ceiling}`;
     return {
-      kind: "rollout", title: worker.name, tokens: worker.load.tokens_per_s, isBusy: worker.load.num_running > 0,
-      isLoading: (worker.load.transfers ?? []).length > 0,
+      kind: "rollout", title: worker.name, tokens: worker.load.tokens_per_s, isBusy: worker.load.num_running > 0, sent: held || null,
       mark: worker.is_set_aside ? "set aside" : worker.is_draining ? "leaving" : restarted(services.get(worker.name)),
-      lines: [silent > 5 ? `silent for ${ago(silent)}` : load, versions || "no version yet"],
+      lines: [silent > 5 ? `silent for ${ago(silent)}` : load, held || "no version yet"],
       state: bad(worker.name) || silent > 5 ? "bad" : worker.is_set_aside || worker.is_draining ? "warn" : "good",
     };
   });
@@ -81,7 +125,7 @@ export function liveFlow(status) {
   const trainers = (flow?.policies ?? []).map((policy) => ({
     kind: "trainer", title: `trainer ${policy.name}`, mark: restarted(services.get(`trainer-${policy.name}`)),
     lines: [`step ${policy.step}/${policy.num_steps} · v${policy.newest_version}`, `${policy.num_ready_groups}/${policy.groups_per_batch} groups ready · ${policy.num_tickets}/${policy.max_tickets} tickets`],
-    state: bad(`trainer-${policy.name}`) ? "bad" : "good", isBusy: true, isPublishing: true,
+    state: bad(`trainer-${policy.name}`) ? "bad" : "good", isBusy: true, sent: policy.newest_version,
   }));
   const drawn = (flow?.policies ?? []).reduce((sum, policy) => sum + policy.fates.drawn, 0);
   const hub = { kind: "dataflow", title: "dataflow", mark: restarted(services.get("dataflow")), state: flow && !bad("dataflow") ? "good" : "bad", lines: flow ? [flow.state, `${num(drawn)} groups drawn`] : ["no answer"] };
@@ -92,30 +136,35 @@ export function liveFlow(status) {
 
 const WORDS = { generate: "generating", load: "loading weights", train: "training", publish: "publishing", "wait:dataflow": "waiting for a batch", "wait:publisher": "waiting for the publisher" };
 
-function pastFlow(data, at, rows) {
-  const doing = (lane) => lane.spans.filter(([, start, stop]) => start <= at && stop >= at).map(([kind]) => kind);
-  const seen = [...rows].filter((row) => row.at_s <= at);
-  const workers = [];
-  const trainers = [];
-  for (const lane of data.lanes) {
-    const kinds = doing(lane);
-    const words = kinds.map((kind) => WORDS[kind] ?? kind).join(", ") || "idle";
-    if (lane.name.startsWith("trainer")) {
-      const policy = lane.name.slice(8);
-      const step = seen.findLast((row) => row.kind === "step" && row.policy === policy);
-      trainers.push({ kind: "trainer", title: lane.name, lines: [words, step ? `step ${step.step} · v${step.version} · reward ${num(step.reward_mean)}` : "before the first step"],
-        state: kinds.includes("train") ? "good" : "idle", isBusy: kinds.includes("train"), isPublishing: kinds.includes("publish") });
-    } else {
-      workers.push({ kind: "rollout", title: lane.name, lines: [words], tokens: kinds.includes("generate") ? 1 : 0, isBusy: kinds.includes("generate"), isLoading: kinds.includes("load"), state: kinds.includes("generate") ? "good" : "idle" });
-    }
-  }
+// `names` has every service of the run, so that none leaves the picture while it does nothing.
+function pastFlow(data, at, rows, names) {
+  const seen = rows.filter((row) => row.at_s <= at);
+  const lanes = new Map(data.lanes.map((lane) => [lane.name, lane.spans]));
+  const nodes = [...names].sort().map((name) => {
+    const spans = (lanes.get(name) ?? []).filter(([, start]) => start <= at);
+    const kinds = spans.filter(([, , stop]) => stop >= at).map(([kind]) => kind);
+    return { name, spans, kinds, words: kinds.map((kind) => WORDS[kind] ?? kind).join(", ") || (data.isEmpty ? "reading the time line" : "idle") };
+  });
+  const trainers = nodes.filter(({ name }) => name.startsWith("trainer")).map(({ name, kinds, words }) => {
+    const step = seen.findLast((row) => row.kind === "step" && row.policy === name.slice(8));
+    return { kind: "trainer", title: name, lines: [words, step ? `step ${step.step} · v${step.version} · reward ${num(step.reward_mean)}` : "before the first step"],
+      state: kinds.includes("train") ? "good" : "idle", isBusy: kinds.includes("train"), sent: step?.version };
+  });
+  const workers = nodes.filter(({ name }) => !name.startsWith("trainer")).map(({ name, spans, kinds, words }) => {
+    const isBusy = kinds.includes("generate");
+    return { kind: "rollout", title: name, lines: [words], tokens: isBusy ? 1 : 0, isBusy, state: isBusy ? "good" : "idle",
+      sent: spans.filter(([kind]) => kind === "load").length || null };
+  });
   return { workers, trainers, hub: { kind: "dataflow", title: "dataflow", state: "good", lines: [clock(at), `${num(seen.filter((row) => row.kind === "step").length)} steps done`] } };
 }
 
-export function Replay({ run, rows }) {
+// The names that the time line gives to the processes of a run.
+const lanesOf = (services) => services.map(({ name }) => name).filter((name) => /^(rollout|trainer)-/.test(name)).map((name) => name.replace(/^trainer-/, "trainer "));
+
+export function Replay({ run, rows, services }) {
   const steps = useMemo(() => rows.filter((row) => row.kind === "step"), [rows]);
-  const begin = rows[0]?.at_s ?? 0;
-  const end = rows.at(-1)?.at_s ?? 0;
+  // The clock may have been set back during the run, so the first row needn't be the earliest.
+  const [begin, end] = useMemo(() => rows.reduce(([low, high], { at_s }) => [Math.min(low, at_s), Math.max(high, at_s)], [Infinity, -Infinity]), [rows]);
   const [place, move] = useState(0.5);
   const [isPlaying, play] = useState(false);
   const at = begin + place * (end - begin);
@@ -123,7 +172,10 @@ export function Replay({ run, rows }) {
   const width = (end - begin) / 20;
   const span = query({ from: begin + part * width, to: begin + (part + 1) * width });
   const { data } = useAnswer(end > begin ? `api/runs/${encodeURIComponent(run)}/timeline?${span}` : "");
-  const [kept, keep] = useState(null);
+  const [kept, keep] = useState({ lanes: [], isEmpty: true });
+  const names = useRef(null);
+  names.current ??= new Set(lanesOf(services));
+  kept.lanes.forEach(({ name }) => names.current.add(name));
   useEffect(() => data && keep(data), [data]);
   useEffect(() => {
     if (!isPlaying) return undefined;
@@ -131,9 +183,9 @@ export function Replay({ run, rows }) {
     return () => clearInterval(timer);
   }, [isPlaying]);
   if (steps.length === 0) return null;
-  const flow = kept ? pastFlow(kept, at, rows) : { workers: [], trainers: [], hub: { kind: "dataflow", title: "dataflow", lines: ["reading the timeline"], state: "idle" } };
-  return html`<div class="replay"><${Flow} ...${flow} /></div>
-    <div class="bar"><button onClick=${() => play(!isPlaying)}>${isPlaying ? "Pause" : "Play"}</button>
-      <input class="scrub" type="range" min="0" max="1" step="0.001" value=${place} aria-label="time of the picture" onInput=${(event) => move(Number(event.target.value))} />
-      <span class="muted">${clock(at)}, ${ago(at - begin)} after the first row</span></div>`;
+  const flow = pastFlow(kept, at, rows, names.current);
+  return html`<${Flow} ...${flow} />
+    <div class="bar"><button onClick=${() => play(!isPlaying)}><${Icon} name=${isPlaying ? "pause" : "play"} />${isPlaying ? "Pause" : "Play"}</button>
+      <input class="scrub" type="range" min="0" max="1" step="0.001" value=${place} aria-label="time of the picture" aria-valuetext=${clock(at)} onInput=${(event) => move(Number(event.target.value))} />
+      <span class="muted n">${ago(at - begin)} of ${ago(end - begin)} · ${clock(at)}</span></div>`;
 }

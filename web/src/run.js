@@ -1,18 +1,20 @@
 // The page of one run: the answer, the dataflow, the curves, and what happened.
-import { ago, html, link, num, Problem, useAnswer } from "./base.js";
+import { useMemo } from "preact/hooks";
+import { ago, html, link, num, Problem, Skeleton, useAnswer } from "./base.js";
 import { Curves } from "./curves.js";
 import { Events } from "./events.js";
 import { Flow, liveFlow, Replay } from "./flow.js";
+import { Icon } from "./icons.js";
 import { useMetrics } from "./series.js";
 
 function Services({ services }) {
   return html`<div class="scroll" tabindex="0" role="group" aria-label="table"><table>
     <caption class="sr">processes of the run</caption>
-    <thead><tr><th>service</th><th>state</th><th>process</th><th>restarts</th><th>last sign of life</th><th>trouble</th></tr></thead>
+    <thead><tr><th>service</th><th>state</th><th class="n">process</th><th class="n">restarts</th><th class="n">silent for</th><th>trouble</th></tr></thead>
     <tbody>${services.map(
       (s) => html`<tr class=${s.trouble || s.is_silent ? "bad" : ""}>
-        <td>${s.name}</td><td>${s.state}</td><td>${s.pid}</td><td>${s.restarts}</td>
-        <td>${s.silent_s == null ? "–" : ago(s.silent_s)}</td><td>${s.trouble || s.last_line}</td></tr>`,
+        <td>${s.name}</td><td>${s.state}</td><td class="n">${s.pid}</td><td class="n">${s.restarts}</td>
+        <td class="n">${s.silent_s == null ? "–" : ago(s.silent_s)}</td><td>${s.trouble || s.last_line}</td></tr>`,
     )}</tbody></table></div>`;
 }
 
@@ -25,28 +27,36 @@ function Alarms({ alarms, now }) {
   );
 }
 
+const FATES = ["trained", "live", "filtered", "stale", "evicted", "failed", "unadmitted", "unused", "cancelled"];
+
+// How the groups of each policy ended: a bar of shares, and the numbers.
 function Fates({ policies }) {
-  const names = ["trained", "live", "filtered", "stale", "evicted", "failed", "unadmitted", "unused", "cancelled"];
-  return html`<div class="scroll" tabindex="0" role="group" aria-label="table"><table>
-    <caption class="sr">fates of the groups</caption>
-    <thead><tr><th>policy</th><th>drawn</th>${names.map((name) => html`<th>${name}</th>`)}<th>staleness bound</th></tr></thead>
-    <tbody>${policies.map(
-      (p) => html`<tr><td>${p.name ?? p.policy}</td><td>${num(p.fates.drawn)}</td>
-        ${names.map((name) => html`<td>${num(p.fates[name])}</td>`)}<td>${num(p.staleness_bound)}</td></tr>`,
-    )}</tbody></table></div>`;
+  return policies.map((policy) => {
+    const { drawn } = policy.fates;
+    const shown = FATES.filter((name) => policy.fates[name] > 0);
+    return html`<div class="fates card" key=${policy.name}><div class="bar"><b>${policy.name}</b><span class="muted n">${num(drawn)} groups drawn · staleness bound ${num(policy.staleness_bound)} versions</span></div>
+      <div class="stack" aria-hidden="true">${shown.map((name) => html`<i key=${name} class=${`fate ${name}`} style=${{ flexGrow: policy.fates[name], flexBasis: 0 }}></i>`)}</div>
+      <ul class="legend">${shown.map((name) => html`<li key=${name}><span class=${`key fate ${name}`}></span>${name} <b>${num(policy.fates[name])}</b> ${percent(policy.fates[name] / drawn)}</li>`)}</ul></div>`;
+  });
+}
+
+const percent = (share) => `${share > 0 && share < 0.01 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`;
+const TONES = { good: "up", warn: "flat", bad: "down" };
+
+// A figure's value with its unit apart, and the way that a score went as an arrow.
+function Figure({ figure }) {
+  const [, value, unit] = /^(.*?)(?: (tokens\/s))?$/.exec(figure.value);
+  const share = figure.name === "Progress" && figure.value.endsWith("%") ? Number.parseFloat(figure.value) : null;
+  return html`<div class=${`figure ${figure.tone}`}><dt>${figure.name}</dt>
+    <dd>${TONES[figure.tone] && html`<${Icon} name=${TONES[figure.tone]} />`}${value}${unit && html`<span class="unit">${unit}</span>`}</dd>
+    <dd class="detail">${figure.detail}${share != null && html`<span class="meter" aria-hidden="true"><i style=${{ width: `${share}%` }}></i></span>`}</dd></div>`;
 }
 
 // The sentence and the four figures that say how the run goes.
 function Answer({ answer, status }) {
   return html`<section class="answer" aria-label="how the run goes">
-    <p class="sentence"><span class=${`state ${status.state}`}>${status.state ?? "unknown"}</span> ${answer?.sentence ?? "Nothing is known about this run yet."}</p>
-    ${answer && html`<dl class="figures">${answer.figures.map(
-      (figure) => html`<div class=${`figure ${figure.tone}`}><dt>${figure.name}</dt><dd>${figure.value}</dd><dd class="detail">${figure.detail}</dd></div>`,
-    )}</dl>`}</section>`;
-}
-
-function Skeleton() {
-  return html`<div class="skeleton" role="status"><span class="sr">Loading…</span><i class="tall"></i><i class="taller"></i><div class="charts"><i class="taller"></i><i class="taller"></i><i class="taller"></i></div></div>`;
+    <p class="sentence"><span class=${`state ${status.state}`}>${status.state ?? "unknown"}</span> ${answer?.sentence ?? (status.services?.length && status.state !== "running" ? "It ended without a summary, so its results are being computed from the journal." : "Nothing is known about this run yet.")}</p>
+    ${answer && html`<dl class="figures">${answer.figures.map((figure) => html`<${Figure} key=${figure.name} figure=${figure} />`)}</dl>`}</section>`;
 }
 
 // Where the groups of an ended run went.
@@ -60,6 +70,7 @@ export function RunPage({ run }) {
   const { data, error } = useAnswer(`${base}/now`, 2000);
   const { data: index } = useAnswer(`${base}/index`, 5000);
   const rows = useMetrics(run, 4000);
+  const curves = useMemo(() => rows && html`<${Curves} rows=${rows} />`, [rows]);
   if (!data && error) return html`<${Problem} error=${error} />`;
   // All at once, so that nothing moves when a part arrives.
   if (!data || !rows) return html`<${Skeleton} />`;
@@ -71,9 +82,9 @@ export function RunPage({ run }) {
     ${status.problem && html`<p class="problem">${status.problem}</p>`}
     <${Alarms} alarms=${status.alarms ?? []} now=${status.dataflow?.now_s ?? Date.now() / 1000} />
     <section><h2>${isLive ? "The dataflow now" : "The dataflow at any time"}</h2>
-      ${isLive ? html`<${Flow} ...${liveFlow(status)} />` : html`<${Replay} run=${run} rows=${rows} />`}
+      ${isLive ? html`<${Flow} ...${liveFlow(status)} />` : html`<${Replay} run=${run} rows=${rows} services=${status.services ?? []} />`}
       ${(status.waits ?? []).slice(0, 6).map((text) => html`<p class="wait">${text}</p>`)}</section>
-    <${Curves} rows=${rows} />
+    ${curves}
     <section><h2>Where the groups went</h2>
       ${status.dataflow ? html`<${Fates} policies=${status.dataflow.policies} />` : html`<${EndedFates} summary=${status.summary} />`}
       <p><a href=${`${link("r", run, "episodes")}?ready=discarded`}>Why groups were discarded</a></p></section>

@@ -36,32 +36,50 @@ export function useMetrics(run, everyMs) {
   return rows;
 }
 
+// Seconds since the first row, by row. A clock that is set back stands still until it is where it was.
+function secondsOf(rows) {
+  let latest = rows[0]?.at_s ?? 0;
+  return new Map(rows.map((row) => {
+    latest = Math.max(latest, row.at_s);
+    return [row, latest - rows[0].at_s];
+  }));
+}
+
+// Points in the order of x, which is needed to draw them. A step that was repeated counts as it was done last.
+function pointsOf(rows, over, seconds) {
+  const xOf = (row) => (over === "seconds" ? seconds.get(row) : over === "tokens" ? row.tokens_so_far : row.step);
+  const isSorted = rows.every((row, idx) => idx === 0 || xOf(rows[idx - 1]) < xOf(row));
+  const kept = isSorted ? rows : [...new Map(rows.map((row) => [xOf(row), row])).values()].sort((a, b) => xOf(a) - xOf(b));
+  return { kept, x: kept.map(xOf) };
+}
+
+// One color for each line; of several policies, one for each policy and a dash for each metric.
 export function seriesOf(rows, names, over = "step", prefix = "") {
-  const policies = [...new Set(rows.map((row) => row.policy))];
-  const start = rows[0]?.at_s ?? 0;
-  return policies.flatMap((policy) =>
-    Object.entries(Array.isArray(names) ? Object.fromEntries(names.map((name) => [name, name])) : names).map(([name, words]) => {
-      const own = rows.filter((row) => row.kind === "step" && row.policy === policy && row[name] != null);
-      const label = `${prefix}${policies.length > 1 || prefix ? `${policy} ` : ""}${words}`;
-      return { label, name, x: own.map((row) => xOf(row, over, start)), y: own.map((row) => row[name]) };
+  const words = Array.isArray(names) ? names.map((name) => [name, name]) : Object.entries(names);
+  const steps = rows.filter((row) => row.kind === "step");
+  const policies = [...new Set(steps.map((row) => row.policy))];
+  const seconds = over === "seconds" ? secondsOf(rows) : null;
+  return policies.flatMap((policy, color) =>
+    words.map(([name, said], dash) => {
+      const { kept, x } = pointsOf(steps.filter((row) => row.policy === policy && row[name] != null), over, seconds);
+      const look = policies.length > 1 && words.length > 1 ? { color, dash } : {};
+      return { label: `${prefix}${policies.length > 1 || prefix ? `${policy} ` : ""}${said}`, name, x, y: kept.map((row) => row[name]), ...look };
     }),
   );
 }
 
-const xOf = (row, over, start) => (over === "seconds" ? row.at_s - start : over === "tokens" ? row.tokens_so_far : row.step);
-
 export function evalSeries(rows, over = "step", prefix = "") {
   const evals = rows.filter((row) => row.kind === "eval" && row.score_mean != null);
-  const start = rows[0]?.at_s ?? 0;
   const keys = [...new Set(evals.map((row) => `${row.policy} ${row.eval_set}`))];
+  const seconds = over === "seconds" ? secondsOf(rows) : null;
   return keys.map((key) => {
-    const own = evals.filter((row) => `${row.policy} ${row.eval_set}` === key);
+    const { kept, x } = pointsOf(evals.filter((row) => `${row.policy} ${row.eval_set}` === key), over, seconds);
     return {
       label: prefix + key,
-      x: own.map((row) => xOf(row, over, start)),
-      y: own.map((row) => row.score_mean),
-      low: own.map((row) => row.score_mean - 2 * row.score_stderr),
-      high: own.map((row) => row.score_mean + 2 * row.score_stderr),
+      x,
+      y: kept.map((row) => row.score_mean),
+      low: kept.map((row) => row.score_mean - 2 * row.score_stderr),
+      high: kept.map((row) => row.score_mean + 2 * row.score_stderr),
     };
   });
 }

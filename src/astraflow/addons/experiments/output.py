@@ -16,8 +16,8 @@ from astraflow.report.terminal_text import printable
 
 __all__ = ["draw_comparison", "interval_text", "markdown", "print_comparison"]
 
-_SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
-"""Colors that color-blind readers can tell apart (Okabe and Ito), with a brown one for yellow."""
+_NUM_COLORS = 8
+"""Colors of the style; color-blind readers can tell them apart."""
 
 
 def interval_text(interval: Interval) -> str:
@@ -112,35 +112,37 @@ def draw_comparison(comparison: Comparison, out: Path) -> None:
     Raises: ConfigError without matplotlib; OSError.
     """
     try:
+        from matplotlib import style
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as err:
         raise ConfigError('a picture needs a package: pip install "astraflow[plot]"') from err
     num = len(comparison.figures)
-    figure = Figure(figsize=(5.5 * min(num, 2), 3.6 * -(-num // 2)), dpi=200, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid: Any = figure.subplots(-(-num // 2), min(num, 2), squeeze=False)
-    panels: list[Any] = list(grid.flat)
-    for axis, name in zip(panels, comparison.figures, strict=False):
-        _draw_figure(axis, comparison, name)
-    for axis in panels[num:]:
-        axis.set_visible(False)
-    if len(comparison.variants) > 1:
-        panels[0].legend(frameon=False, fontsize=8)
-    figure.savefig(out)
+    with style.context("astraflow.addons.plot.astraflow"):
+        figure = Figure(figsize=(5.5 * min(num, 2), 3.6 * -(-num // 2)), layout="constrained")
+        FigureCanvasAgg(figure)
+        grid: Any = figure.subplots(-(-num // 2), min(num, 2), squeeze=False)
+        panels: list[Any] = list(grid.flat)
+        for axis, name in zip(panels, comparison.figures, strict=False):
+            _draw_figure(axis, comparison, name)
+        for axis in panels[num:]:
+            axis.set_visible(False)
+        if len(comparison.variants) > 1:
+            panels[0].legend()
+        figure.savefig(out, dpi=200)
 
 
 def _draw_figure(axis: Any, comparison: Comparison, name: str) -> None:
     for idx, variant in enumerate(comparison.variants):
         points = variant.bands[name]
-        color = _SERIES[idx % len(_SERIES)]
+        color = f"C{idx % _NUM_COLORS}"
         steps = [point.step for point in points]
         is_short = len(points) < 20
         axis.plot(
             steps,
             [point.mean for point in points],
             color=color,
-            linestyle="-" if idx < len(_SERIES) else "--",
+            linestyle="-" if idx < _NUM_COLORS else "--",
             marker="o" if is_short else "",
             markersize=3,
             label=f"{variant.label} ({len(variant.runs)})".replace("$", r"\$"),
@@ -149,4 +151,3 @@ def _draw_figure(axis: Any, comparison: Comparison, name: str) -> None:
             at, low, high = zip(*known, strict=True)
             axis.fill_between(at, low, high, color=color, alpha=0.2, linewidth=0)
     axis.set(xlabel="step", title=name.replace("$", r"\$"))
-    axis.grid(alpha=0.3)

@@ -33,6 +33,10 @@ class CurvePage(RunPage):
         draw_curve(self._folder.curve, steps, evals)
 
 
+_STYLE = Path(__file__).with_name("astraflow.mplstyle")
+"""How all plots look; `make web` makes it from the page's design."""
+
+
 def _load_drawing() -> None:
     with suppress(ImportError):
         import_module("matplotlib.figure")
@@ -44,24 +48,25 @@ def draw_curve(path: Path, steps: Sequence[StepRecord], evals: Sequence[EvalReco
     Returns False if matplotlib or the data is missing.
     """
     try:
+        import matplotlib as mpl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         return False
     if not steps and not evals:
         return False
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes: Any = figure.subplots(1, 2, sharey=True)
     start_s = min([record.at_s for record in steps] + [record.at_s for record in evals])
-    for axis, label in zip(axes, ("step", "seconds"), strict=True):
-        _draw_axis(axis, steps, evals, start_s=start_s, over=label)
-        axis.set_xlabel(label)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("score")
-    axes[0].legend(loc="lower right", fontsize=8)
     part = path.with_name(f".{path.name}.part.png")
-    figure.savefig(part, dpi=120)
+    with mpl.rc_context(mpl.rc_params_from_file(_STYLE, use_default_template=False)):
+        figure = Figure(figsize=(9.2, 3.7), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes: Any = figure.subplots(1, 2, sharey=True)
+        for axis, label in zip(axes, ("step", "seconds"), strict=True):
+            _draw_axis(axis, steps, evals, start_s=start_s, over=label)
+            axis.set_xlabel(label)
+        axes[0].set_ylabel("score")
+        axes[0].legend(loc="lower right")
+        figure.savefig(part)
     part.replace(path)
     return True
 

@@ -20,24 +20,25 @@ from astraflow.recipe.run_folder import RunFolder
 
 __all__ = ["ReportedRun", "html_report"]
 
-_CHARTS = (
-    "reward_mean",
-    "loss",
-    "entropy",
-    "grad_norm",
-    "clip_frac",
-    "behavior_gap",
-    "staleness_mean",
-    "num_discarded_groups",
-    "episode/sampled_tokens",
-    "episode/truncated_frac",
-    "train_s",
-    "batch_wait_s",
-)
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy: no scripts, and nothing loaded from elsewhere."""
 _NUM_SAMPLES = 3
 _MAX_TEXT = 4000
+
+
+class _Chart(msgspec.Struct, frozen=True):
+    """One figure: the metrics in it with their words, or the held-out score."""
+
+    title: str
+    lines: dict[str, str] | None
+
+
+class _Question(msgspec.Struct, frozen=True):
+    """The curves that answer a question, as the page groups them."""
+
+    question: str
+    good: str
+    charts: tuple[_Chart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +54,23 @@ def html_report(runs: Sequence[ReportedRun]) -> str:
     """Makes the report, which also names the parts of a run that can't be read. Raises: sqlite3.Error."""
     rows = {run.name: _metric_rows(run.database) for run in runs}
     title = escape(", ".join(run.name for run in runs))
-    style = (
-        resources.files("astraflow.addons.view").joinpath("assets", "report.css").read_text(encoding="utf-8")
-    )
+    style = _asset("report.css").decode()
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         f"<title>{title}</title><style>{style}</style></head><body><h1>{title}</h1>",
         _facts(runs),
-        '<h2>Curves</h2><div class="charts">',
-        svg_chart("held-out score (bars: 2 standard errors)", _eval_lines(rows)),
-        *(svg_chart(name, _step_lines(rows, name)) for name in _CHARTS),
-        "</div>",
+        *_curves(rows),
     ]
     if len(runs) > 1:
         parts.append(_differences(runs))
     parts += [_samples(run) for run in runs]
     return "\n".join([*parts, "</body></html>\n"])
+
+
+def _asset(name: str) -> bytes:
+    return resources.files("astraflow.addons.view").joinpath("assets", name).read_bytes()
 
 
 def _metric_rows(database: sqlite3.Connection) -> list[dict[str, Any]]:
@@ -79,13 +79,32 @@ def _metric_rows(database: sqlite3.Connection) -> list[dict[str, Any]]:
     ]
 
 
-def _step_lines(runs: Mapping[str, list[dict[str, Any]]], name: str) -> list[Line]:
+def _curves(rows: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    """Draws the curves by question. A question without any curve is left out."""
+    parts: list[str] = []
+    for each in msgspec.json.decode(_asset("questions.json"), type=tuple[_Question, ...]):
+        charts = "".join(svg_chart(*_chart(rows, chart)) for chart in each.charts)
+        if charts:
+            parts.append(f'<h2>{escape(each.question)}</h2><p class="good">{escape(each.good)}</p>')
+            parts.append(f'<div class="charts">{charts}</div>')
+    return parts
+
+
+def _chart(rows: Mapping[str, list[dict[str, Any]]], chart: _Chart) -> tuple[str, list[Line]]:
+    if chart.lines is None:
+        return f"{chart.title} (bars: 2 standard errors)", _eval_lines(rows)
+    return chart.title, [
+        line for name, words in chart.lines.items() for line in _step_lines(rows, name, words)
+    ]
+
+
+def _step_lines(runs: Mapping[str, list[dict[str, Any]]], name: str, words: str) -> list[Line]:
     lines: list[Line] = []
     for run, rows in runs.items():
         steps = [row for row in rows if row["kind"] == "step" and isinstance(row.get(name), int | float)]
         for policy in dict.fromkeys(row["policy"] for row in steps):
             points = [(row["step"], row[name]) for row in steps if row["policy"] == policy]
-            lines.append(Line(_label(runs, run, policy), points))
+            lines.append(Line(_label(runs, run, f"{policy}, {words}"), points))
     return lines
 
 
@@ -109,11 +128,23 @@ def _label(runs: Mapping[str, object], run: str, name: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    head = "".join(f"<th>{escape(str(cell))}</th>" for cell in header)
+    """Makes a table. Columns of numbers are aligned on the right."""
+    looks = [
+        ' class="n"' if rows and all(_is_figure(row[idx]) for row in rows) else ""
+        for idx in range(len(header))
+    ]
+    head = "".join(f"<th{look}>{escape(str(cell))}</th>" for look, cell in zip(looks, header, strict=True))
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>"
+        + "".join(f"<td{look}>{escape(str(cell))}</td>" for look, cell in zip(looks, row, strict=True))
+        + "</tr>"
+        for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _is_figure(cell: object) -> bool:
+    return str(cell).replace(",", "").replace(".", "").isdecimal()
 
 
 def _facts(runs: Sequence[ReportedRun]) -> str:

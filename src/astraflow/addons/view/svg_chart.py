@@ -13,7 +13,7 @@ _LEFT = 52
 _BOTTOM = 26
 _TOP = 8
 _RIGHT = 8
-_NUM_COLOURS = 8
+_NUM_COLORS = 8
 _MAX_POINTS = 600
 """Maximum number of points per line, which is more than a screen can show."""
 
@@ -53,7 +53,7 @@ def svg_chart(title: str, lines: Sequence[Line]) -> str:
         anchor = ("start", "middle", "end")[round(2 * share)]
         parts.append(f'<text x="{x_of(step):.1f}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{step:.4g}</text>')
     for idx, line in enumerate(lines):
-        look = f"c{idx % _NUM_COLOURS}"
+        look = f"c{idx % _NUM_COLORS}"
         path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in line.points)
         parts.append(f'<polyline class="{look}" points="{path}"/>')
         for (x, y), error in _with_errors(line):
@@ -62,7 +62,7 @@ def svg_chart(title: str, lines: Sequence[Line]) -> str:
                 parts.append(f'<line class="{look}" x1="{x_of(x):.1f}" x2="{x_of(x):.1f}" {ends}/>')
     parts.append("</svg>")
     legend = "".join(
-        f'<li class="t{idx % _NUM_COLOURS}">{escape(line.label)} <b>{line.points[-1][1]:.4g}</b></li>'
+        f'<li class="c{idx % _NUM_COLORS}">{escape(line.label)} <b>{line.points[-1][1]:.4g}</b></li>'
         for idx, line in enumerate(lines)
     )
     return f"<figure><figcaption>{escape(title)}</figcaption>{''.join(parts)}<ul>{legend}</ul></figure>"

@@ -6,7 +6,7 @@ __all__ = ["PAGE_HEADERS", "PAGE_PATHS", "page_files"]
 
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
@@ -18,6 +18,7 @@ _FILES = {
     "/assets/app.js": ("app.js", "text/javascript"),
     "/assets/app.css": ("app.css", "text/css"),
     "/assets/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/assets/inter.woff2": ("inter.woff2", "font/woff2"),
 }
 PAGE_PATHS = frozenset(_FILES)
 """Paths of the page's files. They contain no data of runs."""
