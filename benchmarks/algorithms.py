@@ -25,7 +25,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 from astraflow.config import parse_config
@@ -34,6 +33,7 @@ from astraflow.losses.policy import LossInputs, LossOutput, grpo
 from astraflow.trainer.config import TrainConfig
 from exact_run import ExactRun, Pace, Problem, Setting, sums
 from harness import report, show_table
+from plots import use_style
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "quickstart"
@@ -369,8 +369,8 @@ def answer_d(records: Records) -> dict[str, float]:
 
 def draw(question: str, records: Records) -> None:
     """Plots the mean over the seeds, with the range as a band."""
-    mpl.use("Agg")
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=130)
+    use_style()
+    figure, axes = plt.subplots(figsize=(7, 4))
     for name, rs in records.items():
         points = [r["points"] for r in rs]
         by_step = question in {"b", "d"}
@@ -391,7 +391,7 @@ def draw(question: str, records: Records) -> None:
         xlabel="steps" if question in {"b", "d"} else "rollouts (episodes)",
         ylabel=f"held-out accuracy ({NUM_HELDOUT} tasks)", ylim=(0, 1), title=titles[question],
     )  # fmt: skip
-    axes.legend(loc="lower right", frameon=False, fontsize=8)
+    axes.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(IMAGES / f"algorithms_{question}.png")
     plt.close(figure)

@@ -41,12 +41,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 from astraflow.config import parse_config
 from astraflow.recipe.cluster_config import ClusterConfig
 from harness import report, show_table
+from plots import use_style
 from pool_run import GROUP_SIZE, Load, PoolMeasured, PoolRun, fixed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -286,15 +286,15 @@ def _row(name: str, run: PoolMeasured, mark: str) -> tuple[object, ...]:
 
 def draw(runs: Mapping[str, PoolMeasured], names: Sequence[str], image: Path) -> None:
     """Plots the number of services over the share of elapsed time, with a line per load."""
-    mpl.use("Agg")
-    figure, axes = plt.subplots(figsize=(8, 3.4), dpi=130)
+    use_style()
+    figure, axes = plt.subplots(figsize=(8, 3.4))
     for idx, name in enumerate(names):
         run = runs[f"{name}: sized"]
         shares = [time_s / run.wall_s for time_s, _ in run.sizes] + [1.0]
         numbers = [number for _, number in run.sizes]
         axes.step(shares, [*numbers, numbers[-1]], where="post", color=f"C{idx}", label=name)
     axes.set(xlabel="share of the virtual time", ylabel="rollout services", ylim=(0, MOST))
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend()
     figure.tight_layout()
     figure.savefig(image)
     plt.close(figure)

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
+
+from plots import use_style
 
 __all__ = ["draw_curves"]
 
@@ -15,15 +16,15 @@ Curve = Sequence[tuple[float, float]]
 def draw_curves(found: Mapping[str, Sequence[Curve]], image: Path, *, over: str, lowest: float) -> None:
     """Plots accuracy from `lowest` to 1 over the quantity named `over`, with a color per system and a line
     per run."""
-    mpl.use("Agg")
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=130)
+    use_style()
+    figure, axes = plt.subplots(figsize=(7, 4))
     for idx, (system, curves) in enumerate(found.items()):
         for number, curve in enumerate(curves):
             spent, accuracies = zip(*curve, strict=True)
             label = system if number == 0 else None
             axes.plot(spent, accuracies, color=f"C{idx}", marker="o", markersize=3, label=label)
     axes.set(xlabel=over, ylabel="held-out accuracy (512 tasks)", ylim=(lowest, 1))
-    axes.legend(frameon=False)
+    axes.legend()
     figure.tight_layout()
     figure.savefig(image)
     plt.close(figure)

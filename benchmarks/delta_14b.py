@@ -24,7 +24,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +35,7 @@ from astraflow.weights.delta.delta import apply_delta, parse_delta
 from astraflow.weights.delta.encoder import encode_delta
 from astraflow.weights.manifest import digest_of, lay_out
 from harness import report, show_table
+from plots import use_style
 
 ROOT = Path(__file__).resolve().parent.parent
 HIDDEN = 5120
@@ -156,8 +156,8 @@ def show(rate: float, kinds: Mapping[str, Kind]) -> dict[str, float]:
 
 def draw(found: Mapping[float, Mapping[str, float]], image: Path) -> None:
     """Plots the sizes on a logarithmic scale."""
-    mpl.use("Agg")
-    figure, axes = plt.subplots(figsize=(7, 3), dpi=130)
+    use_style()
+    figure, axes = plt.subplots(figsize=(7, 3))
     names = [f"{name}, lr {rate:g}" for rate, sizes in found.items() for name in sizes]
     values = [size / 1e9 for sizes in found.values() for size in sizes.values()]
     bars = axes.barh(names, values, color=["0.7", "C0", "C1"] * len(found))

@@ -52,6 +52,7 @@ from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.run import Run, launch
 from elastic_service import start_service
 from harness import report, show_table
+from plots import use_style
 from shaped_link import Link, ShapedLink
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -373,10 +374,9 @@ def _steps(folder: Path) -> int:
 
 def draw(pool: list[Phase], delivered: Delivered, args: argparse.Namespace) -> None:
     """Plots throughput over time, and the throughput that the pool could reach."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib import pyplot
+
+    use_style()
 
     begin_s = pool[0].changed_s
     end_s = pool[-1].end_s
@@ -384,11 +384,11 @@ def draw(pool: list[Phase], delivered: Delivered, args: argparse.Namespace) -> N
     times = [begin_s + bin_s * idx for idx in range(int((end_s - begin_s) / bin_s))]
     figure, axes = pyplot.subplots(figsize=(8, 3.6))
     measured = [sum(rates(delivered, t, t + bin_s).values()) / 1e3 for t in times]
-    axes.plot([t - begin_s for t in times], measured, color="tab:blue", label="delivered")
+    axes.plot([t - begin_s for t in times], measured, color="C0", label="delivered")
     edges = [p.changed_s - begin_s for p in pool] + [end_s - begin_s]
     axes.stairs([p.nominal(args) / 1e3 for p in pool], edges, color="0.6", label="pool (emulated speed)")
     for phase in pool:
-        axes.axvspan(phase.begin_s - begin_s, phase.end_s - begin_s, color="tab:blue", alpha=0.08)
+        axes.axvspan(phase.begin_s - begin_s, phase.end_s - begin_s, color="C0", alpha=0.08)
         axes.annotate(str(len(phase.members)), (phase.changed_s - begin_s + 1, phase.nominal(args) / 1e3))
     axes.set(xlabel="seconds", ylabel="1,000 tokens/s", title="Services join, and are killed, unannounced")
     axes.set_ylim(0, 1.15 * max(p.nominal(args) for p in pool) / 1e3)

@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -30,6 +29,7 @@ from astraflow.dataflow.config import TableConfig
 from astraflow.trainer.config import TrainConfig
 from exact_run import ExactRun, Pace, Setting, sums
 from harness import report, show_table
+from plots import use_style
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "recipes" / "models" / "quickstart.yaml"
@@ -91,8 +91,8 @@ def mean(values: Sequence[float]) -> float:
 
 def draw(found: Runs, image: Path) -> None:
     """Plots how long trained and dropped groups were, with a panel per sampler."""
-    mpl.use("Agg")
-    figure, panels = plt.subplots(1, len(found), figsize=(9, 3), dpi=130, sharey=True)
+    use_style()
+    figure, panels = plt.subplots(1, len(found), figsize=(9, 3), sharey=True)
     top = max(max(lengths(runs, is_trained=True)) for runs in found.values())
     bins = np.geomspace(0.1, top * 1.1, 30)
     for axes, (sampler, runs) in zip(panels, found.items(), strict=True):
@@ -100,7 +100,7 @@ def draw(found: Runs, image: Path) -> None:
         axes.hist(lengths(runs, is_trained=False), bins=bins, alpha=0.8, label="dropped")
         axes.set(xscale="log", title=sampler, xlabel="longest episode (units)")
     panels[0].set_ylabel("groups")
-    panels[-1].legend(frameon=False)
+    panels[-1].legend()
     figure.tight_layout()
     figure.savefig(image)
     plt.close(figure)

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 from astraflow.addons.evaluation.evaluation import EvalSize, evaluate
@@ -37,6 +36,7 @@ from astraflow.run.hosting import host_models
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
 from harness import report, show_table
+from plots import use_style
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = "recipes/math-multi-agent/tiny.yaml"
@@ -103,8 +103,8 @@ def _of_episodes(record: Mapping[str, Any]) -> dict[str, float]:
 def draw(runs: Mapping[int, Path]) -> None:
     """Plots the solver alone and the system on the left, and the verifier on the right, with a color per
     seed."""
-    mpl.use("Agg")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4), dpi=130, sharey=True)
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4), sharey=True)
     for idx, (seed, run_dir) in enumerate(runs.items()):
         points = curve_of(run_dir, "solver")
         steps = [step for _, step, _ in points]
@@ -117,7 +117,7 @@ def draw(runs: Mapping[int, Path]) -> None:
     left.set(xlabel="the solver's steps", ylabel="held-out, 512 tasks", title="Answers that are right")
     right.set(xlabel="the verifier's steps", ylim=(0, 1), title="The verifier's balanced accuracy")
     right.axhline(0.5, color="grey", linestyle=":", linewidth=1)
-    left.legend(loc="lower right", frameon=False)
+    left.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(IMAGE)
     plt.close(figure)

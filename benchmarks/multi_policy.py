@@ -40,13 +40,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 
 from harness import report, show_table
 from multi_policy_services import run_services
 from multi_policy_sweep import COSTS, PLAIN, SCHEDULES, SEEDS, Cell, Key, Sweep, cells, figures, simulate
+from plots import use_style
 from schedule_run import Measured, VirtualRun
 from schedules import ASTRAFLOW, LENDING, POLICIES, SYNCHRONOUS, Work
 
@@ -119,11 +119,9 @@ def _shown(sweep: Sweep, cell: int, cost: float, names: Sequence[str] | None = N
 
 def draw_sweep(sweep: Sweep, image: Path) -> None:
     """Plots the speedup over each schedule against the load, with a panel per kind of policies and tail."""
-    mpl.use("Agg")
+    use_style()
     kinds = list(dict.fromkeys((cell.kind, cell.work.tail) for cell in sweep.settings))
-    figure, panels = plt.subplots(
-        1, len(kinds), figsize=(3.4 * len(kinds), 4.2), dpi=130, sharey=True, squeeze=False
-    )
+    figure, panels = plt.subplots(1, len(kinds), figsize=(3.4 * len(kinds), 4.2), sharey=True, squeeze=False)
     for axes, kind in zip(panels[0], kinds, strict=True):
         chosen = [idx for idx, cell in enumerate(sweep.settings) if (cell.kind, cell.work.tail) == kind]
         loads = [sweep.settings[idx].load for idx in chosen]
@@ -142,7 +140,7 @@ def draw_sweep(sweep: Sweep, image: Path) -> None:
         axes.set_xticks(loads, [f"{load:g}" for load in loads])
         axes.minorticks_off()
     panels[0][0].set_ylabel("its seconds / AstraFlow's with lending")
-    panels[0][min(1, len(kinds) - 1)].legend(fontsize=7, frameon=False)
+    panels[0][min(1, len(kinds) - 1)].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(image)
     plt.close(figure)
@@ -151,7 +149,7 @@ def draw_sweep(sweep: Sweep, image: Path) -> None:
 def draw_timeline(cell: Cell, steps: int, image: Path) -> None:
     """Plots the episodes that run at the same time, and below them the trainers' steps, with a panel per
     schedule."""
-    mpl.use("Agg")
+    use_style()
     runs: dict[str, Measured] = {
         schedule.name: simulate(
             schedule, cell.work, steps=steps, seed=0, switch_s=SHOWN * cell.work.bound_s
@@ -159,7 +157,7 @@ def draw_timeline(cell: Cell, steps: int, image: Path) -> None:
         for schedule in SCHEDULES
         if schedule.name in TIMELINE
     }  # fmt: skip
-    figure, panels = plt.subplots(len(TIMELINE), 1, figsize=(9, 1.8 * len(TIMELINE)), dpi=130, sharex=True)
+    figure, panels = plt.subplots(len(TIMELINE), 1, figsize=(9, 1.8 * len(TIMELINE)), sharex=True)
     shown_s = max(runs[name].wall_s for name in TIMELINE)
     for axes, name in zip(panels, TIMELINE, strict=True):
         run = runs[name]

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 from harness import report, show_table
+from plots import use_style
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE = ROOT / "docs" / "images" / "quickstart_seeds.png"
@@ -69,14 +69,14 @@ def figure_of(summary: Mapping[str, Any], key: str) -> float:
 
 def draw(curves: dict[int, list[tuple[float, float]]]) -> None:
     """Plots one line per seed."""
-    mpl.use("Agg")
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=130)
+    use_style()
+    figure, axes = plt.subplots(figsize=(7, 4))
     for seed, points in curves.items():
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"seed {seed}")
     axes.axhline(TARGET, color="grey", linestyle=":", linewidth=1)
     axes.set(xlabel="seconds of RL", ylabel="held-out accuracy (512 tasks)", ylim=(0, 1))
     axes.set_title("Quickstart on two CPU cores")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(IMAGE)
     plt.close(figure)

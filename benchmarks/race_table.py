@@ -44,6 +44,7 @@ from astraflow.tasks.sources import make_source
 from environments import make_environment
 from harness import Runs, show_table
 from heldout import Evaluator
+from plots import use_style
 from race import Curve, Row, Setting, run
 from trl_side import PACKAGES, StopRule
 
@@ -247,10 +248,9 @@ def _finite(value: float) -> float | None:
 
 def draw(race: Race, curves: Sequence[Curve], best: dict[str, list[Curve]], image: Path) -> None:
     """Plots all runs, and highlights those of each row's best learning rate."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib import pyplot
+
+    use_style()
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5))
     colors = dict(zip(best, pyplot.rcParams["axes.prop_cycle"].by_key()["color"], strict=False))

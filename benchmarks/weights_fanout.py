@@ -35,6 +35,7 @@ from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
 from harness import report, show_table
+from plots import use_style
 
 __all__ = ["measure_fanout"]
 
@@ -131,22 +132,21 @@ async def measure_fanout(
 
 
 def plot(figures: dict[str, object], path: Path, title: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib import pyplot
+
+    use_style()
 
     seconds = figures["fanout_s"]
     assert isinstance(seconds, dict)
     figure, axes = pyplot.subplots(figsize=(6, 3.6))
-    for (label, mode), color in zip(MODES.items(), ("#b04a4a", "#2f6f9f", "#5f9f2f"), strict=True):
+    for (label, mode), color in zip(MODES.items(), ("C1", "C0", "C2"), strict=True):
         axes.plot(
             NUM_RECEIVERS, [seconds[f"{mode} {n}"] for n in NUM_RECEIVERS], "o-", label=label, color=color
         )
     axes.set(xlabel="receivers", ylabel="seconds until all have it", title=title, xticks=NUM_RECEIVERS)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

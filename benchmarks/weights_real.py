@@ -23,6 +23,7 @@ from astraflow.recipe.run_folder import RunFolder
 from astraflow.weights.delta.encoder import encode_delta
 from astraflow.weights.manifest import lay_out, pack
 from harness import report, show_table
+from plots import use_style
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,9 @@ def steps_of(run_dir: Path) -> list[Step]:
 
 
 def plot(steps: dict[str, list[Step]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib import pyplot
+
+    use_style()
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(8, 3.4))
     for name, series in steps.items():
@@ -88,7 +88,7 @@ def plot(steps: dict[str, list[Step]], path: Path) -> None:
     right.set(xlabel="version", ylabel="times smaller than the version", yscale="log")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
+        axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
