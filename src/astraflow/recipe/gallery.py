@@ -4,6 +4,7 @@ A wheel has them in `astraflow/gallery`. In a checkout, and so in an editable in
 `recipes` and `examples` next to `src`.
 """
 
+import fcntl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +142,11 @@ def build_models(models: Iterable[str], tell: Callable[[str], None]) -> None:
     """
     for model, spec in missing_models(models):
         build = load_added("astraflow.models", "spec", f"{model} is missing; building it from {spec.name}")
-        build(spec, Path(model), tell)
+        Path(model).parent.mkdir(exist_ok=True)
+        with Path(model).with_name(f".{spec.stem}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be building it
+            if not Path(model).exists():
+                build(spec, Path(model), tell)
 
 
 def missing_models(models: Iterable[str]) -> list[tuple[str, Path]]:

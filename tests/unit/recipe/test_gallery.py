@@ -1,6 +1,11 @@
 """The recipes and examples that come with the package: all are found."""
 
+import contextlib
+import fcntl
+import os
+import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -48,6 +53,33 @@ def test_models_that_are_there_or_have_no_spec_are_not_built(
     gallery.build_models(["./models/quickstart", "./models/unknown", "/elsewhere/tiny", "tiny"], told.append)
     assert told == []
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["quickstart"]
+
+
+def test_a_model_that_another_run_builds_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    told: list[str] = []
+    with (tmp_path / "models" / ".quickstart.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = Thread(target=gallery.build_models, args=(["./models/quickstart"], told.append))
+        waiting.start()
+        while sum(file.endswith(".quickstart.lock") for file in open_files()) < 2:
+            time.sleep(0.01)
+        (tmp_path / "models" / "quickstart").mkdir()
+    waiting.join()
+    assert told == []
+    assert list((tmp_path / "models" / "quickstart").iterdir()) == []
+
+
+def open_files() -> list[str]:
+    """The files that this process has open."""
+    found: list[str] = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
 
 
 def test_an_unknown_name_is_told_the_nearest() -> None:
