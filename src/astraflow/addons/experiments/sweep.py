@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from astraflow.addons.experiments.group_file import Group, GroupMember, save_group
+from astraflow.addons.experiments.tracker_labels import tracker_overrides
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.run_folder import RunFolder
 
@@ -98,7 +99,8 @@ class Sweep:
         return None
 
     def _start(self, member: GroupMember) -> None:
-        argv = [sys.executable, "-m", "astraflow", "run", self.group.recipe, *member.overrides]
+        labels = tracker_overrides(self.folder, self.group, member)
+        argv = [sys.executable, "-m", "astraflow", "run", self.group.recipe, *member.overrides, *labels]
         argv += ["--run-dir", str(self.folder / member.name), "--plain"]
         argv += ["--on", self.group.on] if self.group.on else []
         with self._log(member.name).open("ab") as log:

@@ -94,6 +94,10 @@ class MlflowConfig(_LibraryTracker):
     """Tracking URI of a server or database; default: the file `mlflow.db` (SQLite) in the run folder."""
     experiment: str = ""
     """Experiment; default: the recipe's name."""
+    group: str = ""
+    """Group of the run within the experiment: the value of its tag `group`."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run. `lr=0.1` sets the tag `lr`; a tag without a value has the value `true`."""
 
     def make(self, run: TrackedRun) -> Tracker:
         """Makes the tracker, and opens its run."""

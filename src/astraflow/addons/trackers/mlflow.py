@@ -46,6 +46,9 @@ class MlflowTracker:
             ]
             for batch in _batches(params, _MOST_PARAMS):
                 self._client.log_batch(self._run_id, params=batch)
+        tags = [f"group={config.group}"] if config.group else []
+        for name, _, value in (tag.partition("=") for tag in [*tags, *config.tags]):
+            self._client.set_tag(self._run_id, _key(name), value or "true")
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Logs each number at its policy's step."""
