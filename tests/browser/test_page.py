@@ -9,24 +9,11 @@ from pathlib import Path
 import pytest
 import requests
 
-from drivers.page_driver import Browser
+from drivers.page_driver import IMAGES, Browser
 from drivers.system_driver import Runs, Started, Terminals, url_of
 from drivers.view_runs import RunWriter
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
-
-IMAGES = Path(os.environ.get("ASTRAFLOW_IMAGES", "")) if os.environ.get("ASTRAFLOW_IMAGES") else None
-"""Where pictures for the docs go: `make docs-images` sets it to docs/images."""
-
-
-_SHIFTS = """
-const done = arguments[arguments.length - 1];
-let sum = 0;
-new PerformanceObserver((list) => list.getEntries().forEach((each) => { sum += each.value; }))
-  .observe({ type: "layout-shift", buffered: true });
-setTimeout(() => done(sum), 200);
-"""
-"""How much the page has moved since it was loaded: the sum of all layout shifts."""
 
 
 def page_of(run: Started) -> str:
@@ -85,6 +72,10 @@ def services_stop_and_join(browser: Browser, run: Started, tmp_path: Path) -> No
         browser.wait_for("guest", timeout_s=60.0)
     finally:
         terminals.close()
+    os.kill(run.pid_of("rollout-1"), signal.SIGKILL)
+    browser.press("Services restarted")
+    browser.wait_for("rollout-1 restarted", timeout_s=120.0)
+    browser.check()
 
 
 def answers_are_found_by_words(browser: Browser, url: str) -> None:
@@ -93,7 +84,7 @@ def answers_are_found_by_words(browser: Browser, url: str) -> None:
     for words in ("Does it learn?", "held-out score", "tokens/s", "What happened", "joined"):
         browser.wait_for(words)
     browser.until(lambda: browser.count(".figure") == 4, "the four figures")
-    assert browser.driver.execute_async_script(_SHIFTS) <= 0.02
+    assert browser.layout_shift() <= 0.02
     browser.click("Why groups were discarded")
     browser.until(lambda: "ready=discarded" in browser.driver.current_url, "the discarded groups")
     for words, name in (("Most often wrong", "worst"), ("Across versions", "versions")):

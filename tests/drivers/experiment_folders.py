@@ -1,10 +1,12 @@
 """Folders of finished runs for comparisons, written without running anything."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from astraflow.addons.experiments.group_file import Group, GroupMember, load_group, save_group
 from astraflow.recipe.recipe import load_recipe
 from astraflow.recipe.run_folder import RunFolder, RunRecord
 from drivers.weight_files import write_model_folder
@@ -54,3 +56,27 @@ class Experiment:
             rows.append({"kind": "step", **common, "step": step, "version": step, "reward_mean": reward})
         run.metrics.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
         return run.path
+
+    def sweep(
+        self,
+        name: str,
+        runs: Sequence[tuple[str, tuple[str, ...], list[float]]],
+        *,
+        values: dict[str, tuple[str, ...]] | None = None,
+        rewards: tuple[float, ...] = (0.1, 0.2),
+        state: str = "finished",
+        reason: str = "",
+    ) -> Path:
+        """Writes a sweep. A run has a name, overrides, and a score per evaluation."""
+        for member, overrides, scores in runs:
+            own = f"{name}/{member}"
+            self.run(own, scores, overrides=overrides, rewards=rewards, state=state, reason=reason)
+        members = tuple(GroupMember(name=member, overrides=overrides) for member, overrides, _ in runs)
+        folder = self.folder / name
+        save_group(folder, Group(name="small", recipe=str(self.recipe), values=values or {}, members=members))
+        return folder
+
+    def fail(self, sweep: Path, member: str, why: str) -> None:
+        """Notes that a member of a sweep has failed, as the sweep does."""
+        group = load_group(sweep)
+        save_group(sweep, msgspec.structs.replace(group, failed={**group.failed, member: why}))

@@ -1,5 +1,6 @@
 """Drives the viewer's page in Chromium, and judges it: console, accessibility, width."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,17 @@ _RUN_AXE = """
 const done = arguments[arguments.length - 1];
 axe.run().then((found) => done(found.violations.map((v) => [v.impact, v.id, v.nodes[0].html.slice(0, 200)])));
 """
+
+_EXCESS = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+_SHIFTS = """
+const done = arguments[arguments.length - 1];
+let sum = 0;
+new PerformanceObserver((list) => list.getEntries().forEach((each) => { sum += each.value; }))
+  .observe({ type: "layout-shift", buffered: true });
+setTimeout(() => done(sum), 200);
+"""
+IMAGES = Path(os.environ.get("ASTRAFLOW_IMAGES", "")) if os.environ.get("ASTRAFLOW_IMAGES") else None
+"""Where pictures for the docs go: `make docs-images` sets it to docs/images."""
 
 
 class Browser:
@@ -66,6 +78,18 @@ class Browser:
         self.until(lambda: bool(self.driver.find_elements(By.PARTIAL_LINK_TEXT, words)), f"a link {words!r}")
         self.driver.find_element(By.PARTIAL_LINK_TEXT, words).click()
 
+    def press(self, words: str) -> None:
+        """Presses the button of these words."""
+        path = f"//button[contains(normalize-space(.), '{words}') and not(@disabled)]"
+        self.until(lambda: bool(self.driver.find_elements(By.XPATH, path)), f"a button {words!r}")
+        self.driver.find_element(By.XPATH, path).click()
+
+    def tick(self, label: str) -> None:
+        """Ticks the box that a screen reader calls so."""
+        selector = f"input[aria-label='{label}']"
+        self.until(lambda: self.count(selector) == 1, f"the box {label!r}")
+        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+
     def fill(self, label: str, value: str) -> None:
         """Writes into the field of a label, as a person does who then leaves it."""
         path = f"//label[starts-with(normalize-space(.), '{label}')]//input"
@@ -92,13 +116,17 @@ class Browser:
 
     # --- judgements ---
 
+    def layout_shift(self) -> float:
+        """How much the page has moved since it was loaded: the sum of all layout shifts."""
+        return float(self.driver.execute_async_script(_SHIFTS))
+
     def check(self) -> None:
         """No line on the console, nothing wider than the page, and axe finds nothing serious."""
         # A connection that ended with its run is no fault of the page.
         lines = [each for each in self.driver.get_log("browser") if "ERR_CONNECTION" not in each["message"]]
         assert lines == [], lines
-        width = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert self.driver.execute_script(width) <= 0, "the page is wider than the window"
+        # Charts follow the width of the window a moment later.
+        self.until(lambda: self.driver.execute_script(_EXCESS) <= 0, "a page as wide as the window")
         self.driver.execute_script(AXE.read_text())
         found = self.driver.execute_async_script(_RUN_AXE)
         worst = [each for each in found if each[0] in {"serious", "critical"}]

@@ -5,8 +5,6 @@ import contextlib
 import io
 import json
 import sqlite3
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +17,9 @@ from astraflow.addons.view.server import Viewing, serve
 from astraflow.errors import ConfigError
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 from drivers.view_runs import RunWriter
+from drivers.viewer_driver import ask, viewer
 
 HOSTILE = "<script>alert(1)</script>\x1b]0;pwned\x07 \u202e <img src=x onerror=alert(2)>"
-Answer = tuple[int, Any]
-
-
-@asynccontextmanager
-async def viewer(
-    *roots: Path, host: str = "127.0.0.1", token: str = "", remotes: tuple[RemoteRun, ...] = ()
-) -> AsyncGenerator[str]:
-    """The base URL of a viewer of these folders."""
-    stop = asyncio.Event()
-    started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    viewing = Viewing(host=host, token=token)
-    serving = asyncio.create_task(serve(stop, roots, viewing, remotes=remotes, started=started))
-    try:
-        yield (await started).replace("0.0.0.0", "127.0.0.1")
-    finally:
-        stop.set()
-        await serving
-
-
-async def ask(url: str, **headers: str) -> Answer:
-    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as reply:
-        body = await reply.read()
-        is_json = reply.content_type == "application/json"
-        return reply.status, json.loads(body) if is_json else body
 
 
 def make_run(folder: Path) -> RunWriter:

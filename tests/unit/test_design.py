@@ -95,7 +95,15 @@ def test_color_blind_people_can_tell_curves_apart(theme: str, blindness: str) ->
 
 
 def test_no_style_has_a_color_of_its_own() -> None:
-    for name in ("base.css", "run.css", "episodes.css", "timeline.css", "report.css", "plots.mplstyle"):
+    for name in (
+        "base.css",
+        "run.css",
+        "episodes.css",
+        "timeline.css",
+        "groups.css",
+        "report.css",
+        "plots.mplstyle",
+    ):
         assert re.findall(r"#[0-9a-fA-F]{3,8}\b", (SOURCES / name).read_text(encoding="utf-8")) == [], name
 
 

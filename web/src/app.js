@@ -2,11 +2,14 @@
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { clock, html, link, Problem, Skeleton, token, useAnswer } from "./base.js";
+import { ComparePage } from "./compare.js";
 import { EpisodePage, GroupPage } from "./episode.js";
 import { EpisodesPage } from "./episodes.js";
+import { SweepPage } from "./groups.js";
 import { Icon } from "./icons.js";
-import { ComparePage, TimelinePage, WeightsPage } from "./others.js";
+import { TimelinePage, WeightsPage } from "./others.js";
 import { RunPage } from "./run.js";
+import { RunsPage } from "./runs.js";
 
 const TABS = [["run", "Run"], ["episodes", "Episodes"], ["weights", "Weights"], ["timeline", "Timeline"]];
 
@@ -69,20 +72,12 @@ function TokenForm() {
     <label>token <input type="password" autocomplete="off" value=${text} onInput=${(event) => setText(event.target.value)} /></label><button>Show the runs</button></form>`;
 }
 
-const when = (atS) => (atS ? new Date(atS * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }) : "–");
-
-function RunList({ runs }) {
-  if (runs.length === 0) return html`<h1>Runs</h1><p class="empty"><b>No runs yet</b>Start one with astraflow run quickstart. It appears here by itself.</p>`;
-  return html`<h1>Runs</h1><div class="scroll" tabindex="0" role="group" aria-label="runs"><table class="runs"><thead><tr><th>run</th><th>state</th><th>recipe</th><th class="n">last sign of life</th><th>folder</th></tr></thead>
-    <tbody>${runs.map((run) => html`<tr key=${run.name}><td><a href=${link("r", run.name, "run")}>${run.name}</a></td><td><span class=${`state ${run.state}`}>${run.state}</span></td>
-      <td>${run.recipe}</td><td class="n">${when(run.at_s)}</td><td class="muted">${run.path}</td></tr>`)}</tbody></table></div>`;
-}
-
 function Page({ runs, parts, params }) {
   const known = useRef(new Set());
   runs.forEach(({ name }) => known.current.add(name));
   if (parts[0] === "compare") return html`<h1>Compare</h1><${ComparePage} all=${runs} params=${params} />`;
-  if (parts[0] !== "r") return html`<${RunList} runs=${runs} />`;
+  if (parts[0] === "sweep") return html`<${SweepPage} key=${parts[1]} name=${parts[1] ?? ""} />`;
+  if (parts[0] !== "r") return html`<${RunsPage} runs=${runs} />`;
   const [, run, page = "run", ...rest] = parts;
   const isShown = runs.some(({ name }) => name === run);
   const pages = {

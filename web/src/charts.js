@@ -187,7 +187,9 @@ export function Chart({ title, series, xLabel = "step", isSmooth = false }) {
     const { idx } = at.cursor;
     figure.current.querySelector(".at").textContent = idx == null ? "" : `${xLabel} ${num(at.data[0][idx], 5)}`;
     figure.current.querySelectorAll(".legend b").forEach((cell, nth) => {
-      cell.textContent = num(idx == null ? lastOf(at.data[places[nth]]) : nearest(at.data[places[nth]], idx));
+      const values = at.data[places[nth]];
+      // A cursor of another chart may move while this one is about to be drawn again with a further line.
+      if (values) cell.textContent = num(idx == null ? lastOf(values) : nearest(values, idx));
     });
   };
   useEffect(() => {

@@ -1,21 +1,17 @@
-// What happened in a run: the unusual first, grouped by step; the rest on demand.
+// What happened in a run, by kind and grouped by step: the newest first, the rest on demand.
 import { useMemo, useState } from "preact/hooks";
 import { clock, html } from "./base.js";
 
 const WORDS = { join: "joined", leave: "left", eval: "evaluated", "set aside": "set aside", restored: "restored", end: "run ended", resume: "run resumed", schedule: "schedule changed", drop: "batch dropped", redo: "step repeated", restart: "restarted" };
 const LOOKS = { leave: "warn", restart: "warn", "set aside": "bad", drop: "bad", redo: "warn", eval: "good", join: "good", restored: "good" };
 
-// A service that joins again under its name was restarted.
-function withRestarts(oldestFirst) {
-  const seen = new Set();
-  return oldestFirst.map((event) => {
-    if (event.kind !== "join") return event;
-    const name = event.who.replace(/\.[0-9a-f]+$/, "");
-    const isAgain = seen.has(name);
-    seen.add(name);
-    return { ...event, who: name, kind: isAgain ? "restart" : "join" };
-  });
-}
+// Title of a chip, and the kinds of events behind it.
+const CHIPS = [
+  ["Everything", null],
+  ["Services restarted", ["restart", "restored", "set aside"]],
+  ["Joined or left", ["join", "leave"]],
+  ["Evaluations", ["eval"]],
+];
 
 function byStep(events) {
   const groups = [];
@@ -30,11 +26,16 @@ function byStep(events) {
 
 export function Events({ happenings }) {
   const [isAll, showAll] = useState(false);
-  const groups = useMemo(() => byStep(withRestarts([...(happenings ?? [])].reverse())), [happenings]);
+  const [chip, choose] = useState("Everything");
+  const kinds = Object.fromEntries(CHIPS)[chip];
+  const groups = useMemo(() => byStep([...(happenings ?? [])].reverse().filter((event) => !kinds || kinds.includes(event.kind))), [happenings, chip]);
   const shown = isAll ? groups : groups.slice(0, 8);
+  const count = (of) => happenings.filter((event) => of.includes(event.kind)).length;
   return html`<section><h2>What happened</h2>
     ${!happenings && html`<p class="muted">Reading the journal…</p>`}
-    ${happenings?.length === 0 && html`<p class="empty">Nothing unusual.</p>`}
+    ${happenings?.length > 0 && html`<div class="chips" role="group" aria-label="kinds of events">${CHIPS.map(([title, of]) => html`<button class="chip" aria-pressed=${title === chip} onClick=${() => choose(title)}>
+      ${title}${of && html` <small>${count(of)}</small>`}</button>`)}</div>`}
+    ${happenings && groups.length === 0 && html`<p class="empty">${kinds && kinds.includes("restart") ? "No service was restarted." : "Nothing of this kind."}</p>`}
     <ol class="events">${shown.map((group) => html`<li><b class="step">${group.step ? `step ${group.step}` : "start"}</b>
       <ul>${[...group.events].reverse().map((event) => html`<li><time>${clock(event.at_s)}</time> <span class=${`dot ${LOOKS[event.kind] ?? ""}`}></span>
         <b>${event.who}</b> ${WORDS[event.kind] ?? event.kind}${event.version != null ? ` (version ${event.version})` : ""} ${event.text}</li>`)}</ul></li>`)}</ol>

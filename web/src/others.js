@@ -1,53 +1,7 @@
-// Compare, weights, and the time line.
+// Weights, and the time line.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Chart } from "./charts.js";
 import { bytes, clock, download, html, link, num, Problem, query, useAnswer, useWidth } from "./base.js";
-import { evalSeries, seriesOf, useMetrics } from "./series.js";
-
-// --- compare ---
-
-const tokensSoFar = (rows) => {
-  let tokens = 0;
-  return rows.map((row) => {
-    tokens += row.kind === "step" ? (row.num_trained_tokens ?? 0) : 0;
-    return { ...row, tokens_so_far: tokens };
-  });
-};
-
-function Recipes({ runs }) {
-  const answers = runs.map((run) => useAnswer(`api/runs/${encodeURIComponent(run)}/recipe`));
-  if (answers.some(({ data }) => !data)) return html`<${Problem} error=${answers.find((a) => a.error)?.error} />`;
-  const keys = [...new Set(answers.flatMap(({ data }) => Object.keys(data)))].sort();
-  const differing = keys.filter((key) => new Set(answers.map(({ data }) => data[key])).size > 1);
-  if (differing.length === 0) return html`<p>Their recipes are equal.</p>`;
-  return html`<div class="scroll" tabindex="0" role="group" aria-label="differences"><table><thead><tr><th>key</th>${runs.map((run) => html`<th>${run}</th>`)}</tr></thead>
-    <tbody>${differing.map((key) => html`<tr><td>${key}</td>${answers.map(({ data }) => html`<td>${data[key] ?? "–"}</td>`)}</tr>`)}</tbody></table></div>`;
-}
-
-function Compared({ runs }) {
-  const [over, setOver] = useState("step");
-  const tables = runs.map((run) => tokensSoFar(useMetrics(run, 3000) ?? []));
-  const names = ["reward_mean", "loss", "entropy", "grad_norm", "staleness_mean", "episode/sampled_tokens", "train_s", "batch_wait_s"];
-  const lines = (make) => tables.flatMap((rows, idx) => make(rows, `${runs[idx]}: `));
-  return html`<p class="facts"><label>over <select value=${over} onChange=${(event) => setOver(event.target.value)}>
-      <option value="step">steps</option><option value="seconds">seconds</option><option value="tokens">trained tokens</option></select></label></p>
-    <div class="charts">
-      <${Chart} title="held-out score" xLabel=${over} series=${lines((rows, prefix) => evalSeries(rows, over, prefix))} />
-      ${names.map((name) => html`<${Chart} key=${name} title=${name} xLabel=${over} series=${lines((rows, prefix) => seriesOf(rows, [name], over, prefix))} />`)}
-    </div><h2>Where their recipes differ</h2><${Recipes} runs=${runs} />`;
-}
-
-export function ComparePage({ all, params }) {
-  const chosen = (params.get("runs") ?? "").split(",").filter((run) => all.some(({ name }) => name === run)).slice(0, 8);
-  const toggle = (name) => {
-    const next = chosen.includes(name) ? chosen.filter((run) => run !== name) : [...chosen, name];
-    location.hash = `/compare?${query({ runs: next.join(",") })}`;
-  };
-  return html`<fieldset class="facts"><legend>runs</legend>${all.map(
-      ({ name }) => html`<label class="check"><input type="checkbox" checked=${chosen.includes(name)} onChange=${() => toggle(name)} /> ${name}</label>`,
-    )}</fieldset>
-    ${chosen.length > 1 ? html`<${Compared} key=${chosen.join()} runs=${chosen} />` : html`<p>Choose two runs or more.</p>`}`;
-}
 
 // --- weights ---
 

@@ -1,25 +1,29 @@
 """Compares runs: groups those that differ only by their seed, and says whether their differences matter.
 
-    runs -> variants (the same recipe but for the seed) -> mean and interval of each figure -> sentences
+    runs -> variants (the same recipe but for the seed) -> mean and interval of each figure -> verdict
 
 A figure is compared only between runs that measured the same thing: the same evaluation set, or the same
 training tasks and reward. Only finished runs count, unless none is.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from astraflow.addons.experiments.intervals import CONFIDENCE, Interval, difference, mean_interval
+from astraflow.addons.experiments.intervals import CONFIDENCE, Interval, mean_interval
 from astraflow.addons.experiments.results import RunResult
+from astraflow.addons.experiments.verdict import Side, Verdict, differences, verdict
 from astraflow.errors import DataError
 
-__all__ = ["BandPoint", "Comparison", "Member", "Variant", "compare"]
+__all__ = ["BandPoint", "Comparison", "Member", "Variant", "compare", "member_of"]
 
 _NOT_COMPARED = ("seed", "name", "view", "trackers", "dataflow.port", "weights.port")
 """Keys, or their beginnings, that make no difference to what a run learns."""
+_NO_VALUE = "\u2013"
 _MAX_NAMED_KEYS = 3
 """A variant that differs by more keys is called by the name of its first run."""
+_MAX_POINTS = 300
+"""A band of more points shows no more in a picture."""
 
 
 class BandPoint(NamedTuple):
@@ -44,6 +48,10 @@ class Member:
     finals: Mapping[str, float]
     left_out: str = ""
     """Why it doesn't count; empty if it does."""
+    variant: str = ""
+    """Label of its variant; empty if it doesn't count."""
+    values: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Differing key -> this run's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,8 @@ class Comparison:
     """The figures that can be compared; evaluations come first."""
     variants: tuple[Variant, ...]
     members: tuple[Member, ...]
+    verdict: Verdict
+    """Which variant is ahead in the first figure, and whether chance explains its lead."""
     sentences: tuple[str, ...]
     """Whether each difference from the first variant matters."""
     notes: tuple[str, ...]
@@ -78,31 +88,48 @@ class Comparison:
 def compare(results: Sequence[RunResult]) -> Comparison:
     """Compares runs. Raises: DataError if no two of them measured the same thing, or none can be read."""
     counted, reasons = _counted(results)
+    is_final = all(run.state == "finished" for run in counted)
     keys = _differing_keys(counted)
     figures, notes = _comparable_figures(counted)
     variants = _variants(counted, keys, figures)
+    labels = {name: variant.label for variant in variants for name in variant.runs}
     members = [
-        Member(
-            run.name,
-            run.state,
-            run.reason,
-            run.seed,
-            run.steps,
-            run.wall_s,
-            {name: final.value for name, final in run.finals.items()},
-            reasons.get(run.name, ""),
-        )
+        member_of(run, keys, left_out=reasons.get(run.name, ""), variant=labels.get(run.name, ""))
         for run in results
     ]
+    if not is_final:
+        notes.append("no run has finished; these are the figures so far")
     notes += [f"{name} is left out: {why}" for name, why in reasons.items()]
     if any(len(variant.runs) > 1 for variant in variants):
         notes.append(
             f"Intervals are {CONFIDENCE:.0%} intervals of the mean over seeds, from Student's t "
             "distribution; those of differences are Welch's."
         )
-    sentences = _sentences(variants, figures, {run.name: run for run in counted})
+    sides = _sides(variants, figures[0], {run.name: run for run in counted})
     return Comparison(
-        tuple(keys), tuple(figures), tuple(variants), tuple(members), tuple(sentences), tuple(notes)
+        tuple(keys),
+        tuple(figures),
+        tuple(variants),
+        tuple(members),
+        verdict(sides, figures[0], is_final=is_final),
+        tuple(differences(sides, figures[0])),
+        tuple(notes),
+    )
+
+
+def member_of(run: RunResult, keys: Sequence[str] = (), *, left_out: str = "", variant: str = "") -> Member:
+    """Returns what tables and pages show about one run."""
+    return Member(
+        run.name,
+        run.state,
+        run.reason,
+        run.seed,
+        run.steps,
+        run.wall_s,
+        {name: final.value for name, final in run.finals.items()},
+        left_out,
+        variant,
+        {key: run.recipe.get(key, _NO_VALUE) for key in keys},
     )
 
 
@@ -124,7 +151,8 @@ def _counted(results: Sequence[RunResult]) -> tuple[list[RunResult], dict[str, s
             reasons[run.name] = "it has no result"
         else:
             why = f": {run.reason}" if run.reason else ""
-            reasons[run.name] = f"{run.state} after {run.steps} steps{why}"
+            after = f" after {run.steps} steps" if run.steps else ""
+            reasons[run.name] = f"{run.state}{after}{why}"
     return counted, reasons
 
 
@@ -188,7 +216,7 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 def _variants(runs: Sequence[RunResult], keys: Sequence[str], figures: Sequence[str]) -> list[Variant]:
     groups: dict[tuple[str, ...], list[RunResult]] = {}
     for run in runs:
-        groups.setdefault(tuple(run.recipe.get(key, "\u2013") for key in keys), []).append(run)
+        groups.setdefault(tuple(run.recipe.get(key, _NO_VALUE) for key in keys), []).append(run)
     short = _short_names(keys)
     variants: list[Variant] = []
     for values, own in groups.items():
@@ -222,6 +250,9 @@ def _short_names(keys: Sequence[str]) -> dict[str, str]:
 
 def _band(curves: Sequence[Mapping[int, float]]) -> tuple[BandPoint, ...]:
     steps = sorted(set(curves[0]).intersection(*curves[1:]))
+    every = -(-len(steps) // _MAX_POINTS) or 1
+    # Counted from the end, so that the last step is always there.
+    steps = steps[::-1][::every][::-1]
     points: list[BandPoint] = []
     for step in steps:
         interval = mean_interval([curve[step] for curve in curves])
@@ -229,41 +260,10 @@ def _band(curves: Sequence[Mapping[int, float]]) -> tuple[BandPoint, ...]:
     return tuple(points)
 
 
-# --- sentences --------------------------------------------------------------------------------------
-
-
-def _sentences(
-    variants: Sequence[Variant], figures: Sequence[str], runs: Mapping[str, RunResult]
-) -> list[str]:
-    """Says for the first figure whether each variant differs from the first one.
-
-    With several differences, each interval is widened so that all of them hold together (Bonferroni).
-    """
-    if len(variants) < 2:
-        return []
-    first, *others = variants
-    figure = figures[0]
-    confidence = 1 - (1 - CONFIDENCE) / len(others)
-    sentences: list[str] = []
-    for other in others:
-        gap = difference(_values(other, figure, runs), _values(first, figure, runs), confidence)
-        sentences.append(_sentence(other.label, first.label, figure, gap))
-    if len(others) > 1:
-        sentences.append(
-            f"The {len(others)} intervals hold together with {CONFIDENCE:.0%} confidence (Bonferroni)."
-        )
-    return sentences
-
-
-def _values(variant: Variant, figure: str, runs: Mapping[str, RunResult]) -> list[float]:
-    return [runs[name].finals[figure].value for name in variant.runs]
-
-
-def _sentence(new: str, old: str, figure: str, gap: Interval) -> str:
-    head = f"{figure}: {new} is {abs(gap.mean):.3f} {'above' if gap.mean >= 0 else 'below'} {old}"
-    if gap.low is None or gap.high is None:
-        return f"{head}. One run per variant can't tell this from chance; run more seeds."
-    within = f"(interval {gap.low:+.3f} to {gap.high:+.3f})"
-    if gap.low > 0 or gap.high < 0:
-        return f"{head} {within}. The difference matters: chance does not explain it."
-    return f"{head} {within}. This may be chance; more seeds would narrow the interval."
+def _sides(variants: Sequence[Variant], figure: str, runs: Mapping[str, RunResult]) -> list[Side]:
+    sides: list[Side] = []
+    for variant in variants:
+        finals = [runs[name].finals[figure] for name in variant.runs]
+        stderr = finals[0].stderr if len(finals) == 1 else None
+        sides.append(Side(variant.label, tuple(final.value for final in finals), stderr))
+    return sides

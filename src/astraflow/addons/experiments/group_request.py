@@ -18,7 +18,7 @@ from astraflow.addons.experiments.group_file import (
     save_group,
     split_values,
 )
-from astraflow.addons.view.recipe_lines import flat_lines
+from astraflow.addons.experiments.recipe_lines import flat_lines
 from astraflow.cli.own_modules import module_path
 from astraflow.cli.runs import load_with_checks
 from astraflow.errors import ConfigError

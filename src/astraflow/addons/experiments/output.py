@@ -71,6 +71,12 @@ def _tables(comparison: Comparison) -> list[tuple[list[str], list[list[str]]]]:
     return tables
 
 
+def _sentences(comparison: Comparison) -> list[str]:
+    """The difference of two variants says it all; of several variants, the verdict comes first."""
+    first = [comparison.verdict.text] if len(comparison.variants) > 2 else []
+    return [*first, *comparison.sentences]
+
+
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Prints all tables and sentences. Text from recipes is made safe for the terminal."""
     for header, rows in _tables(comparison):
@@ -81,7 +87,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             table.add_row(*(Text(printable(cell)) for cell in row))
         console.print(table)
         console.print()
-    for sentence in comparison.sentences:
+    for sentence in _sentences(comparison):
         console.print(printable(sentence), highlight=False, markup=False)
     for note in comparison.notes:
         console.print(printable(note), style="dim", highlight=False, markup=False)
@@ -90,7 +96,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 def markdown(comparison: Comparison) -> str:
     """Returns the tables and sentences as Markdown."""
     parts = [_markdown_table(header, rows) for header, rows in _tables(comparison)]
-    lines = [*comparison.sentences, *comparison.notes]
+    lines = [*_sentences(comparison), *comparison.notes]
     if lines:
         parts.append("\n".join(f"- {_plain(line)}" for line in lines))
     return "\n\n".join(parts) + "\n"

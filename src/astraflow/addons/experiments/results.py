@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from astraflow.addons.experiments.group_file import GROUP_FILE, failure_of, load_group
-from astraflow.addons.view.recipe_lines import recipe_lines
+from astraflow.addons.experiments.recipe_lines import recipe_lines
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.recipe.run_folder import RunFolder
 
@@ -110,13 +110,16 @@ def metric_rows(folder: RunFolder) -> list[Row]:
 def read_result(path: Path, name: str = "") -> RunResult:
     """Reads a run folder. A folder that can't be read, or was just deleted, gives a result that says so."""
     folder = RunFolder(path)
+    failure = failure_of(path)
     try:
         record = folder.load_record()
         recipe = recipe_lines(folder)
         rows = metric_rows(folder)
     except (Error, ConfigError, OSError) as err:
-        why = failure_of(path)
-        return RunResult(path, name or path.name, "failed" if why else "unknown", why or str(err), {}, {}, {})
+        state = "failed" if failure else "unknown"
+        return RunResult(path, name or path.name, state, failure or str(err), {}, {}, {})
+    # The record of a launcher that was killed still says that the run continues.
+    is_failed = bool(failure) and record.state != "finished"
     finals: dict[str, Final] = {}
     curves: dict[str, Curve] = {}
     for figure, own in _by_figure(rows).items():
@@ -132,7 +135,15 @@ def read_result(path: Path, name: str = "") -> RunResult:
             finals[figure.name] = Final(statistics.fmean(last))
     steps = max((int(row["step"]) for row in rows if row.get("kind") == "step"), default=0)
     return RunResult(
-        path, name or path.name, record.state, record.reason, recipe, finals, curves, steps, record.wall_s
+        path,
+        name or path.name,
+        "failed" if is_failed else record.state,
+        failure if is_failed else record.reason,
+        recipe,
+        finals,
+        curves,
+        steps,
+        record.wall_s,
     )
 
 

@@ -2,6 +2,9 @@
 
     GET /                                    the page; the URL fragment selects what it shows
     GET /assets/NAME                         its scripts and styles, from the package
+    GET /api/groups                          the sweeps that the viewer shows
+    GET /api/groups/NAME                     a sweep: its runs, and how their variants compare
+    GET /api/comparison?runs                 the same for chosen runs
     GET /api/runs                            the runs that the viewer shows
     GET /api/runs/RUN                        the next two together
     GET /api/runs/RUN/now                    status, services, and the answer in a sentence
@@ -42,6 +45,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from astraflow.addons.experiments.recipe_lines import recipe_lines
 from astraflow.addons.view import timeline
 from astraflow.addons.view.episode import EpisodeView, episode_view
 from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
@@ -49,12 +53,12 @@ from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.metric_lines import metric_lines
 from astraflow.addons.view.ready import ready
-from astraflow.addons.view.recipe_lines import recipe_lines
 from astraflow.addons.view.runs import ShownRun, ShownRuns
 from astraflow.addons.view.search import choices, group_rows, search
 from astraflow.addons.view.slots import slot_lanes
 from astraflow.addons.view.snippets import snippets
 from astraflow.addons.view.status import run_status
+from astraflow.addons.view.sweeps import ComparedRuns, Results, compared, sweep_page, sweep_summary
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
 from astraflow.errors import ConfigError, Error
 from astraflow.types import ErrorReply
@@ -68,6 +72,8 @@ _PAUSE_S = 0.1
 _MAX_LIMIT = 200
 _MAX_GROUP = 64
 """Maximum number of a group's episodes that the page shows side by side."""
+_MAX_COMPARED = 64
+"""Maximum number of runs in one comparison."""
 _MAX_EXPORT = 100_000
 _MAX_DIGITS = 18
 _T = TypeVar("_T")
@@ -79,6 +85,9 @@ def make_app(runs: ShownRuns) -> Starlette:
     views = _Views(runs)
     routes = [
         *(Route(path, _file(*found)) for path, found in page_files().items()),
+        Route("/api/groups", _guarded(views.list_sweeps)),
+        Route("/api/groups/{name}", _guarded(views.sweep)),
+        Route("/api/comparison", _guarded(views.comparison)),
         Route("/api/runs", _guarded(views.list_runs)),
         Route("/api/runs/{run}", _guarded(views.overview)),
         Route("/api/runs/{run}/now", _guarded(views.now)),
@@ -138,6 +147,7 @@ class _Views:
 
     def __init__(self, runs: ShownRuns) -> None:
         self._runs = runs
+        self._results = Results()
 
     def _run(self, request: Request) -> ShownRun:
         run = self._runs.get(str(request.path_params["run"]))
@@ -148,6 +158,38 @@ class _Views:
     async def _read(self, request: Request, question: Callable[[sqlite3.Connection, ShownRun], _T]) -> _T:
         """Queries the index of the request's run after adding what is new."""
         return await asyncio.to_thread(_ask, self._run(request), question)
+
+    # --- sweeps ---
+
+    async def list_sweeps(self, request: Request) -> Response:
+        del request
+        return _json(await asyncio.to_thread(lambda: [sweep_summary(each) for each in self._runs.sweeps()]))
+
+    async def sweep(self, request: Request) -> Response:
+        name = str(request.path_params["name"])
+
+        def question() -> dict[str, object]:
+            sweep = next((each for each in self._runs.sweeps() if each.name == name), None)
+            if sweep is None:
+                raise HTTPException(404, "there is no such sweep here; / lists those that are shown")
+            links = {run.folder.path: run.name for run in self._runs.all()}
+            return sweep_page(sweep, self._results, links)
+
+        return _json(await asyncio.to_thread(question))
+
+    async def comparison(self, request: Request) -> Response:
+        names = list(dict.fromkeys(request.query_params.get("runs", "").split(",")))
+        if not 2 <= len(names) <= _MAX_COMPARED:
+            raise ConfigError(f"runs are the names of 2 to {_MAX_COMPARED} runs, separated by commas")
+
+        def question() -> ComparedRuns:
+            shown = {run.name: run for run in self._runs.all()}
+            if unknown := [name for name in names if name not in shown]:
+                raise HTTPException(404, f"there is no run {unknown[0][:100]} here")
+            found = [self._results.read(shown[name].folder.path, name) for name in names]
+            return compared(found, {name: name for name in names})
+
+        return _json(await asyncio.to_thread(question))
 
     # --- runs ---
 
@@ -344,17 +386,12 @@ async def _status(run: ShownRun) -> dict[str, Any]:
 
 
 def _summary_of(run: ShownRun) -> dict[str, object]:
+    place = {"name": run.name, "path": str(run.folder.path), "sweep": run.sweep}
     try:
         record = run.folder.load_record()
     except (Error, OSError):
-        return {"name": run.name, "path": str(run.folder.path), "state": "unknown", "recipe": "", "at_s": 0.0}
-    return {
-        "name": run.name,
-        "path": str(run.folder.path),
-        "state": record.state,
-        "recipe": record.name,
-        "at_s": record.at_s,
-    }
+        return {**place, "state": "unknown", "recipe": "", "at_s": 0.0}
+    return {**place, "state": record.state, "recipe": record.name, "at_s": record.at_s}
 
 
 def _meta(database: sqlite3.Connection, key: str) -> str:

@@ -116,6 +116,9 @@ class Booker:
         self._updates: list[tuple[object, ...]] = []
         self._drawn: list[tuple[int, int, float]] = []
         self._happenings: list[tuple[object, ...]] = []
+        query = "SELECT who FROM happenings WHERE kind = 'join'"
+        self._joined = {str(row[0]) for row in database.execute(query)}
+        """Names of the services that have joined."""
         self._versions: list[tuple[object, ...]] = []
         self._sizes: dict[str, int] = {}
         """Policy -> bytes of a full version."""
@@ -278,15 +281,21 @@ class Booker:
     def _command(self, command: Command) -> None:
         match command:
             case AddWorker():
-                self._happen("join", command.worker_id, text=f"hosts {', '.join(command.hosts)}")
+                self._join(command)
             case DropWorker():
-                self._happen("leave", command.worker_id, text=command.reason)
+                self._happen("leave", _name_of(command.worker_id), text=command.reason)
             case PublishVersion():
                 self._publish(command.manifest, command.step)
             case PublishFrozen():
                 self._publish(command.manifest, 0)
             case _:
                 pass
+
+    def _join(self, command: AddWorker) -> None:
+        # A service that joins again under its name was restarted.
+        kind = "restart" if command.name in self._joined else "join"
+        self._joined.add(command.name)
+        self._happen(kind, command.name, text=f"hosts {', '.join(command.hosts)}")
 
     def _publish(self, manifest: Manifest, step: int) -> None:
         full = sum(tensor.num_bytes for tensor in manifest.tensors) or self._full_bytes(manifest)
@@ -334,9 +343,9 @@ class Booker:
         """Stores an event about a service or the run."""
         match event:
             case ServiceSetAside():
-                self._happen("set aside", event.worker_id, text=event.last_failure)
+                self._happen("set aside", _name_of(event.worker_id), text=event.last_failure)
             case ServiceRestored():
-                self._happen("restored", event.worker_id)
+                self._happen("restored", _name_of(event.worker_id))
             case RunEnded():
                 self._happen("end", "run", text=event.reason)
             case RunResumed():
@@ -367,3 +376,8 @@ class Booker:
         for waiting in (self._drawn, self._updates, self._happenings, self._versions, self._texts):
             waiting.clear()
         self._rows.clear()
+
+
+def _name_of(worker_id: str) -> str:
+    """Returns the name of a service, which it keeps when it is restarted."""
+    return worker_id.rpartition(".")[0] or worker_id

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from astraflow.addons.view.recipe_lines import recipe_lines
+from astraflow.addons.experiments.recipe_lines import recipe_lines
 from astraflow.addons.view.svg_chart import Line, svg_chart
 from astraflow.addons.view.tables_copy import messages_of
 from astraflow.errors import Error, JournalError

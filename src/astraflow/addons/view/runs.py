@@ -1,23 +1,25 @@
-"""The runs that a viewer shows, and their names.
+"""The runs and sweeps that a viewer shows, and their names.
 
 Names in URLs are looked up here, so a path never comes from a request.
 """
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from astraflow.addons.experiments.group_file import GROUP_FILE
 from astraflow.addons.view.index import RunIndex
 from astraflow.addons.view.late_summary import LateSummary
 from astraflow.addons.view.remote import RemoteRun
+from astraflow.addons.view.sweeps import ShownSweep
 from astraflow.addons.view.token_text import TokenText
 from astraflow.recipe.run_folder import RunFolder
 
 __all__ = ["ShownRun", "ShownRuns"]
 
-_MAX_RUNS = 200
+_MAX_RUNS = 500
 _PLAIN = re.compile(r"[^\w.-]+")
 
 
@@ -35,30 +37,38 @@ class ShownRun:
     summary: LateSummary
     remote: RemoteRun | None = None
     """The source of the run if it is on another machine."""
+    sweep: str = ""
+    """The name of the sweep that it belongs to; empty if it belongs to none."""
 
 
 class ShownRuns:
     """The runs of a viewer. Call `close` at the end. Example: `ShownRuns([Path("runs")]).all()`."""
 
     def __init__(self, roots: Sequence[Path], remotes: Sequence[RemoteRun] = ()) -> None:
-        """Shows `roots` (run folders, or folders of them) and `remotes`, which `close` closes as well."""
+        """Shows `roots` (run folders, folders of sweeps, or folders of these) and `remotes`, which `close`
+        closes as well."""
         self._roots = [root.resolve() for root in roots]
         self._remotes = {remote.folder.path: remote for remote in remotes}
         self._runs: dict[Path, ShownRun] = {}
+        self._sweeps: dict[Path, ShownSweep] = {}
         self._lock = threading.Lock()
 
     def all(self) -> list[ShownRun]:
-        """Returns the runs that exist now, up to 200. A run keeps its name.
+        """Returns the runs that exist now, up to 500. A run keeps its name.
 
         A run whose folder is gone is forgotten, so that a new folder at its path gets an index of its own.
         """
         with self._lock:
             for path in [path for path in self._runs if not path.is_dir()]:
                 self._forget(path)
-            for path in (*self._remotes, *_run_folders(self._roots)):
-                if path not in self._runs and len(self._runs) < _MAX_RUNS:
-                    self._runs[path] = self._shown(path)
+            self._look()
             return [run for path, run in self._runs.items() if path.is_dir()]
+
+    def sweeps(self) -> list[ShownSweep]:
+        """Returns the sweeps that exist now. Their runs are among those of `all`."""
+        with self._lock:
+            self._look()
+            return [sweep for path, sweep in self._sweeps.items() if _is_sweep(path)]
 
     def get(self, name: str) -> ShownRun | None:
         """Returns the run with a name; None if there is none."""
@@ -83,30 +93,64 @@ class ShownRuns:
                 run.lock.release()
             del self._runs[path]
 
-    def _shown(self, path: Path) -> ShownRun:
-        taken = {run.name for run in self._runs.values()}
+    def _look(self) -> None:
+        """Adds the runs and sweeps that are new."""
+        for path in self._remotes:
+            self._add_run(path, "")
+        for root in self._roots:
+            is_shown_itself = _is_run(root) or _is_sweep(root)
+            for path in [root] if is_shown_itself else _folders_in(root):
+                if _is_run(path):
+                    self._add_run(path, "")
+                elif _is_sweep(path):
+                    self._add_sweep(path)
+
+    def _add_sweep(self, path: Path) -> None:
+        if path not in self._sweeps:
+            taken = {sweep.name for sweep in self._sweeps.values()}
+            self._sweeps[path] = ShownSweep(_free_name(path.name, taken), path)
+        for member in _folders_in(path):
+            if _is_run(member):
+                self._add_run(member, self._sweeps[path].name)
+
+    def _add_run(self, path: Path, sweep: str) -> None:
+        if path in self._runs or len(self._runs) >= _MAX_RUNS:
+            return
         remote = self._remotes.get(path)
-        plain = _PLAIN.sub("-", remote.url.partition("://")[2] if remote else path.name) or "run"
-        name = plain
-        number = 2
-        while name in taken:
-            name = f"{plain}-{number}"
-            number += 1
+        name = remote.url.partition("://")[2] if remote else path.name
+        # Members of several sweeps have the same names of folders.
+        name = f"{sweep}.{name}" if sweep else name
+        name = _free_name(name, {run.name for run in self._runs.values()})
         folder = RunFolder(path)
-        return ShownRun(
-            name, folder, RunIndex(path), TokenText(folder), threading.Lock(), LateSummary(folder), remote
+        self._runs[path] = ShownRun(
+            name=name,
+            folder=folder,
+            index=RunIndex(path),
+            texts=TokenText(folder),
+            lock=threading.Lock(),
+            summary=LateSummary(folder),
+            remote=remote,
+            sweep=sweep,
         )
 
 
-def _run_folders(roots: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
-    for root in roots:
-        if _is_run(root):
-            found.append(root)
-        elif root.is_dir():
-            found += sorted(path.resolve() for path in root.iterdir() if _is_run(path))
-    return found
+def _free_name(wanted: str, taken: Collection[str]) -> str:
+    plain = _PLAIN.sub("-", wanted) or "run"
+    name = plain
+    number = 2
+    while name in taken:
+        name = f"{plain}-{number}"
+        number += 1
+    return name
+
+
+def _folders_in(root: Path) -> list[Path]:
+    return sorted(path.resolve() for path in root.iterdir()) if root.is_dir() else []
 
 
 def _is_run(path: Path) -> bool:
     return (path / "journal").is_dir()
+
+
+def _is_sweep(path: Path) -> bool:
+    return (path / GROUP_FILE).is_file()

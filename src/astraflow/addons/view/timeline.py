@@ -14,6 +14,7 @@ _MAX_MET = 50_000
 _MAX_LOADS = 2000
 _MAX_HAPPENINGS = 500
 _NUM_NEWEST = 30
+_NUM_RESTARTS = 20
 _MAX_TRACED = 500_000
 _QUIET = ("take", "commit", "publish")
 """Events that occur at each step, which the list of news leaves out."""
@@ -78,12 +79,18 @@ def _extent(database: sqlite3.Connection) -> tuple[float, float]:
 
 
 def newest_happenings(database: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Returns the newest joins, leaves, evaluations, and similar events, newest first."""
+    """Returns the newest joins, leaves, evaluations, and similar events, newest first.
+
+    The newest restarts are always among them, however much has happened since.
+    """
+    newest = "SELECT id FROM happenings WHERE kind NOT IN (?, ?, ?) ORDER BY id DESC LIMIT ?"
+    restarts = "SELECT id FROM happenings WHERE kind = 'restart' ORDER BY id DESC LIMIT ?"
     query = (
-        "SELECT at_s, kind, who, step, version, text FROM happenings WHERE kind NOT IN (?, ?, ?) "
-        "ORDER BY id DESC LIMIT ?"
+        "SELECT at_s, kind, who, step, version, text FROM happenings WHERE id IN "
+        f"(SELECT id FROM ({newest}) UNION SELECT id FROM ({restarts})) ORDER BY id DESC"
     )
-    return [dict(row) for row in database.execute(query, (*_QUIET, _NUM_NEWEST))]
+    values = (*_QUIET, _NUM_NEWEST, _NUM_RESTARTS)
+    return [dict(row) for row in database.execute(query, values)]
 
 
 def loads(database: sqlite3.Connection) -> list[dict[str, Any]]:
