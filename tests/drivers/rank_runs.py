@@ -120,16 +120,15 @@ def assert_same_run(found: RankRun, expected: RankRun) -> None:
             assert np.abs(near).max() < 1e-4, name
 
 
-def load_weights(ranks: Ranks, model_dir: Path, checkpoint: Path | None = None) -> tuple[int, int]:
+def load_weights(ranks: Ranks, model_dir: Path, shard: ShardConfig, checkpoint: Path) -> tuple[int, int]:
     """Opens, splits and fills a model, and then reads a checkpoint. Returns: by how many bytes this process's
     own memory grew at most, and those of its part."""
-    grid = make_grid(ranks, ShardConfig(), device="cpu")
+    grid = make_grid(ranks, shard, device="cpu")
     with OwnMemory() as memory:
         model, source = open_model(model_dir, grid)
         weights = ModelWeights(model, grid, source=source)
         weights.split(ForwardEntryPoint(model))
-        if checkpoint is not None:
-            weights.install(file_tensors([checkpoint]))
+        weights.install(file_tensors([checkpoint]))
     return memory.growth, weights.held_bytes
 
 

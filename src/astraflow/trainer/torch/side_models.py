@@ -21,19 +21,27 @@ from astraflow.errors import ConfigError
 from astraflow.losses.config import ValueModelConfig
 from astraflow.models.hub import model_path
 from astraflow.models.images import image_rules
-from astraflow.models.loading import DTYPES, host_view, load_causal_lm
+from astraflow.models.loading import DTYPES, file_views, host_view
 from astraflow.protocols import ModelRole
 from astraflow.trainer.backend_config import TorchBackendConfig
-from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.config import ShardConfig, TrainConfig
 from astraflow.trainer.ranks import ALONE
 from astraflow.trainer.torch.forward import TrainerForward
-from astraflow.trainer.torch.parallel.grid import RankGrid
+from astraflow.trainer.torch.parallel.grid import RankGrid, make_grid
 from astraflow.trainer.torch.parallel.recompute import recompute_layers
 from astraflow.trainer.torch.parallel.sharding import ModelWeights
 from astraflow.trainer.torch.torch_files import open_model
 from astraflow.trainer.torch.trained_model import ScoringModel, TrainedModel
 
-__all__ = ["Critic", "FrozenModel", "load_critic", "load_frozen", "num_positions", "vocab_size_of"]
+__all__ = [
+    "Critic",
+    "FrozenModel",
+    "load_critic",
+    "load_frozen",
+    "num_positions",
+    "uncut_logits",
+    "vocab_size_of",
+]
 
 _log = logging.getLogger(__name__)
 _PADDING_POSITIONS = 2
@@ -56,7 +64,8 @@ class FrozenModel(ScoringModel):
         forward = TrainerForward(
             model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(self.folder)
         )
-        super().__init__(forward, weights=weights, config=config)
+        uncut = uncut_logits(self.folder, grid, config.backend)
+        super().__init__(forward, weights=weights, config=config, uncut=uncut)
         digest = xxhash.xxh3_128()
         for name, weight in weights.gather():
             digest.update(host_view(name, weight.cpu().contiguous()).data.data)
@@ -87,6 +96,22 @@ def load_frozen(
             )
         _log.info("%s %s: %.1f MB more in memory", role, model.folder, model.num_bytes / 1e6)
     return models
+
+
+def uncut_logits(folder: Path, grid: RankGrid, backend: TorchBackendConfig) -> torch.Tensor | None:
+    """What `TrainerForward.probe` returns for a model whose layers aren't cut; None if `grid` cuts none.
+
+    The model is sharded over all ranks for it, so that none holds it whole.
+    """
+    if grid.tensor == 1:
+        return None
+    grid = make_grid(grid.everyone, ShardConfig(), device=grid.device)
+    model, source = open_model(folder, grid)
+    exact = backend.model_copy(update={"dtype": "float32"})
+    forward = TrainerForward(model, vocab_size=vocab_size_of(model), config=exact)
+    ModelWeights(model, grid, source=source).split(forward.entry)
+    forward.try_layouts()
+    return forward.probe()
 
 
 def vocab_size_of(model: torch.nn.Module) -> int:
@@ -120,8 +145,7 @@ class Critic(TrainedModel):
     def __init__(self, config: TrainConfig, folder: str | Path, grid: RankGrid) -> None:
         """Loads the model. Raises: DataError if the folder does not hold one."""
         assert isinstance(config.backend, TorchBackendConfig)
-        device = config.backend.device
-        model = load_causal_lm(folder, dtype="float32", device=device)
+        model, source = open_model(folder, grid)
         self.vocab_size = vocab_size_of(model)
         # Created before the head is replaced, because the logits show which layout is exact for the model.
         forward = TrainerForward(
@@ -129,12 +153,22 @@ class Critic(TrainedModel):
         )
         if config.backend.activations == "recompute":
             recompute_layers(model)
-        width = int(cast("Any", model).get_output_embeddings().weight.shape[1])
-        head = nn.Linear(width, 1, bias=False, device=device)
-        nn.init.zeros_(head.weight)
-        cast("Any", model).set_output_embeddings(head)
-        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype])
+        _replace_head(model, device=grid.device)
+        if source is not None:
+            shapes = {view.name: view.shape for view in file_views(model)}
+            source = {name: own for name, own in source.items() if shapes.get(name) == tuple(own.shape)}
+        weights = ModelWeights(model, grid, dtype=DTYPES[config.backend.dtype], source=source)
         super().__init__(forward, config, weights=weights, predicts_values=True)
+
+
+def _replace_head(model: nn.Module, *, device: str) -> None:
+    """Gives a model a head of its own that outputs one number, at first 0."""
+    foreign = cast("Any", model)
+    width = int(foreign.get_output_embeddings().weight.shape[1])
+    head = nn.Linear(width, 1, bias=False, device=device)
+    nn.init.zeros_(head.weight)
+    foreign.set_output_embeddings(head)
+    foreign.config.tie_word_embeddings = False
 
 
 def load_critic(

@@ -32,7 +32,13 @@ from astraflow.trainer.torch.parallel.grid import make_grid
 from astraflow.trainer.torch.parallel.recompute import recompute_layers
 from astraflow.trainer.torch.parallel.sharding import ModelWeights, rank_device
 from astraflow.trainer.torch.replay import RouterReplay
-from astraflow.trainer.torch.side_models import load_critic, load_frozen, num_positions, vocab_size_of
+from astraflow.trainer.torch.side_models import (
+    load_critic,
+    load_frozen,
+    num_positions,
+    uncut_logits,
+    vocab_size_of,
+)
 from astraflow.trainer.torch.torch_files import (
     TrainerState,
     copy_model,
@@ -109,7 +115,8 @@ class TorchBackend:
         if exact:
             forward.exact = exact_passes().trainer(self._model)
         self._replay = forward.replay = RouterReplay.of(self._model)
-        self._policy = TrainedModel(forward, config, weights=self._weights)
+        uncut = uncut_logits(Path(model_dir), grid, backend)
+        self._policy = TrainedModel(forward, config, weights=self._weights, uncut=uncut)
         self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size, grid=grid)
         self._critic = load_critic(config, model_dir=model_dir, vocab_size=self._vocab_size, grid=grid)
 

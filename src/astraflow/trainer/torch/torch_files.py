@@ -122,13 +122,13 @@ def file_tensors(paths: Iterable[Path]) -> dict[str, Tensor]:
 
 def open_model(folder: str | Path, grid: RankGrid) -> "tuple[PreTrainedModel, dict[str, Tensor] | None]":
     """A folder's model in float32, and the tensors with which `ModelWeights.split` must fill it; None if it
-    is complete already, as for folders with other names and for layers that are cut.
+    is complete already, as for folders with other names.
 
     Raises: DataError if the folder has no model, or files are missing or cut short.
     """
     path = Path(folder)
-    is_local = grid.mesh is None and grid.device == "cpu"
-    if is_local or grid.tensor > 1 or not (path / "config.json").is_file():
+    is_local = grid.mesh is None and grid.tensor == 1 and grid.device == "cpu"
+    if is_local or not (path / "config.json").is_file():
         return load_causal_lm(folder, device=grid.device), None
     try:
         check_weight_files(path)

@@ -42,9 +42,10 @@ class ScoringModel:
         weights: ModelWeights,
         config: TrainConfig,
         predicts_values: bool = False,
+        uncut: Tensor | None = None,
     ) -> None:
         """Splits the model over the ranks. `predicts_values`: it outputs one number per token instead of
-        logits.
+        logits. `uncut`: what `TrainerForward.probe` returns before layers are cut; compared with it after.
 
         Raises: ConfigError if it cannot be split as `train.shard` requires.
         """
@@ -54,14 +55,13 @@ class ScoringModel:
         self.grid = weights.grid
         self._token_budget = config.token_budget
         self._predicts_values = predicts_values
-        before = forward.probe() if self.grid.tensor > 1 else None
         weights.split(forward.entry)
         forward.try_layouts()
         if self.grid.context > 1:
-            before = forward.probe()
+            uncut = forward.probe()
             forward.cut_tokens(self.grid)
-        if before is not None:
-            forward.check_probe(before)
+        if uncut is not None:
+            forward.check_probe(uncut)
 
     def cut(self, columns: Columns, samples: Ints) -> Sequence[Ints]:
         """See `TrainerBackend.cut`."""
@@ -112,8 +112,11 @@ class TrainedModel(ScoringModel):
         *,
         weights: ModelWeights,
         predicts_values: bool = False,
+        uncut: Tensor | None = None,
     ) -> None:
-        super().__init__(forward, weights=weights, config=config, predicts_values=predicts_values)
+        super().__init__(
+            forward, weights=weights, config=config, predicts_values=predicts_values, uncut=uncut
+        )
         self._parts = weights.trained_parts()
         self._own = [part.own for part in self._parts.values() if part.own.numel()]
         """This rank's parts of the parameters; the parameters themselves if they are not split."""

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import xxhash
@@ -10,15 +11,16 @@ from safetensors.torch import load_file, save_file
 
 from astraflow.errors import DataError
 from astraflow.models.loading import export_tensors, load_causal_lm
+from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ALONE
 from astraflow.trainer.torch.forward import ForwardEntryPoint
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.parallel.sharding import ModelWeights
-from astraflow.trainer.torch.side_models import FrozenModel
+from astraflow.trainer.torch.side_models import Critic, FrozenModel
 from astraflow.trainer.torch.torch_files import file_tensors, open_model
 from drivers.rank_runs import make_experts
-from drivers.trainer_builders import make_tiny_model
+from drivers.trainer_builders import VOCAB_SIZE, make_samples, make_tiny_model
 
 ON_DEVICE = RankGrid(ALONE, ALONE, device="cpu:0")
 """Filled as on a GPU."""
@@ -84,3 +86,17 @@ def test_tensors_of_files_are_views(tmp_path: Path) -> None:
     tensors = file_tensors([tmp_path / "a.safetensors"])
     tensors["a"].zero_()  # only of this process
     assert torch.equal(load_file(tmp_path / "a.safetensors")["a"], torch.arange(6.0).view(2, 3))
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_critic_without_memory_is_filled_to_the_same_weights(tmp_path: Path, is_tied: bool) -> None:
+    make_tiny_model(tie_word_embeddings=is_tied).save_pretrained(tmp_path)
+    columns = columns_from_samples(make_samples(), vocab_size=VOCAB_SIZE)
+    found: list[dict[str, torch.Tensor]] = []
+    for grid in (ON_DEVICE, RankGrid(ALONE, ALONE)):
+        critic = Critic(TrainConfig(), tmp_path, grid)
+        assert not np.any(critic.predictions(columns, critic.cut(columns, np.arange(len(columns.lengths)))))
+        found.append({name: weight.clone() for name, weight in critic.weights.gather()})
+    assert found[0].keys() == found[1].keys()
+    assert found[0]["lm_head.weight"].shape == (1, 16)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
