@@ -51,7 +51,7 @@ from astraflow.dataflow.core.commands import (
     VersionPublished,
 )
 from astraflow.dataflow.core.plan import RunPlan
-from astraflow.types import Failure, FateCounts
+from astraflow.types import HANDED_IN, Failure, FateCounts
 from simulator.rounds import Rounds
 
 __all__ = ["History"]
@@ -72,6 +72,8 @@ class _Episode:
     facts: EpisodeFacts | None = None
     num_lost: int = 0
     """Attempts that no result ended."""
+    num_handed_in: int = 0
+    """Attempts that their services gave back; the next one may go on from them."""
     afresh: int = 0
     """The first attempt after the newest one that failed by itself: it goes on from no other."""
     oldest: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
@@ -446,14 +448,17 @@ class History:
         is_hopeless = isinstance(command, RecordResult) and not _can_be_retried(command.outcome)
         service = self._workers.get(episode.worker_id)
         is_hopeless &= service is None or service.strikes < 3
-        if isinstance(command, RecordResult):
+        is_handed_in = event.error_class == HANDED_IN
+        if is_handed_in:
+            episode.num_handed_in += 1
+        elif isinstance(command, RecordResult):
             episode.afresh = attempt + 1
         else:
             episode.num_lost += 1
-        counted = attempt + 1 - min(episode.num_lost, self._plan.max_lost)
+        counted = attempt + 1 - episode.num_handed_in - min(episode.num_lost, self._plan.max_lost)
         if event.is_final != (is_hopeless or counted >= self._plan.max_attempts):
             self._problem(f"{event} after {command}, of {self._plan.max_attempts} attempts")
-        is_blamed = not (isinstance(command, ExpireLeases) and command.never_arrived)
+        is_blamed = not (is_handed_in or (isinstance(command, ExpireLeases) and command.never_arrived))
         strikes = service.leases.pop(event.lease_id, -1) if service is not None else -1
         if service is not None and is_blamed and strikes == service.strikes:
             service.strikes += 1

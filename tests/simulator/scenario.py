@@ -43,6 +43,7 @@ class Scenario:
     limit_s: float
     """The run must be over by then: the slowest services do an episode in 4 s, and retries cost more."""
     failure_frac: float
+    hand_in_frac: float
     """Episodes that end in a failure while there are faults."""
     idle_frac: float
     """Trajectories in which a policy samples nothing."""
@@ -190,6 +191,7 @@ def make_scenario(seed: int) -> Scenario:
         faults_end_s=faults_end_s,
         limit_s=faults_end_s + 150.0 * (1 + len(changes)) + 9.0 * num_episodes,
         failure_frac=rng.choice((0.0, 0.05, 0.2)),
+        hand_in_frac=random.Random(f"hand in {seed}").choice((0.0, 0.0, 0.3)),
         idle_frac=rng.choice((0.0, 0.1)),
         equal_frac=equal_frac,
         checkpoint_every=rng.randint(1, 3),

@@ -6,7 +6,7 @@ from typing import Any
 
 from astraflow.dataflow.core.commands import EpisodeFacts, LeaseView, TrajectoryMeta
 from astraflow.errors import RefusedError
-from astraflow.types import Failure, ServedVersions
+from astraflow.types import HANDED_IN, Failure, ServedVersions
 from drivers.core_driver import make_facts, make_meta
 from simulator.clock import Ask, Link, Process, Signal, World
 from simulator.referee import Referee
@@ -159,6 +159,11 @@ class Worker:
             self._put(lease, outcome)
             return
         yield (0.3 + rng.expovariate(0.5)) * self.slowness
+        # Its own generator, so that the draws of earlier seeds stay as they were.
+        hands_in = random.Random(f"hand in {self._scenario.seed} {lease.id}").random()
+        if self._world.has_faults and hands_in < self._scenario.hand_in_frac:
+            self._put(lease, Failure(error_class=HANDED_IN, message="the device was asked back"))
+            return
         fails = self._scenario.failure_frac if self._world.has_faults else 0.0
         if rng.random() < fails:
             is_retryable = rng.random() < 0.8

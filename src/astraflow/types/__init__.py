@@ -9,6 +9,7 @@ Import items from here: `from astraflow.types import Task`.
 """
 
 from astraflow.types.episodes import (
+    HANDED_IN,
     AdvantageSpan,
     Batch,
     BatchReply,
@@ -114,6 +115,7 @@ from astraflow.types.weights import (
 )
 
 __all__ = [
+    "HANDED_IN",
     "PERCENTILES",
     "PROTOCOL_VERSION",
     "RESAMPLED_TOKENS",

@@ -52,6 +52,7 @@ from astraflow.types.item import PROTOCOL_VERSION, FinishReason, Item, LeaseKind
 from astraflow.types.waits import WaitReason, WaitReasons
 
 __all__ = [
+    "HANDED_IN",
     "AdvantageSpan",
     "Batch",
     "BatchReply",
@@ -189,6 +190,8 @@ class GenerateRequest(Item, frozen=True, kw_only=True):
     """The version to generate with. -1 means the newest loaded one, following updates during generation."""
     media: Media = ()
     """Images that tokens of the prompt represent, in order."""
+    num_begun: Count = 0
+    """Tokens at the end of the prompt that begin this completion: an earlier request sampled them."""
 
 
 class Stream(Item, frozen=True, kw_only=True):
@@ -292,12 +295,21 @@ class Episode(Item, frozen=True, kw_only=True, tag="episode"):
     duration_s: Seconds = 0.0
 
 
+HANDED_IN = "handed_in"
+"""Error class of an attempt that its service gives back. The next one continues it; neither counts more."""
+
+
 class Failure(Item, frozen=True, kw_only=True, tag="failure"):
     """Why an episode has no result. A failure is retried or counted, and never becomes a reward of 0."""
 
     error_class: Label
     message: ErrorText
     is_retryable: bool = True
+
+    @property
+    def is_handed_in(self) -> bool:
+        """Whether nothing went wrong: the service gave the lease back (`HANDED_IN`)."""
+        return self.error_class == HANDED_IN
 
 
 # --- a rollout service: registration, leases, results ----------------------------------------------

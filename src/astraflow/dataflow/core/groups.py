@@ -3,8 +3,9 @@
 The first valid result of any attempt at an episode counts. A failed, expired, or lost attempt is followed by
 another one, up to `max_attempts`. An attempt is lost if its service is stopped, dies, or falls silent. That
 usually says nothing about the episode, and happens all the time on spot machines, so the first `max_lost`
-lost attempts don't count. Further ones do, because the episode itself may be what kills its services. A group
-that can no longer reach `min_group_size` good episodes fails as a whole.
+lost attempts don't count. Further ones do, because the episode itself may be what kills its services. An
+attempt that its service hands in, because it needs its device for something else, never counts. A group that
+can no longer reach `min_group_size` good episodes fails as a whole.
 """
 
 import re
@@ -208,9 +209,10 @@ def _parse_lease_id(ctx: Context, lease_id: str) -> _LeaseRef:
     if match is None:
         _refuse_unknown(lease_id)
     group_id, episode_idx, attempt = (int(match[i]) for i in (2, 3, 4))
+    most_attempts = ctx.plan.max_attempts + ctx.plan.max_lost + ctx.state.num_handed_in
     kind: Literal["train", "eval"] = "eval" if match[1] else "train"
     next_id = ctx.state.next_round_id if kind == "eval" else ctx.state.next_group_id
-    if group_id >= next_id or attempt >= ctx.plan.max_attempts + ctx.plan.max_lost:
+    if group_id >= next_id or attempt >= most_attempts:
         _refuse_unknown(lease_id)
     if kind == "train" and episode_idx >= ctx.plan.group_size:
         _refuse_unknown(lease_id)
@@ -305,12 +307,15 @@ def fail_attempt(
     holder = ctx.state.workers.get(lease.worker_id)
     # A broken service may report every failure as final, so one that is set aside is not believed.
     is_hopeless = not failure.is_retryable and not (holder and strikes.is_set_aside(holder))
+    episode.num_handed_in += failure.is_handed_in
+    ctx.state.num_handed_in += failure.is_handed_in
     episode.num_lost += is_lost
-    num_counted = episode.attempt + 1 - min(episode.num_lost, ctx.plan.max_lost)
-    is_final = is_hopeless or num_counted >= ctx.plan.max_attempts
-    ctx.state.last_failure = f"{failure.error_class}: {failure.message}"
+    num_uncounted = episode.num_handed_in + min(episode.num_lost, ctx.plan.max_lost)
+    is_final = is_hopeless or episode.attempt + 1 - num_uncounted >= ctx.plan.max_attempts
+    if not failure.is_handed_in:
+        ctx.state.last_failure = f"{failure.error_class}: {failure.message}"
     ctx.emit(AttemptFailed(lease_id=lease.id, error_class=failure.error_class, is_final=is_final))
-    if is_blamed:
+    if is_blamed and not failure.is_handed_in:
         strikes.note_failure(ctx, lease, failure)
         episode.failed_on = (*episode.failed_on, lease.worker_id)
         episode.failed_s = ctx.now_s
@@ -320,7 +325,7 @@ def fail_attempt(
         ctx.wake("leases")
         ctx.wake(f"worker/{lease.worker_id}")
     if isinstance(owner, GroupState):
-        for name in owner.undecided:
+        for name in () if failure.is_handed_in else owner.undecided:
             ctx.state.policies[name].failed_on[lease.worker_id] = None
         if is_final:
             _fail_episode(ctx, owner, episode)

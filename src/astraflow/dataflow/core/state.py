@@ -67,6 +67,8 @@ class EpisodeState(msgspec.Struct, gc=False):
     """For each attempt, the only service that may send its result. Empty or missing if any service may."""
     num_lost: int = 0
     """Attempts whose service reported no result: it left, died, or was silent for too long."""
+    num_handed_in: int = 0
+    """Attempts that their services gave back."""
 
 
 class LeaseState(msgspec.Struct, gc=False):
@@ -327,6 +329,7 @@ class RunStateData(msgspec.Struct, gc=False):
     num_good: int = 0
     """Good episodes, evaluation included, since the run began or was resumed."""
     last_good_s: float = 0.0
+    num_handed_in: int = 0
     absent: dict[str, FailureStreak] = {}
     """Name -> failure streak of a departed service that had strikes."""
     gone_keys: dict[str, str] = {}

@@ -91,15 +91,18 @@ class ResultRecorder:
 
     def _end_progress(self, result: EpisodeResult, *, is_new: bool) -> None:
         """Drops the partial episode: the episode succeeded, or its workflow failed, so nothing may reuse it.
+        If its lease was handed in, the next attempt continues it.
 
         `is_new`: the result was not recorded before.
         """
-        if lease_kind(result.lease_id) == "eval":
+        outcome = result.outcome
+        is_handed_in = isinstance(outcome, Failure) and outcome.is_handed_in
+        if lease_kind(result.lease_id) == "eval" or is_handed_in:
             return
         self._run.progress.forget(episode_of(result.lease_id))
         is_first_attempt = result.lease_id.endswith(".0")
-        if is_new and isinstance(result.outcome, Episode) and not is_first_attempt:
-            self._run.progress.count_tokens(result.outcome)
+        if is_new and isinstance(outcome, Episode) and not is_first_attempt:
+            self._run.progress.count_tokens(outcome)
 
     def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
         """Stores the payloads of a result, and returns what is recorded of it."""

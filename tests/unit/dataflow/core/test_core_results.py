@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 from astraflow.config import Use
-from astraflow.dataflow.core.commands import AttemptFailed, FateDecided, ResultDropped
+from astraflow.dataflow.core.commands import (
+    AttemptFailed,
+    FateDecided,
+    LeaseView,
+    ResultDropped,
+    ServiceSetAside,
+)
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import RefusedError
-from astraflow.types import MetricItem
+from astraflow.types import HANDED_IN, Failure, MetricItem
 from astraflow.types.facts import GroupFacts
 from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta, make_table
 
@@ -170,6 +176,50 @@ def test_lost_attempts_are_remembered_by_a_snapshot():
     driver.core = Core.from_snapshot(driver.plan, driver.core.snapshot())
     driver.expire(driver.lease(1)[0])
     assert driver.fate_of(0) == ["failed"]
+
+
+def hand_in(driver: Driver, lease: LeaseView) -> str:
+    failure = Failure(error_class=HANDED_IN, message="the device was asked back")
+    return driver.result(lease.id, failure).status
+
+
+def test_an_attempt_that_is_handed_in_never_counts():
+    driver = started(max_attempts=2, max_lost=1, table=make_table(group_size=1))
+    for attempt in range(40):
+        lease = driver.lease(1)[0]
+        assert lease.attempt == attempt
+        assert hand_in(driver, lease) == "accepted"
+        assert hand_in(driver, lease) == "dropped"
+    assert driver.core.state == "running"
+    driver.expire(driver.lease(1)[0])
+    driver.fail(driver.lease(1)[0])
+    last = driver.lease(1)[0]
+    assert last.attempt == 42
+    driver.core = Core.from_snapshot(driver.plan, driver.core.snapshot())
+    hand_in(driver, last)
+    assert driver.fate_of(0) == []
+    assert driver.finish(driver.lease(1)[0]).status == "accepted"
+    assert driver.status().num_ready_groups == 1
+
+
+def test_failures_still_count_between_attempts_that_are_handed_in():
+    driver = started(max_attempts=2)
+    for _ in range(20):
+        hand_in(driver, driver.lease(1)[0])
+    driver.fail(driver.lease(1)[0])
+    hand_in(driver, driver.lease(1)[0])
+    assert driver.fate_of(0) == []
+    driver.fail(driver.lease(1)[0])
+    assert driver.fate_of(0) == ["failed"]
+
+
+def test_a_service_that_hands_in_leases_is_not_set_aside_and_may_get_them_again():
+    driver = started()
+    driver.join("w1")
+    for _ in range(10):
+        hand_in(driver, driver.lease(1)[0])
+    assert len(driver.lease(2)) == 2
+    assert not any(isinstance(event, ServiceSetAside) for event in driver.events)
 
 
 def test_a_group_may_fail_for_one_policy_and_serve_another():
