@@ -481,7 +481,9 @@ class Engine(Protocol):
     """Generates for one policy. All methods are called from one event loop."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Returns tokens, their logprobs, and the version that made each token. Raises: RolloutError."""
+        """Returns tokens, their logprobs, and the version that made each token. Raises: RolloutError; if the
+        caller is cancelled, a CancelledError whose argument may be the beginning of the completion, with the
+        finish reason `abort` and without streams."""
         ...
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:

@@ -268,10 +268,10 @@ class Dialogue:
             media=prompt.media,
         )
         generation = await self._recall(hosted, request)
-        is_new = generation is None
-        if generation is None:
+        is_new = generation is None or generation.finish_reason == "abort"
+        if generation is None or is_new:
             started = time.perf_counter()
-            generation = await hosted.engine.generate(request)
+            generation = await self._generate(hosted, request, generation)
             self.generate_s += time.perf_counter() - started
         idx = self.recorder.record(speaker, conversation, token_ids, generation, media=prompt.media)
         if is_new and self._progress is not None:
@@ -286,6 +286,18 @@ class Dialogue:
             begins_in_reasoning=hosted.opens_reasoning(token_ids),
         )
         return completion, generation
+
+    async def _generate(
+        self, hosted: HostedPolicy, request: GenerateRequest, begun: Generation | None
+    ) -> Generation:
+        """Samples a completion, or the rest of the one that an earlier attempt has begun."""
+        rest = request if begun is None else _continued(request, begun)
+        try:
+            return _joined(begun, await hosted.engine.generate(rest))
+        except asyncio.CancelledError as err:
+            if self._progress is not None and err.args and isinstance(err.args[0], Generation):
+                self._progress.add(hosted.info.name, request, _joined(begun, err.args[0]))
+            raise
 
     async def _recall(self, hosted: HostedPolicy, request: GenerateRequest) -> Generation | None:
         """Returns what an earlier attempt at the episode sampled for the same request; None if nothing."""
@@ -346,6 +358,29 @@ class Dialogue:
     def _next_seed(self) -> int:
         self._num_generations += 1
         return generation_seed(self._seed, self._num_generations - 1)
+
+
+def _continued(request: GenerateRequest, begun: Generation) -> GenerateRequest:
+    """The request for the rest of a completion. Its seed is new: with the old one, the rest would get the
+    random numbers of the beginning again."""
+    num = len(begun.token_ids)
+    old = request.sampling
+    seed = generation_seed(old.seed, num)
+    sampling = msgspec.structs.replace(old, max_tokens=old.max_tokens - num, seed=seed)
+    token_ids = (*request.token_ids, *begun.token_ids)
+    return msgspec.structs.replace(request, token_ids=token_ids, sampling=sampling, num_begun=num)
+
+
+def _joined(begun: Generation | None, rest: Generation) -> Generation:
+    """A completion from its beginning, if it has one, and its rest. Neither has streams."""
+    if begun is None:
+        return rest
+    return Generation(
+        token_ids=(*begun.token_ids, *rest.token_ids),
+        logprobs=(*begun.logprobs, *rest.logprobs),
+        versions=(*begun.versions, *rest.versions),
+        finish_reason=rest.finish_reason,
+    )
 
 
 class _Policies(Policies):

@@ -13,7 +13,7 @@ from astraflow.addons.forecast.emulated_device import PacedJob
 from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
 from astraflow.protocols import Engine
 from astraflow.rollout.engines.factory import engine_maker
-from astraflow.types import GenerateRequest, Sampling
+from astraflow.types import GenerateRequest, Generation, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow_paced.config import PacedEngineConfig
 from astraflow_paced.engine import PacedClock, PacedEngine
@@ -218,3 +218,63 @@ async def test_a_device_whose_timer_fails_fails_all_requests_and_says_why(snapsh
     with pytest.raises(ServiceError, match=r"the paced device failed.*started again"):
         engine.capacity()
     await engine.close()
+
+
+# --- completions in parts -------------------------------------------------------------------------
+
+
+async def cut(engine: Engine, asked: GenerateRequest, *, when: Callable[[], bool]) -> Generation:
+    """The beginning of a completion whose caller is cancelled."""
+    task = asyncio.create_task(engine.generate(asked))
+    await until(when)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    (begun,) = caught.value.args
+    assert isinstance(begun, Generation)
+    return begun
+
+
+async def test_a_cancelled_request_tells_what_it_has_sampled(snapshot: WeightSnapshot) -> None:
+    clock = PacedClock(config(tokens_per_s=2000.0, mean_tokens=1000.0, sigma=0.0))
+    engine = PacedEngine(snapshot, clock)
+    begun_s = asyncio.get_running_loop().time()
+    begun = await cut(engine, request(), when=lambda: asyncio.get_running_loop().time() > begun_s + 0.05)
+    num = len(begun.token_ids)
+    assert 90 <= num < 1000
+    assert (begun.finish_reason, len(begun.logprobs), set(begun.versions)) == ("abort", num, {0})
+    assert engine.capacity().generated_tokens == num
+    rest = GenerateRequest(
+        token_ids=(1, 2, *begun.token_ids), sampling=Sampling(max_tokens=4000 - num, seed=2), num_begun=num
+    )
+    assert num + len((await engine.generate(rest)).token_ids) == 1000
+
+
+async def test_a_request_that_is_cancelled_before_its_first_token_tells_nothing(
+    snapshot: WeightSnapshot,
+) -> None:
+    engine = PacedEngine(snapshot, PacedClock(slow()))
+    task = asyncio.create_task(engine.generate(request()))
+    await until(lambda: engine.capacity().num_running == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert not any(isinstance(each, Generation) for each in caught.value.args)
+
+
+async def test_completions_in_two_parts_are_as_long_as_whole_ones(snapshot: WeightSnapshot) -> None:
+    engine = engine_maker(config(num_slots=4000, tokens_per_s=1e7, mean_tokens=200.0, sigma=0.8))(snapshot)
+
+    async def length(seed: int) -> int:
+        """Of a completion that is cut at 150 tokens, if it gets that far."""
+        num = len((await engine.generate(request(seed))).token_ids)
+        if num <= 150:
+            return num
+        rest = GenerateRequest(
+            token_ids=(1,) * 152, sampling=Sampling(max_tokens=3850, seed=seed + 10_000), num_begun=150
+        )
+        return 150 + len((await engine.generate(rest)).token_ids)
+
+    lengths = np.array(await asyncio.gather(*(length(seed) for seed in range(4000))))
+    assert lengths.mean() == pytest.approx(200, rel=0.06)
+    assert np.log(lengths).std() == pytest.approx(0.8, rel=0.06)

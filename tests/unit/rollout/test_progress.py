@@ -119,6 +119,44 @@ async def test_a_refused_completion_is_not_kept_for_the_next_attempt() -> None:
     assert past_of(progress) == []
 
 
+class Cut(ScriptedEngine):
+    """Its caller is cancelled after the first two tokens."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        whole = await super().generate(request)
+        raise asyncio.CancelledError(
+            Generation(
+                token_ids=whole.token_ids[:2],
+                logprobs=whole.logprobs[:2],
+                versions=whole.versions[:2],
+                finish_reason="abort",
+            )
+        )
+
+
+async def test_a_completion_that_was_cut_goes_on_where_it_ended_under_the_new_version() -> None:
+    lost = EpisodeProgress()
+    past = past_of(lost)
+    for version in (3, 4):
+        engine = Cut("old")
+        engine.slots["live"] = version
+        lost = EpisodeProgress(past)
+        with pytest.raises(asyncio.CancelledError):
+            await run(engine, lost)
+        past = past_of(lost)
+    new = ScriptedEngine("new")
+    new.slots["live"] = 5
+    episode = await run(new, EpisodeProgress(past))
+    (trajectory,) = episode.trajectories
+    assert versions_of(trajectory)[:8] == [3, 3, 4, 4, 5, 5, 5, 5]
+    text = "".join(chr(i) for i in array(trajectory.token_ids, "int32").tolist() if i > 5)
+    assert text == "aololnewbnewcnew"
+    first, *_ = new.requests
+    assert (first.num_begun, first.sampling.max_tokens) == (4, 60)
+    assert len({request.sampling.seed for request in (*engine.requests, *new.requests)}) == 4
+    assert (metric(episode, "resumed_tokens"), metric(episode, "resampled_tokens")) == ([4.0], [0.0])
+
+
 async def test_recalling_lets_others_go_on_between_two_turns() -> None:
     lost = EpisodeProgress()
     await run(ScriptedEngine("old"), lost)

@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 _LOGPROB = -0.7
 """Logprob of every token in nats: about one bit, as from a model that is fairly sure."""
 
+_MAX_DRAWS = 1000
+"""Draws of a length that exceeds the tokens that a completion already has."""
 
 _LATE_S = 0.001
 """Event loops round to milliseconds. A timer that is set this much later never fires before the time it is
@@ -149,20 +151,17 @@ class PacedEngine:
         version = self._version_for(request)
         cap = self._room(request)
         rng = np.random.default_rng(request.sampling.seed)
-        length = self._length(rng)
+        length = self._length(rng, request.num_begun)
         finish_reason: FinishReason = "stop" if length <= cap else "length"
         num_tokens = min(length, cap)
-        marks = await self._run(request, num_tokens, version)
-        ids = self._tokens[rng.integers(len(self._tokens), size=num_tokens)]
-        if finish_reason == "stop" and self._stop_id >= 0:
-            ids[-1] = self._stop_id
-        self._num_tokens += num_tokens
-        return Generation(
-            token_ids=tuple(ids.tolist()),
-            logprobs=(_LOGPROB,) * num_tokens,
-            versions=_versions(marks, num_tokens),
-            finish_reason=finish_reason,
-        )
+        marks = [(0, version)]
+        try:
+            await self._run(request, num_tokens, marks)
+        except asyncio.CancelledError as err:
+            if (num_done := min(err.args[0], num_tokens - 1)) <= 0:
+                raise
+            raise asyncio.CancelledError(self._sample(rng, num_done, marks, "abort")) from None
+        return self._sample(rng, num_tokens, marks, finish_reason)
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Returns the constant logprob for tokens 1..T-1, without a wait."""
@@ -233,13 +232,15 @@ class PacedEngine:
 
     # --- requests ---
 
-    async def _run(self, request: GenerateRequest, num_tokens: int, version: int) -> list[tuple[int, int]]:
-        """Waits until the request is done. Returns: which version made its tokens from where on."""
+    async def _run(self, request: GenerateRequest, num_tokens: int, marks: list[tuple[int, int]]) -> None:
+        """Waits until the request is done. `marks`: which version makes its tokens, from where on.
+
+        If it is cancelled, the CancelledError has the number of tokens so far as its argument.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         prefill = len(request.token_ids) * self._config.prefill_cost
         context = len(request.token_ids)
         job = PacedJob(self._policy, num_tokens, prefill, ended=lambda: _resolve(done), num_context=context)
-        marks = [(0, version)]
         self._clock.bring_up()
         self._running[job] = done
         if request.version < 0:
@@ -248,6 +249,10 @@ class PacedEngine:
         self._clock.settle()
         try:
             await done
+        except asyncio.CancelledError:
+            if not self._clock.failure:
+                self._clock.bring_up()
+            raise asyncio.CancelledError(self._device.tokens_done(job)) from None
         finally:
             del self._running[job]
             self._marks.pop(job, None)
@@ -255,7 +260,25 @@ class PacedEngine:
                 self._clock.bring_up()
                 self._device.remove(job)
                 self._clock.settle()
-        return marks
+
+    def _sample(
+        self,
+        rng: np.random.Generator,
+        num_tokens: int,
+        marks: list[tuple[int, int]],
+        finish_reason: FinishReason,
+    ) -> Generation:
+        """A completion of random tokens, or its beginning."""
+        ids = self._tokens[rng.integers(len(self._tokens), size=num_tokens)]
+        if finish_reason == "stop" and self._stop_id >= 0:
+            ids[-1] = self._stop_id
+        self._num_tokens += num_tokens
+        return Generation(
+            token_ids=tuple(ids.tolist()),
+            logprobs=(_LOGPROB,) * num_tokens,
+            versions=_versions(marks, num_tokens),
+            finish_reason=finish_reason,
+        )
 
     def _version_for(self, request: GenerateRequest) -> int:
         if self._is_closed:
@@ -286,11 +309,16 @@ class PacedEngine:
             )
         return min(request.sampling.max_tokens, room)
 
-    def _length(self, rng: np.random.Generator) -> int:
-        """Length of a completion before it is cut: log-normal with the recipe's mean, at least one token."""
+    def _length(self, rng: np.random.Generator, num_begun: int) -> int:
+        """Number of tokens left of a completion before it is cut, at least one. Whole lengths are log-normal
+        with the recipe's mean; a completion that has begun is known to be longer than its beginning."""
         mean = self._config.mean_tokens
         sigma = self._config.sigma
-        return max(1, round(float(rng.lognormal(math.log(mean) - sigma**2 / 2, sigma))))
+        for _ in range(_MAX_DRAWS):
+            length = max(1, round(float(rng.lognormal(math.log(mean) - sigma**2 / 2, sigma))))
+            if length > num_begun:
+                return length - num_begun
+        return 1
 
     # --- standing still ---
 
