@@ -24,8 +24,10 @@ from astraflow.protocols import Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
+from astraflow.service.turns import Turns
 from astraflow.tasks.config import ExactReward, JsonlSourceConfig, TasksConfig
 from astraflow.types import (
+    HANDED_IN,
     Episode,
     Failure,
     Heartbeat,
@@ -67,6 +69,7 @@ class Rig:
         tasks: TasksConfig = EXACT,
         workflow: Workflow = single_turn,
         resumes: bool = False,
+        turns: Turns | None = None,
     ) -> None:
         self.dataflow = dataflow or MemoryRolloutLink(names)
         self.weights = MemoryWeights()
@@ -84,6 +87,7 @@ class Rig:
             make_renderer=make_renderer,
             drain_s=drain_s,
             resumes=resumes,
+            turns=turns,
         )
         self.task = asyncio.create_task(self.service.run(self.stop))
 
@@ -574,3 +578,108 @@ async def test_a_service_goes_on_from_what_a_lost_attempt_reported(start: Start)
     part = rig.dataflow.reports[-1].parts[0]
     assert (part.num_before, part.completions) == (1, tuple(told[1:]))
     assert len(rig.engine.requests) == 3, "the first turn was not sampled again"
+
+
+class SwitchedTurns(Turns):
+    """Turns that begin only while the test allows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_begin = asyncio.Event()
+        self.num_ended = 0
+
+    async def __aenter__(self) -> None:
+        await self.may_begin.wait()
+        self.is_asked_back.clear()
+
+    async def __aexit__(self, *error: object) -> None:
+        self.num_ended += 1
+
+    def ask_back(self) -> None:
+        self.may_begin.clear()
+        self.is_asked_back.set()
+
+
+def handed_in(dataflow: MemoryRolloutLink) -> list[str]:
+    """The leases that were given back."""
+    outcomes = {lease_id: result.outcome for lease_id, result in dataflow.results.items()}
+    return [
+        lease_id
+        for lease_id, outcome in outcomes.items()
+        if isinstance(outcome, Failure) and outcome.error_class == HANDED_IN
+    ]
+
+
+async def test_a_service_leases_only_in_its_turns_and_hands_everything_in_at_their_end(start: Start) -> None:
+    dataflow = MemoryRolloutLink(("actor",))
+    dataflow.heartbeat_s = 60.0  # no report but that of the hand-in
+    waiting = asyncio.Queue[str]()
+    turns = SwitchedTurns()
+    workflow = partial(two_turns_and_a_wait, waiting=waiting)
+    rig = start(dataflow=dataflow, workflow=workflow, resumes=True, turns=turns)
+    await dataflow.publish("actor", 0)
+    await dataflow.offer(make_lease("1.0.0"), make_lease("2.0.0"))
+    await asyncio.sleep(0.05)
+    assert not dataflow.lease_requests, "it has the device only in its turn"
+
+    turns.may_begin.set()
+    async with asyncio.timeout(5):
+        await waiting.get()
+        await waiting.get()
+    turns.ask_back()
+    await dataflow.until(lambda: turns.num_ended == 1)
+    assert handed_in(dataflow) == ["1.0.0", "2.0.0"]
+    assert num_told(dataflow) == 4
+    assert not dataflow.drained, "it stays in the run"
+
+    turns.may_begin.set()
+    await dataflow.offer(make_lease("3.0.0"))
+    async with asyncio.timeout(5):
+        await waiting.get()
+    rig.stop.set()
+    await rig.ended()
+    assert dataflow.drained
+
+
+async def test_a_request_for_leases_outlives_the_turn_and_what_it_grants_is_handed_in(start: Start) -> None:
+    turns = SwitchedTurns()
+    turns.may_begin.set()
+    rig = start(turns=turns, resumes=True)
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: len(rig.dataflow.lease_requests) == 1)
+    turns.ask_back()
+    await rig.dataflow.until(lambda: turns.num_ended == 1)
+    await rig.dataflow.offer(make_lease("1.0.0"), make_lease("2.0.0"))
+    await rig.dataflow.until(lambda: len(rig.dataflow.results) == 2)
+    assert handed_in(rig.dataflow) == ["1.0.0", "2.0.0"]
+    assert not rig.engine.requests
+    assert len(rig.dataflow.lease_requests) == 1, "without the device, it asks for nothing"
+    turns.may_begin.set()
+    await rig.dataflow.offer(make_lease("3.0.0"))
+    await rig.dataflow.until(lambda: "3.0.0" in rig.dataflow.results)
+    assert isinstance(rig.dataflow.results["3.0.0"].outcome, Episode)
+
+
+async def test_a_turn_ends_as_soon_as_all_episodes_have_ended(start: Start) -> None:
+    turns = SwitchedTurns()
+    turns.may_begin.set()
+    rig = start(turns=turns)
+    answers = rig.hold_answers()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(make_lease("1.0.0"))
+    await rig.dataflow.until(lambda: bool(rig.engine.requests))
+    turns.ask_back()
+    answers.set()
+    await rig.dataflow.until(lambda: turns.num_ended == 1)
+    assert not handed_in(rig.dataflow)
+    assert list(rig.dataflow.results) == ["1.0.0"]
+
+
+async def test_a_service_without_the_device_reports_no_slots(start: Start) -> None:
+    turns = SwitchedTurns()
+    rig = start(turns=turns)
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: len(rig.dataflow.beats) > 2)
+    assert rig.dataflow.beats[-1].load.num_slots == 0
+    turns.may_begin.set()
+    await rig.dataflow.until(lambda: rig.dataflow.beats[-1].load.num_slots == 4)

@@ -2,7 +2,7 @@
 
 A pool that sizes itself (`cluster.max_services`) comes from the entry point `pool.sizer` of the group
 `astraflow.cluster`, which names a function with the arguments of `make_pool`. What it returns derives from
-`Pool`.
+`Pool`. So does the entry point `pool.lender` if trainers lend their devices (`cluster.lend`).
 """
 
 from collections.abc import Callable, Sequence
@@ -67,15 +67,20 @@ class Pool:
         """Makes at most one decision, and starts and stops processes. Returns what is left to the caller."""
         return Look()
 
+    def close(self) -> None:
+        """Ends the pool, after all processes have ended."""
+
 
 def make_pool(
     recipe: Recipe, folder: RunFolder, specs: Sequence[ProcessSpec], clock: Callable[[], float]
 ) -> Pool:
     """Makes the pool of a run. `specs`: all processes, including every service that the pool may ever have.
 
-    Raises: ConfigError if the pool sizes itself and no installed package can do that; DataError if its
-    earlier decisions can't be read.
+    Raises: ConfigError if the pool sizes itself or lends devices, and no installed package can do that;
+    DataError if its earlier decisions can't be read.
     """
+    if recipe.cluster.lend:
+        return load_added("astraflow.cluster", "pool.lender", "cluster.lend")(recipe, folder, specs)
     if not recipe.cluster.max_services:
         return Pool(specs)
     return load_pool_maker()(recipe, folder, specs, clock)

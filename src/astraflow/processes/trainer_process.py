@@ -19,6 +19,7 @@ from astraflow.recipe.run_plan import fingerprints
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import settle_memory
+from astraflow.service.turns import own_turns
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.checkpoint import CheckpointStore
@@ -72,6 +73,7 @@ async def run_policy_trainer(
                     publisher, incoming, delta=recipe.weights.delta, ranges=parts.ranges
                 ),
                 checkpoints=checkpoints,
+                turns=own_turns(f"trainer-{policy}"),
             )
             settle_memory()
             await run_trainer(trainer, stop)

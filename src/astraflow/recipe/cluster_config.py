@@ -123,6 +123,9 @@ class ClusterConfig(Config):
     `rollout.services`. 0: the pool doesn't size itself."""
     pool: PoolConfig = PoolConfig()
     """How the pool sizes itself."""
+    lend: bool = False
+    """Each trainer shares its device with one of the last rollout services, which generates while the trainer
+    waits for its batch. On CPU cores, both run side by side instead."""
 
     @property
     def kinds(self) -> dict[str, ServiceKindConfig]:

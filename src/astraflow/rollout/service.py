@@ -4,6 +4,8 @@
     follow (policy)  versions, chunks    engine weights      a newer version        dataflow (long-poll)
     lease            leases              a task per episode  slot, weights, leases  a slot that frees,
                                                                                     dataflow (long-poll)
+    turns            turns on a device   hand-ins            its device, the other  the device's arbiter
+                     that is shared                          service that needs it
     episode (many)   engine tokens       a result            engine, scoring pool,  all three
                                                              environment
     send (outbox)    results             receipts            results                an episode that ends
@@ -13,6 +15,9 @@
 All tasks belong to one task group in `run`. An episode's task ends by itself, or is cancelled when its lease
 is revoked or the service leaves. The loops share `_running` (the lease loop adds, the end of an episode
 removes), the outbox, and the weight slots of each host (only its follow loop writes them).
+
+A service whose device is asked back gives running episodes 0.2 s, and hands in the other ones with what they
+have sampled. What its request for leases grants before its next turn is handed in at once.
 
 On a stop signal, the service stops leasing, gives running episodes `drain_s`, sends finished results and what
 the other episodes have sampled, and says goodbye, all within 5 s. An engine that will never serve again ends
@@ -45,7 +50,9 @@ from astraflow.rollout.progress_reports import ProgressReports
 from astraflow.rollout.runner import EpisodeRunner, ProposalSink, classify_failure
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.waiting import run_unless, wait_for_any, wait_for_done_or_set
+from astraflow.service.turns import Turns, own_turns
 from astraflow.types import (
+    HANDED_IN,
     EpisodeResult,
     Failure,
     Fingerprints,
@@ -77,6 +84,8 @@ _PAUSE_S = 0.25
 """Pause after an answer without leases, and after an outage that lasted longer than the link's retries."""
 _GOODBYE_S = 1.5
 """Time limit for sending the finished results, and again for the goodbye, when the service has to stop."""
+_HAND_IN_S = 0.2
+"""Time that episodes have to end after the device is asked back. The other ones are handed in."""
 _MIN_SCORING_FRAC = 0.5
 """The service reports that it waits for scoring once more than this share of its episodes wait for scores."""
 _MAX_WAIT_REASONS = 16
@@ -141,10 +150,12 @@ class RolloutService:
         fingerprints: Fingerprints | None = None,
         resumes: bool = False,
         drain_s: float = 2.0,
+        turns: Turns | None = None,
     ) -> None:
         """`policies`: the policies that the service hosts, in the recipe's order. `peer_url`: where it serves
         their weights to other services; empty if it doesn't. `resumes`: the workflow is replayable, so an
-        episode that another service left unfinished continues here, and vice versa."""
+        episode that another service left unfinished continues here, and vice versa. `turns`: when it may use
+        its device; by default, as the environment says."""
         self._link = link
         self._scoring = scoring
         self._evaluation = evaluation or Evaluation({})
@@ -152,6 +163,8 @@ class RolloutService:
         self._config = config
         self._episode_limit = EpisodeLimit(config.max_episodes)
         self._drain_s = drain_s
+        self._turns = turns or own_turns(name)
+        self._has_device = False
         self._served_changed = asyncio.Event()
         self._beat_due = asyncio.Event()
         make_host = partial(
@@ -208,6 +221,7 @@ class RolloutService:
         follows = [(f"follow {name}", self._follow(host)) for name, host in self._hosts.items()]
         return [
             ("lease", self._lease(group)),
+            ("turns", self._take_turns()),
             ("send", self._outbox.run()),
             ("heartbeat", self._send_heartbeats()),
             ("progress", self._progress.run()),
@@ -220,7 +234,7 @@ class RolloutService:
         loops[0].cancel()
         if not self._end.is_over.is_set():
             _log.info("leaving: %d episodes run", len(self._running))
-            num_abandoned = await self._finish_running(stop)
+            num_abandoned = len(await self._finish_running(stop, self._drain_s))
             # Progress goes out before the goodbye returns the leases. An abandoned episode continues
             # elsewhere as soon as its lease is back, and must not sample again what it has sampled here.
             sending = (
@@ -239,26 +253,47 @@ class RolloutService:
             await self._request_leases(0, (), 0.0)
         await self._membership.call(self._link.drain)
 
-    async def _finish_running(self, stop: asyncio.Event) -> int:
-        """Waits until all running episodes have ended, but only `drain_s` longer once `stop` is set. Returns
-        the number of abandoned episodes."""
+    async def _finish_running(self, stop: asyncio.Event, grace_s: float) -> Sequence[str]:
+        """Waits until all running episodes have ended, but only `grace_s` longer once `stop` is set. Returns
+        the leases of the abandoned episodes."""
         idle = asyncio.ensure_future(self._wait_until_idle())
         try:
             await wait_for_done_or_set(idle, stop)
             if not idle.done():
-                await asyncio.wait({idle}, timeout=self._drain_s)
+                await asyncio.wait({idle}, timeout=grace_s)
         finally:
             idle.cancel()
-        abandoned = list(self._running.values())
-        for task in abandoned:
+        abandoned = dict(self._running)
+        for task in abandoned.values():
             task.cancel()
-        await asyncio.gather(*abandoned, return_exceptions=True)
-        return len(abandoned)
+        await asyncio.gather(*abandoned.values(), return_exceptions=True)
+        return tuple(abandoned)
 
     async def _wait_until_idle(self) -> None:
         while self._running:
             self._freed.clear()
             await self._freed.wait()
+
+    # --- turns on the device ---
+
+    async def _take_turns(self) -> None:
+        while True:
+            async with self._turns:
+                self._has_device = True
+                self._freed.set()
+                await self._turns.is_asked_back.wait()
+                self._has_device = False
+                await self._hand_in(await self._finish_running(self._turns.is_asked_back, _HAND_IN_S))
+
+    async def _hand_in(self, lease_ids: Sequence[str]) -> None:
+        """Gives back leases, so that their episodes continue elsewhere with what they have sampled here."""
+        # Progress goes out before the leases, because the episodes continue as soon as these are back.
+        await _try_within(_GOODBYE_S, self._progress.report())
+        for lease_id in lease_ids:
+            self._progress.end(lease_id)
+            failure = Failure(error_class=HANDED_IN, message="the device of the service was asked back")
+            self._outbox.put(EpisodeResult(lease_id=lease_id, outcome=failure))
+        await _try_within(_GOODBYE_S, self._outbox.wait_until_empty())
 
     # --- weights ---
 
@@ -305,6 +340,9 @@ class RolloutService:
                 continue
             self._note_state(reply.state)
             self._waits_for = reply.waits_for
+            if not self._has_device:
+                await self._hand_in([lease.id for lease in reply.leases])
+                continue
             for lease in reply.leases:
                 self._start(group, lease)
             if not reply.leases:
@@ -312,17 +350,19 @@ class RolloutService:
 
     async def _wait_for_slots(self) -> int:
         """Waits until a slot is free. Returns: the number of free slots."""
-        while self._num_free() <= 0:
-            self._freed.clear()
-            await self._freed.wait()
-        await asyncio.sleep(_COALESCE_S * self._busy_share())
-        return self._num_free()
+        while True:
+            while self._num_free() <= 0:
+                self._freed.clear()
+                await self._freed.wait()
+            await asyncio.sleep(_COALESCE_S * self._busy_share())
+            if (num_free := self._num_free()) > 0:
+                return num_free
 
     def _busy_share(self) -> float:
         return min(1.0, len(self._running) / self._episode_limit.num_slots)
 
     def _num_free(self) -> int:
-        if len(self._outbox.lease_ids) >= _MAX_UNSENT * self._config.max_episodes:
+        if not self._has_device or len(self._outbox.lease_ids) >= _MAX_UNSENT * self._config.max_episodes:
             return 0
         return self._episode_limit.num_free(len(self._running))
 
@@ -445,7 +485,7 @@ class RolloutService:
         generated = sum(capacity.generated_tokens for capacity in capacities)
         return Load(
             num_running=len(self._running),
-            num_slots=self._episode_limit.num_slots,
+            num_slots=self._episode_limit.num_slots if self._has_device else 0,
             max_slots=self._config.max_episodes,
             num_waiting=sum(capacity.num_waiting for capacity in capacities),
             generated_tokens=generated,

@@ -27,6 +27,7 @@ from astraflow.report.summary import Summary
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import PlainView, RunPage, ShownRun, View, make_pages
 from astraflow.run.run import Run, launch
+from astraflow.user_input.installed import find_entries, load_or_explain
 
 __all__ = ["run_recipe", "show_audit"]
 
@@ -190,6 +191,13 @@ def show_audit(run_dir: Path) -> int:
     report = audit(RunFolder(run_dir).journal)
     console = Console()
     console.print(report.table())
-    for problem in report.problems:
+    problems = list(report.problems)
+    for entry in find_entries("astraflow.audits"):
+        if (audit_added := load_or_explain(entry)) is not None:
+            lines, found = audit_added(run_dir)
+            problems += found
+            for line in lines:
+                console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+    for problem in problems:
         console.print(printable(f"problem: {problem}"), style="red", highlight=False, markup=False)
-    return 0 if report.ok else 1
+    return 1 if problems else 0

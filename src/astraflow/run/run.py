@@ -276,6 +276,7 @@ class Run:
             workers = [state.name for state in self._supervisor.states if state.name not in self._ports]
             await self._supervisor.stop(workers, grace_s=_WORKERS_GRACE_S)
             await self._supervisor.stop(grace_s=_STORES_GRACE_S)
+        self._pool.close()
         for feed in (*self._steps.values(), self._evals):
             feed.close()
         self.folder.release()  # from here on, nothing else writes to the disk

@@ -25,6 +25,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -138,8 +139,11 @@ class Trainer:
         link: TrainerLink,
         publisher: VersionPublisher,
         checkpoints: CheckpointStore,
+        turns: AbstractAsyncContextManager[None] | None = None,
     ) -> None:
+        """`turns`: holds the device of the learner during each step; None if nobody else uses it."""
         self._plan = plan
+        self._turns = turns or nullcontext()
         self._learner = learner
         self._link = link
         self._publisher = publisher
@@ -258,20 +262,21 @@ class Trainer:
 
     async def _train(self, session: Session, batch: Batch) -> None:
         """Trains a batch and hands the result to the next publication."""
-        began_s = time.time()
-        try:
-            result = await self._in_thread(lambda: self._learner.train_step(batch))
-        except (ConfigError, ServiceError):
-            raise  # the recipe is wrong or a rank was lost: this is not the batch's fault
-        except Exception as err:
-            await self._report(session, batch, err)
-            raise
-        trained_s = time.time()
-        self._record_span("train", began_s)
-        weights = await self._in_thread(self._learner.export)
-        exported_s = time.time()
         step = batch.step + 1
-        staged = await self._stage(step) if step % self._plan.checkpoint_every == 0 else None
+        async with self._turns:
+            began_s = time.time()
+            try:
+                result = await self._in_thread(lambda: self._learner.train_step(batch))
+            except (ConfigError, ServiceError):
+                raise  # the recipe is wrong or a rank was lost: this is not the batch's fault
+            except Exception as err:
+                await self._report(session, batch, err)
+                raise
+            trained_s = time.time()
+            self._record_span("train", began_s)
+            weights = await self._in_thread(self._learner.export)
+            exported_s = time.time()
+            staged = await self._stage(step) if step % self._plan.checkpoint_every == 0 else None
         waited_s = time.time()
         await self._settle()
         self._record_span("wait:publisher", waited_s)

@@ -1,0 +1,109 @@
+"""`lending.jsonl`: what each shared device was used for. The uses of a device have no gap in a session.
+
+A session is one start of the launcher. If the launcher is killed, the use in progress is missing, and the
+beginning of a line may be left at the end of the file. The next session removes that.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from astraflow.addons.lending.baton import Use
+from astraflow.errors import DataError
+from astraflow.types import Item
+
+__all__ = ["DeviceUse", "UseLog", "find_problems", "read_uses", "seconds_by_use"]
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceUse(Item, frozen=True, kw_only=True):
+    """A line of the file: a time in which a device had one use. Times are nanoseconds since 1970."""
+
+    device: str
+    """The policy whose trainer owns the device."""
+    session_ns: int
+    """When the session began."""
+    use: Use
+    begin_ns: int
+    end_ns: int
+    why: str
+    """Why the device was lent or not, as of the end of this use."""
+
+
+class UseLog:
+    """Appends uses. A line that can't be written waits for the next one. Example: `log.add(use)`."""
+
+    def __init__(self, path: Path, write: Callable[[int, bytes, int], int] = os.pwrite) -> None:
+        """Removes the beginning of a line at the end of the file. Raises: DataError for any other line.
+
+        `write`: writes bytes to a descriptor at an offset, and returns how many.
+        """
+        self._path = path
+        self._write = write
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._size = path.read_bytes().rfind(b"\n") + 1
+        os.ftruncate(self._fd, self._size)
+        self._unwritten = b""
+        self.end_ns = max((use.end_ns for use in read_uses(path)), default=0)
+        """The latest end of a use in the file, as of its opening."""
+
+    def add(self, use: DeviceUse) -> None:
+        """Writes a line."""
+        self._unwritten += msgspec.json.encode(use) + b"\n"
+        try:
+            num = self._write(self._fd, self._unwritten, self._size)
+        except OSError as err:
+            _log.warning("%s cannot be written: %s", self._path, err)
+            return
+        self._size += num
+        self._unwritten = self._unwritten[num:]
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._fd)
+
+
+def read_uses(path: Path) -> list[DeviceUse]:
+    """Reads the whole lines of the file; none if there is no file. Raises: DataError for any other line."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    uses: list[DeviceUse] = []
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            uses.append(msgspec.json.decode(line, type=DeviceUse))
+        except (msgspec.DecodeError, ValueError) as err:
+            raise DataError(f"{path}: line {number} is not the use of a device: {err}") from err
+    return uses
+
+
+def seconds_by_use(uses: Sequence[DeviceUse]) -> dict[Use, float]:
+    """Sums the times of each use."""
+    total_ns: Counter[Use] = Counter(dict.fromkeys(get_args(Use), 0))
+    for each in uses:
+        total_ns[each.use] += each.end_ns - each.begin_ns
+    return {use: ns / 1e9 for use, ns in total_ns.items()}
+
+
+def find_problems(uses: Sequence[DeviceUse]) -> list[str]:
+    """Returns where the uses break a rule: each begins when the previous one of its device ended, the first
+    of a session begins with it, and a session begins after the end of the one before."""
+    problems: list[str] = []
+    last: dict[str, DeviceUse] = {}
+    for use in uses:
+        before = last.get(use.device)
+        end_ns = before.end_ns if before else use.session_ns
+        if before and before.session_ns != use.session_ns:
+            if use.session_ns < end_ns:
+                problems.append(f"device of {use.device}: session {use.session_ns} begins before {end_ns}")
+            end_ns = use.session_ns
+        if use.begin_ns != end_ns or use.end_ns < use.begin_ns:
+            problems.append(f"device of {use.device}: {use.use} at {use.begin_ns} follows {end_ns}")
+        last[use.device] = use
+    return problems

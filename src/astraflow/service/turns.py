@@ -1,0 +1,34 @@
+"""The turns of a trainer or a rollout service on its device, which it may share with another one."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from astraflow.user_input.installed import load_added
+
+__all__ = ["DEVICE_VARIABLE", "Turns", "own_turns"]
+
+DEVICE_VARIABLE = "ASTRAFLOW_DEVICE"
+"""Environment variable with the socket at which a shared device is asked for; unset if it isn't shared."""
+
+
+class Turns:
+    """The turns of a service whose device isn't shared: `async with turns:` begins at once."""
+
+    def __init__(self) -> None:
+        self.is_asked_back = asyncio.Event()
+        """The turn must end soon, because the other service needs the device."""
+
+    async def __aenter__(self) -> None:
+        """Waits for the device."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """Frees the device."""
+
+
+def own_turns(name: str) -> Turns:
+    """The turns of this process, which runs the service `name`. Raises: ConfigError if it shares its device,
+    and no installed package can do that."""
+    if path := os.environ.get(DEVICE_VARIABLE, ""):
+        return load_added("astraflow.cluster", "device.turns", "cluster.lend")(Path(path), name)
+    return Turns()

@@ -1,0 +1,324 @@
+"""The arbiter with its tenants, over real sockets."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from astraflow.addons.lending.arbiter import LendingPool
+from astraflow.addons.lending.audit import audit_lending
+from astraflow.addons.lending.decision import Reason
+from astraflow.addons.lending.turns import SharedTurns
+from astraflow.addons.lending.uses import read_uses
+from astraflow.errors import ConfigError, ServiceError
+from astraflow.processes.supervisor import Supervisor
+from astraflow.protocols import ProcessSpec
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.service.turns import DEVICE_VARIABLE
+from drivers.cluster_recipes import make_cluster_recipe
+from drivers.launcher_fakes import FakeLauncher
+from drivers.run_snapshots import make_policy_status, make_snapshot, make_worker
+
+pytestmark = pytest.mark.timeout(60)
+
+TENANT = """
+import asyncio, sys
+from pathlib import Path
+from astraflow.addons.lending.turns import SharedTurns
+
+async def main():
+    async with SharedTurns(Path(sys.argv[1]), sys.argv[2]):
+        print("begins", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+class Stage:
+    """An arbiter for one device, which `trainer-actor` and `rollout-1` share."""
+
+    def __init__(self, folder: Path) -> None:
+        content = make_cluster_recipe(cluster={"lend": True}, rollout={"services": 2})
+        recipe = Recipe.model_validate_json(msgspec.json.encode(content))
+        self.folder = RunFolder(folder)
+        self.now_ns = 0
+        names = ("dataflow", "trainer-actor", "rollout-0", "rollout-1")
+        specs = [ProcessSpec(name, ("x",), {}, folder / f"{name}.log") for name in names]
+        self.pool = LendingPool(recipe, self.folder, specs, clock_ns=lambda: self.now_ns)
+        self.launcher = FakeLauncher(obeys=False)
+        self.supervisor = Supervisor(self.launcher, self.pool.first_specs)
+        self.socket = folder / "lending.sock"
+        self.tenants: list[SharedTurns] = []
+
+    def look(self, *workers: str, **policy: object) -> None:
+        """Shows the arbiter a status in which these services work."""
+        found = tuple(make_worker(name) for name in workers or ("rollout-0", "rollout-1"))
+        fields = {"num_ready_groups": 0, "num_tickets": 0, **policy}
+        status = make_snapshot(policy=make_policy_status(**fields), workers=found).status
+        assert status is not None
+        self.pool.look(status, self.supervisor)
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+
+    def tenant(self, name: str) -> SharedTurns:
+        self.tenants.append(SharedTurns(self.socket, name))
+        return self.tenants[-1]
+
+
+@contextlib.asynccontextmanager
+async def staged(folder: Path) -> AsyncIterator[Stage]:
+    stage = Stage(folder)
+    try:
+        yield stage
+    finally:
+        stage.pool.close()
+        for tenant in stage.tenants:
+            tenant.close()
+        assert audit_lending(folder)[1] == []
+
+
+async def settle(is_so: Callable[[], bool] = lambda: False) -> None:
+    """Waits until something is so, or for a moment in which all messages arrive."""
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+        if is_so():
+            return
+
+
+async def begin(turns: SharedTurns) -> None:
+    async with asyncio.timeout(20):
+        await turns.__aenter__()
+
+
+def uses_of(folder: Path) -> list[tuple[str, float]]:
+    """The uses with their seconds."""
+    return [(use.use, (use.end_ns - use.begin_ns) / 1e9) for use in read_uses(folder / "lending.jsonl")]
+
+
+async def train(stage: Stage, trainer: SharedTurns, *, wait_s: float, step_s: float) -> None:
+    """A step of a trainer that has the device back at once."""
+    stage.pass_s(wait_s)
+    await begin(trainer)
+    stage.pass_s(step_s)
+    await trainer.__aexit__()
+    await settle()
+
+
+async def test_only_tenants_are_told_of_the_arbiter(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        told = {spec.name: spec.env.get(DEVICE_VARIABLE) for spec in stage.pool.first_specs}
+    assert told == {
+        "dataflow": None,
+        "trainer-actor": str(tmp_path / "lending.sock"),
+        "rollout-0": None,
+        "rollout-1": str(tmp_path / "lending.sock"),
+    }
+
+
+async def test_the_device_goes_to_and_fro_and_each_second_has_one_use(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        await begin(rollout)
+        assert "rollout-1 has the device of actor (generate: the trainer has no batch yet)" in stage.pool.text
+        stage.pass_s(10)
+        training = asyncio.create_task(begin(trainer))
+        async with asyncio.timeout(20):
+            await rollout.is_asked_back.wait()
+        stage.pass_s(0.25)
+        await rollout.__aexit__()
+        await training
+        stage.pass_s(4)
+        assert "trainer-actor has the device" in stage.pool.text
+        await trainer.__aexit__()
+        await settle()
+        stage.pass_s(2)
+        coming_back = asyncio.create_task(begin(rollout))
+        await settle()
+        assert not coming_back.done()
+        stage.look()
+        await coming_back
+        assert f"(generate: {Reason.LENT})" in stage.pool.text
+        stage.pass_s(3)
+    shown = [each for each in uses_of(tmp_path) if each[1]]
+    assert shown == [("generate", 10.0), ("switch", 0.25), ("train", 4.0), ("idle", 2.0), ("generate", 3.0)]
+
+
+async def test_a_wait_that_is_too_short_for_two_switches_lends_nothing(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        await begin(trainer)
+        await trainer.__aexit__()
+        for _ in range(3):
+            await train(stage, trainer, wait_s=0.5, step_s=4.0)
+        stage.look()
+        assert Reason.TOO_SHORT in stage.pool.text
+        waiting = asyncio.create_task(begin(rollout))
+        await train(stage, trainer, wait_s=0.5, step_s=4.0)
+        stage.look(num_ready_groups=4)
+        assert Reason.BATCH_READY in stage.pool.text
+        assert not waiting.done()
+        stage.look("rollout-1")
+        await waiting
+        assert "no other rollout service works" in stage.pool.text
+
+
+async def test_a_batch_that_is_near_ends_the_loan_while_services_wait_for_tickets(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        for _ in range(3):
+            await train(stage, trainer, wait_s=30.0, step_s=1.0)
+        stage.look()
+        await begin(rollout)
+        stage.look(num_ready_groups=4, num_tickets=12, max_tickets=12)
+        async with asyncio.timeout(20):
+            await rollout.is_asked_back.wait()
+        await rollout.__aexit__()
+        await settle()
+        assert "nobody has the device of actor (idle: a batch is ready)" in stage.pool.text
+
+
+@pytest.mark.parametrize("tenant", ["trainer-actor", "rollout-1"])
+async def test_a_killed_tenant_frees_the_device_at_once_even_if_it_was_stopped(
+    tmp_path: Path, tenant: str
+) -> None:
+    async with staged(tmp_path) as stage:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", TENANT, str(stage.socket), tenant, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert (await process.stdout.readline()).strip() == b"begins"
+        os.kill(process.pid, signal.SIGSTOP)
+        other = stage.tenant("rollout-1" if tenant == "trainer-actor" else "trainer-actor")
+        waiting = asyncio.create_task(begin(other))
+        await settle()
+        assert not waiting.done()
+        process.kill()
+        await waiting
+        await process.wait()
+
+
+async def test_a_trainer_that_is_cancelled_while_it_waits_wants_the_device_no_more(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        await begin(rollout)
+        waiting = asyncio.create_task(begin(trainer))
+        await settle(rollout.is_asked_back.is_set)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await rollout.__aexit__()
+        await settle()
+        assert "nobody has the device" in stage.pool.text or "rollout-1 has" in stage.pool.text
+
+
+async def test_a_switch_that_takes_too_long_is_counted_and_pauses_lending(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        await begin(rollout)
+        training = asyncio.create_task(begin(trainer))
+        await settle(rollout.is_asked_back.is_set)
+        stage.pass_s(20)
+        await rollout.__aexit__()
+        await training
+        stage.pass_s(1)
+        await trainer.__aexit__()
+        await settle()
+        stage.pass_s(1)
+        stage.look()
+        assert "1 late switches" in stage.pool.text
+        assert Reason.PAUSED in stage.pool.text
+
+
+async def test_a_service_that_keeps_the_device_is_killed(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        running = asyncio.create_task(stage.supervisor.run())
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        await begin(rollout)
+        waiting = asyncio.create_task(begin(trainer))
+        await settle(rollout.is_asked_back.is_set)
+        killed = stage.launcher.processes[stage.launcher.started.index("rollout-1")]
+        stage.pass_s(29)
+        stage.look()
+        assert not killed.code.done()
+        stage.pass_s(2)
+        stage.look()
+        assert killed.code.done()
+        rollout.close()  # as the kernel does for a killed process
+        await waiting
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_devices_stay_as_they_are_if_the_forecast_fails_and_nobody_starves(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        for _ in range(2):
+            await train(stage, trainer, wait_s=30.0, step_s=1.0)
+        waiting = asyncio.create_task(begin(rollout))
+        await settle()
+        stage.look(name="unheard")
+        assert "the forecast failed, so devices stay as they are: StopIteration()" in stage.pool.text
+        stage.look()
+        await settle()
+        assert not waiting.done()
+        await train(stage, trainer, wait_s=1.0, step_s=1.0)
+        stage.look("rollout-1")
+        await waiting
+        training = asyncio.create_task(begin(trainer))
+        await settle(rollout.is_asked_back.is_set)
+        await rollout.__aexit__()
+        await training
+
+
+async def test_a_trainer_that_is_gone_leaves_the_device_to_the_rollout_service(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        await begin(trainer)
+        waiting = asyncio.create_task(begin(rollout))
+        await settle()
+        trainer.close()
+        await waiting
+        assert "(generate: the trainer does not run)" in stage.pool.text
+
+
+async def test_a_tenant_keeps_its_device_when_the_arbiter_is_gone(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        await begin(rollout)
+        waiting = asyncio.create_task(begin(trainer))
+        await settle()
+    await settle()
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await rollout.__aexit__()
+    with pytest.raises(ServiceError, match="does not answer"):
+        stage.tenant("rollout-1")
+
+
+async def test_a_session_begins_after_the_one_before_and_a_stale_socket_is_no_obstacle(
+    tmp_path: Path,
+) -> None:
+    for _ in range(2):
+        async with staged(tmp_path) as stage:
+            rollout = stage.tenant("rollout-1")
+            await begin(rollout)
+            stage.pass_s(1000)
+        (tmp_path / "lending.sock").touch()
+    uses = read_uses(tmp_path / "lending.jsonl")
+    assert len({use.session_ns for use in uses}) == 2
+
+
+async def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    with pytest.raises(ConfigError, match="at most 90 characters"):
+        Stage(folder)
