@@ -12,6 +12,7 @@ from drivers.tracker_driver import TrackedFolder, make_eval, make_step
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-trackers" / "bin" / "python"
+LABELS: dict[str, object] = {"group": "lr-sweep", "tags": ["lr=0.1", "new"]}
 
 
 def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
@@ -46,16 +47,21 @@ def read_back(name: str, run_dir: Path) -> dict[str, Any]:
 @pytest.mark.trackers
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("name", "section", "pass_name"),
+    ("section", "pass_name", "labels"),
     [
-        ("wandb", {"name": "wandb", "mode": "offline"}, "pass@1"),
-        ("trackio", "trackio", "pass@1"),
-        ("mlflow", "mlflow", "pass_1"),
+        ({"name": "wandb", "mode": "offline", **LABELS}, "pass@1", {**LABELS, "tags": ["lr=0.1", "new"]}),
+        ({"name": "trackio", "group": "lr-sweep"}, "pass@1", {"group": "lr-sweep"}),
+        ({"name": "mlflow", **LABELS}, "pass_1", {"group": "lr-sweep", "lr": "0.1", "new": "true"}),
     ],
 )
 def test_a_tracker_holds_one_run_with_every_number_also_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, section: object, pass_name: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    section: dict[str, object],
+    pass_name: str,
+    labels: dict[str, object],
 ) -> None:
+    name = str(section["name"])
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     tracked = TrackedFolder(tmp_path / "run", section, python=str(PYTHON))
     tracked.run(make_eval(0), make_step(0), make_step(1))
@@ -63,6 +69,7 @@ def test_a_tracker_holds_one_run_with_every_number_also_after_a_resume(
     assert tracked.notes == [], tracked.log_of(name)
     found = read_back(name, tmp_path / "run")
     assert len(found["runs"]) == 1
+    assert found["labels"] == labels
     points: dict[str, list[list[float]]] = {}
     for key, step, value in found["points"]:
         points.setdefault(key, []).append([step, value])
