@@ -100,6 +100,8 @@ class Browser:
     def choose(self, label: str, option: str) -> None:
         """Chooses from the list of a label."""
         path = f"//label[starts-with(normalize-space(.), '{label}')]//select"
+        there = f"{path}/option[normalize-space(.) = '{option}']"
+        self.until(lambda: bool(self.driver.find_elements(By.XPATH, there)), f"the option {option!r}")
         Select(self.driver.find_element(By.XPATH, path)).select_by_visible_text(option)
 
     def wait_for(self, words: str, *, timeout_s: float = 60.0) -> None:
