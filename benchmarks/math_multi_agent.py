@@ -30,9 +30,9 @@ import matplotlib.pyplot as plt
 
 from astraflow.addons.evaluation.evaluation import EvalSize, evaluate
 from astraflow.addons.export.saved_versions import SavedVersions
+from astraflow.addons.one_process.hosting import host_models
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.run.hosting import host_models
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
 from harness import report, show_table

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from astraflow.addons import runs
+    from astraflow.addons.one_process.trial import try_episode
     from astraflow.recipe.recipe import load_recipe
     from astraflow.run.run import launch
-    from astraflow.run.trial import try_episode
 
 __all__ = ["__version__", "launch", "load_recipe", "runs", "try_episode"]
 
@@ -35,13 +35,13 @@ __version__ = "0.1.0"
 _MODULES = {
     "launch": "astraflow.run.run",
     "load_recipe": "astraflow.recipe.recipe",
-    "try_episode": "astraflow.run.trial",
 }
 """Where names are defined."""
+_ADDED = ("runs", "try_episode")
 
 
 def __getattr__(name: str) -> object:
-    if name == "runs":
+    if name in _ADDED:
         return import_module("astraflow.user_input.installed").load_added("astraflow.modules", name, name)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

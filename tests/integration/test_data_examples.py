@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from astraflow.addons.one_process.in_process import run_in_process
+from astraflow.addons.one_process.trial import try_episode
 from astraflow.dataflow.audit import audit
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe
-from astraflow.run.trial import try_episode
 from astraflow.trainer.backend_factory import make_learner
 from drivers.recipe_builders import make_digit_model
 

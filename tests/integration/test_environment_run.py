@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from astraflow.addons.one_process.in_process import run_in_process
+from astraflow.addons.one_process.trial import try_episode
 from astraflow.config import load_attr
 from astraflow.dataflow.audit import audit
 from astraflow.protocols import InteractiveEnvironment, Observation
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe
-from astraflow.run.trial import try_episode
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.types import Task
 from drivers.recipe_builders import make_digit_model

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.addons.one_process.trial import try_episode
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import load_recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.run.run import launch
-from astraflow.run.trial import try_episode
 from drivers.system_driver import Runs, wait_gone
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("timed"), pytest.mark.timeout(600)]

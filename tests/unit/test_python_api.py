@@ -7,9 +7,9 @@ import pytest
 
 import astraflow
 from astraflow import launch, load_recipe, try_episode
+from astraflow.addons.one_process.trial import try_episode as defined_try_episode
 from astraflow.recipe.recipe import load_recipe as defined_load_recipe
 from astraflow.run.run import launch as defined_launch
-from astraflow.run.trial import try_episode as defined_try_episode
 
 
 def test_the_names_are_those_of_the_modules() -> None:

@@ -16,7 +16,7 @@ import typer
 
 import astraflow
 from astraflow.cli.command_group import CommandGroup
-from astraflow.cli.runs import audit, run, try_task
+from astraflow.cli.runs import audit, run
 from astraflow.cli.services import join, publish, rank, serve, train
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
 from astraflow.report.terminal_text import printable
@@ -63,7 +63,6 @@ def _options(
 
 
 app.command("run")(run)
-app.command("try")(try_task)
 app.command("audit")(audit)
 app.command("join", rich_help_panel="Single services")(join)
 app.command("serve", rich_help_panel="Single services")(serve)

@@ -1,4 +1,4 @@
-"""Commands about whole runs: `run`, `try`, `audit`."""
+"""Commands about whole runs: `run`, `audit`."""
 
 import os
 import sys
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from astraflow.cli.options import MOST
 from astraflow.cli.own_modules import module_path
 from astraflow.errors import ConfigError
 from astraflow.user_input.user_files import is_there
@@ -17,7 +16,7 @@ from astraflow.user_input.user_files import is_there
 if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe as LoadedRecipe
 
-__all__ = ["audit", "fetch_models", "load_with_checks", "run", "try_task"]
+__all__ = ["audit", "build_missing", "fetch_models", "load_with_checks", "names_model", "run"]
 
 Recipe = Annotated[
     str,
@@ -104,12 +103,12 @@ def run(
                 source.recipe, _placed(source.recipe, source.overrides, on), source.run_dir
             )
             folder = source.run_dir or Path("runs") / loaded.name
-            builds = source.is_named or _names_model(source.overrides)
+            builds = source.is_named or names_model(source.overrides)
             if dry_run:
                 _print_checked(loaded, folder, builds=builds)
                 return
             if builds:
-                _build_missing(loaded)
+                build_missing(loaded)
             loaded = fetch_models(loaded, folder)
             if only or batches:
                 raise typer.Exit(_run_half(loaded, folder, only, batches))
@@ -198,7 +197,7 @@ def _source_of(recipe: str, overrides: list[str], run_dir: Path | None) -> _Sour
     return _Source(folder.recipe, overrides, known, earlier)
 
 
-def _build_missing(recipe: "LoadedRecipe") -> None:
+def build_missing(recipe: "LoadedRecipe") -> None:
     """Builds the tiny models of a recipe that are missing."""
     from astraflow.recipe.gallery import build_models
 
@@ -218,7 +217,7 @@ def fetch_models(recipe: "LoadedRecipe", run_dir: Path | None = None) -> "Loaded
     return with_fetched_models(recipe, run_dir, tell)
 
 
-def _names_model(overrides: Sequence[str]) -> bool:
+def names_model(overrides: Sequence[str]) -> bool:
     """Returns whether the override `model=NAME` gives all policies a model."""
     return any(text.startswith("model=") for text in overrides)
 
@@ -247,58 +246,12 @@ def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
 
 def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | None) -> int:
     """Runs one half with the add-on that implements `--only`. Raises: ConfigError if it isn't installed."""
-    return cast("Callable[..., int]", _added_option("run.only"))(recipe, folder, only, batches)
-
-
-def _added_option(name: str) -> object:
-    """Returns what an add-on runs for an option such as `run.only`. Raises: ConfigError if there is none."""
     from astraflow.cli.command_group import added_command
-
-    if (added := added_command(name)) is not None:
-        return added.run
     from astraflow.user_input.installed import where_to_find
 
-    command, _, option = name.partition(".")
-    raise ConfigError(f"`astraflow {command} --{option}` {where_to_find(name) or 'is not installed'}")
-
-
-def try_task(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    task: Annotated[
-        int, typer.Option("--task", help="Position of the task in its source.", min=0, max=MOST)
-    ] = 0,
-    source: Annotated[
-        str, typer.Option("--source", help="Task source or evaluation set. Default: the first source.")
-    ] = "",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.", min=-MOST, max=MOST)] = 0,
-    *,
-    trace: Annotated[
-        bool,
-        typer.Option(
-            "--trace", help="Train two steps in this process and print what passes from part to part."
-        ),
-    ] = False,
-) -> None:
-    """Run one episode in this process, with the policies' starting weights, and print it."""
-    import asyncio
-
-    from astraflow.recipe.gallery import recipe_file
-    from astraflow.recipe.short_forms import keys_as_written
-    from astraflow.run.trial import episode_text, try_episode
-
-    file, is_named = recipe_file(recipe)
-    module_path(file)
-    with keys_as_written(file, overrides or ()):
-        loaded = load_with_checks(file, overrides or ())
-        if is_named or _names_model(overrides or ()):
-            _build_missing(loaded)
-        loaded = fetch_models(loaded)
-        if trace:
-            cast("Callable[..., object]", _added_option("try.trace"))(loaded)
-            return
-        trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
-        print(episode_text(trial))
+    if (added := added_command("run.only")) is None:
+        raise ConfigError(f"`astraflow run --only` {where_to_find('run.only') or 'is not installed'}")
+    return cast("Callable[..., int]", added.run)(recipe, folder, only, batches)
 
 
 def audit(

@@ -26,6 +26,7 @@ from astraflow.addons.doctor.machine import (
     sandbox_finding,
 )
 from astraflow.addons.doctor.model_size import num_parameters
+from astraflow.addons.one_process.hosting import host_models, open_runner, starting_weights
 from astraflow.algorithms.limiters import make_limiter
 from astraflow.errors import Error
 from astraflow.models.hub import cache_folder
@@ -41,7 +42,6 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.renderer import load_renderer, load_tokenizer
 from astraflow.rollout.runner import EpisodeRunner
-from astraflow.run.hosting import host_models, open_runner, starting_weights
 from astraflow.run.preflight import check_recipe
 from astraflow.tasks.rewards import needs_sandbox
 from astraflow.trainer.backend_config import TorchBackendConfig

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from astraflow.addons.evaluation.reduction import reduce_metrics
+from astraflow.addons.one_process.hosting import open_runner
 from astraflow.algorithms.pass_at_k import Estimate, estimate, pass_estimates
 from astraflow.dataflow.core.context import derive_seed
 from astraflow.errors import ConfigError
@@ -27,7 +28,6 @@ from astraflow.recipe.sources import open_source, workflow_of
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.rollout.waiting import run_unless
-from astraflow.run.hosting import open_runner
 from astraflow.types import Episode, Failure, Item, Lease, MetricItem
 from astraflow.user_input.mistakes import hint
 

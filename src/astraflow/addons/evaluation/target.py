@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.addons.export.saved_versions import SavedVersions
+from astraflow.addons.one_process.hosting import host_models
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.derived import derive_numbers
 from astraflow.recipe.model_checks import check_model
@@ -15,7 +16,6 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import policy_info
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.run.hosting import host_models
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
 

@@ -1,17 +1,63 @@
-"""The behavior of `astraflow try --trace`."""
+"""`astraflow try`: runs one episode of a recipe, or trains two steps, in one process."""
 
 import asyncio
+from typing import Annotated
 
-from astraflow.addons.one_process.in_one_process import train_in_one_process
+import typer
+
 from astraflow.cli.command_group import AddedCommand
-from astraflow.recipe.recipe import Recipe
+from astraflow.cli.options import MOST
+from astraflow.cli.own_modules import module_path
+from astraflow.cli.runs import (
+    Overrides,
+    Recipe,
+    build_missing,
+    fetch_models,
+    load_with_checks,
+    names_model,
+)
 
-__all__ = ["TRY_TRACE", "try_trace"]
+__all__ = ["TRY", "try_task"]
 
 
-def try_trace(recipe: Recipe) -> None:
-    """Trains two steps and prints what passes from part to part."""
-    asyncio.run(train_in_one_process(recipe))
+def try_task(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    task: Annotated[
+        int, typer.Option("--task", help="Position of the task in its source.", min=0, max=MOST)
+    ] = 0,
+    source: Annotated[
+        str, typer.Option("--source", help="Task source or evaluation set. Default: the first source.")
+    ] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.", min=-MOST, max=MOST)] = 0,
+    *,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace", help="Train two steps in this process and print what passes from part to part."
+        ),
+    ] = False,
+) -> None:
+    """Run one episode in this process, with the policies' starting weights, and print it."""
+    from astraflow.recipe.gallery import recipe_file
+    from astraflow.recipe.short_forms import keys_as_written
+
+    file, is_named = recipe_file(recipe)
+    module_path(file)
+    with keys_as_written(file, overrides or ()):
+        loaded = load_with_checks(file, overrides or ())
+        if is_named or names_model(overrides or ()):
+            build_missing(loaded)
+        loaded = fetch_models(loaded)
+        if trace:
+            from astraflow.addons.one_process.in_one_process import train_in_one_process
+
+            asyncio.run(train_in_one_process(loaded))
+            return
+        from astraflow.addons.one_process.trial import episode_text, try_episode
+
+        trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
+        print(episode_text(trial))
 
 
-TRY_TRACE = AddedCommand(try_trace)
+TRY = AddedCommand(try_task, after="compare")

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from astraflow import types, wire
+from astraflow.addons.one_process.hosting import host_models, open_runner
 from astraflow.addons.one_process.memory_versions import MemoryVersions
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.journal.journal import Journal
@@ -34,7 +35,6 @@ from astraflow.report.terminal_text import printable
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.rollout.runner import EpisodeRunner
-from astraflow.run.hosting import host_models, open_runner
 from astraflow.run.preflight import check_recipe
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.backend_factory import make_learner

@@ -5,11 +5,11 @@ This is for authors of environments and workflows. Nothing is written, and a bug
 
 from dataclasses import dataclass
 
+from astraflow.addons.one_process.hosting import host_models, open_runner, starting_weights
 from astraflow.errors import ConfigError
 from astraflow.protocols import TaskSource
 from astraflow.recipe.recipe import Recipe
 from astraflow.report.terminal_text import printable, speaker_of
-from astraflow.run.hosting import host_models, open_runner, starting_weights
 from astraflow.run.preflight import check_recipe
 from astraflow.types import Episode, Task
 from astraflow.user_input.mistakes import hint
