@@ -179,17 +179,17 @@ export function Chart({ title, series, xLabel = "step", isSmooth = false }) {
   const figure = useRef(null);
   const target = useRef(null);
   const plot = useRef(null);
-  const shown = useMemo(() => series.filter(({ x }) => x.length > 0), [series]);
+  const shown = useMemo(() => series.filter(({ y }) => y.some((value) => value != null)), [series]);
   const scheme = useScheme();
   const shape = `${width > 0} ${scheme} ${xLabel} ${isSmooth} ${shown.map((line) => `${line.label}${line.low ? "b" : ""}${isSmoothed(line, isSmooth)}`).join("|")}`;
-  // The legend has the newest values, or those at the cursor. It is written directly, because the cursor moves often.
+  // The legend has the newest values, or those at the cursor, which moves too often to draw the legend anew.
   const read = (at, places) => {
     const { idx } = at.cursor;
     figure.current.querySelector(".at").textContent = idx == null ? "" : `${xLabel} ${num(at.data[0][idx], 5)}`;
     figure.current.querySelectorAll(".legend b").forEach((cell, nth) => {
       const values = at.data[places[nth]];
       // A cursor of another chart may move while this one is about to be drawn again with a further line.
-      if (values) cell.textContent = num(idx == null ? lastOf(values) : nearest(values, idx));
+      if (values) cell.firstChild.data = num(idx == null ? lastOf(values) : nearest(values, idx));
     });
   };
   useEffect(() => {

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ago, clock, html, num, query, useAnswer, useWidth } from "./base.js";
 import { Icon } from "./icons.js";
 
-const HEIGHT = 66;
+const HEIGHT = 70;
 const GAP = 10;
 const NARROW = 640;
 const MOST = 7;
@@ -155,7 +155,8 @@ function pastFlow(data, at, rows, names) {
     return { kind: "rollout", title: name, lines: [words], tokens: isBusy ? 1 : 0, isBusy, state: isBusy ? "good" : "idle",
       sent: spans.filter(([kind]) => kind === "load").length || null };
   });
-  return { workers, trainers, hub: { kind: "dataflow", title: "dataflow", state: "good", lines: [clock(at), `${num(seen.filter((row) => row.kind === "step").length)} steps done`] } };
+  const numSteps = seen.filter((row) => row.kind === "step").length;
+  return { workers, trainers, hub: { kind: "dataflow", title: "dataflow", state: "good", lines: [clock(at), `${num(numSteps)} step${numSteps === 1 ? "" : "s"} done`] } };
 }
 
 // The names that the time line gives to the processes of a run.
@@ -171,7 +172,7 @@ export function Replay({ run, rows, services }) {
   const part = Math.floor(place * 20);
   const width = (end - begin) / 20;
   const span = query({ from: begin + part * width, to: begin + (part + 1) * width });
-  const { data } = useAnswer(end > begin ? `api/runs/${encodeURIComponent(run)}/timeline?${span}` : "");
+  const { data } = useAnswer(`api/runs/${encodeURIComponent(run)}/timeline?${end > begin ? span : ""}`);
   const [kept, keep] = useState({ lanes: [], isEmpty: true });
   const names = useRef(null);
   names.current ??= new Set(lanesOf(services));

@@ -55,8 +55,14 @@ function Figure({ figure }) {
 // The sentence and the four figures that say how the run goes.
 function Answer({ answer, status }) {
   return html`<section class="answer" aria-label="how the run goes">
-    <p class="sentence"><span class=${`state ${status.state}`}>${status.state ?? "unknown"}</span> ${answer?.sentence ?? (status.services?.length && status.state !== "running" ? "It ended without a summary, so its results are being computed from the journal." : "Nothing is known about this run yet.")}</p>
+    <p class="sentence"><span class=${`state ${status.state}`}>${status.state ?? "unknown"}</span> ${answer?.sentence ?? (status.services?.length && status.state !== "running" ? "It ended without a summary. Its results appear here once they are computed from the journal." : "Nothing is known about this run yet.")}</p>
     ${answer && html`<dl class="figures">${answer.figures.map((figure) => html`<${Figure} key=${figure.name} figure=${figure} />`)}</dl>`}</section>`;
+}
+
+// Who waits for whom: always two lines, so that nothing below moves when a wait begins or ends.
+function Waits({ waits }) {
+  const more = waits.length > 2 ? ` · and ${waits.length - 2} more` : "";
+  return html`<div class="waits" title=${waits.join("\n")}><p>${waits[0] ?? "Nobody waits."}</p><p>${waits[1] ?? ""}${more}</p></div>`;
 }
 
 // Where the groups of an ended run went.
@@ -83,7 +89,7 @@ export function RunPage({ run }) {
     <${Alarms} alarms=${status.alarms ?? []} now=${status.dataflow?.now_s ?? Date.now() / 1000} />
     <section><h2>${isLive ? "The dataflow now" : "The dataflow at any time"}</h2>
       ${isLive ? html`<${Flow} ...${liveFlow(status)} />` : html`<${Replay} run=${run} rows=${rows} services=${status.services ?? []} />`}
-      ${(status.waits ?? []).slice(0, 6).map((text) => html`<p class="wait">${text}</p>`)}</section>
+      ${isLive && html`<${Waits} waits=${status.waits ?? []} />`}</section>
     ${curves}
     <section><h2>Where the groups went</h2>
       ${status.dataflow ? html`<${Fates} policies=${status.dataflow.policies} />` : html`<${EndedFates} summary=${status.summary} />`}
