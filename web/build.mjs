@@ -7,7 +7,7 @@ const plot = new URL("../src/astraflow/addons/plot/astraflow.mplstyle", import.m
 const inter = "node_modules/@fontsource-variable/inter";
 await mkdir(view, { recursive: true });
 await build({
-  entryPoints: ["src/app.js", "src/app.css", "src/report.css"],
+  entryPoints: ["src/app.js", "src/app.css", "src/report.css", "src/episode_file.css"],
   outdir: view,
   bundle: true,
   minify: true,

@@ -1,8 +1,9 @@
 """Writes run folders as the dataflow writes them, without running anything: for tests of the viewer."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -111,24 +112,40 @@ class RunWriter:
             turns=(Turn(start=num - 2, end=num, reward=reward),),
             reward=reward,
         )
-        meta = TrajectoryMeta(
-            policy=policy,
-            role=policy,
-            reward=reward,
-            num_tokens=num,
-            num_trained_tokens=2,
-            oldest_version=version,
-            newest_version=version,
-            finish_reason="stop",
-            turn_spans=((num - 2, num),),
-            turn_rewards=(reward,),
-            num_trained_by_turn=(2,),
-            payload=self._store.append(wire.encode(trajectory)),
-        )
+        self.play(lease_id, trajectory, score=reward, metrics={"turns": 1.0})
+
+    def play(
+        self,
+        lease_id: str,
+        *trajectories: Trajectory,
+        score: float = 0.0,
+        metrics: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """An episode of these trajectories."""
         facts = EpisodeFacts(
-            trajectories=(meta,), score=reward, metrics=(MetricItem("turns", 1.0),), duration_s=0.25
+            trajectories=tuple([self._meta(trajectory) for trajectory in trajectories]),
+            score=score,
+            metrics=tuple([MetricItem(name, value) for name, value in metrics.items()]),
+            duration_s=0.25,
         )
         self.command(RecordResult(lease_id=lease_id, worker_id=WORKER, outcome=facts))
+
+    def _meta(self, trajectory: Trajectory) -> TrajectoryMeta:
+        versions = [span.version for span in trajectory.versions]
+        return TrajectoryMeta(
+            policy=trajectory.policy,
+            role=trajectory.role,
+            reward=trajectory.reward,
+            num_tokens=len(trajectory.mask),
+            num_trained_tokens=sum(trajectory.mask),
+            oldest_version=min(versions),
+            newest_version=max(versions),
+            finish_reason=trajectory.finish_reason,
+            turn_spans=tuple([(turn.start, turn.end) for turn in trajectory.turns]),
+            turn_rewards=tuple([turn.reward for turn in trajectory.turns]),
+            num_trained_by_turn=tuple([turn.end - turn.start for turn in trajectory.turns]),
+            payload=self._store.append(wire.encode(trajectory)),
+        )
 
     def fail(self, lease_id: str, message: str, *, error_class: str = "timeout") -> None:
         """An attempt fails with a message."""

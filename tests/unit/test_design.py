@@ -99,6 +99,8 @@ def test_no_style_has_a_color_of_its_own() -> None:
         "base.css",
         "run.css",
         "episodes.css",
+        "episode.css",
+        "episode_file.css",
         "timeline.css",
         "groups.css",
         "report.css",
@@ -113,7 +115,7 @@ def test_what_is_built_has_todays_tokens() -> None:
         encoding="utf-8"
     )
     for name, (light, _) in PAIRS.items():
-        for style in ("app.css", "report.css"):
+        for style in ("app.css", "report.css", "episode_file.css"):
             assert f"--{name}:light-dark({light}" in (assets / style).read_text(encoding="utf-8").replace(
                 " ", ""
             )

@@ -1,5 +1,5 @@
 // Finding episodes: filters in the link, results newest first, export of the selection.
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { askJson, download, html, link, num, Problem, query, useAnswer } from "./base.js";
 
 const FIELDS = [
@@ -67,13 +67,19 @@ export function EpisodesPage({ run, params }) {
   const save = (form) => download(`${base}/export?${query({ ...filters, form })}`, `${run}.${form}`).catch((error) => setProblem(error.message));
   const readyName = params.get("ready") ?? "";
   const { data: ready, error: readyError } = useAnswer(readyName ? `${base}/ready/${encodeURIComponent(readyName)}` : "");
+  // The rows before stay until the next ones are here, so that nothing jumps.
+  const shown = useRef([]);
+  shown.current = (readyName ? ready : found.rows) ?? shown.current;
+  // What is below the list comes with its first rows, which would push it away.
+  const isBegun = useRef(false);
+  isBegun.current ||= readyName ? ready != null || readyError != null : found.key === key;
   return html`
     <${Searches} run=${run} chosen=${readyName} hasFilters=${key !== ""} />
     <${Chips} run=${run} filters=${filters} />
-    ${readyName ? html`<${Problem} error=${readyError} />${ready ? html`<${Cards} run=${run} rows=${ready} />` : html`<p class="loading">Loading…</p>`}` : null}
-    ${!readyName && html`<${Cards} run=${run} rows=${found.rows} isDone=${found.key === key} />`}
+    <${Problem} error=${readyName ? readyError : null} />
+    <${Cards} run=${run} rows=${shown.current} isDone=${readyName ? ready != null : found.key === key} />
     ${!readyName && found.next != null && html`<p><button onClick=${more}>Older ones</button></p>`}
-    <details open=${key !== ""}><summary>All filters, table, and export</summary>
+    ${isBegun.current && html`<details open=${key !== ""}><summary>All filters, table, and export</summary>
     <form class="filters" onSubmit=${(event) => event.preventDefault()}>
       ${FIELDS.map(
         ([name, label, kind]) =>
@@ -90,7 +96,7 @@ export function EpisodesPage({ run, params }) {
     </p>
     <${Problem} error=${found.error ?? problem} />
     ${overview && !overview.is_complete && html`<p class="note">The index is being filled; ${num(overview.num_episodes)} episodes so far.</p>`}
-    <${Table} run=${run} rows=${found.rows} /></details>`;
+    <${Table} run=${run} rows=${found.rows} /></details>`}`;
 }
 
 const SEARCHES = [["", "Newest"], ["improved", "Most improved"], ["worst", "Most often wrong"], ["longest", "Longest"], ["strange", "Newest strange"], ["versions", "Across versions"], ["discarded", "Discarded"]];
@@ -108,8 +114,9 @@ const REWARDS = { "..0": "0 or less", "0.000001..0.999999": "between", "1..": "1
 
 function Chips({ run, filters }) {
   const { data } = useAnswer(`api/runs/${encodeURIComponent(run)}/facets?${query(filters)}`, 10000);
-  if (!data) return html`<div class="chips"><span class="name">counting…</span></div>`;
-  return SHOWN.filter(([column]) => data.counts[column].length > 1 || filters[column]).map(
+  // As many rows as there will be, so that the list below stays where it is.
+  if (!data) return SHOWN.slice(0, 4).map(([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span><span class="chip">…</span></div>`);
+  return SHOWN.filter(([column]) => data.counts[column].length > 0 || filters[column]).map(
     ([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span>${data.counts[column].map(([value, count]) => {
       const isOn = filters[column] === value;
       return html`<a class="chip" key=${value} aria-current=${isOn ? "true" : undefined}

@@ -15,6 +15,7 @@
     GET /api/runs/RUN/ready/NAME             episodes of a ready search
     GET /api/runs/RUN/snippets?ids           first and last words of episodes
     GET /api/runs/RUN/episodes/ID            one episode in full
+    GET /api/runs/RUN/episodes/ID/file       the same as an HTML file to send
     GET /api/runs/RUN/groups/KIND/NUMBER     a group, with each episode in full
     GET /api/runs/RUN/versions               published versions
     GET /api/runs/RUN/timeline?from&to       spans and events
@@ -47,7 +48,8 @@ from starlette.routing import Route
 
 from astraflow.addons.experiments.recipe_lines import recipe_lines
 from astraflow.addons.view import timeline
-from astraflow.addons.view.episode import EpisodeView, episode_view
+from astraflow.addons.view.episode import MAX_TOKENS, EpisodeView, episode_view
+from astraflow.addons.view.episode_file import episode_html
 from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
 from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
@@ -72,6 +74,8 @@ _PAUSE_S = 0.1
 _MAX_LIMIT = 200
 _MAX_GROUP = 64
 """Maximum number of a group's episodes that the page shows side by side."""
+_MAX_GROUP_TOKENS = 80_000
+"""Maximum number of tokens of these episodes together."""
 _MAX_COMPARED = 64
 """Maximum number of runs in one comparison."""
 _MAX_EXPORT = 100_000
@@ -98,6 +102,7 @@ def make_app(runs: ShownRuns) -> Starlette:
         Route("/api/runs/{run}/snippets", _guarded(views.snippets)),
         Route("/api/runs/{run}/episodes", _guarded(views.episodes)),
         Route("/api/runs/{run}/episodes/{id:int}", _guarded(views.episode)),
+        Route("/api/runs/{run}/episodes/{id:int}/file", _guarded(views.episode_file)),
         Route("/api/runs/{run}/groups/{kind}/{group:int}", _guarded(views.group)),
         Route("/api/runs/{run}/versions", _guarded(views.versions)),
         Route("/api/runs/{run}/timeline", _guarded(views.timeline)),
@@ -242,11 +247,21 @@ class _Views:
         return _json(await self._read(request, lambda db, run: snippets(db, run.folder, run.texts, ids)))
 
     async def episode(self, request: Request) -> Response:
+        return _json(await self._view(request))
+
+    async def episode_file(self, request: Request) -> Response:
+        view = await self._view(request)
+        file = await asyncio.to_thread(episode_html, view, self._run(request).name)
+        headers = {**PAGE_HEADERS, "content-disposition": 'attachment; filename="episode.html"'}
+        return Response(file.encode("utf-8", "replace"), headers=headers, media_type="text/html")
+
+    async def _view(self, request: Request) -> EpisodeView:
+        """Reads the episode that a request names. Raises: HTTPException if there is none."""
         episode_id = int(request.path_params["id"])
-        view = await self._read(request, lambda db, run: _episode(db, run, episode_id))
+        view = await self._read(request, lambda db, run: episode_view(db, run.folder, run.texts, episode_id))
         if view is None:
             raise HTTPException(404, f"there is no episode {episode_id}")
-        return _json(view)
+        return view
 
     async def group(self, request: Request) -> Response:
         kind = "eval" if request.path_params["kind"] == "eval" else "train"
@@ -254,7 +269,12 @@ class _Views:
 
         def question(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
             rows = group_rows(database, kind, number)
-            views = [_episode(database, run, row["id"]) for row in rows[:_MAX_GROUP]]
+            shown = rows[:_MAX_GROUP]
+            most = min(MAX_TOKENS, _MAX_GROUP_TOKENS // max(1, len(shown)))
+            views = [
+                episode_view(database, run.folder, run.texts, row["id"], in_group=True, max_tokens=most)
+                for row in shown
+            ]
             return {"episodes": [view for view in views if view], "num_episodes": len(rows)}
 
         return _json(await self._read(request, question))
@@ -362,10 +382,6 @@ def _notes(database: sqlite3.Connection, run: ShownRun) -> list[str]:
         )
         return [told, run.remote.problem] if run.remote.problem else [told]
     return [row[0] for row in database.execute("SELECT text FROM notes")]
-
-
-def _episode(database: sqlite3.Connection, run: ShownRun, episode_id: int) -> EpisodeView | None:
-    return episode_view(database, run.folder, run.texts, episode_id)
 
 
 async def _status(run: ShownRun) -> dict[str, Any]:

@@ -56,6 +56,9 @@ def episodes(  # size: one parameter per filter
         int,
         typer.Option("--id", help="Print this one in full: a number of the first column.", min=0, max=MOST),
     ] = 0,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the episode of --id as an HTML file instead, to send it.")
+    ] = None,
 ) -> None:
     """List the episodes of a run that pass all filters, or print one in full.
 
@@ -63,10 +66,17 @@ def episodes(  # size: one parameter per filter
     failed attempt. The first call on a large run takes longer because it builds an index in RUN_DIR/view.
 
     Examples: `astraflow episodes runs/quickstart --reward 0 --fate trained`,
-    `astraflow episodes runs/quickstart --kind eval --format parquet --out evals.parquet`.
+    `astraflow episodes runs/quickstart --kind eval --format parquet --out evals.parquet`,
+    `astraflow episodes runs/quickstart --id 53741 --html episode.html`.
     """
-    from astraflow.addons.view.commands import Output, show_episode, show_episodes
+    from astraflow.addons.view.commands import Output, save_episode, show_episode, show_episodes
+    from astraflow.errors import ConfigError
 
+    if html is not None:
+        if not show:
+            raise ConfigError("--html writes one episode; name it with --id")
+        save_episode(run_dir, show, html)
+        return
     if show:
         show_episode(run_dir, show)
         return

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from astraflow.addons.view.episode import episode_view
+from astraflow.addons.view.episode import EpisodeView, episode_view
+from astraflow.addons.view.episode_file import episode_html
 from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.html_report import ReportedRun, html_report
@@ -34,6 +35,7 @@ __all__ = [
     "Output",
     "check_run",
     "fill",
+    "save_episode",
     "send_traces",
     "show_episode",
     "show_episodes",
@@ -91,6 +93,18 @@ def show_episodes(run_dir: Path, filters: Mapping[str, str], output: Output) -> 
 
 def show_episode(run_dir: Path, episode_id: int) -> None:
     """Prints one episode in full. Raises: DataError if no episode has this id."""
+    print_episode(_read_episode(run_dir, episode_id), Console())
+
+
+def save_episode(run_dir: Path, episode_id: int, out: Path) -> None:
+    """Writes one episode as an HTML file. Raises: DataError if no episode has this id; OSError."""
+    view = _read_episode(run_dir, episode_id)
+    write_atomic(out, episode_html(view, run_dir.resolve().name).encode("utf-8", "replace"))
+    sys.stderr.write(f"wrote {out}\n")
+
+
+def _read_episode(run_dir: Path, episode_id: int) -> EpisodeView:
+    """Reads one episode in full. Raises: DataError if no episode has this id."""
     check_run(run_dir)
     with RunIndex(run_dir) as index:
         fill(index)
@@ -100,7 +114,7 @@ def show_episode(run_dir: Path, episode_id: int) -> None:
         raise DataError(
             f"{run_dir} has no episode with id {episode_id}; `astraflow episodes` lists the newest"
         )
-    print_episode(view, Console())
+    return view
 
 
 def _print_notes(database: sqlite3.Connection) -> None:

@@ -1,9 +1,10 @@
-"""One episode in full: messages, metrics, and tokens with their logprobs, advantages, versions, and turns.
+"""One episode in full: its conversation, metrics, and tokens with logprobs, advantages, versions, and turns.
 
 Everything is read from the run folder on request. Data that is damaged or gone (compaction drops payloads) is
 left out, and `problems` says so.
 """
 
+import contextlib
 import sqlite3
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,6 +14,17 @@ import numpy as np
 
 from astraflow import wire
 from astraflow.addons.view.advantages import Advantages, Spans
+from astraflow.addons.view.conversation import versions_of
+from astraflow.addons.view.episode_sequences import (
+    NO_PLACE,
+    Place,
+    SequenceView,
+    place_of,
+    read_trajectory,
+    sequence_of_messages,
+    sequences_of,
+)
+from astraflow.addons.view.episode_words import reward_words, version_words
 from astraflow.addons.view.groups import facts_in, results_in
 from astraflow.addons.view.log_tail import entry_at
 from astraflow.addons.view.schema import EVAL, TRAIN
@@ -23,9 +35,9 @@ from astraflow.dataflow.core.commands import EpisodeFacts, PayloadRef
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.types import Failure, Item, Trajectory
+from astraflow.types import Failure, Item, Message, Trajectory
 
-__all__ = ["EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view"]
+__all__ = ["MAX_TOKENS", "EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view"]
 
 MAX_TOKENS = 20_000
 """Maximum number of tokens shown of one trajectory."""
@@ -79,12 +91,29 @@ class EpisodeView(Item, frozen=True, kw_only=True):
     metrics: dict[str, float]
     failure: str = ""
     problems: tuple[str, ...] = ()
+    sequences: tuple[SequenceView, ...] = ()
+    """The conversation: all sequences of the episode, or what was kept of its messages."""
+    reward_said: str = ""
+    """What the reward is and where it comes from, in a sentence."""
+    versions_said: str = ""
+    """Which versions sampled the tokens, in a sentence; empty if one did."""
+    place: Place = NO_PLACE
+    """Empty in a group, in which all episodes are shown."""
 
 
 def episode_view(
-    database: sqlite3.Connection, folder: RunFolder, texts: TokenText, episode_id: int
+    database: sqlite3.Connection,
+    folder: RunFolder,
+    texts: TokenText,
+    episode_id: int,
+    *,
+    in_group: bool = False,
+    max_tokens: int = MAX_TOKENS,
 ) -> EpisodeView | None:
-    """Returns a row of the index with its data from the run folder; None if there is no such row."""
+    """Returns a row of the index with its data from the run folder; None if there is no such row.
+
+    `in_group`: leaves out the conversation and the place, which only the page of one episode shows.
+    """
     row = row_of(database, episode_id)
     if row is None:
         return None
@@ -94,30 +123,53 @@ def episode_view(
     ).fetchone()
     problems: list[str] = []
     metrics, failure = _told(folder, (log_segment, log_offset), row)
+    messages = _messages(folder, sample, problems)
+    ref = PayloadRef(segment, offset, length) if length is not None else None
+    with contextlib.closing(SegmentReader(folder.journal / "segments")) as segments:
+        trajectory = _trajectory(segments, ref, problems)
+        sequences: tuple[SequenceView, ...] = ()
+        if trajectory is not None and not in_group:
+            sequences = sequences_of(database, segments, texts, (row, trajectory), messages)
+        elif messages and not in_group:
+            sequences = (sequence_of_messages(row, messages),)
     tokens = None
-    if length is not None:
-        try:
-            trajectory = _payload(folder, PayloadRef(segment, offset, length))
-            tokens = _tokens(trajectory, texts, _spans(database, folder, row))
-        except Error as err:
-            problems.append(f"the tokens cannot be read: {err}")
-    messages: tuple[MessageView, ...] = ()
-    if sample is not None:
-        try:
-            messages = tuple(
-                MessageView(role=m.role, name=m.name, content=_clean(m.content))
-                for m in messages_of(folder.journal, sample)
-            )
-        except JournalError as err:
-            problems.append(f"the messages cannot be read: {err}")
+    if trajectory is not None:
+        tokens = _tokens(trajectory, texts, _spans(database, folder, row), max_tokens)
+    turn_rewards = [turn.reward for turn in trajectory.turns] if trajectory is not None else []
     return EpisodeView(
         row=row,
         tokens=tokens,
-        messages=messages,
+        messages=tuple([MessageView(role=m.role, name=m.name, content=_clean(m.content)) for m in messages]),
         metrics=metrics,
         failure=_clean(failure),
         problems=tuple(problems),
+        sequences=sequences,
+        reward_said=reward_words(row, turn_rewards, metrics),
+        versions_said=version_words(trajectory) if trajectory is not None else "",
+        place=NO_PLACE if in_group else place_of(database, row),
     )
+
+
+def _messages(folder: RunFolder, sample: int | None, problems: list[str]) -> tuple[Message, ...]:
+    """Reads the kept messages of an episode; empty, with a problem, if they can't be read."""
+    if sample is None:
+        return ()
+    try:
+        return messages_of(folder.journal, sample)
+    except JournalError as err:
+        problems.append(f"the messages cannot be read: {err}")
+        return ()
+
+
+def _trajectory(segments: SegmentReader, ref: PayloadRef | None, problems: list[str]) -> Trajectory | None:
+    """Reads the trajectory of a row; None, with a problem, if it can't be read."""
+    if ref is None:
+        return None
+    try:
+        return read_trajectory(segments, ref)
+    except Error as err:
+        problems.append(f"the tokens cannot be read: {err}")
+        return None
 
 
 def _told(folder: RunFolder, place: tuple[int, int], row: EpisodeDict) -> tuple[dict[str, float], str]:
@@ -132,25 +184,12 @@ def _told(folder: RunFolder, place: tuple[int, int], row: EpisodeDict) -> tuple[
     return {}, ""
 
 
-def _payload(folder: RunFolder, ref: PayloadRef) -> Trajectory:
-    """Reads a trajectory from the journal. Raises: JournalError, WireError."""
-    segments = SegmentReader(folder.journal / "segments")
-    try:
-        return wire.decode(segments.read(ref), Trajectory)
-    except OSError as err:
-        if isinstance(err, Error):
-            raise
-        raise JournalError(f"segment {ref.segment} is gone: {err.strerror}") from err
-    finally:
-        segments.close()
-
-
-def _tokens(trajectory: Trajectory, texts: TokenText, spans: Sequence[tuple[int, int, float]]) -> Tokens:
+def _tokens(
+    trajectory: Trajectory, texts: TokenText, spans: Sequence[tuple[int, int, float]], max_tokens: int
+) -> Tokens:
     ids = wire.array(trajectory.token_ids, "int32")
-    num = min(len(ids), MAX_TOKENS)
-    versions = np.full(len(ids), -1)
-    for span in trajectory.versions:
-        versions[span.start : span.start + span.length] = span.version
+    num = min(len(ids), max_tokens)
+    versions = versions_of(trajectory)
     advantages = np.zeros(len(ids) if spans else 0)
     for start, end, value in spans:
         advantages[start:end] = value

@@ -1,0 +1,414 @@
+"""Shows token sequences as conversations: who said what, with reasoning, calls, results, and images apart.
+
+A trajectory has tokens and no messages. What its policy sampled are answers. The text that it was given is
+split at the markers of chat templates; text without markers is one message. Text that can't be read as a call
+or a marker is shown as it is, so nothing here fails.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow import wire
+from astraflow.types import Item, MediaRef, Message, Trajectory
+from astraflow.workflows.calls import bare_json_calls, tagged_calls
+
+__all__ = [
+    "Block",
+    "Part",
+    "PartKind",
+    "Piece",
+    "blocks_of_messages",
+    "blocks_of_trajectory",
+    "speaker_of",
+    "versions_of",
+]
+
+PartKind = Literal["text", "thinking", "call", "result", "image"]
+Decoder = Callable[[Sequence[int]], str]
+
+_MAX_TEXT = 200_000
+"""Maximum number of characters of a block."""
+_MAX_BLOCKS = 2_000
+_MAX_PARTS = 200
+"""Maximum number of parts of a block; the rest of its text is one part."""
+_MAX_IMAGE = 4_000_000
+_IMAGE = re.compile(r"data:image/(?:png|jpeg);base64,[A-Za-z0-9+/]+={0,2}")
+
+
+class Piece(Item, frozen=True, kw_only=True):
+    """Text that one version sampled."""
+
+    text: str
+    version: int = -1
+    """-1: the text was given."""
+
+
+class Part(Item, frozen=True, kw_only=True):
+    """A stretch of a message of one kind."""
+
+    kind: PartKind
+    pieces: tuple[Piece, ...] = ()
+    name: str = ""
+    """The function that a call names; the URI of an image."""
+    problem: str = ""
+    """Why a call can't be read."""
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join([piece.text for piece in self.pieces])
+
+
+class Block(Item, frozen=True, kw_only=True):
+    """One message of a conversation."""
+
+    role: str
+    """`system`, `user`, `assistant`, `tool`, or empty if the template has no marker for it."""
+    speaker: str = ""
+    """The policy that sampled it, and its role; empty if it was given."""
+    parts: tuple[Part, ...] = ()
+    turn: int = 0
+    """Number of the completion in its sequence, counted from 1; 0 if it was not sampled there."""
+    reward: float = 0.0
+    """Reward of the completion alone."""
+    start: int = 0
+    """Position of its first token."""
+
+    @property
+    def text(self) -> str:
+        """The whole text, without images."""
+        return "\n".join([part.text for part in self.parts if part.kind != "image"])
+
+
+# --- sequences ------------------------------------------------------------------------------------
+
+
+def versions_of(trajectory: Trajectory) -> NDArray[np.int64]:
+    """Returns the version that sampled each token; -1 where the token was given."""
+    versions = np.full(len(trajectory.mask), -1)
+    for span in trajectory.versions:
+        versions[span.start : span.start + span.length] = span.version
+    return versions
+
+
+def blocks_of_trajectory(trajectory: Trajectory, decode: Decoder) -> tuple[Block, ...]:
+    """Splits a trajectory into messages. `decode` returns the text of tokens, including special tokens."""
+    ids: list[int] = wire.array(trajectory.token_ids, "int32").tolist()
+    versions = versions_of(trajectory)
+    speaker = speaker_of(trajectory.policy, trajectory.role)
+    blocks: list[Block] = []
+    pos = 0
+    for number, turn in enumerate(trajectory.turns, 1):
+        given = _given_blocks(ids, pos, turn.start, decode, trajectory.media, is_first=pos == 0)
+        is_thinking = _opens_answer(given)
+        blocks += given
+        pieces = [
+            Piece(text=decode(ids[first : last + 1]), version=version)
+            for version, first, last in _runs(versions, turn.start, turn.end)
+        ]
+        blocks.append(
+            Block(
+                role="assistant",
+                speaker=speaker,
+                parts=_parts(_without_end(pieces), is_sampled=True, is_thinking=is_thinking),
+                turn=number,
+                reward=turn.reward,
+                start=turn.start,
+            )
+        )
+        pos = turn.end
+        if len(blocks) > _MAX_BLOCKS:
+            return tuple(blocks[:_MAX_BLOCKS])
+    blocks += _given_blocks(ids, pos, len(ids), decode, trajectory.media, is_first=pos == 0)
+    return tuple(blocks[:_MAX_BLOCKS])
+
+
+def blocks_of_messages(messages: Iterable[Message]) -> tuple[Block, ...]:
+    """Converts messages that a run keeps. They name the policy of each answer."""
+    return tuple(
+        Block(
+            role=message.role,
+            speaker=message.name if message.role == "assistant" else "",
+            parts=_parts(
+                [Piece(text=_cut(message.content))],
+                is_sampled=message.role == "assistant",
+                is_result=message.role == "tool",
+            ),
+        )
+        for message in list(messages)[:_MAX_BLOCKS]
+    )
+
+
+def speaker_of(policy: str, role: str) -> str:
+    """Names a policy and its role, or only the role if that names the policy."""
+    return f"{policy} as {role}" if role and not role.startswith(policy) else role or policy
+
+
+def _runs(versions: NDArray[np.int64], start: int, end: int) -> Iterable[tuple[int, int, int]]:
+    """Yields (version, first token, last token) for each stretch of tokens of one version."""
+    for version, places in groupby(range(start, end), key=lambda idx: int(versions[idx])):
+        run = list(places)
+        yield version, run[0], run[-1]
+
+
+# --- what was given -------------------------------------------------------------------------------
+
+_ROLE = re.compile(
+    r"<\|im_start\|>([\w-]{1,40})\n?"
+    r"|<\|start_header_id\|>([\w-]{1,40})<\|end_header_id\|>\n{0,2}"
+    r"|<start_of_turn>([\w-]{1,40})\n?"
+    r"|<\|turn>([\w-]{1,40})\n?"
+    r"|<\|start\|>([\w.-]{1,80})(?:<\|channel\|>\w{1,40})?[^<]{0,80}<\|message\|>"
+    r"|<\|(system|user|assistant|observation)\|>\n?"
+    r"|<｜(User|Assistant)｜>"  # noqa: RUF001 - DeepSeek's own bars
+    r"|<(assistant)>"
+    r"|(\[/?INST\])"
+)
+"""The openings of messages in the chat templates of common model families."""
+_ROLES = {
+    "model": "assistant",
+    "[/INST]": "assistant",
+    "[INST]": "user",
+    "ipython": "tool",
+    "observation": "tool",
+    "developer": "system",
+}
+_ENDS = (
+    *(
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+    ),
+    *("<eos>", "</s>", "<|endoftext|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+)
+"""Tokens that end a message or a text."""
+_BEGINS = ("<bos>", "<s>", "<|begin_of_text|>", "<\uff5cbegin\u2581of\u2581sentence\uff5c>")
+_AROUND = re.compile("|".join(map(re.escape, (*_ENDS, *_BEGINS))))
+_SHOWN_IMAGE = re.compile(
+    r"(?:<\|vision_start\|>)?(?:<\|image_pad\|>|<image>|<\|image\|>|<image_soft_token>|\[IMG\])+(?:<\|vision_end\|>)?"
+)
+_PLACE = "\ue010"
+"""Stands for an image while a text is split: a private-use character."""
+
+
+def _given_blocks(
+    ids: Sequence[int],
+    start: int,
+    end: int,
+    decode: Decoder,
+    media: Sequence[MediaRef],
+    *,
+    is_first: bool,
+) -> list[Block]:
+    """Splits given text at the markers of chat templates. The last block may be an answer's opening."""
+    if start >= end:
+        return []
+    images = [each.uri for each in media if start <= each.start < end and each.kind == "image"]
+    text = decode(ids[start:end])
+    if images:
+        text = _SHOWN_IMAGE.sub(_PLACE, text.replace(_PLACE, ""))
+    blocks: list[Block] = []
+    for role, said in _split(text):
+        content = _AROUND.sub("", said)
+        num_images = content.count(_PLACE) if images else 0
+        parts = _given_parts(content, images[:num_images], is_result=role == "tool")
+        images = images[num_images:]
+        if parts or role == "assistant":
+            is_result = bool(parts) and all(part.kind == "result" for part in parts)
+            named = "tool" if is_result else role or ("user" if is_first else "")
+            blocks.append(Block(role=named, parts=parts, start=start))
+    if images:  # their places are unknown
+        parts = tuple([_image(uri) for uri in images])
+        blocks.insert(max(0, len(blocks) - 1), Block(role="user", parts=parts, start=start))
+    return blocks
+
+
+def _split(text: str) -> Iterable[tuple[str, str]]:
+    """Yields (role, text) for each message; the role of text before the first marker is empty."""
+    role = ""
+    pos = 0
+    for found in _ROLE.finditer(text):
+        yield role, text[pos : found.start()]
+        named = next(group for group in found.groups() if group)
+        role = _ROLES.get(named, named.lower())
+        pos = found.end()
+    yield role, text[pos:]
+
+
+def _given_parts(text: str, images: Sequence[str], *, is_result: bool) -> tuple[Part, ...]:
+    """Makes the parts of a given text, in which a private-use character stands for each image."""
+    parts: list[Part] = []
+    uris = iter(images)
+    for idx, said in enumerate(text.split(_PLACE) if images else [text]):
+        if idx:
+            parts.append(_image(next(uris)))
+        parts += _parts([Piece(text=_cut(said))], is_sampled=False, is_result=is_result)
+    return tuple(parts)
+
+
+def _image(uri: str) -> Part:
+    """Makes the part of an image. Only data of the two kinds that items may hold is shown."""
+    if len(uri) > _MAX_IMAGE:
+        return Part(kind="image", problem=f"an image of {len(uri):,} characters is too large to show")
+    if not _IMAGE.fullmatch(uri):
+        return Part(kind="image", problem="the image is neither PNG nor JPEG data")
+    return Part(kind="image", name=uri)
+
+
+def _opens_answer(blocks: list[Block]) -> bool:
+    """Removes the opening of the next answer from given blocks; returns whether it opens reasoning."""
+    if not blocks or blocks[-1].role != "assistant":
+        return False
+    opening = blocks[-1]
+    kinds = {part.kind for part in opening.parts}
+    if opening.text.strip() and kinds != {"thinking"}:
+        return False
+    blocks.pop()
+    return any(part.problem for part in opening.parts)
+
+
+# --- parts of a text ------------------------------------------------------------------------------
+
+_CLOSINGS = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "[THINK]": "[/THINK]",
+    "<|channel|>analysis<|message|>": "<|end|>",
+    "<tool_call>": "</tool_call>",
+    "<tool_response>": "</tool_response>",
+    "[TOOL_CALLS]": "",
+    "<|python_tag|>": "",
+}
+"""The tags around parts. An empty closing tag means that the part goes on to the end of the text."""
+_KINDS: dict[str, PartKind] = {
+    "<tool_call>": "call",
+    "[TOOL_CALLS]": "call",
+    "<|python_tag|>": "call",
+    "<tool_response>": "result",
+}
+"""Kinds of the parts that are not reasoning."""
+_OPENING = re.compile("|".join(map(re.escape, _CLOSINGS)))
+_THOUGHT = re.compile(r"</think>|</thinking>|\[/THINK\]")
+_FUNCTION = re.compile(r"\s*<function=([\w.-]{1,100})>")
+NEVER_ENDED = "it never ended"
+
+
+def _without_end(pieces: Sequence[Piece]) -> list[Piece]:
+    """Removes end tokens from the last pieces of an answer, and cuts a very long answer."""
+    kept = list(pieces)
+    while kept:
+        last = kept.pop()
+        if shown := _strip_ends(last.text):
+            kept.append(Piece(text=shown, version=last.version))
+            break
+    room = _MAX_TEXT
+    for idx, piece in enumerate(kept):
+        if len(piece.text) > room:
+            return [*kept[:idx], Piece(text=_cut(piece.text, room), version=piece.version)]
+        room -= len(piece.text)
+    return kept
+
+
+def _strip_ends(text: str) -> str:
+    """Removes end tokens, and the white space before them, from the end of a text."""
+    end = len(text)
+    while ending := next((each for each in _ENDS if text.endswith(each, 0, end)), ""):
+        end -= len(ending)
+        while end and text[end - 1].isspace():
+            end -= 1
+    return text[:end]
+
+
+def _cut(text: str, limit: int = _MAX_TEXT) -> str:
+    """Truncates very long text, and replaces lone surrogates, which JSON can't hold."""
+    cut = text[:limit]
+    if len(text) > limit:
+        cut += f"\n... {len(text) - limit} more characters"
+    return cut.encode("utf-8", "replace").decode()
+
+
+def _parts(
+    pieces: Sequence[Piece], *, is_sampled: bool, is_thinking: bool = False, is_result: bool = False
+) -> tuple[Part, ...]:
+    """Splits a text into reasoning, calls, results, and the rest."""
+    text = "".join([piece.text for piece in pieces])
+    if is_result:
+        shown = text.replace("<tool_response>", "").replace("</tool_response>", "")
+        return (Part(kind="result", pieces=(Piece(text=shown.strip()),)),) if shown.strip() else ()
+    calls = bare_json_calls(text) if is_sampled and not is_thinking else ()
+    if calls and not any(call.problem for call in calls):
+        return (Part(kind="call", pieces=tuple(pieces), name=", ".join([call.name for call in calls])),)
+    parts: list[Part] = []
+    for kind, start, end, is_closed in _spans(text, is_thinking=is_thinking):
+        own = _pieces_in(pieces, start, end)
+        is_told = kind == "call" or (kind == "thinking" and not is_closed)  # that it is empty says something
+        if not own and not is_told:
+            continue
+        name = ""
+        problem = "" if is_closed else NEVER_ENDED
+        if kind == "call":
+            name, problem = _read_call(text[start:end])
+        parts.append(Part(kind=kind, pieces=own, name=name, problem=problem))
+    return tuple(parts)
+
+
+def _spans(text: str, *, is_thinking: bool) -> Iterable[tuple[PartKind, int, int, bool]]:
+    """Yields (kind, start, end, whether it is closed) of each part, without its tags."""
+    pos = 0
+    num = 0
+    thought = _THOUGHT.search(text)
+    opening = _OPENING.search(text)
+    if is_thinking or (thought and (opening is None or thought.start() < opening.start())):
+        # The prompt opened the reasoning, so the text begins in it.
+        end = thought.start() if thought else len(text)
+        yield "thinking", 0, end, thought is not None
+        pos = thought.end() if thought else end
+    while num < _MAX_PARTS and (opening := _OPENING.search(text, pos)):
+        num += 1
+        yield "text", pos, opening.start(), True
+        closing = _CLOSINGS[opening[0]]
+        end = text.find(closing, opening.end()) if closing else len(text)
+        is_closed = end >= 0
+        end = end if is_closed else len(text)
+        yield _KINDS.get(opening[0], "thinking"), opening.end(), end, is_closed
+        pos = min(len(text), end + len(closing))
+    yield "text", pos, len(text), True
+
+
+def _pieces_in(pieces: Sequence[Piece], start: int, end: int) -> tuple[Piece, ...]:
+    """Cuts `[start, end)` of the text, without white space around it, out of the pieces of the whole text."""
+    found: list[Piece] = []
+    pos = 0
+    for piece in pieces:
+        text = piece.text[max(0, start - pos) : max(0, end - pos)]
+        pos += len(piece.text)
+        if not found:
+            text = text.lstrip()
+        if text:
+            found.append(Piece(text=text, version=piece.version))
+        if pos >= end:
+            break
+    while found and not found[-1].text.rstrip():
+        found.pop()
+    if found:
+        found[-1] = Piece(text=found[-1].text.rstrip(), version=found[-1].version)
+    return tuple(found)
+
+
+def _read_call(body: str) -> tuple[str, str]:
+    """Returns the names of the functions that the text of a call names, and why it can't be read."""
+    if named := _FUNCTION.match(body):
+        return named[1], ""
+    calls = tagged_calls(f"<tool_call>{body}</tool_call>")
+    names = ", ".join([call.name for call in calls if call.name])
+    return names, next((call.problem for call in calls if call.problem), "")
