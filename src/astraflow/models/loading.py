@@ -33,6 +33,7 @@ __all__ = [
     "DtypeName",
     "FileView",
     "FittedTensors",
+    "check_tensors",
     "empty_causal_lm",
     "export_tensors",
     "file_names",
@@ -265,6 +266,23 @@ def fit_tensors(
         # Merged weights take new memory until `install`, so they are converted to the model's dtype.
         pairs.append((own, new.to(own.dtype) if found[0].name in adapted else new))
     return FittedTensors(tuple(pairs), tuple(patches), is_partial=changed is not None)
+
+
+def check_tensors(tensors: Mapping[str, Tensor], known: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises: WeightsError unless the tensors have exactly the known names and shapes, and are finite."""
+    missing = [name for name in known if name not in tensors]
+    extra = [name for name in tensors if name not in known]
+    if missing or extra:
+        parts = [f"missing {format_names(missing)}"] if missing else []
+        parts += [f"unknown {format_names(extra)}"] if extra else []
+        raise WeightsError(
+            f"the tensors do not fit the model: {'; '.join(parts)}; is it another architecture?"
+        )
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != known[name]:
+            raise WeightsError(f"tensor {name} has shape {tuple(tensor.shape)}; the model has {known[name]}")
+        if tensor.numel() and not bool(torch.stack(torch.aminmax(tensor)).isfinite().all()):
+            raise WeightsError(f"tensor {name} has values that are not finite")
 
 
 def install_tensors(model: nn.Module, tensors: Iterable[HostTensor]) -> None:

@@ -16,7 +16,7 @@ from astraflow.addons.exact.model import InvariantModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from astraflow.trainer.torch.forward import LayoutTensors
+    from astraflow.trainer.torch.packed_rows import LayoutTensors
 
 __all__ = ["InvariantLogprobs"]
 

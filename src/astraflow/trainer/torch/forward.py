@@ -11,7 +11,7 @@ Legend: H heads, D dimension of a head; others as in `trainer.packing`.
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -20,13 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from astraflow import wire
 from astraflow.errors import ConfigError, ImageError, WireError
 from astraflow.models.images import ImageRules, check_media
 from astraflow.models.loading import DTYPES
-from astraflow.models.vision import ImageFeed, ImageInputs
+from astraflow.models.vision import ImageFeed
 from astraflow.protocols import EntropyUse
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.columns import columns_from_samples, sample_name
@@ -35,14 +34,15 @@ from astraflow.trainer.step import entropies, token_logprobs
 from astraflow.trainer.torch.compiled import compile_layers, exclude_from_compile
 from astraflow.trainer.torch.head import chunked_logprobs, is_head_large
 from astraflow.trainer.torch.norms import replace_norms
+from astraflow.trainer.torch.packed_rows import LayoutTensors, attend, layout_tensors
 from astraflow.trainer.torch.parallel.context_parallel import TokenPart
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.replay import RouterReplay
-from astraflow.trainer.torch.varlen import VarlenRows, find_varlen
+from astraflow.trainer.torch.varlen import find_varlen
 from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
 from astraflow.types.token_columns import EXPERTS_STREAM, Columns
 
-__all__ = ["ExactLogprobs", "ForwardEntryPoint", "LayoutTensors", "TrainerForward"]
+__all__ = ["ExactLogprobs", "ForwardEntryPoint", "TrainerForward"]
 
 _log = logging.getLogger(__name__)
 _ATTENTION_NAME = "astraflow_packed"
@@ -57,35 +57,6 @@ _HARMLESS = frozenset(
     }
 )
 """Arguments that models pass to their attention and that have no effect here, in eval mode."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutTensors:
-    """A layout on the model's device, with index arrays flattened for `index_select`."""
-
-    token_ids: Tensor
-    position_ids: Tensor
-    causal_idx: Tensor
-    causal_shape: tuple[int, int]
-    tail_idx: Tensor
-    tail_shape: tuple[int, int]
-    key_idx: Tensor
-    key_bias: Tensor
-    """float32 [Q, 1, Tq, Tp + Tq]: 0 where a tail may attend, -inf elsewhere."""
-    row_idx: Tensor
-    predict_idx: Tensor
-    target_ids: Tensor
-    trained: NDArray[np.int64]
-    num_computed: int
-    """Tokens that the model computes, padding included."""
-    num_sample_tokens: int
-    varlen: VarlenRows | None
-    """If set, its kernel computes attention in the dtypes that it supports."""
-    images: ImageInputs | None = None
-    """The images of the causal rows, if there are any."""
-    part: TokenPart | None = None
-    """If set, this rank computes only this part of the tokens, and `token_ids`, `position_ids`, `predict_idx`
-    and `target_ids` refer to the part."""
 
 
 class ForwardEntryPoint(nn.Module):
@@ -210,31 +181,8 @@ class TrainerForward:
         return cut_microbatches(columns, samples, token_budget, max_padded=max_padded)
 
     def tensors(self, layout: Layout) -> LayoutTensors:
-        """The layout on the device. Copies to it are staged, so that the host doesn't wait for passes."""
-
-        def move(values: NDArray[np.int64]) -> Tensor:
-            return torch.from_numpy(values.reshape(-1)).to(self._device, non_blocking=True)
-
-        bias = np.where(layout.key_mask, np.float32(0), np.float32(-np.inf))
-        return LayoutTensors(
-            token_ids=move(layout.token_ids),
-            position_ids=move(layout.position_ids),
-            causal_idx=move(layout.causal_idx),
-            causal_shape=(layout.causal_idx.shape[0], layout.causal_idx.shape[1]),
-            tail_idx=move(layout.tail_idx),
-            tail_shape=(layout.tail_idx.shape[0], layout.tail_idx.shape[1]),
-            key_idx=move(layout.key_idx),
-            key_bias=torch.from_numpy(bias[:, None]).to(self._device, non_blocking=True),
-            row_idx=move(layout.row_idx),
-            predict_idx=move(layout.predict_idx),
-            target_ids=move(layout.target_ids),
-            trained=layout.trained,
-            num_computed=len(layout.token_ids) if self.is_packed else layout.causal_idx.size,
-            num_sample_tokens=layout.num_sample_tokens,
-            varlen=None
-            if self._varlen is None
-            else VarlenRows.of(self._varlen, layout.position_ids, self._device),
-        )
+        """The layout on the model's device."""
+        return layout_tensors(layout, device=self._device, varlen=self._varlen, is_packed=self.is_packed)
 
     def logits(self, packed: LayoutTensors) -> Tensor:
         """[P, V]: the logits that predict each trained token. Unless `is_packed`, the layout must not share
@@ -505,55 +453,8 @@ def _packed_attention(
     packed = packed_layout
     if packed.part is not None:
         query, key, value = (packed.part.heads(states) for states in (query, key, value))
-    outputs = _attention(packed, query, key, value, scaling)
+    outputs = attend(packed, query, key, value, scaling=scaling)
     return outputs if packed.part is None else packed.part.tokens(outputs), None
-
-
-def _attention(
-    packed: LayoutTensors, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
-) -> Tensor:
-    kind = query.device.type
-    # Under autocast, norms and rotary embeddings leave queries and keys in float32.
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-    if packed.varlen is not None and packed.varlen.takes(dtype):
-        return packed.varlen.attend(query.to(dtype), key.to(dtype), value.to(dtype), scaling)
-    if query.device.type != "cpu":
-        return _padded_attention(packed, query, key, value, scaling)
-    # On CPUs, the backward pass of torch's attention takes five times as long in bfloat16 as in float32.
-    with torch.autocast("cpu", enabled=False):
-        return _padded_attention(packed, query.float(), key.float(), value.float(), scaling)
-
-
-def _padded_attention(
-    packed: LayoutTensors, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
-) -> Tensor:
-    causal = scaled_dot_product_attention(
-        _rows(query, packed.causal_idx, packed.causal_shape[0]),
-        _rows(key, packed.causal_idx, packed.causal_shape[0]),
-        _rows(value, packed.causal_idx, packed.causal_shape[0]),
-        is_causal=True,
-        scale=scaling,
-        enable_gqa=True,
-    )
-    outputs = [causal.transpose(1, 2).flatten(0, 1)]
-    if packed.tail_shape[0]:
-        tails = scaled_dot_product_attention(
-            _rows(query, packed.tail_idx, packed.tail_shape[0]),
-            _rows(key, packed.key_idx, packed.tail_shape[0]),
-            _rows(value, packed.key_idx, packed.tail_shape[0]),
-            attn_mask=packed.key_bias.to(query.dtype),
-            scale=scaling,
-            enable_gqa=True,
-        )
-        outputs.append(tails.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, packed.row_idx).unsqueeze(0)
-
-
-def _rows(heads: Tensor, idx: Tensor, num_rows: int) -> Tensor:
-    """[1, H, N, D] -> [rows, H, T, D] by packed position."""
-    num_heads, _, dim = heads.shape[1:]
-    flat = heads.squeeze(0).transpose(0, 1).reshape(-1, num_heads * dim)
-    return flat.index_select(0, idx).view(num_rows, -1, num_heads, dim).transpose(1, 2)
 
 
 def _probe_samples(vocab_size: int) -> list[Sample]:

@@ -12,8 +12,8 @@ stores its index as a pickle, and reading that may execute code.)
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,9 +25,10 @@ from astraflow.errors import DataError
 from astraflow.trainer.ranks import Ranks
 from astraflow.trainer.torch.parallel.sharding import TrainedPart
 
-__all__ = ["OptimizerPart", "read_optimizer"]
+__all__ = ["AVERAGES", "OptimizerPart", "SavedOptimizer", "open_optimizer", "read_optimizer"]
 
-_AVERAGES = ("exp_avg", "exp_avg_sq")
+AVERAGES = ("exp_avg", "exp_avg_sq")
+"""The two moving averages of AdamW."""
 Parts = Mapping[str, TrainedPart]
 """Parts by parameter name."""
 
@@ -59,11 +60,14 @@ class OptimizerPart:
             if part.column:
                 columns[name] = part.column
             steps[name] = float(state["step"])
-            for average in _AVERAGES:
+            for average in AVERAGES:
                 tensors[f"{name}.{average}"] = state[average].detach().to("cpu", copy=True).contiguous()
-        return cls(
-            tensors, rows, columns, steps, f"{prefix}-{ranks.rank + 1:05d}-of-{ranks.world:05d}.safetensors"
-        )
+        return cls(tensors, rows, columns, steps, cls.name_of(prefix, ranks))
+
+    @staticmethod
+    def name_of(prefix: str, ranks: Ranks) -> str:
+        """The name of a rank's file."""
+        return f"{prefix}-{ranks.rank + 1:05d}-of-{ranks.world:05d}.safetensors"
 
     def write(self, folder: Path) -> None:
         """Writes the file into an existing folder."""
@@ -78,6 +82,45 @@ class OptimizerPart:
         save_file(dict(self.tensors), folder / self.file, metadata=metadata)
 
 
+class SavedOptimizer:
+    """The state in a checkpoint, written by any number of ranks; see `open_optimizer`."""
+
+    def __init__(self, folder: Path, files: Sequence[Any]) -> None:
+        self.steps: dict[str, float] = {}
+        """Name of each weight -> number of its steps."""
+        self._folder = folder
+        self._files = files
+        for file in files:
+            self.steps.update(json.loads(file.metadata()["steps"]))
+
+    def check_names(self, known: Collection[str]) -> None:
+        """Raises: DataError if there is a weight that the recipe does not train."""
+        if unknown := sorted(self.steps.keys() - set(known)):
+            raise DataError(
+                f"checkpoint {self._folder}: the optimizer state does not fit the model: it has "
+                f"{unknown[0]}, which this recipe does not train"
+            )
+
+    def read(self, name: str, average: str, into: Tensor, *, offset: tuple[int, int]) -> None:
+        """Fills a part of a weight's average that begins with a row and a column of the weight.
+
+        Raises: DataError if the files lack some of its values.
+        """
+        num_read = _read(into, offset, _pieces(self._files, name, average))
+        if num_read != into.numel():
+            raise DataError(
+                f"checkpoint {self._folder}: the optimizer state does not fit the model: {num_read} of "
+                f"{into.numel()} values of {name} have the expected shape"
+            )
+
+
+@contextmanager
+def open_optimizer(folder: Path, prefix: str) -> Generator[SavedOptimizer, None, None]:
+    """Opens the files of a checkpoint. Raises: DataError if some are missing or broken."""
+    with ExitStack() as opened:
+        yield SavedOptimizer(folder, _open_files(folder, prefix, opened))
+
+
 def read_optimizer(
     folder: Path,
     optimizer: torch.optim.Optimizer,
@@ -90,30 +133,17 @@ def read_optimizer(
 
     Raises: DataError if files are missing, or their state does not belong to these parameters.
     """
-    with ExitStack() as opened:
-        files = _open_files(folder, prefix, opened)
-        steps: dict[str, float] = {}
-        for file in files:
-            steps.update(json.loads(file.metadata()["steps"]))
-        if unknown := sorted(steps.keys() - parts.keys()):
-            raise DataError(
-                f"checkpoint {folder}: the optimizer state does not fit the model: it has {unknown[0]}, "
-                "which this recipe does not train"
-            )
+    with open_optimizer(folder, prefix) as saved:
+        saved.check_names(parts.keys())
         optimizer.state.clear()
         for name, part in parts.items():
             own = part.own
-            if name not in steps or not own.numel():
+            if name not in saved.steps or not own.numel():
                 continue
-            state: dict[str, Tensor] = {"step": torch.tensor(steps[name], device=own.device)}
-            for average in _AVERAGES:
+            state: dict[str, Tensor] = {"step": torch.tensor(saved.steps[name], device=own.device)}
+            for average in AVERAGES:
                 state[average] = zeros(own)
-                num_read = _read(state[average], part, _pieces(files, name, average))
-                if num_read != own.numel():
-                    raise DataError(
-                        f"checkpoint {folder}: the optimizer state does not fit the model: {num_read} of "
-                        f"{own.numel()} values of {name} have the expected shape"
-                    )
+                saved.read(name, average, state[average], offset=(part.row, part.column))
             optimizer.state[own] = state
 
 
@@ -142,26 +172,27 @@ def _pieces(files: Sequence[Any], name: str, average: str) -> list[tuple[int, in
     return found
 
 
-def _read(into: Tensor, part: TrainedPart, pieces: list[tuple[int, int, Any]]) -> int:
+def _read(into: Tensor, offset: tuple[int, int], pieces: list[tuple[int, int, Any]]) -> int:
     """Fills a part from pieces. Returns the number of values found."""
+    own_row, own_column = offset
     num_read = 0
     for row, column, piece in pieces:
         shape = piece.get_shape()
         if len(shape) != into.ndim or shape[2:] != list(into.shape[2:]):
             continue
-        low = max(part.row, row)
-        high = min(part.row + len(into), row + shape[0])
+        low = max(own_row, row)
+        high = min(own_row + len(into), row + shape[0])
         if low >= high:
             continue
-        target = into[low - part.row : high - part.row]
+        target = into[low - own_row : high - own_row]
         if into.ndim == 1:
             target.copy_(piece[low - row : high - row])
             num_read += target.numel()
             continue
-        left = max(part.column, column)
-        right = min(part.column + into.shape[1], column + shape[1])
+        left = max(own_column, column)
+        right = min(own_column + into.shape[1], column + shape[1])
         if left < right:
-            target = target[:, left - part.column : right - part.column]
+            target = target[:, left - own_column : right - own_column]
             target.copy_(piece[low - row : high - row, left - column : right - column])
             num_read += target.numel()
     return num_read

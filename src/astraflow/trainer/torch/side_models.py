@@ -36,6 +36,8 @@ from astraflow.trainer.torch.trained_model import ScoringModel, TrainedModel
 __all__ = [
     "Critic",
     "FrozenModel",
+    "check_same_tokens",
+    "frozen_folders",
     "load_critic",
     "load_frozen",
     "num_positions",
@@ -79,21 +81,12 @@ def load_frozen(
 
     Raises: DataError if a folder has no model; ConfigError if its vocabulary differs from the policy's.
     """
-    auxiliary = config.auxiliary
-    folders: dict[ModelRole, str | Path] = {}
-    if auxiliary.kl.coef > 0:
-        folders["reference"] = auxiliary.reference or model_dir
-    if auxiliary.teacher:
-        folders["teacher"] = auxiliary.teacher
-    models: dict[ModelRole, FrozenModel] = {}
-    for role, folder in folders.items():
-        models[role] = FrozenModel(folder, config, grid)
+    folders = frozen_folders(config, model_dir)
+    models: dict[ModelRole, FrozenModel] = {
+        role: FrozenModel(folder, config, grid) for role, folder in folders.items()
+    }
     for role, model in models.items():
-        if model.vocab_size != vocab_size or _tokenizer(model.folder) != _tokenizer(Path(model_dir)):
-            raise ConfigError(
-                f"train.auxiliary.{role} = {str(model.folder)!r} has another tokenizer or vocabulary than "
-                f"the policy ({model.vocab_size} and {vocab_size} entries); use one with the same tokenizer"
-            )
+        check_same_tokens(role, (model.folder, model.vocab_size), (Path(model_dir), vocab_size))
         _log.info("%s %s: %.1f MB more in memory", role, model.folder, model.num_bytes / 1e6)
     return models
 
@@ -112,6 +105,23 @@ def uncut_logits(folder: Path, grid: RankGrid, backend: TorchBackendConfig) -> t
     ModelWeights(model, grid, source=source).split(forward.entry)
     forward.try_layouts()
     return forward.probe()
+
+
+def frozen_folders(config: TrainConfig, model_dir: str | Path) -> dict[ModelRole, Path]:
+    """The folders of the frozen models that a recipe needs, by role."""
+    auxiliary = config.auxiliary
+    reference = (auxiliary.reference or model_dir) if auxiliary.kl.coef > 0 else ""
+    folders: dict[ModelRole, str | Path] = {"reference": reference, "teacher": auxiliary.teacher}
+    return {role: model_path(str(folder)) for role, folder in folders.items() if folder}
+
+
+def check_same_tokens(role: ModelRole, frozen: tuple[Path, int], policy: tuple[Path, int]) -> None:
+    """Raises: ConfigError unless two models, given by folder and vocabulary size, have the same tokens."""
+    if frozen[1] != policy[1] or _tokenizer(frozen[0]) != _tokenizer(policy[0]):
+        raise ConfigError(
+            f"train.auxiliary.{role} = {str(frozen[0])!r} has another tokenizer or vocabulary than "
+            f"the policy ({frozen[1]} and {policy[1]} entries); use one with the same tokenizer"
+        )
 
 
 def vocab_size_of(model: torch.nn.Module) -> int:

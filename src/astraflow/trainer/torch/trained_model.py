@@ -16,9 +16,10 @@ from astraflow.models.loading import DTYPES
 from astraflow.protocols import AdamStep, EntropyUse, Objective
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
-from astraflow.trainer.torch.forward import LayoutTensors, TrainerForward
+from astraflow.trainer.torch.forward import TrainerForward
 from astraflow.trainer.torch.lean_adam import LeanAdamW
 from astraflow.trainer.torch.optimizer_files import OptimizerPart, read_optimizer
+from astraflow.trainer.torch.packed_rows import LayoutTensors
 from astraflow.trainer.torch.parallel.sharding import ModelWeights, TrainedPart, local_part
 from astraflow.types.token_columns import Columns
 

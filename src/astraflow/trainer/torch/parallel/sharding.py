@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from astraflow.errors import WeightsError
-from astraflow.models.loading import FileView, file_views, format_names
+from astraflow.models.loading import FileView, check_tensors, file_views
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.parallel.recompute import layers_of
 from astraflow.trainer.torch.parallel.tensor_parallel import LayerCuts, cut_layers
@@ -173,8 +172,8 @@ class ModelWeights:
 
         Raises: WeightsError if the tensors are not exactly these weights; the model is then unchanged.
         """
-        known = {view.name: view for views in self._views.values() for view in views if keep(view.name)}
-        _check_fits(tensors, known)
+        known = {view.name: view.shape for views in self._views.values() for view in views if keep(view.name)}
+        check_tensors(tensors, known)
         for own, views in self._views.items():
             if not any(view.name in known for view in views):
                 continue
@@ -249,22 +248,3 @@ class ModelWeights:
         parameters = dict(cast("Any", self._model).named_parameters(remove_duplicate=False))
         buffers = dict(cast("Any", self._model).named_buffers(remove_duplicate=False))
         return {name: parameters[name] if name in parameters else buffers[name] for name in self._views}
-
-
-def _check_fits(tensors: Mapping[str, Tensor], known: Mapping[str, FileView]) -> None:
-    """Raises: WeightsError if the tensors are not exactly the known ones, or not finite."""
-    missing = [name for name in known if name not in tensors]
-    extra = [name for name in tensors if name not in known]
-    if missing or extra:
-        parts = [f"missing {format_names(missing)}"] if missing else []
-        parts += [f"unknown {format_names(extra)}"] if extra else []
-        raise WeightsError(
-            f"the tensors do not fit the model: {'; '.join(parts)}; is it another architecture?"
-        )
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != known[name].shape:
-            raise WeightsError(
-                f"tensor {name} has shape {tuple(tensor.shape)}; the model has {known[name].shape}"
-            )
-        if tensor.numel() and not bool(torch.stack(torch.aminmax(tensor)).isfinite().all()):
-            raise WeightsError(f"tensor {name} has values that are not finite")
