@@ -130,7 +130,7 @@ class _RankProcess:
         ranks = join_ranks(self._rank, **joining["group"])
         config = self._recipe.policies[self._policy]
         # Ranks that hold parts of one model copy work on the same slice of a batch.
-        ranks_per_slice = config.train.shard.num_model_ranks
+        ranks_per_slice = config.train.num_model_ranks
         learner = make_learner(config.train, model_dir=config.model_dir, seed=self._recipe.seed, ranks=ranks)
         token = joining["token"] or own_token(self._recipe, RunFolder(self._run_dir), "trainer")
         client = ServiceClient(self._url, token=token, ca_file=own_ca_file(self._recipe))

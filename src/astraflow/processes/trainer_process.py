@@ -20,7 +20,7 @@ from astraflow.rollout.engines.factory import make_engine
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import settle_memory
 from astraflow.service.turns import own_turns
-from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.backend_config import torch_settings
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerLink, TrainerSettings, run_trainer
@@ -130,8 +130,8 @@ async def _make_parts(
     try:
         # Imports and loading block for a minute. In threads, they overlap with those of the other ranks, and
         # this process's event loop keeps showing signs of life.
-        backend = config.train.backend
-        device = backend.device if isinstance(backend, TorchBackendConfig) else "cpu"
+        settings = torch_settings(config.train.backend)
+        device = "cpu" if settings is None else settings.device
         ranks = await asyncio.to_thread(
             group.start, folder.path, policy=policy, url=link.url, token=link.token, device=device
         )

@@ -124,13 +124,8 @@ class PolicyConfig(Config):
         ranks = self.train.ranks
         if ranks == 1:
             return self
-        if not isinstance(self.train.backend, TorchBackendConfig):
-            raise ValueError(
-                f"train.ranks = {ranks} needs train.backend.name: torch; other backends bring their own "
-                "processes, so leave it 1"
-            )
         if self.train.data_ranks > self.table.batch_groups:
-            together = self.train.shard.num_model_ranks
+            together = self.train.num_model_ranks
             each = "each rank" if together == 1 else f"every {together} ranks"
             verb = "needs" if together == 1 else "need"
             raise ValueError(

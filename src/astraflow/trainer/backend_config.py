@@ -12,8 +12,9 @@ from astraflow.types.host_tensors import WeightSnapshot
 
 if TYPE_CHECKING:
     from astraflow.trainer.config import TrainConfig
+    from astraflow.trainer.ranks import Ranks
 
-__all__ = ["BackendVariant", "LoraConfig", "TorchBackendConfig"]
+__all__ = ["BackendVariant", "LoraConfig", "TorchBackendConfig", "torch_settings"]
 
 
 class LoraConfig(Config):
@@ -72,6 +73,13 @@ class BackendVariant(Variant):
 
     decides_on_loss: ClassVar[bool] = False
     """Whether the backend has its own losses, and ignores `train.loss`."""
+    takes_ranks: ClassVar[bool] = False
+    """Whether several ranks can train together. How they share the work is up to the backend."""
+
+    @property
+    def num_model_ranks(self) -> int:
+        """Number of ranks, following each other, that compute the same slice of a batch."""
+        return 1
 
     @property
     def computes_with(self) -> TorchBackendConfig | None:
@@ -86,10 +94,18 @@ class BackendVariant(Variant):
         seed: int,
         states: Path | None,
         make_engine: Callable[[WeightSnapshot], Engine] | None,
+        ranks: "Ranks | None",
     ) -> TrainerBackend | Learner:
         """Makes the backend of the policy whose `train` section this is part of, and loads the model.
 
         `states`: folder for states that it saves in addition to checkpoints. `make_engine`: makes an engine
-        to sample with.
+        to sample with. `ranks`: all ranks of the trainer; None if there is one.
         """
         raise NotImplementedError
+
+
+def torch_settings(backend: Config) -> TorchBackendConfig | None:
+    """The settings with which PyTorch computes for a backend; None if something else computes."""
+    if isinstance(backend, BackendVariant):
+        return backend.computes_with
+    return backend if isinstance(backend, TorchBackendConfig) else None

@@ -39,35 +39,34 @@ def make_learner(
     """
     backend = config.backend
     if isinstance(backend, TorchBackendConfig):
-        learner = _torch_learner(config, model_dir, seed, ranks, exact=exact)
+        made = _torch_backend(config, model_dir, seed, ranks, exact=exact)
+    elif isinstance(backend, Use):
+        made = _own(config, backend, model_dir=model_dir, seed=seed)
     else:
-        if isinstance(backend, Use):
-            made = _own(config, backend, model_dir=model_dir, seed=seed)
-        else:
-            made = backend.make(
-                config, model_dir=model_dir, seed=seed, states=states, make_engine=make_engine
-            )
-        learner = _by_verbs(config, made, seed) if isinstance(made, TrainerBackend) else made
+        made = backend.make(
+            config, model_dir=model_dir, seed=seed, states=states, make_engine=make_engine, ranks=ranks
+        )
+    learner = _by_verbs(config, made, seed) if isinstance(made, TrainerBackend) else made
     offline = config.auxiliary.offline
     return learner if offline is None else MixedLearner(learner, offline, seed=seed)
 
 
 def _by_verbs(config: TrainConfig, backend: TrainerBackend, seed: int) -> Learner:
     from astraflow.trainer.learner import LossLearner  # it imports torch, which a launcher can do without
+    from astraflow.trainer.ranks import ALONE, SlicesBatches
 
-    return LossLearner(config, backend, seed=seed)
+    ranks = backend.data_ranks if isinstance(backend, SlicesBatches) else ALONE
+    return LossLearner(config, backend, seed=seed, ranks=ranks)
 
 
-def _torch_learner(
+def _torch_backend(
     config: TrainConfig, model_dir: str | Path, seed: int, ranks: "Ranks | None", *, exact: bool
-) -> Learner:
-    from astraflow.trainer.learner import LossLearner
+) -> TrainerBackend:
     from astraflow.trainer.ranks import ALONE
     from astraflow.trainer.torch.torch_backend import TorchBackend
 
     ranks = ALONE if ranks is None else ranks
-    backend = TorchBackend(config, model_dir=model_dir, seed=seed, ranks=ranks, exact=exact)
-    return LossLearner(config, backend, seed=seed, ranks=backend.data_ranks)
+    return TorchBackend(config, model_dir=model_dir, seed=seed, ranks=ranks, exact=exact)
 
 
 def _own(config: TrainConfig, backend: Use, *, model_dir: str | Path, seed: int) -> TrainerBackend | Learner:

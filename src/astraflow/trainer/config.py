@@ -112,9 +112,16 @@ class TrainConfig(Config):
     steps since the previous one, whose batches are kept that long."""
 
     @property
+    def num_model_ranks(self) -> int:
+        """Number of ranks that compute the same slice of a batch."""
+        backend = self.backend
+        own = backend.num_model_ranks if isinstance(backend, BackendVariant) else 1
+        return own * self.shard.num_model_ranks
+
+    @property
     def data_ranks(self) -> int:
-        """Number of slices of a batch: `ranks / (shard.tensor * shard.context)`."""
-        return self.ranks // self.shard.num_model_ranks
+        """Number of slices of a batch: `ranks / num_model_ranks`."""
+        return self.ranks // self.num_model_ranks
 
     @property
     def local_ranks(self) -> int:
@@ -126,6 +133,8 @@ class TrainConfig(Config):
         if "shard" not in self.model_fields_set:
             object.__setattr__(self, "shard", ShardConfig(replicate=self.nodes))  # configs are frozen
         shard = self.shard
+        if not isinstance(self.backend, TorchBackendConfig):
+            self._check_ranks_of(self.backend)
         if shard.context > 1 and shard.tensor > 1:
             raise ValueError(
                 f"shard.context = {shard.context} with shard.tensor = {shard.tensor}: ranks that compute the "
@@ -147,6 +156,21 @@ class TrainConfig(Config):
         if shard.tensor > 1 and isinstance(self.backend, TorchBackendConfig):
             self._check_cut_layers(self.backend)
         return self
+
+    def _check_ranks_of(self, backend: BackendVariant | Use) -> None:
+        if isinstance(backend, Use) or not backend.takes_ranks:
+            if self.ranks > 1:
+                raise ValueError(
+                    f"ranks = {self.ranks} needs train.backend.name: torch or another backend with ranks; "
+                    "this one brings its own processes, so leave it 1"
+                )
+        elif self.shard != ShardConfig(replicate=self.nodes):
+            raise ValueError("shard is for backend.name: torch; others have settings of their own")
+        elif self.ranks % math.lcm(backend.num_model_ranks, self.nodes):
+            raise ValueError(
+                f"ranks = {self.ranks} cannot be divided into groups of {backend.num_model_ranks} that share "
+                f"a copy of the model, on {self.nodes} nodes; set ranks to a multiple of both"
+            )
 
     def _check_cut_layers(self, backend: TorchBackendConfig) -> None:
         shard = self.shard

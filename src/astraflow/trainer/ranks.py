@@ -9,7 +9,7 @@ fails after the timeout of the process group.
 
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["ALONE", "ProcessRanks", "Ranks", "is_lost_contact"]
+__all__ = ["ALONE", "ProcessRanks", "Ranks", "SlicesBatches", "is_lost_contact"]
 
 
 class Ranks(Protocol):
@@ -39,6 +39,16 @@ class Ranks(Protocol):
 
     def gather_column(self, column: NDArray[Any]) -> NDArray[Any]:
         """The columns [T] or [T, W] of all ranks, concatenated in rank order. They may differ in length."""
+        ...
+
+
+@runtime_checkable
+class SlicesBatches(Protocol):
+    """Optional interface of a `TrainerBackend` with several ranks."""
+
+    @property
+    def data_ranks(self) -> Ranks:
+        """One rank for each slice of a batch, including this one, from which a learner gathers."""
         ...
 
 

@@ -33,7 +33,7 @@ from astraflow.processes.process_state import state_of
 from astraflow.processes.rank_group import RankProgram
 from astraflow.recipe.recipe import PolicyConfig
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.backend_config import torch_settings
 
 __all__ = ["Agent"]
 
@@ -107,9 +107,10 @@ class Agent:
         ConfigError if there are too few GPUs."""
         policy = self._check()
         train = policy.train
-        assert isinstance(train.backend, TorchBackendConfig)  # others have one rank
+        settings = torch_settings(train.backend)
+        assert settings is not None, "other backends have one rank"
         choose_interface(address_toward(invitation.host))
-        program = RankProgram(self.run_dir, self.policy, self.url, train.backend.device)
+        program = RankProgram(self.run_dir, self.policy, self.url, settings.device)
         host = socket.gethostname()
         ranks: _Ranks = {}
         control = connect(invitation, Caller(self.node, 0, host, needed_alike(policy.model_dir)))

@@ -16,13 +16,12 @@ from pathlib import Path
 import msgspec
 
 from astraflow.addons.doctor.model_size import num_parameters
-from astraflow.config import Config
 from astraflow.errors import ConfigError, DataError
 from astraflow.processes.visible_gpus import VISIBLE, visible_names
 from astraflow.recipe.recipe import Recipe
 from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
 from astraflow.run.start_checks import ask_program, has_services_here, last_line
-from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig
+from astraflow.trainer.backend_config import TorchBackendConfig, torch_settings
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.mistakes import hint
 
@@ -110,7 +109,7 @@ def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
     it."""
     users: dict[str, list[GpuUser]] = {}
     for name, policy in recipe.trained.items():
-        backend = _torch_backend(policy.train.backend)
+        backend = torch_settings(policy.train.backend)
         if backend is None or not backend.device.startswith("cuda"):
             continue
         first = int(backend.device.partition(":")[2] or 0)
@@ -201,7 +200,7 @@ def _check_ranks(recipe: Recipe, found: _Found) -> None:
     """Raises: ConfigError if a trainer's ranks can't exchange data: between slices of a GPU, or for lack of
     shared memory."""
     for name, policy in recipe.trained.items():
-        backend = _torch_backend(policy.train.backend)
+        backend = torch_settings(policy.train.backend)
         ranks = policy.train.ranks
         if ranks == 1 or backend is None or not backend.device.startswith("cuda"):
             continue
@@ -235,20 +234,14 @@ def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
     devices: dict[str, tuple[str, int]] = {}
     for name, policy in recipe.trained.items():
         config = policy.train.backend
-        if (backend := _torch_backend(config)) is not None:
-            where = f"policies.{name}.train.backend{'' if backend is config else '.torch'}.device"
+        if (backend := torch_settings(config)) is not None:
+            own = backend is config or "device" in type(config).model_fields
+            where = f"policies.{name}.train.backend{'' if own else '.torch'}.device"
             devices[where] = (backend.device, policy.train.local_ranks)
     engine = recipe.rollout.engine
     if isinstance(engine, TorchEngineConfig) and has_services_here(recipe):
         devices["rollout.engine.device"] = (engine.device, 1)
     return devices
-
-
-def _torch_backend(backend: Config) -> TorchBackendConfig | None:
-    """The torch backend with which a trainer computes; None if it computes with something else."""
-    if isinstance(backend, BackendVariant):
-        backend = backend.computes_with or backend
-    return backend if isinstance(backend, TorchBackendConfig) else None
 
 
 def _labels(gpus: Iterable[int | str]) -> list[str]:

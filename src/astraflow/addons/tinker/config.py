@@ -11,6 +11,7 @@ from astraflow.types.host_tensors import WeightSnapshot
 
 if TYPE_CHECKING:
     from astraflow.trainer.config import TrainConfig
+    from astraflow.trainer.ranks import Ranks
 
 __all__ = ["OwnLoopBackendConfig"]
 
@@ -42,8 +43,10 @@ class OwnLoopBackendConfig(BackendVariant):
         seed: int,
         states: Path | None,
         make_engine: Callable[[WeightSnapshot], Engine] | None,
+        ranks: "Ranks | None",
     ) -> Learner:
         """Returns the learner of the policy that this `train` section belongs to, with the model loaded."""
+        del ranks  # it has one
         from astraflow.addons.tinker.own_loop import OwnLoopLearner
 
         return OwnLoopLearner(
