@@ -28,7 +28,7 @@ PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
 BENCH_PARTS := curves dataflow_peers dataflow_server device_pool elastic_service environments exact_run fleet gallery gallery_real gpu_phases harness heldout lean_http lending_run multi_policy_services multi_policy_sweep paper plots pool_run race race_table schedule_run schedules shaped_link transfer_queue_side trl_side turns unskipped viewer_beside viewer_browser virtual_core weights_fanout
 
-.PHONY: .venv-agents help web test-browser quickstart gallery gallery-real interop test test-all test-ray test-trackers test-posing test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
+.PHONY: .venv-agents help web test-browser quickstart gallery gallery-real interop test test-all test-ray test-trackers test-posing test-vllm test-megatron test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make test-trackers                  trackers against wandb, trackio and mlflow, in an environment of their own"
 	@echo "make test-ray                       runs on a Ray cluster of several nodes here (installs Ray)"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
+	@echo "make test-megatron                  the backend megatron, on CPUs (installs megatron-core)"
 	@echo "make test-gpu                       what only a GPU can show: tests, speed, memory (10 minutes at most)"
 	@echo "make web                            build the page of the viewer from web/ (needs npm)"
 	@echo "make test-browser                   the page in Chromium: a live run, filters, phone, dark mode, axe"
@@ -83,6 +84,11 @@ $(VENV)/.dev: $(VENV)/.test
 # Ray has 240 MB.
 $(VENV)/.ray: $(VENV)/.test
 	$(INSTALL) -c constraints.txt -e '.[ray]'
+	@touch $@
+
+# It replaces nothing: megatron-core takes any torch >= 2.6.
+$(VENV)/.megatron: $(VENV)/.test
+	$(INSTALL) -c constraints.txt -e '.[megatron]'
 	@touch $@
 
 # scikit-learn and scipy come with it, which transformers then imports in every process: half a second each.
@@ -181,6 +187,9 @@ interop: $(VENV)/.test .venv-agents/openai-3 .venv-harbor .venv-openenv .venv-ve
 test-ray: $(VENV)/.ray
 	$(BIN)/python -m pytest tests/system/test_ray_run.py tests/long/test_ray_run.py $(PYTEST_ARGS)
 
+test-megatron: $(VENV)/.megatron
+	$(BIN)/python -m pytest tests/integration/test_megatron.py tests/long/test_megatron_run.py $(PYTEST_ARGS)
+
 test-posing: $(VENV)/.test
 	$(BIN)/python -m pytest tests/posing $(PYTEST_ARGS)
 
@@ -198,7 +207,7 @@ web/node_modules: web/package.json web/package-lock.json
 web: web/node_modules
 	cd web && npm run --silent build
 
-test-all: web/node_modules $(VENV)/.dense $(VENV)/.ray .venv-agents .venv-harbor .venv-k8s .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
+test-all: web/node_modules $(VENV)/.dense $(VENV)/.megatron $(VENV)/.ray .venv-agents .venv-harbor .venv-k8s .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.test

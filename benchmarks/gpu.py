@@ -37,6 +37,7 @@ _DEADLINES_S = {
     "trainer-4b-16k": 50.0,
     "trainer-8b-8k": 60.0,
     "trainer-8b-lora-32k": 60.0,
+    "megatron-1.7b-8k": 60.0,
     "engine-1.7b": 50.0,
     "publish-1.7b": 60.0,
     "publish-8b": 90.0,

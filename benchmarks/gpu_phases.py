@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from astraflow import wire
 from astraflow.models.export import begin_export
 from astraflow.models.loading import weights_by_name
+from astraflow.protocols import Learner
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import run_service
+from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch.torch_backend import TorchBackend
@@ -168,10 +171,38 @@ def trainer(size: str, num_tokens: int, settings: Mapping[str, Any], *, is_tiny:
     model = _random_model(size, device, torch.float32)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     learner = LossLearner(config, TorchBackend(config, model_dir=Path(), model=model))
+    return _time_steps(learner, size, (num_tokens, length, num_weights), device, is_lora="lora" in settings)
+
+
+def megatron(size: str, num_tokens: int, *, is_tiny: bool) -> dict[str, float]:
+    """Measures the same with megatron-core, which computes on GPUs only."""
+    missing = "a CUDA device" if is_tiny else "" if find_spec("megatron") else "megatron-core"
+    if missing:
+        print(f"the phase megatron is skipped: it needs {missing}", file=sys.stderr)
+        return {"is_skipped": 1.0}
+    device = _device(is_tiny)
+    backend = {"name": "megatron", "device": device, "dtype": "bfloat16", "publish_dtype": "bfloat16"}
+    fields = {"lr": 1e-6, "token_budget": num_tokens, "backend": backend}
+    config = TrainConfig.model_validate_json(json.dumps(fields))
+    model = _random_model(size, device, torch.bfloat16)
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    with tempfile.TemporaryDirectory(prefix="astraflow-gpu-") as folder:
+        model.save_pretrained(folder)
+        del model
+        learner = make_learner(config, model_dir=folder)
+        return _time_steps(learner, size, (num_tokens, _SEQUENCE, num_weights), device)
+
+
+def _time_steps(
+    learner: Learner, size: str, numbers: tuple[int, int, int], device: str, *, is_lora: bool = False
+) -> dict[str, float]:
+    """Times steps of two microbatches. `numbers`: tokens of a microbatch and of a sample, and weights."""
+    num_tokens, length, num_weights = numbers
+    is_tiny = device == "cpu"
     samples = _samples(2 * num_tokens // length, length, _SIZES[size]["vocab_size"])
     steps = iter(range(_NUM_STEPS + 1))
     seconds = _seconds(lambda: learner.train_step(_batch(samples, next(steps))), device, _NUM_STEPS)
-    flops = _flops(size, num_weights, len(samples), length, is_lora="lora" in settings)
+    flops = _flops(size, num_weights, len(samples), length, is_lora=is_lora)
     name = "" if device == "cpu" else torch.cuda.get_device_name()
     known = [peak for part, peak in _PEAK_FLOPS.items() if part in name]
     peak = known[0] if known else _matmul_flops(device, 256 if is_tiny else 8192)
@@ -396,6 +427,7 @@ PHASES: dict[str, Callable[..., dict[str, float]]] = {
     "trainer-4b-16k": partial(trainer, "4b", 16_384, _RECOMPUTE),
     "trainer-8b-8k": partial(trainer, "8b", 8_192, {**_LEAN, "offload_optimizer": True}),
     "trainer-8b-lora-32k": partial(trainer, "8b", 32_768, {**_RECOMPUTE, "lora": {"rank": 16}}),
+    "megatron-1.7b-8k": partial(megatron, "1.7b", 8_192),
     "engine-1.7b": engine,
     "publish-1.7b": partial(publish, "1.7b"),
     "publish-8b": partial(publish, "8b"),

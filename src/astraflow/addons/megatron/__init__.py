@@ -1,0 +1,1 @@
+"""Megatron as a training backend: `train.backend: {name: megatron}`, over megatron-core."""

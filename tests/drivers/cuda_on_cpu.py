@@ -1,0 +1,85 @@
+"""megatron-core on CPUs, for tests only: what stands for the parts of CUDA that it insists on.
+
+    what it asks for                                what it gets
+    the current device, tensors with device="cuda"  the CPU
+    `tensor.cuda()`, `module.cuda()`                 the tensor or the module itself
+    `tensor.type()` is a type of `torch.cuda`        the CPU's type under CUDA's name
+    `synchronize`, `empty_cache`                     nothing: everything is synchronous
+    the state of CUDA's random numbers               the state of the CPU's
+
+So no kernel, no stream, and no NCCL is tested. `install` changes this process; `site_folder` changes every
+process that starts with the folder in its `PYTHONPATH`, once it imports megatron-core.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MAKERS = ("tensor", "zeros")
+_installed: list[bool] = []
+
+
+def install(_: int = 0) -> None:
+    """Makes this process's torch say that the CPU is its GPU. Repeated calls do nothing."""
+    if _installed:
+        return
+    _installed.append(True)
+    import torch
+
+    cpu = torch.device("cpu")
+    replaced: Any = torch.cuda
+    replaced.current_device = lambda: cpu
+    replaced.synchronize = replaced.empty_cache = lambda *_: None
+    replaced.get_rng_state = replaced.random.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    replaced.manual_seed = lambda _: None
+    for name in MAKERS:
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    tensors: Any = torch.Tensor
+    tensors.cuda = lambda self, *_, **__: self
+    torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    tensors.type = _with_cuda_name(torch.Tensor.type)
+
+
+def _on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return make(*args, **kwargs)
+
+    return made
+
+
+def _with_cuda_name(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def named(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(self, *args, **kwargs)
+        return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
+
+    return named
+
+
+class _Finder:
+    """Calls `install` before megatron-core is imported; finds nothing itself."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name == "megatron":
+            install()
+
+
+def install_when_imported() -> None:
+    """Calls `install` once megatron-core is imported."""
+    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+
+
+def site_folder(folder: Path) -> Path:
+    """Writes a `sitecustomize.py` that calls `install_when_imported`. Returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tests = Path(__file__).parents[1]
+    (folder / "sitecustomize.py").write_text(
+        f"import sys\nsys.path.append({str(tests)!r})\n"
+        "from drivers.cuda_on_cpu import install_when_imported\ninstall_when_imported()\n"
+    )
+    return folder
