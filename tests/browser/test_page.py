@@ -75,6 +75,7 @@ def services_stop_and_join(browser: Browser, run: Started, tmp_path: Path) -> No
     os.kill(run.pid_of("rollout-1"), signal.SIGKILL)
     browser.press("Services restarted")
     browser.wait_for("rollout-1 restarted", timeout_s=120.0)
+    browser.wait_for("1, last at ")
     browser.check()
 
 

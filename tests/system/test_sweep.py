@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.addons.view.sweeps import ComparedRuns, Results, ShownSweep, sweep_page
 from drivers.system_driver import Place, Runs, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -68,10 +69,15 @@ def test_a_sweep_survives_its_death_and_that_of_a_member(runs: Runs) -> None:
 
 
 def check_comparison(group: Path, picture: Path) -> None:
-    """The comparison has a row per variant with three runs, a sentence, and a picture."""
+    """The comparison has a row per variant with three runs, a sentence, a picture, and a page."""
     compared = astraflow("compare", str(group), "--markdown", "--png", str(picture))
     assert compared.returncode == 0, compared.stderr
     assert "| lr=0.0001 | 3 |" in compared.stdout
     assert "| lr=0.001 | 3 |" in compared.stdout
     assert "- actor on heldout: lr=0.001 is " in compared.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+    page = sweep_page(ShownSweep("group", group), Results(), {})["compared"]
+    assert isinstance(page, ComparedRuns)
+    assert page.comparison is not None
+    assert page.comparison.verdict.figure == "actor on heldout"
+    assert [member.state for member in page.members] == ["finished"] * 6

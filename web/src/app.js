@@ -111,7 +111,7 @@ function App() {
     return () => window.removeEventListener("needs-token", needs);
   }, []);
   useEffect(() => {
-    if (runs?.length === 1 && parts.length === 0) location.replace(link("r", runs[0].name, "run"));
+    if (runs?.length === 1 && !runs[0].sweep && parts.length === 0) location.replace(link("r", runs[0].name, "run"));
     document.title = parts[1] ? `${parts[1]} · AstraFlow` : "AstraFlow";
   }, [runs, parts]);
   return html`<header><a class="brand" href="#/"><img src="assets/icon.svg" alt="" width="22" height="22" />AstraFlow</a><nav aria-label="main"><a href="#/">Runs</a><a href="#/compare">Compare</a></nav><${Theme} /></header>

@@ -1,11 +1,13 @@
 // The page of one run: the answer, the dataflow, the curves, and what happened.
 import { useMemo } from "preact/hooks";
-import { ago, html, link, num, Problem, Skeleton, useAnswer } from "./base.js";
+import { ago, clock, html, link, num, Problem, Skeleton, useAnswer } from "./base.js";
 import { Curves } from "./curves.js";
 import { Events } from "./events.js";
 import { Flow, liveFlow, Replay } from "./flow.js";
 import { Icon } from "./icons.js";
 import { useMetrics } from "./series.js";
+
+const minute = (atS) => clock(atS).slice(0, 5);
 
 function Services({ services }) {
   return html`<div class="scroll" tabindex="0" role="group" aria-label="table"><table>
@@ -13,7 +15,7 @@ function Services({ services }) {
     <thead><tr><th>service</th><th>state</th><th class="n">process</th><th class="n">restarts</th><th class="n">silent for</th><th>trouble</th></tr></thead>
     <tbody>${services.map(
       (s) => html`<tr class=${s.trouble || s.is_silent ? "bad" : ""}>
-        <td>${s.name}</td><td>${s.state}</td><td class="n">${s.pid}</td><td class="n">${s.restarts}</td>
+        <td>${s.name}</td><td>${s.state}</td><td class="n">${s.pid}</td><td class="n">${s.restarts > 0 ? html`${s.restarts}, last at ${minute(Date.now() / 1000 - s.age_s)}` : 0}</td>
         <td class="n">${s.silent_s == null ? "–" : ago(s.silent_s)}</td><td>${s.trouble || s.last_line}</td></tr>`,
     )}</tbody></table></div>`;
 }
