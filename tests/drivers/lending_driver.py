@@ -22,6 +22,7 @@ STEP_S = 6.0
 TARGETS = ("trainer-actor", "rollout-1", "launcher")
 """Both tenants of the lent device, and the process with the arbiter."""
 _LONGEST_WAIT_S = 120.0
+_TOLERANCE_S = 0.05
 
 
 def lending_recipe(runs: Runs, **sections: Any) -> Path:
@@ -80,9 +81,29 @@ def failed_attempts(run: Started) -> Counter[str]:
     return Counter(event.error_class for event in events if isinstance(event, AttemptFailed))
 
 
+def misplaced_spans(run: Started) -> list[str]:
+    """What the journal says of the tenants' work and `lending.jsonl` of the device, where they disagree: a
+    trainer that works while it doesn't have the device, or a rollout service that works while the trainer
+    has it."""
+    with JournalReader(run.run_dir / "journal") as reader:
+        rows = reader.telemetry()
+    wrong: list[str] = []
+    for use in uses_of(run):
+        trains = use.use == "train"
+        worker, kind = ("rollout-1", "generate") if trains else ("trainer actor", "train")
+        for row in rows:
+            end_s = min(row.span.end_s, use.end_ns / 1e9)
+            overlap_s = end_s - max(row.span.start_s, use.begin_ns / 1e9)
+            if (row.source, row.span.kind) == (worker, kind) and overlap_s > _TOLERANCE_S:
+                wrong.append(f"{worker}: {kind} for {overlap_s:.3f} s of {use}")
+    return wrong
+
+
 def check(run: Started) -> None:
-    """Checks the audit of a finished run, and that each second of its devices has one use."""
+    """Checks the audit of a finished run, that each second of its devices has one use, and that the tenants
+    worked only in their turns."""
     assert find_problems(uses_of(run)) == []
+    assert misplaced_spans(run) == []
     audit = astraflow("audit", str(run.run_dir))
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert "device of actor: " in audit.stdout

@@ -37,6 +37,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.service.turns import DEVICE_VARIABLE
 from astraflow.types import StatusReply
+from astraflow.types.waits import Party
 
 __all__ = ["LendingPool"]
 
@@ -266,11 +267,15 @@ class LendingPool(Pool):
 
     def _view(self, device: _Device, status: StatusReply) -> TrainerView:
         policy = next(each for each in status.policies if each.name == device.policy)
+        # A trainer that waits has no batch, however many groups are ready: its sampler may need other ones.
+        trainer = Party(kind="trainer", name=device.policy)
+        is_waiting = any(wait.who == trainer for wait in status.waits)
+        num_ready = policy.num_ready_groups // max(1, policy.groups_per_batch)
         return TrainerView(
             side=Side.GENERATE if device.baton.is_lent else Side.TRAIN,
             step=device.num_turns,
             steps_left=policy.num_steps - policy.step,
-            num_ready=policy.num_ready_groups // max(1, policy.groups_per_batch),
+            num_ready=0 if is_waiting else num_ready,
             missing_s=self._forecast.missing_s(policy),
             period_s=device.period_s,
             since_s=(self._now_ns() - device.turns_ns[-1]) / 1e9 if device.turns_ns else 0.0,

@@ -22,9 +22,10 @@ from astraflow.protocols import ProcessSpec
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.service.turns import DEVICE_VARIABLE
+from astraflow.types import Wait, WaitReason
 from drivers.cluster_recipes import make_cluster_recipe
 from drivers.launcher_fakes import FakeLauncher
-from drivers.run_snapshots import make_policy_status, make_snapshot, make_worker
+from drivers.run_snapshots import make_policy_status, make_snapshot, make_wait, make_worker
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -58,11 +59,11 @@ class Stage:
         self.socket = folder / "lending.sock"
         self.tenants: list[SharedTurns] = []
 
-    def look(self, *workers: str, **policy: object) -> None:
+    def look(self, *workers: str, waits: tuple[Wait, ...] = (), **policy: object) -> None:
         """Shows the arbiter a status in which these services work."""
         found = tuple(make_worker(name) for name in workers or ("rollout-0", "rollout-1"))
         fields = {"num_ready_groups": 0, "num_tickets": 0, **policy}
-        status = make_snapshot(policy=make_policy_status(**fields), workers=found).status
+        status = make_snapshot(policy=make_policy_status(**fields), workers=found, waits=waits).status
         assert status is not None
         self.pool.look(status, self.supervisor)
 
@@ -169,6 +170,19 @@ async def test_a_wait_that_is_too_short_for_two_switches_lends_nothing(tmp_path:
         stage.look("rollout-1")
         await waiting
         assert "no other rollout service works" in stage.pool.text
+
+
+async def test_a_trainer_that_waits_for_other_groups_than_the_ready_ones_lends_its_device(
+    tmp_path: Path,
+) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        for _ in range(3):
+            await train(stage, trainer, wait_s=30.0, step_s=1.0)
+        stage.look(num_ready_groups=4)
+        assert Reason.BATCH_READY in stage.pool.text
+        stage.look(num_ready_groups=4, waits=(make_wait(0.5, WaitReason(kind="groups", num=4, total=4)),))
+        await begin(rollout)
 
 
 async def test_a_batch_that_is_near_ends_the_loan_while_services_wait_for_tickets(tmp_path: Path) -> None:
