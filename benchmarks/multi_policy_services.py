@@ -13,6 +13,7 @@ is frozen.
 import json
 import math
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from astraflow.addons.lending.uses import find_problems, read_uses
 from astraflow.dataflow.core.commands import LeaseIssued
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import decode_commands, decode_events
@@ -43,6 +45,9 @@ class Services:
     staleness_mean: float
     staleness_max: int
     audit_ok: bool
+    switch_s: float
+    """Emulated seconds that a device needs to go from generation to training, on average; 0 without lending.
+    The way back takes no time."""
 
 
 def recipe_of(schedule: Schedule, work: Work, *, steps: int, scale: float, model: Path) -> dict[str, Any]:
@@ -89,7 +94,8 @@ def recipe_of(schedule: Schedule, work: Work, *, steps: int, scale: float, model
         "workflow": {"name": "paced", "env_s": ENV_S, "env_sigma": ENV_SIGMA, "time_scale": scale},
         "policies": policies,
         "rollout": {"services": num_devices, "engine": engine, "max_episodes": held},
-        "dataflow": {"retain": 0, "snapshot_every": 10_000_000},
+        "dataflow": {"retain": 0, "snapshot_every": 10_000_000, "admission": schedule.admission},
+        "cluster": {"lend": schedule.lends},
     }
 
 
@@ -117,9 +123,12 @@ def _read(run_dir: Path, summary: Mapping[str, Any], scale: float) -> Services:
             for _, events in zip(decode_commands(record), decode_events(record), strict=True):
                 begun += [record.at_s for event in events if isinstance(event, LeaseIssued)]
         last_s = max(step.at_s for step in journal.steps())
+    uses = read_uses(run_dir / "lending.jsonl")
+    switches = [(use.end_ns - use.begin_ns) / 1e9 for use in uses if use.use == "switch"]
     return Services(
         wall_s=(last_s - min(begun)) * scale,
         staleness_mean=summary["staleness_mean"],
         staleness_max=summary["staleness_max"],
-        audit_ok=summary["audit_ok"],
+        audit_ok=summary["audit_ok"] and not find_problems(uses),
+        switch_s=statistics.fmean(switches) * scale if switches else 0.0,
     )
