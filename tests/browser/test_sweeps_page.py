@@ -99,6 +99,9 @@ def test_the_best_variant_of_a_sweep_is_read_at_once(
     browser.open(f"{URL}/#/sweep/lr-sweep")
     browser.until(lambda: browser.count(".parallel a") == 9, "a line per run")
     assert browser.layout_shift() <= 0.02
+    browser.driver.execute_script("document.querySelector('.parallel a').focus()")
+    browser.until(lambda: browser.count("tr.lit, .run-line.lit") == 2, "the focused run as a line and a row")
+    assert browser.count(".parallel a:focus") == 1
     browser.driver.execute_script(
         "document.querySelector('.parallel a').dispatchEvent(new MouseEvent('click'))"
     )

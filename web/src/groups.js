@@ -56,7 +56,7 @@ function Answer({ compared }) {
     <p class="sentence"><${Badge} verdict=${verdict} /> ${verdict.headline}</p>
     ${verdict.detail && html`<p class="muted detail-line">${verdict.detail}</p>`}
     <dl class="figures">
-      <${Figure} name=${verdict.other ? "Ahead" : "Variant"} value=${verdict.best} detail=${best.runs.length === 1 ? "one run" : `mean of ${best.runs.length} runs`} />
+      <${Figure} name=${verdict.other ? "Ahead" : "Variant"} value=${verdict.best} detail=${best.runs.length === 1 ? `one run: ${best.runs[0]}` : `mean of ${best.runs.length} runs`} />
       <${Figure} name=${verdict.figure} value=${fixed(verdict.score.mean)} detail=${between(verdict.score)} />
       <${Figure} name="Lead" value=${verdict.gap ? signed(verdict.gap.mean) : "–"} detail=${verdict.gap ? `over ${verdict.other}; ${between(verdict.gap, signed)}` : "nothing to compare with"} tone=${tone} />
       <${Figure} name="Runs that count" value=${`${counted} of ${members.length}`} detail=${others || "all have finished"} tone=${counted < members.length ? "bad" : ""} />

@@ -46,34 +46,39 @@ export function Parallel({ members, keys, figures, links, order, lit, light }) {
   const x = (idx) => LEFT + (idx / (axes.length - 1)) * (width - LEFT - RIGHT);
   const chosen = members.find(({ name }) => name === lit);
   const words = (member) => `${member.name}: ${member.state}${figures.filter((figure) => member.finals[figure] != null).map((figure) => `, ${figure} ${num(member.finals[figure])}`).join("")}`;
-  const sorted = [...members].sort((a, b) => Number(a.name === lit) - Number(b.name === lit));
   return html`<section><h2>Every run</h2>
     <p class="good-looks" aria-live="polite">${chosen ? words(chosen) : "A line is a run, from its values to its figures. Point at one to see which it is, and click it to open it."}</p>
     <div ref=${box} class="scroll parallel" tabindex="0" role="group" aria-label="runs as lines">${full > 0 && html`<svg width=${width} height=${HEIGHT} role="group" aria-label="values and figures of each run" onMouseLeave=${() => light("")}>
       ${axes.map((axis, idx) => html`<line class="axis" x1=${x(idx)} x2=${x(idx)} y1=${TOP} y2=${HEIGHT - 18} />`)}
-      ${sorted.map((member) => html`<${Line} key=${member.name} member=${member} axes=${axes} x=${x} run=${links[member.name]} idx=${order.get(member.variant)} isLit=${member.name === lit} isDim=${Boolean(chosen) && member.name !== lit} light=${light} words=${words(member)} />`)}
+      ${members.map((member) => html`<${Line} key=${member.name} ...${pathsOf(member, axes, x)} name=${member.name} run=${links[member.name]} idx=${order.get(member.variant)} isDim=${Boolean(chosen)} light=${light} words=${words(member)} />`)}
+      ${chosen && html`<path class=${`${lookOf(order.get(chosen.variant))} lit`} d=${pathsOf(chosen, axes, x).path} />`}
       ${axes.map((axis, idx) => html`<g class="labels"><text class="title" x=${idx === 0 ? 6 : idx === axes.length - 1 ? width - 6 : x(idx)} y="16" text-anchor=${idx === 0 ? "start" : idx === axes.length - 1 ? "end" : "middle"}>${cut(axis.title)}<title>${axis.name}</title></text>
         ${axis.ticks.map(([y, text]) => html`<text x=${x(idx) - 7} y=${y + 4} text-anchor="end">${cut(text, 9)}</text>`)}</g>`)}
     </svg>`}</div></section>`;
 }
 
 // The line ends where the run has no value, as one that failed before its first evaluation.
-function Line({ member, axes, x, run, idx, isLit, isDim, light, words }) {
+function pathsOf(member, axes, x) {
   const values = axes.map((axis) => axis.of(member));
   const ends = values.findIndex((value) => value == null);
-  const count = ends < 0 ? axes.length : ends;
-  if (count === 0) return null;
-  const points = axes.slice(0, count).map((axis, at) => [x(at), axis.at(values[at])]);
+  const points = axes.slice(0, ends < 0 ? axes.length : ends).map((axis, at) => [x(at), axis.at(values[at])]);
   const path = points.map(([px, py], at) => {
     if (at === 0) return `M${px} ${py}`;
     const middle = (points[at - 1][0] + px) / 2;
     return `C${middle} ${points[at - 1][1]} ${middle} ${py} ${px} ${py}`;
   }).join("");
-  const [lastX, lastY] = points.at(-1);
-  const look = `run-line ${idx == null ? "out" : `k${idx % 8}`} ${isLit ? "lit" : ""} ${isDim ? "dim" : ""}`;
+  return { path, end: points.at(-1) };
+}
+
+const lookOf = (idx) => `run-line ${idx == null ? "out" : `k${idx % 8}`}`;
+
+// The chosen line is drawn once more above the others, because a line that moves in the document loses the focus.
+function Line({ path, end, name, run, idx, isDim, light, words }) {
+  if (!end) return null;
+  const look = `${lookOf(idx)} ${isDim ? "dim" : ""}`;
   const parts = html`<path class="reach" d=${path} /><path class=${look} d=${path} />
-    ${idx == null && html`<path class=${`${look} cross`} d=${`M${lastX - 5} ${lastY - 5}l10 10m0-10l-10 10`} />`}<title>${words}</title>`;
-  const heard = { onMouseEnter: () => light(member.name), onFocus: () => light(member.name), onBlur: () => light("") };
+    ${idx == null && html`<path class=${`${look} cross`} d=${`M${end[0] - 5} ${end[1] - 5}l10 10m0-10l-10 10`} />`}<title>${words}</title>`;
+  const heard = { onMouseEnter: () => light(name), onFocus: () => light(name), onBlur: () => light("") };
   return run
     ? html`<a href=${link("r", run, "run")} aria-label=${`${words}; opens the run`} ...${heard}>${parts}</a>`
     : html`<g ...${heard}>${parts}</g>`;

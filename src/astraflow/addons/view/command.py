@@ -104,7 +104,7 @@ def view(  # size: one parameter per option, each with its help
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Run folders, folders of them, or URLs of dataflows. Default: runs.",
+            help="Run folders, sweeps, folders of these, or URLs of dataflows. Default: runs.",
             metavar="[RUN_DIR|URL]...",
         ),
     ] = None,
