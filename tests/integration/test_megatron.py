@@ -182,3 +182,27 @@ def test_a_machine_without_gpu_is_refused(plain: RankPool, tmp_path: Path) -> No
     folder = make_decoder("llama", tmp_path / "model")
     (found,) = plain.run(1, refusal, folder, megatron({}))
     assert "computes on NVIDIA GPUs only" in found
+
+
+@needs_megatron
+@pytest.mark.parametrize("shape", ["dp 2", "tp 2, pp 2"])
+def test_bfloat16_stays_near_and_resumes_with_the_weights_of_the_optimizer(
+    pool: RankPool, plain: RankPool, tmp_path: Path, shape: str
+) -> None:
+    folder = make_decoder("qwen3", tmp_path / "model", head_dim=8)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (expected,) = plain.run(1, train, folder, SMALL, range(4))
+    world, cut = SHAPES[shape]
+    low = megatron(SMALL, dtype="bfloat16", **cut)
+    whole = pool.run(world, train, folder, low, range(4))[0]
+    first = pool.run(world, train, folder, low, range(2), saved)[0]
+    rest = pool.run(1, train, folder, megatron(SMALL, dtype="bfloat16"), range(2, 4), None, saved)[0]
+    for mine, resumed, theirs in zip(whole[0], first[0] + rest[0], expected[0], strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=0.02)
+        assert mine["entropy"] == pytest.approx(theirs["entropy"], rel=0.02)
+        assert resumed["loss"] == pytest.approx(mine["loss"], abs=0.02)
+    saved_again = tmp_path / "again"
+    saved_again.mkdir()
+    pool.run(world, train, folder, low, range(2, 2), saved_again, saved)
+    assert (saved_again / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()

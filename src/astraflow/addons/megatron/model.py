@@ -127,7 +127,8 @@ class _PackedAttention(nn.Module):
     ) -> Tensor:
         """[N, 1, H, D] each -> [N, 1, H * D]."""
         heads = (states.permute(1, 2, 0, 3) for states in (query, key, value))
-        return attend(packed_seq_params.layout, *heads, scaling=None).transpose(0, 1).flatten(2)
+        found = attend(packed_seq_params.layout, *heads, scaling=None)
+        return found.to(query.dtype).transpose(0, 1).flatten(2)  # on CPUs, attention is computed in float32
 
 
 class _PackedRotary(nn.Module):
