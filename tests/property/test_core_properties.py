@@ -28,7 +28,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import BestRule, EvalSetPlan, Schedule
 from astraflow.errors import FencedError, RefusedError
-from astraflow.types import FateCounts, ServedVersions
+from astraflow.types import HANDED_IN, Failure, FateCounts, ServedVersions
 from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta, make_table
 from simulator.history import History
 
@@ -244,6 +244,13 @@ class CoreMachine(RuleBasedStateMachine):
         lease, _ = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
         self.driver.fail(lease, is_retryable=is_retryable)
         self.begun.pop((lease.group_id, lease.episode_idx), None)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def hand_in(self, data: st.DataObject) -> None:
+        """A service gives a lease back, and the next attempt goes on from this one."""
+        lease, _ = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+        self.driver.result(lease.id, Failure(error_class=HANDED_IN, message="the device was asked back"))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())

@@ -76,10 +76,13 @@ def num_dropped(policy: PolicyStatus) -> int:
 
 
 def episodes_text(worker: WorkerStatus) -> str:
-    """Returns the number of a rollout service's episodes, with its slots and their ceiling if they differ."""
+    """Returns the number of a rollout service's episodes, with its slots and their ceiling if they differ. A
+    service has no slots while a trainer has its device."""
     load = worker.load
     if load.num_slots >= load.max_slots:
         return f"{worker.num_leases}"
+    if load.num_slots == 0:
+        return f"{worker.num_leases} (a trainer has its device)"
     return f"{worker.num_leases} (slots: {load.num_slots} of {load.max_slots})"
 
 

@@ -13,6 +13,8 @@ def test_slots_are_shown_if_the_load_of_the_engines_leaves_fewer_than_the_recipe
     assert episodes_text(worker) == "7"
     load = replace(worker.load, num_slots=40, max_slots=64)
     assert episodes_text(replace(worker, load=load)) == "7 (slots: 40 of 64)"
+    load = replace(worker.load, num_slots=0, max_slots=64)
+    assert episodes_text(replace(worker, load=load)) == "7 (a trainer has its device)"
     load = replace(worker.load, num_slots=64, max_slots=64)
     assert episodes_text(replace(worker, load=load)) == "7"
 
