@@ -21,7 +21,7 @@ const BADGES = {
   "unknown none": ["warn", "one run each"],
 };
 
-const badgeOf = (verdict) => BADGES[`${verdict.outcome} ${verdict.basis}`] ?? ["", ""];
+const badgeOf = (verdict) => (verdict.outcome === "equal" ? ["", "no difference"] : BADGES[`${verdict.outcome} ${verdict.basis}`] ?? ["", ""]);
 
 export function Badge({ verdict }) {
   const [tone, words] = badgeOf(verdict);
@@ -56,7 +56,7 @@ function Answer({ compared }) {
     <p class="sentence"><${Badge} verdict=${verdict} /> ${verdict.headline}</p>
     ${verdict.detail && html`<p class="muted detail-line">${verdict.detail}</p>`}
     <dl class="figures">
-      <${Figure} name=${verdict.other ? "Ahead" : "Variant"} value=${verdict.best} detail=${best.runs.length === 1 ? `one run: ${best.runs[0]}` : `mean of ${best.runs.length} runs`} />
+      <${Figure} name=${verdict.other && verdict.outcome !== "equal" ? "Ahead" : "Variant"} value=${verdict.best} detail=${best.runs.length === 1 ? `one run: ${best.runs[0]}` : `mean of ${best.runs.length} runs`} />
       <${Figure} name=${verdict.figure} value=${fixed(verdict.score.mean)} detail=${between(verdict.score)} />
       <${Figure} name="Lead" value=${verdict.gap ? signed(verdict.gap.mean) : "–"} detail=${verdict.gap ? `over ${verdict.other}; ${between(verdict.gap, signed)}` : "nothing to compare with"} tone=${tone} />
       <${Figure} name="Runs that count" value=${`${counted} of ${members.length}`} detail=${others || "all have finished"} tone=${counted < members.length ? "bad" : ""} />
@@ -128,7 +128,7 @@ function Members({ members, links, figures, order, lit, light }) {
       <td title=${member.name}>${member.variant && html`<span class=${`key k${order.get(member.variant) % 8}`}></span>`}${links[member.name] ? html`<a href=${link("r", links[member.name], "run")}>${member.name}</a>` : member.name}</td>
       <td><span class=${`state ${member.state}`}>${member.state}</span></td><td class="n">${member.seed || "–"}</td><td class="n">${num(member.steps)}</td><td class="n">${member.wall_s ? ago(member.wall_s) : "–"}</td>
       ${names.map((name) => html`<td class="n">${fixed(member.finals[name])}</td>`)}
-      <td class="reason" title=${member.reason}>${member.left_out ? `left out: ${member.left_out}` : member.reason}</td></tr>`)}</tbody></table></div></section>`;
+      <td class="reason" title=${member.reason}>${member.left_out ? `left out: ${member.left_out}` : member.state === "finished" ? "" : member.reason}</td></tr>`)}</tbody></table></div></section>`;
 }
 
 // Best first, so that colours, curves and rows agree.

@@ -14,7 +14,7 @@ from astraflow.addons.experiments.intervals import CONFIDENCE, Interval, differe
 
 __all__ = ["Side", "Verdict", "differences", "verdict"]
 
-Outcome = Literal["matters", "chance", "unknown", "alone"]
+Outcome = Literal["matters", "chance", "equal", "unknown", "alone"]
 Basis = Literal["seeds", "tasks", "none"]
 
 
@@ -46,8 +46,8 @@ class Verdict:
     gap: Interval | None
     """By how much the best exceeds the next best, with its interval; None without a next best."""
     outcome: Outcome
-    """`matters` if chance does not explain the gap, `chance` if it may, `unknown` if there is no interval,
-    and `alone` if there is one variant."""
+    """`matters` if chance does not explain the gap, `chance` if it may, `equal` if there is no gap, `unknown`
+    if there is no interval, and `alone` if there is one variant."""
     basis: Basis
     """What the interval of the gap is taken over."""
     headline: str
@@ -119,6 +119,8 @@ def _gap(best: Side, other: Side, confidence: float) -> tuple[Interval, Basis]:
 
 
 def _outcome(gap: Interval) -> Outcome:
+    if gap.mean == 0:
+        return "equal"
     if gap.low is None or gap.high is None:
         return "unknown"
     return "matters" if gap.low > 0 or gap.high < 0 else "chance"
@@ -137,10 +139,9 @@ def _alone(score: Interval, figure: str) -> str:
 
 
 def _headline(best: Side, other: Side, figure: str, outcome: Outcome, basis: Basis) -> str:
-    gap = best.mean - other.mean
-    if gap == 0:
+    if outcome == "equal":
         return f"{best.label} and {other.label} are equal for {figure}: {best.mean:.3f}."
-    lead = f"{best.label} is ahead of {other.label} by {gap:.3f} for {figure}"
+    lead = f"{best.label} is ahead of {other.label} by {best.mean - other.mean:.3f} for {figure}"
     match outcome, basis:
         case "matters", "seeds":
             return f"{lead}, and chance does not explain it."

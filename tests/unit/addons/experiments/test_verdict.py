@@ -67,7 +67,10 @@ def test_a_single_variant_has_nobody_to_lead() -> None:
 
 
 def test_equal_variants_are_said_to_be_equal() -> None:
-    assert verdict([Side("a", (0.5,)), Side("b", (0.5,))], FIGURE).headline.startswith("a and b are equal")
+    for sides in ([Side("a", (0.5,)), Side("b", (0.5,))], [Side("a", (0.4, 0.6)), Side("b", (0.3, 0.7))]):
+        found = verdict(sides, FIGURE)
+        assert found.outcome == "equal"
+        assert found.headline.startswith("a and b are equal")
 
 
 def test_unfinished_runs_are_judged_so_far() -> None:
