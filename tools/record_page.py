@@ -76,7 +76,8 @@ def record(driver: webdriver.Chrome, folder: Path, steps: int) -> list[Image.Ima
     try:
         url = f"{_url(log)}/#/r/quickstart"
         driver.get(f"{url}/run")
-        _wait(driver, "document.querySelector('.chart canvas')")
+        _wait(driver, "document.querySelector('.chart canvas') && document.querySelectorAll('.figure')[3]")
+        _wait(driver, "!document.querySelector('.problem')")
         frames = _live(driver)
         frames += _visit(driver, f"{url}/episodes?kind=train", ".cards li .words")
         episode = driver.find_element("css selector", ".cards a").get_attribute("href")

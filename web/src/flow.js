@@ -96,6 +96,7 @@ export function Flow({ workers, trainers, hub }) {
 
 // --- now ---
 
+const STARTING = ["", "waiting"];
 const restarted = (service) => (service?.restarts ? `restarted ${service.restarts}×` : "");
 
 export function liveFlow(status) {
@@ -103,7 +104,7 @@ export function liveFlow(status) {
   const services = new Map((status.services ?? []).map((service) => [service.name, service]));
   const bad = (name) => {
     const service = services.get(name);
-    return service && (service.trouble || service.is_silent || !["running", "ended", ""].includes(service.state));
+    return service && (service.trouble || service.is_silent || !["running", "ended", "waiting", ""].includes(service.state));
   };
   const now = flow?.now_s ?? 0;
   const known = (flow?.workers ?? []).map((worker) => {
@@ -121,14 +122,16 @@ export function liveFlow(status) {
   });
   const names = new Set(known.map(({ title }) => title));
   const missing = [...services.values()].filter(({ name }) => name.startsWith("rollout-") && !names.has(name))
-    .map((service) => ({ kind: "rollout", title: service.name, mark: restarted(service), lines: [service.state || "starting"], state: bad(service.name) ? "bad" : "idle" }));
+    .map((service) => ({ kind: "rollout", title: service.name, mark: restarted(service), lines: [STARTING.includes(service.state) ? "starting" : service.state], state: bad(service.name) ? "bad" : "idle" }));
   const trainers = (flow?.policies ?? []).map((policy) => ({
     kind: "trainer", title: `trainer ${policy.name}`, mark: restarted(services.get(`trainer-${policy.name}`)),
     lines: [`step ${policy.step}/${policy.num_steps} · v${policy.newest_version}`, `${policy.num_ready_groups}/${policy.groups_per_batch} groups ready · ${policy.num_tickets}/${policy.max_tickets} tickets`],
     state: bad(`trainer-${policy.name}`) ? "bad" : "good", isBusy: true, sent: policy.newest_version,
   }));
+  const isStarting = STARTING.includes(services.get("dataflow")?.state ?? "");
   const drawn = (flow?.policies ?? []).reduce((sum, policy) => sum + policy.fates.drawn, 0);
-  const hub = { kind: "dataflow", title: "dataflow", mark: restarted(services.get("dataflow")), state: flow && !bad("dataflow") ? "good" : "bad", lines: flow ? [flow.state, `${num(drawn)} groups drawn`] : ["no answer"] };
+  const hub = { kind: "dataflow", title: "dataflow", mark: restarted(services.get("dataflow")), state: flow && !bad("dataflow") ? "good" : isStarting ? "idle" : "bad",
+    lines: flow ? [flow.state, `${num(drawn)} groups drawn`] : [isStarting ? "starting" : "no answer"] };
   return { workers: [...known, ...missing], trainers, hub };
 }
 

@@ -62,9 +62,9 @@ function Answer({ answer, status }) {
 }
 
 // Who waits for whom: always two lines, so that nothing below moves when a wait begins or ends.
-function Waits({ waits }) {
+function Waits({ waits, none }) {
   const more = waits.length > 2 ? ` · and ${waits.length - 2} more` : "";
-  return html`<div class="waits" title=${waits.join("\n")}><p>${waits[0] ?? "Nobody waits."}</p><p>${waits[1] ?? ""}${more}</p></div>`;
+  return html`<div class="waits" title=${waits.join("\n")}><p>${waits[0] ?? none}</p><p>${waits[1] ?? ""}${more}</p></div>`;
 }
 
 // Where the groups of an ended run went.
@@ -91,7 +91,7 @@ export function RunPage({ run }) {
     <${Alarms} alarms=${status.alarms ?? []} now=${status.dataflow?.now_s ?? Date.now() / 1000} />
     <section><h2>${isLive ? "The dataflow now" : "The dataflow at any time"}</h2>
       ${isLive ? html`<${Flow} ...${liveFlow(status)} />` : html`<${Replay} run=${run} rows=${rows} services=${status.services ?? []} />`}
-      ${isLive && html`<${Waits} waits=${status.waits ?? []} />`}</section>
+      ${isLive && html`<${Waits} waits=${status.waits ?? []} none=${status.dataflow ? "Nobody waits." : ""} />`}</section>
     ${curves}
     <section><h2>Where the groups went</h2>
       ${status.dataflow ? html`<${Fates} policies=${status.dataflow.policies} />` : html`<${EndedFates} summary=${status.summary} />`}
