@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +29,11 @@ TELLS_URL = "see the run at "
 SHOWN_MS = 800
 NUM_LIVE = 22
 """Frames of the live run, one per `SHOWN_MS`."""
+CURVES_TOP = 380
+"""How far down the page the curves begin, in pixels."""
 NUM_COLORS = 255
+NUM_FREQUENT = 160
+"""How many of the colors are the most frequent ones."""
 _PATIENCE_S = 120.0
 _OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 
@@ -79,7 +84,7 @@ def record(driver: webdriver.Chrome, folder: Path, steps: int) -> list[Image.Ima
         _wait(driver, "document.querySelector('.chart canvas') && document.querySelectorAll('.figure')[3]")
         _wait(driver, "!document.querySelector('.problem')")
         frames = _live(driver)
-        frames += _visit(driver, f"{url}/episodes?kind=train", ".cards li .words")
+        frames += _visit(driver, f"{url}/episodes?kind=train", ".words .asked:not(:empty)")
         episode = driver.find_element("css selector", ".cards a").get_attribute("href")
         frames += _visit(driver, str(episode), ".tokens, .message")
     finally:
@@ -99,11 +104,11 @@ def _url(log: Path) -> str:
 
 
 def _live(driver: webdriver.Chrome) -> list[Image.Image]:
-    """Shows the top of the page, then its curves, while the run goes on."""
+    """Shows the top of the page, its curves, and the top again, while the run goes on."""
     frames: list[Image.Image] = []
     for idx in range(NUM_LIVE):
         began_s = time.monotonic()
-        top = 0 if idx < NUM_LIVE // 2 else 380
+        top = CURVES_TOP if NUM_LIVE // 3 <= idx < 2 * NUM_LIVE // 3 else 0
         driver.execute_script("window.scrollTo({ top: arguments[0], behavior: 'instant' })", top)
         frames.append(_shot(driver))
         time.sleep(max(0.0, SHOWN_MS / 1000 - (time.monotonic() - began_s)))
@@ -133,13 +138,25 @@ def _shot(driver: webdriver.Chrome) -> Image.Image:
 
 def save(frames: list[Image.Image], out: Path) -> None:
     """Writes the frames with one palette, so that only what changes takes space."""
-    sheet = Image.new("RGB", (frames[0].width, frames[0].height * 3))
-    for idx, frame in enumerate((frames[0], frames[len(frames) // 2], frames[-1])):
-        sheet.paste(frame, (0, idx * frame.height))
-    palette = sheet.quantize(NUM_COLORS, dither=Image.Dither.NONE)
+    palette = _palette(frames)
     flat = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     out.parent.mkdir(parents=True, exist_ok=True)
     flat[0].save(out, save_all=True, append_images=flat[1:], duration=SHOWN_MS, loop=0, optimize=True)
+
+
+def _palette(frames: list[Image.Image]) -> Image.Image:
+    """Chooses the most frequent colors, which are those of areas and text, and others from all the rest."""
+    counts: Counter[tuple[int, int, int]] = Counter()
+    for frame in frames:
+        for count, color in frame.getcolors(frame.width * frame.height) or ():
+            counts[color] += count
+    frequent = [color for color, _ in counts.most_common(NUM_FREQUENT)]
+    every = Image.new("RGB", (len(counts), 1))
+    every.putdata(list(counts))
+    spread = every.quantize(NUM_COLORS - NUM_FREQUENT, method=Image.Quantize.MAXCOVERAGE).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for color in frequent for part in color] + spread)
+    return palette
 
 
 def _astraflow(log: Path, *arguments: str) -> subprocess.Popen[bytes]:

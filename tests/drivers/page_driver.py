@@ -75,14 +75,23 @@ class Browser:
 
     def click(self, words: str) -> None:
         """Clicks the link of these words."""
-        self.until(lambda: bool(self.driver.find_elements(By.PARTIAL_LINK_TEXT, words)), f"a link {words!r}")
-        self.driver.find_element(By.PARTIAL_LINK_TEXT, words).click()
+        self._click(By.PARTIAL_LINK_TEXT, words, f"a link {words!r}")
 
     def press(self, words: str) -> None:
         """Presses the button of these words."""
         path = f"//button[contains(normalize-space(.), '{words}') and not(@disabled)]"
-        self.until(lambda: bool(self.driver.find_elements(By.XPATH, path)), f"a button {words!r}")
-        self.driver.find_element(By.XPATH, path).click()
+        self._click(By.XPATH, path, f"a button {words!r}")
+
+    def _click(self, by: str, value: str, what: str) -> None:
+        """Clicks an element as soon as there is one, even if the page renews it at that moment."""
+
+        def is_clicked() -> bool:
+            found = self.driver.find_elements(by, value)
+            if found:
+                found[0].click()
+            return bool(found)
+
+        self.until(is_clicked, what)
 
     def tick(self, label: str) -> None:
         """Ticks the box that a screen reader calls so."""
