@@ -12,13 +12,12 @@ from selenium.webdriver.common.action_chains import ActionChains
 
 from astraflow.types import MediaRef
 from drivers.page_driver import IMAGES, Browser
-from drivers.system_driver import Terminals
+from drivers.system_driver import Terminals, free_ports
 from drivers.talk_runs import said, save_tokenizer, talk
 from drivers.view_runs import RunWriter
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
-PORT = 7456
 HOSTILE = "<script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">\u202e"
 PNG = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAFklEQVR4nGP8z8DAwMDAxMDAwMDAAAANHQEDasKb6QAAAABJ"
@@ -80,12 +79,12 @@ def write_run(folder: Path) -> None:
 def viewer(tmp_path: Path) -> Generator[str]:
     """The address of a viewer of `tmp_path / "runs"`."""
     terminals = Terminals(tmp_path)
+    (port,) = free_ports(1)
     try:
         terminals.start_program(
-            sys.executable, "-m", "astraflow.cli.main", "view", str(tmp_path / "runs"), "--port", str(PORT)
+            sys.executable, "-m", "astraflow.cli.main", "view", str(tmp_path / "runs"), "--port", str(port)
         )
-        url = f"http://127.0.0.1:{PORT}"
-        yield url
+        yield f"http://127.0.0.1:{port}"
     finally:
         terminals.close()
 
@@ -97,8 +96,8 @@ def answers(url: str) -> bool:
         return False
 
 
-def picture(browser: Browser, name: str, tmp_path: Path) -> None:
-    browser.save((IMAGES or tmp_path) / f"view_{name}.png")
+def picture(browser: Browser, name: str, folder: Path) -> None:
+    browser.save(folder / f"view_{name}.png")
 
 
 def press(browser: Browser, key: str) -> None:
@@ -128,7 +127,7 @@ def an_answer_across_versions_is_found(browser: Browser, base: str, tmp_path: Pa
         browser.open(f"{base}/run")
         browser.click("Episodes")
         browser.click(words)
-        browser.until(lambda: browser.count(".cards li") > 0, words)
+        browser.until(lambda: browser.count(".cards li b") > 0, words)  # each says why it is here
         browser.driver.find_element("css selector", ".cards a").click()
         browser.until(lambda found=found: any(each in browser.text for each in found.split("|")), found)
     for words in (
@@ -144,7 +143,7 @@ def an_answer_across_versions_is_found(browser: Browser, base: str, tmp_path: Pa
     browser.wait_for("version 7 from here")
     assert browser.layout_shift() <= 0.02
     browser.check()
-    picture(browser, "conversation", tmp_path)
+    picture(browser, "episode", IMAGES or tmp_path)
     browser.driver.find_element("css selector", ".thinking summary").click()
     browser.wait_for("so I carry one")
     browser.driver.find_element("css selector", ".jump").click()
@@ -165,7 +164,7 @@ def keys_lead_to_other_episodes(browser: Browser, base: str) -> None:
         browser.until(
             lambda idx=idx: browser.driver.current_url.endswith(f"/episode/{ids[idx]}"), f"{key} leads on"
         )
-        browser.until(lambda: "Conversation" in browser.text, "the episode")
+    browser.wait_for("Conversation")
     browser.driver.execute_script("sessionStorage.clear()")
     browser.open(f"{base}/episode/1")
     browser.wait_for("its group side by side")
@@ -203,7 +202,7 @@ def a_group_is_compared(browser: Browser, base: str, tmp_path: Path) -> None:
     assert browser.count(".shared") >= 2
     assert browser.layout_shift() <= 0.02
     browser.check()
-    picture(browser, "group_differences", tmp_path)
+    picture(browser, "group", IMAGES or tmp_path)
     press(browser, "\ue014")
     browser.until(lambda: browser.count("article.chosen") == 1, "the chosen one")
     browser.choose("show", "version")

@@ -110,11 +110,9 @@ def an_episode_is_found(browser: Browser, tmp_path: Path) -> None:
     browser.wait_for("its group side by side")
     browser.until(lambda: browser.count(".tokens .t") > 3, "tokens")
     browser.check()
-    picture(browser, "episode", tmp_path)
     permanent = browser.driver.current_url
     browser.click("its group side by side")
     browser.until(lambda: browser.count(".side-by-side article") == 4, "the four episodes of the group")
-    picture(browser, "group", tmp_path)
     browser.open(permanent)
     browser.wait_for("its group side by side")
 

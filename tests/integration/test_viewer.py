@@ -16,6 +16,7 @@ from astraflow.addons.view.remote import RemoteRun
 from astraflow.addons.view.server import Viewing, serve
 from astraflow.errors import ConfigError
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.talk_runs import said, talk
 from drivers.view_runs import RunWriter
 from drivers.viewer_driver import ask, viewer
 
@@ -195,6 +196,33 @@ async def test_hostile_text_stays_text_and_long_text_is_cut(tmp_path: Path) -> N
         assert first["content"] == HOSTILE
         assert len(second["content"]) < 300_000
         assert "more characters" in second["content"]
+
+
+async def test_an_episode_has_its_sequences_its_neighbors_and_a_file(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.draw(1)
+    split = talk("Split it.", said("<task>add 2 and 3</task>"), role="agent", whole=1.0)
+    run.play("1.0.0", split, talk("add 2 and 3", ((4, "fi"), (5, "ve")), role="helper"), score=1.0)
+    run.fail("1.1.0", HOSTILE)
+    run.close()
+    async with viewer(tmp_path) as url:
+        base = f"{url}/api/runs/run"
+        view = (await ask(f"{base}/episodes/4"))[1]
+        agent, helper = view["sequences"]
+        assert (agent["speaker"], helper["speaker"]) == ("actor as agent", "actor as helper")
+        assert helper["origin"]["relation"] == "started by sequence 1 in turn 1"
+        assert view["versions_said"].startswith("The answer was sampled across two versions: 4 wrote")
+        assert view["reward_said"] == "0: its own reward, while the episode's score is 1."
+        assert (view["place"]["older"], view["place"]["newer"]) == (2, 5)
+        siblings = [(each["id"], each["reward"], each["has_error"]) for each in view["place"]["siblings"]]
+        assert siblings == [(3, 1.0, False), (5, None, True)]
+        group = (await ask(f"{base}/groups/train/1"))[1]
+        assert [each["sequences"] for each in group["episodes"]] == [[], [], []]
+        status, file = await ask(f"{base}/episodes/5/file")
+        assert status == 200
+        assert b"No reward, because the attempt failed: timeout." in file
+        assert b"<script" not in file
+        assert (await ask(f"{base}/episodes/99/file"))[0] == 404
 
 
 async def test_a_damaged_run_is_shown_with_notes(tmp_path: Path) -> None:

@@ -16,19 +16,22 @@ function neighboursOf(run, id, view) {
   return String(view.row.id) === String(id) ? { j: view.place.older, k: view.place.newer } : {};
 }
 
-function useKeys(run, id, view) {
+function useKeys(run, view) {
   useEffect(() => {
     if (!view) return undefined;
     const { siblings } = view.place;
     const at = siblings.findIndex((each) => each.id === view.row.id - view.row.part);
-    const keys = { ...neighboursOf(run, id, view), ArrowLeft: siblings[at - 1]?.id, ArrowRight: siblings[at + 1]?.id };
     const press = (event) => {
       if (isTyping(event) || event.target.closest?.(".scroll")) return;
-      if (keys[event.key]) location.hash = pathOf(run, keys[event.key]).slice(1);
+      // Keys may come faster than pages, so the link says which episode is open.
+      const id = location.hash.split("/").at(-1);
+      const arrows = id === String(view.row.id) ? { ArrowLeft: siblings[at - 1]?.id, ArrowRight: siblings[at + 1]?.id } : {};
+      const next = { ...neighboursOf(run, id, view), ...arrows }[event.key];
+      if (next) location.hash = pathOf(run, next).slice(1);
     };
     window.addEventListener("keydown", press);
     return () => window.removeEventListener("keydown", press);
-  }, [run, id, view]);
+  }, [run, view]);
 }
 
 // The rewards of the group as bars, each of which leads to its episode.
@@ -54,7 +57,7 @@ function Verdict({ view }) {
     ["tokens", row.tokens == null ? "–" : `${num(row.tokens)}, ${num(row.trained_tokens)} trained`],
     ["end", endOf(row) || "–"],
     ["step", row.step == null ? "–" : `${row.step}, staleness ${row.staleness}`],
-  ];
+  ].filter(([, value]) => value !== "–");
   return html`<section class=${`verdict ${look}`} aria-label="reward"><p class="sentence">${view.reward_said}</p>
     ${view.versions_said && html`<p class="versions">${view.versions_said}</p>`}
     <dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd class=${name === "end" ? (STATES[row.fate] ?? "") : ""}>${value}</dd></div>`)}</dl></section>`;
@@ -100,7 +103,7 @@ export function EpisodePage({ run, id }) {
   const [place, show] = useState(null);
   // The episode before stays until the next one is here, so that nothing flashes while one goes through a list.
   const view = data ?? (error ? null : kept);
-  useKeys(run, id, view ?? kept);
+  useKeys(run, view ?? kept);
   useEffect(() => {
     if (!data) return;
     const isOther = kept && kept.row.id - kept.row.part !== data.row.id - data.row.part;

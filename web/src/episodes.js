@@ -110,18 +110,19 @@ function Searches({ run, chosen, hasFilters }) {
 
 // Filters as chips, with how many of the newest episodes each has.
 const SHOWN = [["kind", "kind"], ["fate", "fate"], ["reward", "reward"], ["finish", "end"], ["error", "error"]];
+const ALWAYS = 4;
 const REWARDS = { "..0": "0 or less", "0.000001..0.999999": "between", "1..": "1 or more" };
 
 function Chips({ run, filters }) {
   const { data } = useAnswer(`api/runs/${encodeURIComponent(run)}/facets?${query(filters)}`, 10000);
-  // As many rows as there will be, so that the list below stays where it is.
-  if (!data) return SHOWN.slice(0, 4).map(([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span><span class="chip">…</span></div>`);
-  return SHOWN.filter(([column]) => data.counts[column].length > 0 || filters[column]).map(
+  // These rows are always there, so that the list below stays where it is.
+  if (!data) return SHOWN.slice(0, ALWAYS).map(([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span><span class="chip">…</span></div>`);
+  return SHOWN.filter(([column], idx) => idx < ALWAYS || data.counts[column].length > 0 || filters[column]).map(
     ([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span>${data.counts[column].map(([value, count]) => {
       const isOn = filters[column] === value;
       return html`<a class="chip" key=${value} aria-current=${isOn ? "true" : undefined}
         href=${`${link("r", run, "episodes")}?${query({ ...filters, [column]: isOn ? "" : value })}`}>${column === "reward" ? REWARDS[value] : value} <small>${num(count)}</small></a>`;
-    })}</div>`,
+    })}${data.counts[column].length === 0 && html`<span class="chip off">none</span>`}</div>`,
   );
 }
 
