@@ -29,8 +29,8 @@ __all__ = ["COSTS", "PLAIN", "SCHEDULES", "SEEDS", "Cell", "Key", "Sweep", "cell
 COSTS = (0.0, 0.01, 0.05, 0.2)
 """Costs of a switch, as shares of the bound."""
 STEADY_COSTS = (0.0, 0.05)
-SEEDS = (10, 11, 12)
-"""Not those with which the constants of the decision were chosen (0 and 1)."""
+SEEDS = (20, 21, 22)
+"""None of those that were looked at while the decision and the admission were chosen (0, 1, 10, 11, 12)."""
 FILL = 4
 """Steps at the beginning and at the end that are not the steady state: as many batches are in flight."""
 HIGH_LOAD = 1.6

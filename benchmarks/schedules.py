@@ -193,10 +193,12 @@ ASTRAFLOW = Schedule(
     "astraflow",
     {"max_staleness": 4, "engine_lag": 1, "sampler": {"name": "fifo"}},
     is_lockstep=False,
+    admission="all",
 )
-LENDING = replace(ASTRAFLOW, name="astraflow, lending", lends=True, admission="all")
-"""The same, but no device waits if another policy or task can use it. It also loses no completions: both
-policies act in every episode, so a group that only one of them had room for would be lost for the other."""
+"""Both policies act in every episode, so a group that only one of them had room for would be lost for the
+other."""
+LENDING = replace(ASTRAFLOW, name="astraflow, lending", lends=True)
+"""The same, but no device waits if another policy or task can use it."""
 BARRIER = replace(ASTRAFLOW, name="astraflow, barrier", has_barrier=True)
 """The same, but both policies wait for each other."""
 SYNCHRONOUS = (
