@@ -43,8 +43,9 @@ class Scenario:
     limit_s: float
     """The run must be over by then: the slowest services do an episode in 4 s, and retries cost more."""
     failure_frac: float
-    hand_in_frac: float
     """Episodes that end in a failure while there are faults."""
+    hand_in_frac: float
+    """Episodes that are handed in while there are faults."""
     idle_frac: float
     """Trajectories in which a policy samples nothing."""
     equal_frac: float
