@@ -34,8 +34,13 @@ from astraflow.trainer.step import entropies, token_logprobs
 from astraflow.trainer.torch.compiled import compile_layers, exclude_from_compile
 from astraflow.trainer.torch.head import chunked_logprobs, is_head_large
 from astraflow.trainer.torch.norms import replace_norms
-from astraflow.trainer.torch.packed_rows import LayoutTensors, attend, layout_tensors
-from astraflow.trainer.torch.parallel.context_parallel import TokenPart
+from astraflow.trainer.torch.packed_rows import (
+    LayoutTensors,
+    all_values,
+    attend,
+    layout_tensors,
+    own_part,
+)
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from astraflow.trainer.torch.replay import RouterReplay
 from astraflow.trainer.torch.varlen import find_varlen
@@ -192,7 +197,7 @@ class TrainerForward:
     def outputs(self, packed: LayoutTensors) -> Tensor:
         """`logits` computed in the dtype of the recipe and converted to float32."""
         own, chosen = self._own_part(packed)
-        return _all_values(self.entry(partial(self._outputs, own)), own, chosen, len(packed.target_ids))
+        return all_values(self.entry(partial(self._outputs, own)), own, chosen, len(packed.target_ids))
 
     def cut_tokens(self, grid: RankGrid) -> None:
         """Makes every further pass cut its tokens over the ranks of `train.shard.context`.
@@ -225,7 +230,7 @@ class TrainerForward:
         packed = self.tensors(layout)
         own, chosen = self._own_part(packed)
         logits = self._try(partial(self.logits, own))
-        return _all_values(logits, own, chosen, len(packed.target_ids))
+        return all_values(logits, own, chosen, len(packed.target_ids))
 
     def _try(self, compute: Callable[[], Any]) -> Any:
         """A trial pass. It computes in float32, unless ranks gather layers in bfloat16."""
@@ -261,8 +266,8 @@ class TrainerForward:
                 temperatures = temperatures[chosen.cpu().numpy()]
             value, found = self.entry(partial(self._logprobs, own, temperatures, entropy))
             num_trained = len(packed.target_ids)
-            found = None if found is None else _all_values(found, own, chosen, num_trained)
-            return _all_values(value, own, chosen, num_trained), found
+            found = None if found is None else all_values(found, own, chosen, num_trained)
+            return all_values(value, own, chosen, num_trained), found
         value = self.exact.compute(packed, temperatures)
         if entropy == "none" and not torch.is_grad_enabled():
             return value, None
@@ -275,17 +280,7 @@ class TrainerForward:
         grid = self._grid
         if grid is None:
             return packed, None
-        part = TokenPart(grid.model_rank, grid.context, grid.model_group, len(packed.token_ids))
-        chosen = part.chosen(packed.predict_idx)
-        own = replace(
-            packed,
-            token_ids=part.own(packed.token_ids),
-            position_ids=part.own(packed.position_ids),
-            predict_idx=packed.predict_idx[chosen] % part.size,
-            target_ids=packed.target_ids[chosen],
-            part=part,
-        )
-        return own, chosen
+        return own_part(packed, rank=grid.model_rank, world=grid.context, group=grid.model_group)
 
     def _outputs(self, packed: LayoutTensors) -> Tensor:
         with self._precision():
@@ -400,13 +395,6 @@ def _packed_inputs(packed: LayoutTensors) -> dict[str, Any]:
     }
 
 
-def _all_values(values: Tensor, own: LayoutTensors, chosen: Tensor | None, num_values: int) -> Tensor:
-    """The values of all trained tokens, only some of which this rank may have computed."""
-    if own.part is None or chosen is None:
-        return values
-    return own.part.all_values(values, chosen, num_values)
-
-
 def _padded_rows(packed: LayoutTensors) -> Tensor:
     return packed.row_idx.index_select(0, packed.predict_idx)
 
@@ -450,11 +438,7 @@ def _packed_attention(
     unknown = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
     if unknown:
         raise _UnknownAttentionError(f"the model's attention needs {', '.join(unknown)}")
-    packed = packed_layout
-    if packed.part is not None:
-        query, key, value = (packed.part.heads(states) for states in (query, key, value))
-    outputs = attend(packed, query, key, value, scaling=scaling)
-    return outputs if packed.part is None else packed.part.tokens(outputs), None
+    return attend(packed_layout, query, key, value, scaling=scaling), None
 
 
 def _probe_samples(vocab_size: int) -> list[Sample]:

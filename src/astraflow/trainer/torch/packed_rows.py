@@ -3,7 +3,8 @@
 Legend: H heads, D dimension of a head; others as in `trainer.packing`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from astraflow.trainer.packing import Layout
 from astraflow.trainer.torch.parallel.context_parallel import TokenPart
 from astraflow.trainer.torch.varlen import VarlenKernel, VarlenRows
 
-__all__ = ["LayoutTensors", "attend", "layout_tensors"]
+__all__ = ["LayoutTensors", "all_values", "attend", "layout_tensors", "own_part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,37 @@ def layout_tensors(
     )
 
 
+def own_part(packed: LayoutTensors, *, rank: int, world: int, group: Any) -> tuple[LayoutTensors, Tensor]:
+    """The part of the tokens that one of `world` ranks computes, and the indices of the trained tokens that
+    it predicts."""
+    part = TokenPart(rank, world, group, len(packed.token_ids))
+    chosen = part.chosen(packed.predict_idx)
+    own = replace(
+        packed,
+        token_ids=part.own(packed.token_ids),
+        position_ids=part.own(packed.position_ids),
+        predict_idx=packed.predict_idx[chosen] % part.size,
+        target_ids=packed.target_ids[chosen],
+        part=part,
+    )
+    return own, chosen
+
+
+def all_values(values: Tensor, own: LayoutTensors, chosen: Tensor | None, num_values: int) -> Tensor:
+    """The values of all trained tokens, only some of which this rank may have computed."""
+    if own.part is None or chosen is None:
+        return values
+    return own.part.all_values(values, chosen, num_values)
+
+
 def attend(
     packed: LayoutTensors, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None
 ) -> Tensor:
     """Attention within causal rows, and of tails to their prefix and themselves; [1, H, N, D] in,
-    [1, N, H, D] out."""
+    [1, N, H, D] out. With `packed.part`, N are this rank's tokens."""
+    if packed.part is not None:
+        heads = (packed.part.heads(states) for states in (query, key, value))
+        return packed.part.tokens(attend(replace(packed, part=None), *heads, scaling=scaling))
     kind = query.device.type
     # Under autocast, norms and rotary embeddings leave queries and keys in float32.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
