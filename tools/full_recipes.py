@@ -23,7 +23,7 @@ from astraflow.models.loading import empty_causal_lm
 from astraflow.recipe.gallery import GalleryItem, find_entry
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.short_forms import full_mapping, policies_of
-from astraflow.trainer.torch.memory import MemoryNeed
+from astraflow.trainer.memory_need import MemoryNeed
 from astraflow.user_input.yaml_files import parts_of
 
 __all__ = ["FullRecipe", "model_folders", "page", "shown_recipes"]
@@ -93,7 +93,8 @@ class FullRecipe:
     @cached_property
     def needs(self) -> dict[str, MemoryNeed]:
         """What each rank of a policy's trainer needs on its GPU."""
-        return {name: rank_need(policy) for name, policy in self.recipe.trained.items()}
+        found = {name: rank_need(policy) for name, policy in self.recipe.trained.items()}
+        return {name: need for name, need in found.items() if need is not None}
 
     @cached_property
     def host_needs(self) -> list[HostNeed]:

@@ -6,18 +6,27 @@
     `tensor.type()` is a type of `torch.cuda`        the CPU's type under CUDA's name
     `synchronize`, `empty_cache`                     nothing: everything is synchronous
     the state of CUDA's random numbers               the state of the CPU's
+    (our check of a recipe) `device: cuda:0`         also `device: cpu`
 
 So no kernel, no stream, and no NCCL is tested. `install` changes this process; `site_folder` changes every
-process that starts with the folder in its `PYTHONPATH`, once it imports megatron-core.
+process that starts with the folder in its `PYTHONPATH`, and `environment_on_cpu` those of a virtual
+environment, once they look for megatron-core.
 """
 
 import functools
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 MAKERS = ("tensor", "zeros")
+_INSTALL = (
+    f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); "
+    "from drivers.cuda_on_cpu import install_when_imported; install_when_imported()"
+)
+"""A line that Python runs when it starts."""
 _installed: list[bool] = []
 
 
@@ -28,6 +37,9 @@ def install(_: int = 0) -> None:
     _installed.append(True)
     import torch
 
+    from astraflow.addons.megatron import checks
+
+    checks.DEVICE_KINDS.append("cpu")
     cpu = torch.device("cpu")
     replaced: Any = torch.cuda
     replaced.current_device = lambda: cpu
@@ -77,9 +89,14 @@ def install_when_imported() -> None:
 def site_folder(folder: Path) -> Path:
     """Writes a `sitecustomize.py` that calls `install_when_imported`. Returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    tests = Path(__file__).parents[1]
-    (folder / "sitecustomize.py").write_text(
-        f"import sys\nsys.path.append({str(tests)!r})\n"
-        "from drivers.cuda_on_cpu import install_when_imported\ninstall_when_imported()\n"
-    )
+    (folder / "sitecustomize.py").write_text(f"{_INSTALL}\n")
+    return folder
+
+
+def environment_on_cpu(folder: Path) -> Path:
+    """A new virtual environment with the packages of this one, which calls `install_when_imported`."""
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    ours = sysconfig.get_paths()["purelib"]
+    (packages / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n{_INSTALL}\n")
     return folder

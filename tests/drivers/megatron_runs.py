@@ -98,3 +98,22 @@ def scores(ranks: Ranks, model_dir: Path, settings: dict[str, Any]) -> np.ndarra
     columns = columns_from_samples(batch.samples, vocab_size=VOCAB_SIZE, is_slice=True)
     parts = learner.backend.cut(columns, np.arange(len(columns.lengths)))
     return learner.backend.logprobs(columns, parts)
+
+
+def held(ranks: Ranks, model_dir: Path, settings: dict[str, Any]) -> tuple[dict[str, int], dict[str, float]]:
+    """The bytes that megatron-core's buffers and optimizer hold after a step, and what was expected."""
+    from astraflow.addons.megatron.memory import rank_need
+
+    learner = learner_of(ranks, model_dir, settings)
+    backend: Any = learner.backend
+    learner.train_step(slice_of(0, backend.data_ranks))
+    policy = backend.trained_model("policy")
+    states = policy._optimizer.optimizer.state.values()
+    masters = [shard for group in policy._optimizer.shard_fp32_from_float16_groups for shard in group]
+    averages = [value for state in states for value in state.values() if value.ndim]
+    actual = {
+        "weights": sum(weight.nbytes for weight in policy.model.parameters()),
+        "gradients": sum(buffer.grad_data.nbytes for buffer in policy.module.buffers),
+        "optimizer": sum(tensor.nbytes for tensor in (*masters, *averages)),
+    }
+    return actual, dict(rank_need(backend._config, model_dir).lasting)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from drivers import cuda_on_cpu
-from drivers.megatron_runs import RankRun, make_decoder, refusal, scores, train
+from drivers.megatron_runs import RankRun, held, make_decoder, refusal, scores, train
 from drivers.rank_pool import RankPool
 
 needs_megatron = pytest.mark.skipif(
@@ -23,6 +23,8 @@ SHAPES = {
     "tp 2": (2, {"tensor": 2}),
     "pp 2": (2, {"pipeline": 2}),
     "tp 2, pp 2": (4, {"tensor": 2, "pipeline": 2}),
+    "cp 2": (2, {"context": 2}),
+    "pp 2, cp 2": (4, {"pipeline": 2, "context": 2}),
 }
 
 
@@ -109,6 +111,7 @@ def test_losses_and_weights_of_20_steps_are_those_of_torch(
         (("dp 2", True), ("tp 2", True)),
         (("pp 2", True), ("", False)),
         (("", False), ("pp 2", True)),
+        (("pp 2, cp 2", True), ("cp 2", True)),
     ],
 )
 def test_a_run_goes_on_at_another_shape_and_in_the_other_backend(
@@ -166,15 +169,39 @@ def test_a_pipeline_with_fewer_microbatches_than_stages_works(
 
 
 @needs_megatron
-def test_a_checkpoint_of_another_model_is_refused(pool: RankPool, plain: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_hidden_layers": 2}, "unknown model.layers.2"),
+        ({"intermediate_size": 32}, "has shape (16, 24); the model has (16, 32)"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    pool: RankPool, plain: RankPool, tmp_path: Path, change: dict[str, int], said: str
+) -> None:
     folder = make_decoder("llama", tmp_path / "model")
-    other = make_decoder("llama", tmp_path / "other", num_hidden_layers=2)
+    other = make_decoder("llama", tmp_path / "other", **change)
     saved = tmp_path / "saved"
     saved.mkdir()
     plain.run(1, train, folder, {}, range(1), saved)
     for found in pool.run(2, refusal, other, megatron({}, tensor=2), saved):
         assert "DataError: checkpoint" in found
-        assert "unknown model.layers.2" in found
+        assert said in found
+
+
+@needs_megatron
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", ["dp 2", "tp 2, pp 2", "cp 2"])
+def test_a_rank_holds_what_was_estimated_before_it_was_built(
+    pool: RankPool, tmp_path: Path, shape: str, dtype: str
+) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 32}
+    folder = make_decoder("llama", tmp_path / "model", **sizes)
+    world, cut = SHAPES[shape]
+    found = pool.run(world, held, folder, megatron(SMALL, dtype=dtype, **cut))
+    for name, expected in found[0][1].items():
+        most = max(actual[name] for actual, _ in found)
+        assert most == pytest.approx(expected, rel=0.02), name
 
 
 @needs_megatron

@@ -35,6 +35,7 @@ from astraflow.rollout.engine_config import EngineVariant
 from astraflow.service.loopback import is_loopback
 from astraflow.service.process import MODULE_PATH_VARIABLE
 from astraflow.trainer.backend_config import BackendVariant
+from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, find_interpreter
 from astraflow.weights.addresses import listens_everywhere
 
 __all__ = [
@@ -239,7 +240,7 @@ class _SpecBuilder:
         auxiliary = config.train.auxiliary
         models = [model_path(name) for name in (auxiliary.reference, auxiliary.teacher) if name]
         batches = [Path(auxiliary.offline.folder).expanduser()] if auxiliary.offline is not None else []
-        return self._spec(
+        spec = self._spec(
             f"trainer-{policy}",
             ("train", str(self._folder.path), "--policy", policy, *urls),
             role="trainer",
@@ -249,6 +250,10 @@ class _SpecBuilder:
             near=f"publisher-{policy}",
             is_finite=True,
         )
+        if not (named := config.train.other_python):
+            return spec
+        python = find_interpreter(named, f"policies.{policy}.train.backend.python")
+        return replace(spec, argv=(python, *spec.argv[1:]), env={**spec.env, **OWN_MODULES_HIDDEN})
 
     def node(self, policy: str, config: PolicyConfig, number: int) -> ProcessSpec:
         """The agent on another of a trainer's machines. It finds everything in the shared run folder."""

@@ -1,6 +1,6 @@
 """The backend of a recipe, which computes the training steps: PyTorch, or that of an installed package."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -8,6 +8,7 @@ from pydantic import Field
 
 from astraflow.config import Config, Variant
 from astraflow.protocols import Engine, Learner, TrainerBackend
+from astraflow.trainer.memory_need import MemoryNeed
 from astraflow.types.host_tensors import WeightSnapshot
 
 if TYPE_CHECKING:
@@ -85,6 +86,17 @@ class BackendVariant(Variant):
     def computes_with(self) -> TorchBackendConfig | None:
         """The settings below the key `torch`, if PyTorch computes for this backend; None otherwise."""
         return None
+
+    def lasting_bytes(self, train: "TrainConfig", model_dir: Path) -> Mapping[str, float] | None:
+        """What a rank keeps on its device for the whole run, by purpose; None: as PyTorch (`computes_with`).
+
+        Imports no torch. Raises: ConfigError or DataError if the backend can't train this model.
+        """
+        del train, model_dir
+
+    def memory_need(self, train: "TrainConfig", model_dir: Path) -> MemoryNeed | None:
+        """The same, and what a pass needs; may import torch."""
+        del train, model_dir
 
     def make(
         self,

@@ -128,6 +128,11 @@ class TrainConfig(Config):
         """Number of ranks per machine."""
         return self.ranks // self.nodes
 
+    @property
+    def other_python(self) -> str:
+        """The Python in which the trainer's processes run, as the recipe names it; empty: that of the run."""
+        return str(getattr(self.backend, "python", ""))
+
     @model_validator(mode="after")
     def _ranks_can_be_cut(self) -> "TrainConfig":
         if "shard" not in self.model_fields_set:

@@ -73,11 +73,12 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
         "rollout.gpus": bool(recipe.rollout.gpus),
         "weights.peers": recipe.weights.peers,
         "dataflow.tls": recipe.dataflow.tls.is_on,
+        "train.backend.python": any(policy.train.other_python for policy in recipe.trained.values()),
     }
     if wrong := [key for key, is_set in refused.items() if is_set]:
         raise ConfigError(
             f"{wrong[0]} works on one machine only and cannot be rendered for Kubernetes; leave it out "
-            "(GPUs: cluster.rollout.gpus; encryption: the network of the cluster)"
+            "(GPUs: cluster.rollout.gpus; encryption: the network of the cluster; Python: the image's)"
         )
     _check_labels(recipe.cluster)
     if not KubernetesConfig.of(recipe.cluster).image:

@@ -44,7 +44,7 @@ from astraflow.rollout.renderer import load_renderer, load_tokenizer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.run.preflight import check_recipe
 from astraflow.tasks.rewards import needs_sandbox
-from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.backend_config import TorchBackendConfig, torch_settings
 from astraflow.types import Episode, Lease, Message
 
 __all__ = ["examine", "thread_finding"]
@@ -192,17 +192,17 @@ def _ids(stop_ids: frozenset[int]) -> str:
 
 def _gpus(recipe: Recipe) -> Iterator[Finding]:
     """Tells who uses which GPU, and what each trainer needs there."""
-    backends = {name: policy.train.backend for name, policy in recipe.trained.items()}
-    if not any(map(_is_on_gpu, (recipe.rollout.engine, *backends.values()))):
+    engine = recipe.rollout.engine
+    settings = [torch_settings(policy.train.backend) for policy in recipe.trained.values()]
+    if not any(map(_is_on_gpu, (engine, *settings))):
         return
     import torch
 
     from astraflow.addons.doctor.gpu_memory import gpu_memory_finding, share_finding
 
     yield found("users of GPUs", lambda: share_finding(recipe))
-    for name, backend in backends.items():
-        if _is_on_gpu(backend):
-            policy = recipe.policies[name]
+    for name, policy in recipe.trained.items():
+        if _is_on_gpu(torch_settings(policy.train.backend)):
             check = f"GPU memory of trainer-{name}"
             yield found(check, lambda n=name, p=policy: gpu_memory_finding(n, p, torch.cuda.device_count()))
 

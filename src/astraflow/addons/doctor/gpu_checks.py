@@ -18,11 +18,12 @@ import msgspec
 from astraflow.addons.doctor.model_size import num_parameters
 from astraflow.errors import ConfigError, DataError
 from astraflow.processes.visible_gpus import VISIBLE, visible_names
-from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
 from astraflow.run.start_checks import ask_program, has_services_here, last_line
-from astraflow.trainer.backend_config import TorchBackendConfig, torch_settings
+from astraflow.trainer.backend_config import BackendVariant, torch_settings
 from astraflow.user_input.extras import install_hint
+from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, find_interpreter
 from astraflow.user_input.mistakes import hint
 
 __all__ = ["GpuUser", "check_devices", "check_shared_memory", "check_shares", "gpu_users"]
@@ -85,23 +86,25 @@ def check_devices(recipe: Recipe) -> None:
     Raises: ConfigError if a device is misspelled or is a GPU that this machine lacks, if processes share a
     GPU without stated shares, or if a GPU can't do its work.
     """
-    needed: dict[str, int] = {}
-    for where, (device, num) in _devices(recipe).items():
+    needed: dict[str, dict[str, int]] = {}
+    for where, (device, num, python) in _devices(recipe).items():
         kind, _, number = device.partition(":")
         if kind not in _DEVICES or (number and not number.isdigit()):
             expected = hint(kind, _DEVICES) if kind not in _DEVICES else "; expected a number after the colon"
             raise ConfigError(f"{where} = {device!r} is not a device{expected}, e.g. cpu or cuda:0")
         if kind == "cuda":
-            needed[f"{where} = {device!r}"] = int(number or 0) + num
-    found = _describe_gpus() if needed else _Found()
-    if lacking := [where for where, num in needed.items() if num > len(found.gpus)]:
-        raise ConfigError(_lack_text(lacking, found))
+            needed.setdefault(python, {})[f"{where} = {device!r}"] = int(number or 0) + num
+    found = {python: _describe_gpus(python) for python in needed}
+    for python, wanted in needed.items():
+        if lacking := [where for where, num in wanted.items() if num > len(found[python].gpus)]:
+            raise ConfigError(_lack_text(lacking, found[python]))
     users = gpu_users(recipe)
     check_shares(users)
-    names = visible_names() or [str(idx) for idx in range(len(found.gpus))]
-    for label, gpu in zip(names, found.gpus, strict=False):
-        _check_gpu(label, gpu, users.get(label, ()), found)
-    _check_ranks(recipe, found)
+    for own in found.values():
+        names = visible_names() or [str(idx) for idx in range(len(own.gpus))]
+        for label, gpu in zip(names, own.gpus, strict=False):
+            _check_gpu(label, gpu, users.get(label, ()), own)
+    _check_ranks(recipe, next(iter(found.values()), _Found()))
 
 
 def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
@@ -113,8 +116,7 @@ def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
         if backend is None or not backend.device.startswith("cuda"):
             continue
         first = int(backend.device.partition(":")[2] or 0)
-        num_parts = policy.train.ranks // policy.train.shard.replicate
-        num_bytes = _trainer_bytes(backend) * _num_parameters(policy.model_dir) / num_parts
+        num_bytes = _rank_bytes(policy)
         for label in _labels(range(first, first + policy.train.local_ranks)):
             users.setdefault(label, []).append(GpuUser(f"trainer-{name}", num_bytes=num_bytes))
     engine = recipe.rollout.engine
@@ -226,21 +228,24 @@ def check_shared_memory(where: str, ranks: int, folder: Path = Path("/dev/shm"))
         )
 
 
-def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
+def _devices(recipe: Recipe) -> dict[str, tuple[str, int, str]]:
     """Returns the devices of processes on this machine, by their place in the recipe.
 
-    Each one is given by its first device, and the number of devices from that one on.
+    Each one is given by its first device, the number of devices from that one on, and the Python of the
+    process.
     """
-    devices: dict[str, tuple[str, int]] = {}
+    devices: dict[str, tuple[str, int, str]] = {}
     for name, policy in recipe.trained.items():
         config = policy.train.backend
         if (backend := torch_settings(config)) is not None:
             own = backend is config or "device" in type(config).model_fields
             where = f"policies.{name}.train.backend{'' if own else '.torch'}.device"
-            devices[where] = (backend.device, policy.train.local_ranks)
+            named = policy.train.other_python
+            python = find_interpreter(named, f"policies.{name}.train.backend.python") if named else ""
+            devices[where] = (backend.device, policy.train.local_ranks, python)
     engine = recipe.rollout.engine
     if isinstance(engine, TorchEngineConfig) and has_services_here(recipe):
-        devices["rollout.engine.device"] = (engine.device, 1)
+        devices["rollout.engine.device"] = (engine.device, 1, "")
     return devices
 
 
@@ -250,10 +255,23 @@ def _labels(gpus: Iterable[int | str]) -> list[str]:
     return [names[int(gpu)] if str(gpu).isdigit() and int(gpu) < len(names) else str(gpu) for gpu in gpus]
 
 
-def _trainer_bytes(backend: TorchBackendConfig) -> float:
-    """Bytes per parameter that last for the whole run on a trainer's GPUs; adapters count as nothing."""
-    averages = 0.0 if backend.offload_optimizer else 4.0 if backend.optimizer_state == "bfloat16" else 8.0
-    return 4.0 if backend.lora.rank else 8.0 + averages
+def _rank_bytes(policy: PolicyConfig) -> float:
+    """Bytes that last for the whole run on a rank's GPU; adapters count as nothing. 0 if unknown."""
+    backend = policy.train.backend
+    if isinstance(backend, BackendVariant):
+        try:
+            own = backend.lasting_bytes(policy.train, policy.model_dir)
+        except (ConfigError, DataError):
+            return 0.0  # the backend's own check says what is wrong
+        if own is not None:
+            return sum(own.values())
+    settings = torch_settings(backend)
+    if settings is None:
+        return 0.0
+    averages = 0.0 if settings.offload_optimizer else 4.0 if settings.optimizer_state == "bfloat16" else 8.0
+    per_weight = 4.0 if settings.lora.rank else 8.0 + averages
+    num_parts = policy.train.ranks // policy.train.shard.replicate
+    return per_weight * _num_parameters(policy.model_dir) / num_parts
 
 
 def _num_parameters(model_dir: Path) -> int:
@@ -285,12 +303,16 @@ def _lack_text(lacking: Sequence[str], found: _Found) -> str:
     )
 
 
-def _describe_gpus() -> _Found:
-    """Returns the GPUs that PyTorch can use. Raises: ConfigError if PyTorch is not installed."""
+def _describe_gpus(python: str = "") -> _Found:
+    """Returns the GPUs that the PyTorch of a Python can use; empty: of this one.
+
+    Raises: ConfigError if PyTorch is not installed.
+    """
     has_files = sys.platform != "linux" or any((Path("/dev") / name).exists() for name in _GPU_FILES)
     if not has_files and not os.environ.get(VISIBLE):
         return _Found()
-    output = ask_program([sys.executable, "-P", "-c", _DESCRIBE_GPUS])
+    env = {**os.environ, **OWN_MODULES_HIDDEN} if python else None
+    output = ask_program([python or sys.executable, "-P", "-c", _DESCRIBE_GPUS], env=env)
     if output.returncode:
         if "No module named 'torch'" in output.stderr:
             raise ConfigError(install_hint("a recipe that computes on a GPU", ["torch"]))

@@ -6,11 +6,12 @@ from astraflow.addons.doctor.gpu_checks import check_shares, gpu_users
 from astraflow.addons.doctor.machine import GIB, Finding
 from astraflow.models.loading import empty_causal_lm
 from astraflow.recipe.recipe import PolicyConfig, Recipe
-from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig, torch_settings
 from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.memory_need import MemoryNeed
 from astraflow.trainer.ranks import ALONE
 from astraflow.trainer.torch.lora import Lora
-from astraflow.trainer.torch.memory import MemoryNeed, free_bytes, memory_need
+from astraflow.trainer.torch.memory import free_bytes, memory_need
 from astraflow.trainer.torch.parallel.grid import RankGrid
 
 __all__ = ["gpu_memory_finding", "rank_need", "share_finding"]
@@ -18,10 +19,17 @@ __all__ = ["gpu_memory_finding", "rank_need", "share_finding"]
 _SHARES = "users of GPUs"
 
 
-def rank_need(policy: PolicyConfig) -> MemoryNeed:
-    """The device memory of one rank of a policy's trainer. Raises: DataError if the folder has no model."""
+def rank_need(policy: PolicyConfig) -> MemoryNeed | None:
+    """The device memory of one rank of a policy's trainer; None if its backend doesn't tell.
+
+    Raises: DataError if the folder has no model; ConfigError if the backend can't train it.
+    """
     train = policy.train
-    backend = cast("TorchBackendConfig", train.backend)
+    backend = train.backend
+    if isinstance(backend, BackendVariant):
+        return backend.memory_need(train, policy.model_dir)
+    if not isinstance(backend, TorchBackendConfig):
+        return None
     model = empty_causal_lm(policy.model_dir, device="meta")
     if backend.lora.rank:
         Lora.add_to(model, backend.lora, base=policy.model_dir, seed=0)
@@ -30,9 +38,11 @@ def rank_need(policy: PolicyConfig) -> MemoryNeed:
 
 def gpu_memory_finding(name: str, policy: PolicyConfig, num_gpus: int) -> Finding:
     """Compares the need of each rank with the free memory of its GPU, if this machine has it."""
-    backend = cast("TorchBackendConfig", policy.train.backend)
-    need = rank_need(policy)
+    backend = cast("TorchBackendConfig", torch_settings(policy.train.backend))
     check = f"GPU memory of trainer-{name}"
+    need = rank_need(policy)
+    if need is None:
+        return Finding("ok", check, "unknown before the model is loaded")
     each = f"each of {policy.train.ranks} ranks" if policy.train.ranks > 1 else "its process"
     text = f"{each} needs about {need.total / GIB:.1f} GiB: {need.text()}"
     first = int(backend.device.partition(":")[2] or 0)

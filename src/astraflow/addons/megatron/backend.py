@@ -4,40 +4,46 @@ Which samples make a step, and what it minimizes, is decided by `LossLearner`, a
 both share: packed layouts, checkpoints, and the names and bytes of a version. Not thread-safe.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from astraflow.addons.megatron.config import MegatronBackendConfig
 from astraflow.addons.megatron.groups import make_groups
+from astraflow.addons.megatron.memory import rank_need
 from astraflow.addons.megatron.passes import SplitModel
 from astraflow.addons.megatron.trained import TrainedPolicy
-from astraflow.errors import ConfigError, DataError, TrainingError, WeightsError
+from astraflow.errors import ConfigError, DataError, WeightsError
 from astraflow.models.export import begin_export
 from astraflow.models.loading import DTYPES
-from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Write
+from astraflow.protocols import ModelRole, TrainedRole, Write
 from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.memory_need import check_memory
 from astraflow.trainer.ranks import Ranks
+from astraflow.trainer.torch.memory import free_bytes
 from astraflow.trainer.torch.side_models import check_same_tokens, frozen_folders
-from astraflow.trainer.torch.torch_files import TrainerState, file_tensors, load_state, save_state
+from astraflow.trainer.torch.torch_backend import ModelVerbs
+from astraflow.trainer.torch.torch_files import (
+    TrainerState,
+    check_frozen,
+    file_tensors,
+    load_state,
+    save_state,
+)
 from astraflow.types import SampleRules
 from astraflow.types.host_tensors import HostTensor
-from astraflow.types.token_columns import EXPERTS_STREAM, Columns
+from astraflow.types.token_columns import EXPERTS_STREAM
 from astraflow.weights.manifest import table_of
 from astraflow.weights.ranges import elements_of_rank
 
 __all__ = ["MegatronBackend"]
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
 _FILE = "model.safetensors"
 
 
-class MegatronBackend:
+class MegatronBackend(ModelVerbs):
     """Implements `TrainerBackend`."""
 
     def __init__(self, config: TrainConfig, *, model_dir: Path, ranks: Ranks) -> None:
@@ -50,6 +56,9 @@ class MegatronBackend:
         self._backend = config.backend
         torch.set_num_threads(config.backend.num_threads)
         self._groups = make_groups(ranks, config.backend)
+        self._device = str(self._groups.device)
+        self._need = rank_need(config, model_dir)
+        check_memory(self._need, free_bytes(self._device))
         self._policy = TrainedPolicy(model_dir, config, self._groups)
         self._frozen: dict[ModelRole, tuple[SplitModel, str, Path]] = {}
         for role, folder in frozen_folders(config, model_dir).items():
@@ -72,48 +81,19 @@ class MegatronBackend:
         """The rules for trajectories that the policy's model accepts."""
         return SampleRules(vocab_size=self.vocab_size, refused_streams=(EXPERTS_STREAM,))
 
-    def cut(self, columns: Columns, samples: Ints, *, model: ModelRole = "policy") -> Sequence[Ints]:
-        """Microbatches of at most `train.token_budget` tokens."""
-        return self._model(model).cut(columns, samples)
+    def scoring_model(self, role: ModelRole) -> SplitModel:
+        """Any of the models. Raises: ConfigError if there is no such model."""
+        if role == "policy":
+            return self._policy
+        if role not in self._frozen:
+            raise ConfigError(f"the recipe has no {role} that train.backend.name: megatron computes")
+        return self._frozen[role][0]
 
-    def forward_backward(
-        self,
-        columns: Columns,
-        parts: Sequence[Ints],
-        objective: Objective,
-        *,
-        model: TrainedRole = "policy",
-    ) -> int:
-        """Adds the gradient of an objective. Returns the number of computed tokens.
-
-        Raises: TrainingError if the device runs out of memory.
-        """
-        self._model(model)
-        try:
-            return self._policy.forward_backward(columns, parts, objective)
-        except torch.OutOfMemoryError as err:
-            raise TrainingError(
-                f"{self._groups.device} is out of memory; lower train.token_budget, set "
-                "train.backend.activations: recompute, or use more ranks"
-            ) from err
-
-    def optim_step(self, step: AdamStep, *, model: TrainedRole = "policy") -> float:
-        """Makes one step of AdamW. Returns the gradient's norm before clipping."""
-        self._model(model)
-        return self._policy.optim_step(step)
-
-    def reset_optimizer(self) -> None:
-        """Resets the optimizer's state, and drops the gradient if there is one."""
-        self._policy.reset_optimizer()
-
-    def logprobs(self, columns: Columns, parts: Sequence[Ints], *, model: ModelRole = "policy") -> Floats:
-        """[P]: logprobs at the sampling temperature; NaN for tokens outside `parts`."""
-        return self._model(model).predictions(columns, parts)
-
-    def values(self, columns: Columns, parts: Sequence[Ints]) -> Floats:
-        """Raises: ConfigError, since there is no critic."""
-        del columns, parts
-        raise ConfigError("train.backend.name: megatron trains no critic")
+    def trained_model(self, role: TrainedRole) -> TrainedPolicy:
+        """The policy. Raises: ConfigError for the critic."""
+        if role != "policy":
+            raise ConfigError("train.backend.name: megatron trains no critic")
+        return self._policy
 
     def export(self) -> Iterable[HostTensor]:
         """The current weights, in the dtype in which they are published. Iterate once, in any thread.
@@ -167,18 +147,7 @@ class MegatronBackend:
         except (OSError, DataError, WeightsError) as err:
             raise DataError(f"checkpoint {folder} does not load: {err}") from err
         self._policy.load_optimizer(folder)
-        for role, (_, digest, model_dir) in self._frozen.items():
-            if state.frozen.get(role) != digest:
-                raise DataError(
-                    f"checkpoint {folder}: the weights of its {role} differ from those in {model_dir}; "
-                    "restore that folder, or begin a new run"
-                )
+        digests = {role: (digest, model_dir) for role, (_, digest, model_dir) in self._frozen.items()}
+        check_frozen(folder, state.frozen, digests)
         torch.set_rng_state(state.rng_state)
         return state.num_steps_done
-
-    def _model(self, role: ModelRole) -> SplitModel:
-        if role == "policy":
-            return self._policy
-        if role not in self._frozen:
-            raise ConfigError(f"train.backend.name: megatron has no {role} in this recipe")
-        return self._frozen[role][0]

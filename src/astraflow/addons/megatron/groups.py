@@ -1,10 +1,10 @@
 """The position of a trainer's rank in Megatron's process groups.
 
-    rank = (slice * pipeline + stage) * tensor + tensor_rank
+    rank = ((slice * pipeline + stage) * context + token_part) * tensor + tensor_rank
 
-Ranks that differ only in `stage` and `tensor_rank` compute the same slice of a batch, so they follow each
-other. megatron-core's own default puts the stages outermost; this order gives each slice the ranks that the
-rest of the trainer expects (`TrainConfig.num_model_ranks`).
+Ranks that differ only in `stage`, `token_part` and `tensor_rank` compute the same slice of a batch, so they
+follow each other. megatron-core's own default puts the stages outermost; this order gives each slice the
+ranks that the rest of the trainer expects (`TrainConfig.num_model_ranks`).
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,12 @@ class ModelGroups:
     pipeline: int
     stage: int
     pipeline_group: Any
-    data_group: Any
+    context: int
+    token_part: int
+    context_group: Any
+    copies: Ranks
+    """The ranks with the same weights, including this one; they share the optimizer's state."""
+    copies_group: Any
     device: torch.device
 
     @property
@@ -62,23 +67,34 @@ def make_groups(ranks: Ranks, config: MegatronBackendConfig) -> ModelGroups:
     state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor,
         pipeline_model_parallel_size=config.pipeline,
+        context_parallel_size=config.context,
+        # There are no experts. megatron-core asserts that their slices would be those of the other layers.
+        expert_tensor_parallel_size=config.tensor * config.context,
         distributed_timeout_minutes=_TIMEOUT_MINUTES,
         order="tp-cp-ep-pp-dp",
         create_gloo_process_groups=False,
     )
-    data_group = state.get_data_parallel_group()
+    copies_group = state.get_data_parallel_group(with_context_parallel=True)
     return ModelGroups(
         everyone=ranks,
-        data=ProcessRanks(data_group) if state.get_data_parallel_world_size() > 1 else ALONE,
+        data=_ranks_of(state.get_data_parallel_group()),
         tensor=config.tensor,
         tensor_rank=state.get_tensor_model_parallel_rank(),
         tensor_group=state.get_tensor_model_parallel_group(),
         pipeline=config.pipeline,
         stage=state.get_pipeline_model_parallel_rank(),
         pipeline_group=state.get_pipeline_model_parallel_group(),
-        data_group=data_group,
+        context=config.context,
+        token_part=state.get_context_parallel_rank(),
+        context_group=state.get_context_parallel_group(),
+        copies=_ranks_of(copies_group),
+        copies_group=copies_group,
         device=device,
     )
+
+
+def _ranks_of(group: Any) -> Ranks:
+    return ProcessRanks(group) if dist.get_world_size(group) > 1 else ALONE
 
 
 def _own_device(configured: str) -> torch.device:

@@ -103,6 +103,7 @@ def _transformer_config(shape: ModelShape, groups: ModelGroups, backend: Megatro
         attention_dropout=0.0,
         tensor_model_parallel_size=groups.tensor,
         pipeline_model_parallel_size=groups.pipeline,
+        context_parallel_size=groups.context,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -125,7 +126,7 @@ class _PackedAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: PackedPass, **__: Any
     ) -> Tensor:
-        """[N, 1, H, D] each -> [N, 1, H * D]."""
+        """[N, 1, H, D] each -> [N, 1, H * D], where N are this rank's tokens."""
         heads = (states.permute(1, 2, 0, 3) for states in (query, key, value))
         found = attend(packed_seq_params.layout, *heads, scaling=None)
         return found.to(query.dtype).transpose(0, 1).flatten(2)  # on CPUs, attention is computed in float32

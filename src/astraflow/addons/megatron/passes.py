@@ -32,7 +32,7 @@ from astraflow.models.weight_files import check_weight_files, weight_paths
 from astraflow.protocols import EntropyUse, Objective
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.packing import cut_microbatches, make_layout
-from astraflow.trainer.torch.packed_rows import LayoutTensors, layout_tensors
+from astraflow.trainer.torch.packed_rows import LayoutTensors, all_values, layout_tensors, own_part
 from astraflow.trainer.torch.torch_files import file_tensors
 from astraflow.trainer.torch.varlen import find_varlen
 from astraflow.types.token_columns import Columns
@@ -154,27 +154,41 @@ class SplitModel:
     ) -> tuple[Tensor, Callable[..., Any]]:
         """The forward pass of a microbatch. Returns its output, and what the last stage makes of it."""
         packed = next(packs)
+        own, chosen = self._own_part(packed)
         output = module(
-            input_ids=packed.token_ids[None],
-            position_ids=packed.position_ids[None],
+            input_ids=own.token_ids[None],
+            position_ids=own.position_ids[None],
             attention_mask=None,
-            packed_seq_params=PackedPass(packed),
+            packed_seq_params=PackedPass(own),
         )
 
         def finish(output: Tensor) -> tuple[Tensor, Tensor, Any]:
-            logprobs, entropies = self._logprobs(columns, packed, output[0], found.entropy)
+            temperatures = columns.temperatures[columns.sample_of(packed.trained)]
+            if chosen is not None:
+                temperatures = temperatures[chosen.cpu().numpy()]
+            of_part = self._logprobs(own, temperatures, output[0], found.entropy)
+            num_trained = len(packed.trained)
+            logprobs = all_values(of_part[0], own, chosen, num_trained)
+            entropies = None if of_part[1] is None else all_values(of_part[1], own, chosen, num_trained)
             found.add(logprobs, entropies)
             loss = logprobs.sum() if objective is None else objective(packed.trained, logprobs, entropies)
             return loss, torch.tensor(0, dtype=torch.int), {}
 
         return output, finish
 
+    def _own_part(self, packed: LayoutTensors) -> tuple[LayoutTensors, Tensor | None]:
+        """The tokens that this rank computes, and the indices of the trained tokens that they predict; None
+        for all."""
+        groups = self.groups
+        if groups.context == 1:
+            return packed, None
+        return own_part(packed, rank=groups.token_part, world=groups.context, group=groups.context_group)
+
     def _logprobs(
-        self, columns: Columns, packed: LayoutTensors, output: Tensor, entropy: EntropyUse
+        self, packed: LayoutTensors, temperatures: Floats, output: Tensor, entropy: EntropyUse
     ) -> tuple[Tensor, Tensor | None]:
-        """[P] each: logprobs at the sampling temperature, and entropies. `output` [N, D]: hidden states."""
+        """[P] each: logprobs at the sampling temperatures, and entropies. `output` [N, D]: hidden states."""
         hidden = output.index_select(0, packed.predict_idx)
-        temperatures = columns.temperatures[columns.sample_of(packed.trained)]
         if (temperatures != 1).any():
             hidden = hidden / torch.from_numpy(temperatures).to(hidden.device, non_blocking=True)[:, None]
         weight = self.model.output_layer.weight

@@ -35,27 +35,34 @@ class ModelShape:
     has_qkv_bias: bool
     has_qk_norm: bool
 
-    def check_cut(self, *, tensor: int, pipeline: int) -> None:
+    def check_cut(self, *, tensor: int, pipeline: int, context: int = 1) -> None:
         """Raises: ConfigError that names the size that the ranks don't divide."""
+        heads = {"num_key_value_heads": self.num_key_heads, "num_attention_heads": self.num_heads}
+        widths = {"intermediate_size": self.mlp_width, "vocab_size": self.vocab_size}
         cuts = {
-            "tensor": (
-                tensor,
-                {
-                    "num_key_value_heads": self.num_key_heads,
-                    "num_attention_heads": self.num_heads,
-                    "intermediate_size": self.mlp_width,
-                    "vocab_size": self.vocab_size,
-                },
-            ),
-            "pipeline": (pipeline, {"num_hidden_layers": self.num_layers}),
+            f"tensor = {tensor}": (tensor, heads | widths),
+            f"tensor x context = {tensor} x {context}": (tensor * context, heads),
+            f"pipeline = {pipeline}": (pipeline, {"num_hidden_layers": self.num_layers}),
         }
         for key, (number, sizes) in cuts.items():
             for name, size in sizes.items():
                 if size % number:
                     raise ConfigError(
-                        f"train.backend.{key} = {number} does not divide the model's {name} = {size}; choose "
-                        "a divisor"
+                        f"train.backend.{key} does not divide the model's {name} = {size}; choose a divisor"
                     )
+
+    def num_weights(self, *, stage: int = 0, tensor: int = 1, pipeline: int = 1) -> int:
+        """Number of weights of a rank in a stage."""
+        num_heads = self.num_heads + 2 * self.num_key_heads
+        attention = self.head_dim * self.width * (num_heads + self.num_heads)
+        attention += self.head_dim * num_heads * self.has_qkv_bias
+        norms = 2 * self.width + 2 * self.head_dim * self.has_qk_norm
+        layer = (attention + 3 * self.mlp_width * self.width) // tensor + norms
+        is_last = stage == pipeline - 1
+        # The last of several stages has a copy of a tied table.
+        num_tables = (stage == 0) + (is_last and not (self.is_tied and stage == 0))
+        tables = num_tables * self.vocab_size * self.width // tensor
+        return self.num_layers // pipeline * layer + tables + self.width * is_last
 
 
 def read_shape(folder: Path) -> ModelShape:

@@ -1,6 +1,6 @@
 """The policy with megatron-core's gradient buffers and its distributed optimizer.
 
-Ranks with different slices of a batch share the optimizer's state: each has ranges of the parameters'
+Ranks with the same weights share the optimizer's state: each has ranges of the parameters'
 elements. A checkpoint has the state by weight of the folder instead, as the torch backend writes it. So it
 loads at any shape, and in either backend.
 """
@@ -195,19 +195,19 @@ class TrainedPolicy(SplitModel):
         return self._optimizer.optimizer.state[self._shards[name][0]][average]
 
     def _whole(self, name: str, shard: Tensor | None) -> Tensor:
-        """Values in a parameter's shape, of which each rank of the data group has a range."""
+        """Values in a parameter's shape, of which each of the ranks with the same weights has a range."""
         parameter = self.weights.parameters[name]
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         if shard is not None:
             first = self._shards[name][1]
             whole[first : first + shard.numel()] = shard.detach().view(-1)
-        if self.groups.data.world > 1:
-            dist.all_reduce(whole, group=self.groups.data_group)
+        if self.groups.copies.world > 1:
+            dist.all_reduce(whole, group=self.groups.copies_group)
         return whole.view(parameter.shape)
 
     def _written(self, parameter: str) -> list[Piece]:
         """The pieces of a parameter whose state this rank writes: one of several ranks that have it."""
-        if self.groups.data.rank:
+        if self.groups.copies.rank:
             return []
         is_first = self.groups.tensor_rank == 0
         found = [piece for piece in self.weights.pieces if piece.parameter == parameter and not piece.is_copy]

@@ -9,14 +9,14 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from astraflow.config import Config
-from astraflow.errors import ConfigError, DataError, TrainingError
+from astraflow.errors import ConfigError, TrainingError
 from astraflow.models.exact import exact_passes
 from astraflow.models.export import begin_export
 from astraflow.models.images import image_rules
@@ -24,10 +24,11 @@ from astraflow.models.loading import DTYPES
 from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Write
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.memory_need import MemoryNeed, check_memory
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.torch.forward import TrainerForward
 from astraflow.trainer.torch.lora import Lora
-from astraflow.trainer.torch.memory import check_memory, free_bytes, memory_need
+from astraflow.trainer.torch.memory import free_bytes, memory_need
 from astraflow.trainer.torch.parallel.grid import make_grid
 from astraflow.trainer.torch.parallel.recompute import recompute_layers
 from astraflow.trainer.torch.parallel.sharding import ModelWeights, rank_device
@@ -41,6 +42,7 @@ from astraflow.trainer.torch.side_models import (
 )
 from astraflow.trainer.torch.torch_files import (
     TrainerState,
+    check_frozen,
     copy_model,
     load_model,
     load_state,
@@ -57,14 +59,74 @@ from astraflow.weights.ranges import elements_of_rank
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["TorchBackend"]
+__all__ = ["ModelVerbs", "TorchBackend"]
 
 _log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
-class TorchBackend:
+class ModelVerbs:
+    """The verbs of a `TrainerBackend` that pass on to one of its models, whoever made these."""
+
+    _device: str
+    _need: MemoryNeed
+    """The estimate that is told if the device runs out of memory."""
+
+    def scoring_model(self, role: ModelRole) -> Any:
+        """A model with `cut` and `predictions`. Raises: ConfigError if there is none of this role."""
+        raise NotImplementedError
+
+    def trained_model(self, role: TrainedRole) -> Any:
+        """One that also has an optimizer. Raises: ConfigError if there is none of this role."""
+        raise NotImplementedError
+
+    def cut(self, columns: Columns, samples: Ints, *, model: ModelRole = "policy") -> Sequence[Ints]:
+        """Microbatches of at most `train.token_budget` tokens."""
+        return self.scoring_model(model).cut(columns, samples)
+
+    def forward_backward(
+        self,
+        columns: Columns,
+        parts: Sequence[Ints],
+        objective: Objective,
+        *,
+        model: TrainedRole = "policy",
+    ) -> int:
+        """Adds the gradient of an objective. Returns the number of computed tokens, including padding.
+
+        Raises: TrainingError if the device runs out of memory.
+        """
+        try:
+            return self.trained_model(model).forward_backward(columns, parts, objective)
+        except torch.OutOfMemoryError as err:
+            longest = max(int(columns.lengths[part].sum()) for part in parts)
+            raise TrainingError(
+                f"{self._device} is out of memory with microbatches of up to {longest} tokens; the estimate "
+                f"before the first step was: {self._need.text()}"
+            ) from err
+
+    def optim_step(self, step: AdamStep, *, model: TrainedRole = "policy") -> float:
+        """Makes one step of AdamW. Returns the gradient's norm before clipping.
+
+        Raises: TrainingError if there is no gradient.
+        """
+        return self.trained_model(model).optim_step(step)
+
+    def reset_optimizer(self) -> None:
+        """Resets the state of the policy's optimizer, and drops the gradient if there is one."""
+        self.trained_model("policy").reset_optimizer()
+
+    def logprobs(self, columns: Columns, parts: Sequence[Ints], *, model: ModelRole = "policy") -> Floats:
+        """[P]: logprobs at the sampling temperature; NaN for tokens outside `parts`."""
+        return self.scoring_model(model).predictions(columns, parts)
+
+    def values(self, columns: Columns, parts: Sequence[Ints]) -> Floats:
+        """[P]: the critic's values; NaN for tokens outside `parts`."""
+        return self.trained_model("critic").predictions(columns, parts)
+
+
+class TorchBackend(ModelVerbs):
     """Implements `TrainerBackend`.
 
     Example: `LossLearner(config, TorchBackend(config, model_dir="models/tiny")).train_step(batch)`.
@@ -159,50 +221,6 @@ class TorchBackend:
         """Bytes of the policy's weights and optimizer state that this rank holds between steps."""
         return self._policy.held_bytes
 
-    def cut(self, columns: Columns, samples: Ints, *, model: ModelRole = "policy") -> Sequence[Ints]:
-        """Microbatches of at most `train.token_budget` tokens."""
-        return self._scoring_model(model).cut(columns, samples)
-
-    def forward_backward(
-        self,
-        columns: Columns,
-        parts: Sequence[Ints],
-        objective: Objective,
-        *,
-        model: TrainedRole = "policy",
-    ) -> int:
-        """Adds the gradient of an objective. Returns the number of computed tokens, including padding.
-
-        Raises: TrainingError if the device runs out of memory.
-        """
-        try:
-            return self._trained_model(model).forward_backward(columns, parts, objective)
-        except torch.OutOfMemoryError as err:
-            longest = max(int(columns.lengths[part].sum()) for part in parts)
-            raise TrainingError(
-                f"{self._device} is out of memory with microbatches of up to {longest} tokens; the estimate "
-                f"before the first step was: {self._need.text()}"
-            ) from err
-
-    def optim_step(self, step: AdamStep, *, model: TrainedRole = "policy") -> float:
-        """Makes one step of AdamW. Returns the gradient's norm before clipping.
-
-        Raises: TrainingError if there is no gradient.
-        """
-        return self._trained_model(model).optim_step(step)
-
-    def reset_optimizer(self) -> None:
-        """Resets the optimizer's state, and drops the gradient if there is one."""
-        self._policy.reset_optimizer()
-
-    def logprobs(self, columns: Columns, parts: Sequence[Ints], *, model: ModelRole = "policy") -> Floats:
-        """[P]: logprobs at the sampling temperature; NaN for tokens outside `parts`."""
-        return self._scoring_model(model).predictions(columns, parts)
-
-    def values(self, columns: Columns, parts: Sequence[Ints]) -> Floats:
-        """[P]: the critic's values; NaN for tokens outside `parts`."""
-        return self._trained_model("critic").predictions(columns, parts)
-
     def step_metrics(self) -> Mapping[str, float]:
         """Metrics of a mixture's routers since the last call; empty for other models."""
         return {} if self._replay is None else self._replay.metrics(self._grid.data)
@@ -259,12 +277,7 @@ class TorchBackend:
         state = load_state(folder)
         for name, model, lora in self._models_by_file():
             load_model(folder, model, name, lora)
-        for role, (digest, model_dir) in self._frozen_digests().items():
-            if state.frozen.get(role) != digest:
-                raise DataError(
-                    f"checkpoint {folder}: the weights of its {role} differ from those in {model_dir}; "
-                    "restore that folder, or begin a new run"
-                )
+        check_frozen(folder, state.frozen, self._frozen_digests())
         torch.set_rng_state(state.rng_state)
         return state.num_steps_done
 
@@ -280,15 +293,17 @@ class TorchBackend:
             return {**found}
         return {**found, "base model": (self._lora.base_digest(self._weights), self._lora.base)}
 
-    def _trained_model(self, role: TrainedRole) -> TrainedModel:
+    def trained_model(self, role: TrainedRole) -> TrainedModel:
+        """The policy or the critic."""
         model = self._policy if role == "policy" else self._critic
         if model is None:
             raise ConfigError("the recipe has no critic; set train.auxiliary.critic")
         return model
 
-    def _scoring_model(self, role: ModelRole) -> ScoringModel:
+    def scoring_model(self, role: ModelRole) -> ScoringModel:
+        """Any of the models."""
         if role in ("policy", "critic"):
-            return self._trained_model(role)
+            return self.trained_model(role)
         if role not in self._frozen:
             raise ConfigError(f"the recipe has no {role}; set it in train.auxiliary")
         return self._frozen[role]

@@ -13,7 +13,7 @@ Reading executes no code: `torch.load` is restricted to weights. No rank and no 
 it is built without memory (on `meta`), set up and sharded, and then each rank fills its part from the files.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TrainerState",
+    "check_frozen",
     "copy_model",
     "file_tensors",
     "load_model",
@@ -75,6 +76,19 @@ def load_state(folder: Path) -> TrainerState:
         )
     except (OSError, RuntimeError, KeyError) as err:
         raise DataError(f"checkpoint {folder} does not load: {err}") from err
+
+
+def check_frozen(folder: Path, saved: Mapping[str, str], models: Mapping[str, tuple[str, Path]]) -> None:
+    """Compares the frozen models of a checkpoint with those that are loaded, given by digest and folder.
+
+    Raises: DataError that names the first that differs.
+    """
+    for role, (digest, model_dir) in models.items():
+        if saved.get(role) != digest:
+            raise DataError(
+                f"checkpoint {folder}: the weights of its {role} differ from those in {model_dir}; "
+                "restore that folder, or begin a new run"
+            )
 
 
 def copy_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) -> Write:

@@ -14,6 +14,8 @@ from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe
 from drivers.cluster_recipes import make_cluster_recipe
 
+OTHER_PYTHON = {"backend": {"name": "megatron", "python": "/opt/megatron"}}
+
 
 def make_recipe(**sections: object) -> Recipe:
     return Recipe.model_validate_json(json.dumps(make_cluster_recipe(**sections)))
@@ -170,6 +172,7 @@ def test_a_pool_that_does_not_size_itself_has_a_number_and_no_autoscaler() -> No
         ),
         ({"cluster": {}}, "cluster.k8s.image is empty"),
         ({"rollout": {"gpus": ["0"]}}, "rollout.gpus"),
+        ({"policies": {"actor": {"model": "/m", "train": OTHER_PYTHON}}}, "train.backend.python"),
         ({"cluster": {"rollout": {"gpus": 0.5}, "k8s": {"image": "x"}}}, "whole GPUs"),
         (
             {

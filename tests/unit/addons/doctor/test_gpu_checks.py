@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from astraflow.addons.doctor.gpu_checks import check_devices, check_shared_memory, check_shares, gpu_users
-from astraflow.addons.doctor.gpu_memory import share_finding
+from astraflow.addons.doctor.gpu_memory import gpu_memory_finding, share_finding
 from astraflow.errors import ConfigError
 from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.recipe.recipe import Recipe, load_recipe
@@ -90,6 +90,14 @@ def test_trainers_share_a_gpu_by_what_they_need(tmp_path: Path) -> None:
     check_shares(users := gpu_users(both))
     num = sum(parameter.numel() for parameter in make_random_model().parameters())
     assert [user.num_bytes for user in users["0"]] == [16 * num] * 2
+
+
+def test_a_backend_that_replicates_gradients_needs_more(tmp_path: Path) -> None:
+    recipe = gpu_recipe(tmp_path, 4, name="megatron")
+    num = sum(parameter.numel() for parameter in make_random_model().parameters())
+    assert [user.num_bytes for user in gpu_users(recipe)["0"]] == [(4 + 4 + 8 / 4) * num]
+    (finding,) = (gpu_memory_finding(name, policy, 0) for name, policy in recipe.trained.items())
+    assert finding.detail.startswith("each of 4 ranks needs about")
 
 
 def test_gpus_with_the_same_name_are_the_same_whoever_lists_them(

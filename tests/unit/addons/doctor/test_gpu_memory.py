@@ -22,11 +22,14 @@ def num_weights() -> int:
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_each_rank_needs_its_part(tmp_path: Path, ranks: int) -> None:
     need = rank_need(policy(tmp_path, ranks))
+    assert need is not None
     assert need.lasting["weights"] == need.lasting["gradients"] == 4 * num_weights() / ranks
 
 
 def test_adapters_need_no_gradients_of_the_model(tmp_path: Path) -> None:
-    assert rank_need(policy(tmp_path, lora={"rank": 1})).lasting["gradients"] < num_weights()
+    need = rank_need(policy(tmp_path, lora={"rank": 1}))
+    assert need is not None
+    assert need.lasting["gradients"] < num_weights()
 
 
 def test_the_finding_tells_the_need_and_two_settings_that_would_help(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from astraflow.addons.doctor.model_size import num_parameters
 from astraflow.addons.megatron.checks import check_megatron
+from astraflow.addons.megatron.memory import rank_need
 from astraflow.addons.megatron.shape import read_shape
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.trainer.config import TrainConfig
+from drivers.megatron_runs import make_decoder
 from drivers.system_driver import ROOT
 
 MEGATRON = {"name": "megatron", "tensor": 2, "pipeline": 2}
@@ -99,6 +102,26 @@ def test_ranks_that_do_not_fit_the_backend_are_refused(settings: dict[str, Any],
         train_of(**settings)
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_the_weights_of_a_model_are_counted_without_it(tmp_path: Path, family: str, is_tied: bool) -> None:
+    folder = make_decoder(family, tmp_path, tie_word_embeddings=is_tied, head_dim=8)
+    shape = read_shape(folder)
+    assert shape.num_weights() == num_parameters(folder)
+    whole = [shape.num_weights(stage=stage, pipeline=2) for stage in range(2)]
+    assert sum(whole) == shape.num_weights() + is_tied * shape.vocab_size * shape.width
+
+
+def test_a_rank_needs_its_stage_its_gradients_and_a_share_of_the_optimizer(tmp_path: Path) -> None:
+    folder = make_decoder("llama", tmp_path, num_hidden_layers=8)
+    shape = read_shape(folder)
+    backend = {**MEGATRON, "dtype": "bfloat16", "activations": "recompute", "publish_dtype": "bfloat16"}
+    need = rank_need(train_of(ranks=8, backend=backend), folder)
+    num = shape.num_weights(stage=1, tensor=2, pipeline=2)  # with the last norm
+    assert need.lasting == {"weights": 2.0 * num, "gradients": 4.0 * num, "optimizer": 6.0 * num}
+    assert need.savings["train.backend.activations: recompute"] == 0
+
+
 def test_a_backend_of_ones_own_has_one_rank() -> None:
     with pytest.raises(ValidationError, match="brings its own processes"):
         TrainConfig(ranks=2, backend=Use(use="x:y"))
@@ -115,6 +138,11 @@ def test_a_backend_of_ones_own_has_one_rank() -> None:
                 "table.normalize": "none",
             },
             "trains no critic",
+        ),
+        ({"train.backend.device": "cpu"}, r"device = 'cpu': megatron-core computes on NVIDIA GPUs only"),
+        (
+            {"train.backend.context": 8, "train.ranks": 8},
+            r"tensor x context = 1 x 8 does not divide the model's num_key_value_heads = 4",
         ),
     ],
 )

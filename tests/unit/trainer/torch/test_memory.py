@@ -8,8 +8,9 @@ import pytest
 
 from astraflow.errors import ConfigError
 from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.memory_need import MemoryNeed, check_memory
 from astraflow.trainer.ranks import ALONE
-from astraflow.trainer.torch.memory import MemoryNeed, check_memory, free_bytes, memory_need
+from astraflow.trainer.torch.memory import free_bytes, memory_need
 from astraflow.trainer.torch.parallel.grid import RankGrid
 from drivers.trainer_builders import make_tiny_model
 

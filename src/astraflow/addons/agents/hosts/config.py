@@ -1,8 +1,6 @@
 """The settings of a host in a recipe: its Python, what it serves, and which of its tasks are used."""
 
 import re
-import shutil
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -11,6 +9,7 @@ from astraflow.config import Config
 from astraflow.errors import ConfigError
 from astraflow.protocols import TaskSource
 from astraflow.tasks.variants import SourceContext, SourceVariant
+from astraflow.user_input.interpreters import find_interpreter
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Variable
 
@@ -61,19 +60,8 @@ class HostConfig(Config):
         return ADAPTERS.get(self.serve, self.serve)
 
     def interpreter(self) -> str:
-        """The path of the interpreter. Links are not followed, because a virtual environment's Python is one.
-
-        Raises: ConfigError if there is none.
-        """
-        named = shutil.which(self.python) if "/" not in self.python and not Path(self.python).is_dir() else ""
-        given = Path(named or self.python).expanduser().absolute()
-        path = given / "bin" / "python" if given.is_dir() else given
-        if not path.is_file():
-            raise ConfigError(
-                f"python = {self.python!r}: there is no {path}; make the environment of the host first, for "
-                "example with `python3 -m venv .venv-verifiers` and its pip, and name its Python here"
-            )
-        return str(path)
+        """The path of the interpreter. Raises: ConfigError if there is none."""
+        return find_interpreter(self.python, "python")
 
 
 class HostedSourceConfig(SourceVariant):
