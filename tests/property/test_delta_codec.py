@@ -28,7 +28,7 @@ from astraflow.weights.manifest import (
 )
 
 pytestmark = pytest.mark.timeout(120)  # the first use compiles
-jit = pytest.importorskip("astraflow.weights.delta.jit", reason="numba is not installed")
+jit = pytest.importorskip("astraflow.addons.fast_deltas.compiled", reason="numba is not installed")
 
 # Infinities, quiet and signalling NaNs with payloads, -0.0, +0.0, denormals, the largest number, one.
 _PATTERNS = {

@@ -15,9 +15,9 @@ from drivers.weight_files import write_model_folder
 CORE = sorted(
     module.name
     for module in pkgutil.walk_packages(astraflow.__path__, "astraflow.", onerror=lambda _: None)
-    if not module.name.startswith("astraflow.addons") and module.name != "astraflow.weights.delta.jit"
+    if not module.name.startswith("astraflow.addons")
 )
-"""All modules but those of add-ons, and one that needs the extra `fast`."""
+"""All modules but those of add-ons."""
 
 WITHOUT_ADD_ONS = """
 import importlib, sys

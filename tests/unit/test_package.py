@@ -1,7 +1,6 @@
 """What holds for all packages: public names, imports, errors."""
 
 import importlib
-import importlib.util
 import pkgutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ MODULES = sorted(
 OF_EXTRAS = {
     "astraflow.addons.trackers.tensorboard": ("tensorboard", "tensorboard"),
     "astraflow.addons.view.top": ("textual", "top"),
-    "astraflow.weights.delta.jit": ("numba", "fast"),
+    "astraflow.addons.fast_deltas.compiled": ("numba", "fast"),
 }
 """Modules that import a package of an extra as they load: the package, and the extra."""
 
@@ -53,9 +52,8 @@ LIGHT = [m for m in MODULES if m.startswith("astraflow.dataflow") or m.startswit
 
 @pytest.mark.timeout(60)
 def test_light_parts_load_neither_torch_nor_an_engine() -> None:
-    has_numba = importlib.util.find_spec("numba") is not None
     names = [
-        *(name for name in LIGHT if has_numba or name != "astraflow.weights.delta.jit"),
+        *LIGHT,
         "astraflow.config",
         "astraflow.recipe.recipe",
         "astraflow.rollout.service",

@@ -1,11 +1,10 @@
 """Chooses the code that computes deltas: compiled by numba if it is worth loading, else numpy."""
 
 import functools
-import importlib
 import importlib.util
 import logging
-from typing import cast
 
+from astraflow.user_input.installed import find_entries, load_entry
 from astraflow.weights.delta import planes
 from astraflow.weights.delta.planes import Kernel
 
@@ -27,7 +26,9 @@ def choose_kernel(num_bytes: int) -> Kernel:
 
 @functools.cache
 def _best() -> Kernel:
-    if importlib.util.find_spec("numba") is None:
-        _log.info("without numba, numpy encodes deltas about half as fast; pip install 'astraflow[fast]'")
-        return NUMPY
-    return cast("Kernel", importlib.import_module("astraflow.weights.delta.jit"))
+    has_numba = importlib.util.find_spec("numba") is not None
+    added = find_entries("astraflow.kernels").select(name="deltas") if has_numba else ()
+    if found := next(filter(None, map(load_entry, added)), None):
+        return found
+    _log.info("without numba, numpy encodes deltas about half as fast; pip install 'astraflow[fast]'")
+    return NUMPY

@@ -6,8 +6,8 @@ integer: -0.0 is one below +0.0, and NaNs lie beyond the infinities. A step is t
 ranks, so a small change of a weight is a small signed step. Steps are computed modulo 2^W for words of W
 bits, so they are exact for every bit pattern.
 
-docs/protocol/delta.md defines the planes. Everything here is pure. `jit` has the same functions in compiled
-form, which produce the same bytes.
+docs/protocol/delta.md defines the planes. Everything here is pure. The add-on `fast_deltas` has the same
+functions in compiled form, which produce the same bytes.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class Counts(NamedTuple):
 
 
 class Kernel(Protocol):
-    """The functions that both `planes` and `jit` define. See `planes` for their docstrings."""
+    """The functions of `planes`, which has their docstrings, and of the add-on `fast_deltas`."""
 
     def find(self, old: Words, new: Words, limit: int) -> tuple[NDArray[np.uint32], Words] | None: ...
 
