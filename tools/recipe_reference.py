@@ -144,7 +144,7 @@ PAGES = (
     Page("losses", "losses", ("policies.train.loss",)),
     Page("auxiliary", "corrections, KL, critic and other models", ("policies.train.auxiliary",)),
     Page("rollout", "rollout and engines", ("rollout",)),
-    Page("eval", "evaluation", ("eval",)),
+    Page("eval", "evaluation and stop", ("eval", "stop")),
     Page("dataflow", "dataflow", ("dataflow",)),
     Page("weights", "weights", ("weights",)),
     Page("trackers", "trackers", ("trackers",)),

@@ -14,7 +14,7 @@ from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.algorithms.task_orders import ShuffleConfig
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig, TableConfig
-from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
+from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan, StopPlan
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.journal.segments import SEGMENT_BYTES
 from astraflow.dataflow.service.service import DataflowService
@@ -83,6 +83,7 @@ def make_plan(
     eval_tasks: int = 0,
     max_attempts: int = 3,
     seed: int = 0,
+    stop: StopPlan | None = None,
     curators: tuple[CuratorConfig, ...] = (ShuffleConfig(),),
     replay: ReplayConfig | None = None,
 ) -> RunPlan:
@@ -98,10 +99,11 @@ def make_plan(
         curators=curators,
         eval=EvalPlan(sets=sets, every=2, deadline_s=60.0),
         max_attempts=max_attempts,
+        stop=stop or StopPlan(),
     )
 
 
-def make_run_info(plan: RunPlan, *, frozen: tuple[str, ...] = ()) -> RunInfo:
+def make_run_info(plan: RunPlan, *, frozen: tuple[str, ...] = (), recipe: str = "{}") -> RunInfo:
     names = [(name, True) for name in plan.policies] + [(name, False) for name in frozen]
     return RunInfo(
         name="test",
@@ -113,7 +115,7 @@ def make_run_info(plan: RunPlan, *, frozen: tuple[str, ...] = ()) -> RunInfo:
         ),
         workflow="single_turn",
         fingerprints=Fingerprints(recipe="r1", models={name: f"model-{name}" for name, _ in names}),
-        recipe="{}",
+        recipe=recipe,
     )
 
 
@@ -147,9 +149,10 @@ async def running(
     peer_rules: PeerRules | None = None,
     resumes_failed: bool = False,
     train: TaskSource | None = None,
+    recipe: str = "{}",
 ) -> AsyncIterator[Run]:
     """A dataflow service over a journal in `folder`; in memory, or on a real port. `train`: its first source
-    of tasks."""
+    of tasks. `recipe`: JSON text."""
     plan = plan or make_plan()
     config = config or DataflowConfig()
     journal = Journal(
@@ -164,7 +167,14 @@ async def running(
     eval_sources = {"heldout": ListSource("heldout", 50)}
     try:
         service = DataflowService(
-            *(plan, sources, eval_sources, make_run_info(plan, frozen=frozen), config, journal),
+            *(
+                plan,
+                sources,
+                eval_sources,
+                make_run_info(plan, frozen=frozen, recipe=recipe),
+                config,
+                journal,
+            ),
             peer_rules=peer_rules,
             resumes_failed=resumes_failed,
         )
@@ -262,7 +272,12 @@ class ScriptedTrainer:
 
     async def train_step(self, step: int) -> bool:
         """Takes and commits one step; False if the run ended first."""
-        batch = await self.client.batch(self.policy, step, epoch=self.session.epoch)
+        try:
+            batch = await self.client.batch(self.policy, step, epoch=self.session.epoch)
+        except RefusedError as err:
+            if err.code != "finished":  # the run's stop came before this step
+                raise
+            return False
         if batch is None:
             return False
         await self.commit(step)

@@ -1,5 +1,6 @@
 """The audit finds what was changed behind the journal's back."""
 
+import dataclasses
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,16 @@ from astraflow.dataflow.core.commands import (
     RecordResult,
     StepCommitted,
 )
-from astraflow.dataflow.core.plan import RunPlan
+from astraflow.dataflow.core.plan import RunPlan, StopPlan
 from astraflow.dataflow.figures import run_figures
 from astraflow.dataflow.journal.reader import JournalReader
-from astraflow.dataflow.journal.records import chain_of, decode_commands, decode_events, encode_events
+from astraflow.dataflow.journal.records import (
+    RecordedPlan,
+    chain_of,
+    decode_commands,
+    decode_events,
+    encode_events,
+)
 from astraflow.types import BusySpan, DropRequest
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play_run, running
 
@@ -125,6 +132,33 @@ async def test_an_edited_row_is_found(tmp_path: Path, sql: str, problem: str) ->
     report = edited(tmp_path, (sql, ()))
     assert not report.ok
     assert any(problem in text for text in report.problems), report.problems
+
+
+def with_plans(folder: Path, change: Callable[[RecordedPlan], RecordedPlan]) -> AuditReport:
+    """The audit of a run whose plans say something else."""
+    with JournalReader(folder) as reader:
+        plans = [(seq, msgspec.msgpack.encode(change(plan))) for seq, plan in reader.plans()]
+    return edited(folder, *[("UPDATE plans SET plan = ? WHERE seq = ?", (plan, seq)) for seq, plan in plans])
+
+
+async def test_a_stop_that_was_not_heeded_is_found(tmp_path: Path) -> None:
+    stop = StopPlan(epochs=1, sequences=20)
+    async with running(tmp_path, make_plan(num_steps=9, num_tasks=14, stop=stop)) as run:
+        await play_run(run)
+    report = audit(tmp_path)
+    (policy,) = report.policies
+    assert report.reason == "all steps up to the recipe's stop are done"
+    assert (report.ok, policy.steps, policy.fates.trained) == (True, 3, 12)  # of 24 sequences, at least 20
+    few = with_plans(tmp_path, lambda plan: msgspec.structs.replace(plan, most_drawn=11))
+    assert any("is drawn after the 11 draws of all epochs" in problem for problem in few.problems)
+
+    def earlier(plan: RecordedPlan) -> RecordedPlan:
+        assert plan.schedule is not None
+        schedule = dataclasses.replace(plan.schedule, stop=StopPlan(sequences=16))
+        return msgspec.structs.replace(plan, most_drawn=0, schedule=schedule)
+
+    problems = with_plans(tmp_path, earlier).problems
+    assert any("batch of step 3 was taken although 16 sequences" in problem for problem in problems)
 
 
 def drop_one_fate(event: Event) -> tuple[Event, ...]:

@@ -55,6 +55,7 @@ def make_scenario(policies: tuple[str, ...]) -> Scenario:
         limit_s=LIMIT_S,
         failure_frac=0.0,
         hand_in_frac=0.0,
+        late_frac=0.0,
         idle_frac=0.0,
         equal_frac=0.0,
         checkpoint_every=5,

@@ -57,6 +57,7 @@ from simulator.rounds import Rounds
 __all__ = ["History"]
 
 _LOST = {"filtered", "failed", "unused"}
+_DONE = {"all steps are done", "all steps up to the recipe's stop are done"}
 
 
 @dataclass(slots=True)
@@ -69,6 +70,8 @@ class _Episode:
     lease_id: str = ""
     winner: str = ""
     has_failed: bool = False
+    is_late: bool = False
+    """It failed because it took too long."""
     facts: EpisodeFacts | None = None
     num_lost: int = 0
     """Attempts that no result ended."""
@@ -127,6 +130,9 @@ class _Policy:
     base_version: int = 0
     done: int = 0
     has_session: bool = True
+    newest_step: int = 0
+    stops_at: int | None = None
+    """Steps after which the plan's stop ends it, once that is certain."""
 
 
 class History:
@@ -147,7 +153,7 @@ class History:
         self._ended: RunEnded | None = None
         self._may_resume = False
         """Whether the run was done, and got more steps just now."""
-        self._rounds = Rounds(plan, problem)
+        self._rounds = Rounds(plan, problem, self._last_step)
         self._expected: list[tuple[str, int, str]] = []
         """(policy, group, fate) that must be among the events of the command in hand."""
         self.accepted: dict[str, EpisodeFacts] = {}
@@ -172,16 +178,22 @@ class History:
         for name, policy in self._policies.items():
             if len(policy.fates) != policy.num_drawn:
                 self._problem(f"{name}: {policy.num_drawn} groups drawn, {len(policy.fates)} fates")
-        if reason == "all steps are done":
-            for name, policy in self._policies.items():
-                if policy.num_committed != self._plan.policies[name].num_steps:
-                    self._problem(f"{name}: the run is done after {policy.num_committed} steps")
-            self._rounds.check_done()
+        if reason in _DONE:
+            self._check_done(reason)
         elif reason.startswith("every rollout service fails"):
             if any(service.strikes < (10 if self._num_good else 8) for service in self._workers.values()):
                 self._problem(f"{reason}: {self._workers}")
         elif reason != "enough" and not any(self._is_starved(name) for name in self._policies):
             self._problem(f"no policy is starved, yet the run failed: {reason}")
+
+    def _check_done(self, reason: str) -> None:
+        for name, policy in self._policies.items():
+            if policy.num_committed != self._last_step(name):
+                self._problem(f"{name}: the run is done after {policy.num_committed} steps")
+        is_short = any(self._last_step(n) < p.num_steps for n, p in self._plan.policies.items())
+        if is_short and "stop" not in reason:
+            self._problem(f"{reason}: {self._policies}")
+        self._rounds.check_done()
 
     def _is_starved(self, name: str) -> bool:
         policy, size = self._policies[name], self._plan.policies[name].table.groups_per_batch
@@ -221,7 +233,9 @@ class History:
         self._expected.clear()
         self._now_s = now_s
         self._before(command, events)
-        for event in events:
+        for idx, event in enumerate(events):
+            if _begins_end(event) and not any(map(_begins_end, events[:idx])):
+                self._find_stops(now_s)  # Before what is left over is cancelled.
             _BOOKINGS[type(event)](self, event, command)
         self._after(command, events, now_s)
         if self._may_resume:
@@ -252,7 +266,36 @@ class History:
             if not is_dropped:
                 self._accept(command, command.outcome)
 
+    # --- the plan's stop ---
+
+    def _last_step(self, name: str) -> int:
+        """The number of steps after which a policy ends, as far as is known."""
+        num_steps, stops_at = self._plan.policies[name].num_steps, self._policies[name].stops_at
+        return num_steps if stops_at is None else min(num_steps, stops_at)
+
+    def _num_left(self) -> float:
+        """How many groups may still be drawn."""
+        if not self._plan.stop.epochs:
+            return float("inf")
+        return max(0, self._plan.stop.epochs * self._num_tasks - self._draws.total()) + len(self._pushed)
+
+    def _find_stops(self, now_s: float) -> None:
+        """Notes which policies can have no further batch, or have all that they may."""
+        stop, newest = self._plan.stop, {name: p.newest for name, p in self._policies.items()}
+        for name, policy in self._policies.items():
+            taken = [g for b in policy.batches.values() for g in (*b.group_ids, *b.replayed_ids)]
+            metas = [meta for g in taken for _, meta in self._samples(name, g)]
+            num_tokens = sum(meta.num_trained_tokens for meta in metas)
+            is_enough = 0 < stop.sequences <= len(metas) or 0 < stop.tokens <= num_tokens
+            size = self._plan.policies[name].table.groups_per_batch
+            if policy.stops_at is None and (is_enough or self._num_left() + len(policy.waiting) < size):
+                policy.stops_at = len(policy.batches)
+                if policy.newest >= 0 and policy.newest_step == policy.stops_at:
+                    self._rounds.due(name, policy.newest_step, now_s, newest)
+
     def _after(self, command: Command, events: tuple[Event, ...], now_s: float) -> None:
+        if events and self._ended is None:
+            self._find_stops(now_s)
         if isinstance(command, DropWorker):
             self._forget(command.worker_id)
             open_groups = [g for g_id, g in self._groups.items() if not self._is_complete(g_id)]
@@ -301,7 +344,8 @@ class History:
 
     def _needs_groups(self, name: str) -> bool:
         policy, plan = self._policies[name], self._plan.policies[name]
-        return len(policy.waiting) < (plan.num_steps - len(policy.batches)) * plan.table.groups_per_batch
+        num_left = self._last_step(name) - len(policy.batches)
+        return len(policy.waiting) < num_left * plan.table.groups_per_batch
 
     def _has_room(self, name: str) -> bool:
         """Whether a draw is to be charged to the policy."""
@@ -311,6 +355,7 @@ class History:
         num_versions = plan.table.max_staleness - plan.table.replay.reserve - plan.table.engine_lag + 1
         return (
             self._needs_groups(name)
+            and self._num_left() > 0
             and num_live < num_versions * plan.table.groups_per_batch
             and (least_staleness <= plan.table.max_staleness or not policy.has_session)
         )
@@ -342,17 +387,18 @@ class History:
         if event.task_idx < 0:
             if event.task_id not in self._pushed:
                 self._problem(f"{event} draws a task that was not pushed, or was drawn before")
-            self._pushed.discard(event.task_id)
         else:
             if self._pushed:
                 self._problem(f"{event} passes over pushed tasks {self._pushed}")
             fewest = min(self._draws[n] for n in range(self._num_tasks))
             if self._plan.curators == (ShuffleConfig(),) and self._draws[event.task_idx] > fewest:
                 self._problem(f"{event} draws a task again before all others")
-            self._draws[event.task_idx] += 1
         episodes = [_Episode() for _ in range(self._plan.group_size)]
         self._groups[event.group_id] = _Group(event.admitted, episodes)
         self._charged(event)
+        self._pushed.discard(event.task_id)
+        if event.task_idx >= 0:
+            self._draws[event.task_idx] += 1
 
     def _charged(self, event: GroupDrawn) -> None:
         for name, policy in self._policies.items():
@@ -468,6 +514,7 @@ class History:
             episode.attempt += 1
             return
         episode.has_failed = True
+        episode.is_late = event.error_class == "DeadlineError"
         owner = event.lease_id.split(".")[0]
         if owner.startswith("e"):
             return
@@ -595,6 +642,7 @@ class History:
                 self._problem(f"{event}: not all groups of step {step} are evicted")
             for group_id in group_ids:
                 policy.kept.pop(group_id, None)  # no step was trained on it
+        policy.stops_at = None
         policy.epoch += 1
         policy.has_session = False
 
@@ -674,6 +722,7 @@ class History:
         if event.version != policy.newest + 1 or event.epoch != policy.epoch or event.step != steps:
             self._problem(f"{event} follows version {policy.newest} of epoch {policy.epoch}, {steps} steps")
         policy.newest = event.version
+        policy.newest_step = event.step
 
     def _step_committed(self, event: StepCommitted, command: Command) -> None:
         record = event.record
@@ -717,9 +766,11 @@ class History:
         """What comes later is held to the new schedule. A run that was done goes on if it got more steps."""
         if not isinstance(command, ChangeSchedule) or command.schedule != event.schedule:
             self._problem(f"{event} at {command}")
+        for policy in self._policies.values() if event.schedule.stop != self._plan.stop else ():
+            policy.stops_at = None
         self._plan = self._plan.with_schedule(event.schedule)
         self._rounds.change(self._plan)
-        has_more = any(p.num_committed < event.schedule.steps[n] for n, p in self._policies.items())
+        has_more = any(p.num_committed < self._last_step(n) for n, p in self._policies.items())
         self._may_resume = self._ended is not None and not self._ended.is_failure and has_more
 
     def _run_resumed(self, event: RunResumed, _: Command) -> None:
@@ -738,6 +789,7 @@ class History:
                 for group_id in policy.batches.pop(step).group_ids:
                     policy.kept.pop(group_id, None)
             policy.unusable_in_a_row = policy.failed_in_a_row = 0
+            policy.stops_at = None
             policy.epoch += 1
             policy.has_session = False
 
@@ -748,8 +800,12 @@ class History:
         if self._ended is not None:
             self._problem(f"{event} after {self._ended}")
         self._ended = event
-        if event.is_failure == (event.reason in {"all steps are done", "enough"}):
+        if event.is_failure == (event.reason in {*_DONE, "enough"}):
             self._problem(f"{event}: is this a failure?")
+
+
+def _begins_end(event: Event) -> bool:
+    return isinstance(event, RunEnded) or (isinstance(event, FateDecided) and event.fate == "cancelled")
 
 
 def _can_be_retried(outcome: EpisodeFacts | Failure) -> bool:

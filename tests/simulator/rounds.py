@@ -30,8 +30,10 @@ class Round:
 class Rounds:
     """All rounds of a run, in the order in which they must open."""
 
-    def __init__(self, plan: RunPlan, problem: Callable[[str], None]) -> None:
-        self._plan, self._problem = plan, problem
+    def __init__(
+        self, plan: RunPlan, problem: Callable[[str], None], last_step: Callable[[str], int]
+    ) -> None:
+        self._plan, self._problem, self._last_step = plan, problem, last_step
         self._rounds: list[Round] = []
         self._due: list[tuple[str, int, int]] = []
         self._evaluated = dict.fromkeys(plan.policies, -1)
@@ -40,12 +42,14 @@ class Rounds:
         """Opens what a publication makes due, once every policy has a version."""
         if not isinstance(command, PublishVersion) or command.manifest.version != newest[command.policy]:
             return
-        name, step = command.policy, command.step
-        num_steps, every = self._plan.policies[name].num_steps, self._plan.eval.every
-        is_due = step % every == 0 or step == num_steps
+        self.due(command.policy, command.step, now_s, newest)
+
+    def due(self, name: str, step: int, now_s: float, newest: Mapping[str, int]) -> None:
+        """Opens the rounds of a policy's newest version, which holds this many steps, if they are due."""
+        is_due = step % self._plan.eval.every == 0 or step == self._last_step(name)
         if self._plan.eval.sets and is_due and step > self._evaluated[name]:
             self._evaluated[name] = step
-            self._due.append((name, command.manifest.version, step))
+            self._due.append((name, newest[name], step))
         if min(newest.values()) < 0:
             return
         for policy, version, done in self._due:
@@ -118,15 +122,33 @@ class Rounds:
         for idx, score in good.items():
             by_task.setdefault(idx // size.samples, []).append(score)
         means = [sum(scores) / len(scores) for scores in by_task.values()]
-        # A round that is cut off has no score: its longest answers are missing.
-        expected = None if expired or not means else sum(means) / len(means)
+        num_late = sum(slot.is_late for slot in round_.slots.values())
+        # A round that is cut off, or has late episodes, has no score: its longest answers are missing.
+        mean = sum(means) / len(means) if means else None
+        expected = None if expired or num_late else mean
         if not _are_equal(record.score_mean, expected):
-            self._problem(f"{record}: the scores are {by_task}")
+            self._problem(f"{record}: the scores are {by_task}, {num_late} episodes are late")
+        self._check_missing(record, round_, num_slots - len(good) - num_failed + num_late, mean)
         if expired:
             if record.at_s < round_.opened_s + round_.deadline_s:
                 self._problem(f"{record} is cut off before its deadline")
         elif len(good) + num_failed != num_slots:
             self._problem(f"{record} is reported while episodes are open")
+
+    def _check_missing(self, record: EvalRecord, round_: Round, num_missing: int, mean: float | None) -> None:
+        """A record without some lengths says how many, and how long the others were; a whole one doesn't."""
+        known = [slot.facts for slot in round_.slots.values() if slot.winner]
+        lengths = [item.value for facts in known for item in facts.metrics if item.name == "sampled_tokens"]
+        said: dict[str, float | None] = {
+            "unfinished": float(num_missing),
+            "longest_finished_s": max((facts.duration_s for facts in known), default=0.0),
+            "longest_finished_tokens": max(lengths, default=0.0),
+            "partial_score_mean": mean,
+        }
+        wanted = said if num_missing else {}
+        found = {item.name: item.value for item in record.metrics}
+        if any(not _are_equal(found.get(name), wanted.get(name)) for name in said):
+            self._problem(f"{record}: what is missing is {wanted}")
 
     def check_done(self) -> None:
         """At the end of a whole run: all that was due was reported."""

@@ -7,7 +7,15 @@ from functools import cache
 
 from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.config import TableConfig
-from astraflow.dataflow.core.plan import BestRule, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan, Schedule
+from astraflow.dataflow.core.plan import (
+    BestRule,
+    EvalPlan,
+    EvalSetPlan,
+    PolicyPlan,
+    RunPlan,
+    Schedule,
+    StopPlan,
+)
 from drivers.core_driver import make_table
 from simulator.clock import Network
 
@@ -46,6 +54,8 @@ class Scenario:
     """Episodes that end in a failure while there are faults."""
     hand_in_frac: float
     """Episodes that are handed in while there are faults."""
+    late_frac: float
+    """Evaluation episodes that take too long."""
     idle_frac: float
     """Trajectories in which a policy samples nothing."""
     equal_frac: float
@@ -69,7 +79,8 @@ class Scenario:
             f"seed {self.seed}: groups of {self.plan.group_size}; {tables}; "
             f"{self.plan.max_attempts} attempts, {self.num_workers} services, "
             f"{'one more fails everything, ' if self.has_broken else ''}"
-            f"evaluation {dict(self.plan.eval.sets)}, {len(self.changes)} other schedules, {self.network}, "
+            f"evaluation {dict(self.plan.eval.sets)}, {self.plan.stop}, "
+            f"{len(self.changes)} other schedules, {self.network}, "
             f"a fault every {self.fault_every_s:.0f} s until {self.faults_end_s:.0f} s; over by "
             f"{self.limit_s:.0f} s"
         )
@@ -113,9 +124,19 @@ def _replay(seed: int, name: str) -> ReplayConfig:
     )
 
 
+def _stop(rng: random.Random) -> StopPlan:
+    """A stop before the last step, in half of the cases."""
+    return rng.choice((
+        *[StopPlan()] * 3,
+        StopPlan(epochs=rng.randint(1, 2)),
+        StopPlan(sequences=rng.randint(1, 12)),
+        StopPlan(tokens=rng.randint(10, 120)),
+    ))  # fmt: skip
+
+
 def _changes(seed: int, plan: RunPlan) -> tuple[Change, ...]:
     """Other schedules, in a quarter of the runs; of their own chance: a seed keeps its other traits."""
-    rng = random.Random(f"changes {seed}")
+    rng, stops = random.Random(f"changes {seed}"), random.Random(f"changed stops {seed}")
     changes: list[Change] = []
     for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 1, 2))):
         more = {f"more{n}": EvalSetPlan(1, rng.randint(1, 2)) for n in range(rng.randint(0, 1))}
@@ -124,7 +145,7 @@ def _changes(seed: int, plan: RunPlan) -> tuple[Change, ...]:
         evaluation = EvalPlan(sets, every=rng.randint(1, 3), deadline_s=_DEADLINE_S, best=best)
         steps = {name: rng.randint(1, _MOST_STEPS) for name in plan.policies}
         at_s = rng.choice((rng.uniform(2.0, 90.0), float("inf")))
-        changes.append(Change(at_s, Schedule(steps, evaluation)))
+        changes.append(Change(at_s, Schedule(steps, evaluation, _stop(stops))))
     return tuple(sorted(changes, key=lambda change: change.at_s))
 
 
@@ -177,6 +198,7 @@ def make_scenario(seed: int) -> Scenario:
         max_attempts=rng.choice((1, 2, 3, 3, 5)),
         max_lost=random.Random(f"lost {seed}").choice((0, 0, 1, 2)),  # apart: earlier seeds stay as they were
         admission=random.Random(f"admission {seed}").choice(("any", "any", "all")),
+        stop=_stop(random.Random(f"stop {seed}")),
     )
     changes = _changes(seed, plan)
     num_episodes = _num_episodes(plan, [plan.schedule, *(change.schedule for change in changes)])
@@ -193,6 +215,7 @@ def make_scenario(seed: int) -> Scenario:
         limit_s=faults_end_s + 150.0 * (1 + len(changes)) + 9.0 * num_episodes,
         failure_frac=rng.choice((0.0, 0.05, 0.2)),
         hand_in_frac=random.Random(f"hand in {seed}").choice((0.0, 0.0, 0.3)),
+        late_frac=random.Random(f"late {seed}").choice((0.0, 0.0, 0.1, 0.4)),
         idle_frac=rng.choice((0.0, 0.1)),
         equal_frac=equal_frac,
         checkpoint_every=rng.randint(1, 3),

@@ -71,6 +71,8 @@ class _Session:
         """The answer, however often it takes to ask; the run's end and a fence end the session."""
         while True:
             reply = yield Ask(self.link, method, (self._policy, *args), timeout_s)
+            if isinstance(reply, RefusedError) and (method, reply.code) == ("batch", "finished"):
+                return "finished"  # The publication in flight goes on.
             if isinstance(reply, RefusedError):
                 self._refused(method, args, reply)
                 return None

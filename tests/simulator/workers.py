@@ -4,9 +4,11 @@ import random
 from collections.abc import Generator
 from typing import Any
 
+import msgspec
+
 from astraflow.dataflow.core.commands import EpisodeFacts, LeaseView, TrajectoryMeta
 from astraflow.errors import RefusedError
-from astraflow.types import HANDED_IN, Failure, ServedVersions
+from astraflow.types import HANDED_IN, Failure, MetricItem, ServedVersions
 from drivers.core_driver import make_facts, make_meta
 from simulator.clock import Ask, Link, Process, Signal, World
 from simulator.referee import Referee
@@ -169,10 +171,20 @@ class Worker:
             is_retryable = rng.random() < 0.8
             outcome = Failure(error_class="Boom", message="it broke", is_retryable=is_retryable)
         elif lease.kind == "eval":
-            outcome = make_facts(score=_reward(lease, self._scenario))
+            outcome = self._evaluated(lease)
         else:
             outcome = self._facts(lease, started)
         self._put(lease, outcome)
+
+    def _evaluated(self, lease: LeaseView) -> EpisodeFacts | Failure:
+        """A score of some length, or none if the episode took too long."""
+        own = random.Random(f"length {self._scenario.seed} {lease.id}")
+        if own.random() < self._scenario.late_frac:
+            return Failure(error_class="DeadlineError", message="too long", is_retryable=own.random() < 0.5)
+        facts = make_facts(score=_reward(lease, self._scenario))
+        num_tokens = own.randint(1, 99)
+        metrics = (MetricItem("sampled_tokens", float(num_tokens)),)
+        return msgspec.structs.replace(facts, duration_s=num_tokens / 10, metrics=metrics)
 
     def _put(self, lease: LeaseView, outcome: EpisodeFacts | Failure) -> None:
         self._outbox[lease.id] = outcome

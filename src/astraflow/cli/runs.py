@@ -138,6 +138,7 @@ def load_with_checks(
 def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> None:
     """Checks the recipe and prints it in full. `builds`: the run would build missing tiny models."""
     from astraflow.config import dump_yaml
+    from astraflow.recipe.derived import stop_notes
     from astraflow.recipe.gallery import missing_models
     from astraflow.run.hub_models import cache_notes, pin_models
     from astraflow.run.preflight import check_recipe
@@ -146,8 +147,9 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
     recipe = pin_models(recipe, run_dir)
     models = [policy.model for policy in recipe.policies.values()]
     unbuilt = [model for model, _ in missing_models(models)] if builds else []
-    sys.stdout.write(dump_yaml(check_recipe(recipe, run_dir, unbuilt=unbuilt).recipe))
-    for note in cache_notes(recipe):
+    checked = check_recipe(recipe, run_dir, unbuilt=unbuilt)
+    sys.stdout.write(dump_yaml(checked.recipe))
+    for note in (*cache_notes(recipe), *stop_notes(checked.recipe, checked.sources)):
         print(note, file=sys.stderr)
 
 

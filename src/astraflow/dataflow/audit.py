@@ -20,18 +20,20 @@ from pathlib import Path
 from rich.table import Table
 
 from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.core.plan import StopPlan
 from astraflow.dataflow.journal.check import check_database, check_segments
 from astraflow.dataflow.journal.compaction import load_ledger
 from astraflow.dataflow.journal.failure_kinds import FailureKind
 from astraflow.dataflow.journal.journal_db import FateRow
 from astraflow.dataflow.journal.ledger import ClosedFates, Ledger, ReplayedGroups
 from astraflow.dataflow.journal.reader import JournalReader, open_reader
+from astraflow.dataflow.journal.records import schedule_of
 from astraflow.dataflow.journal.rules import batch_problems, commit_problems, record_problems
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError
 from astraflow.types import FateCounts, StepRecord
 
-__all__ = ["AuditReport", "PolicyAudit", "audit"]
+__all__ = ["AuditReport", "PolicyAudit", "audit", "batch_payloads"]
 
 _BAD_ROW_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
 """Errors that damaged rows may cause."""
@@ -161,12 +163,12 @@ def _make_report(folder: Path, reader: JournalReader, damage: list[str]) -> Audi
     problems += ledger.problems
     problems += _compare_fate_rows(reader, ledger, closed)
     steps = reader.steps()
-    refs = [(name, group, ref) for name, group, refs in reader.payloads() for ref in refs]
     for name in ledger.policies:
         own = [record for record in steps if record.policy == name]
         problems += _policy_problems(name, ledger)
+        problems += _stop_problems(name, ledger, own)
         problems += _closed_problems(name, ledger, closed[name], own)
-    refs += _open_payloads(ledger)
+    refs = batch_payloads(reader, ledger)
     problems += _check_payloads(folder, refs)
     if len(problems) > _MAX_PROBLEMS:
         problems = [*problems[:_MAX_PROBLEMS], f"... and {len(problems) - _MAX_PROBLEMS} more"]
@@ -282,6 +284,25 @@ def _policy_problems(name: str, ledger: Ledger) -> list[str]:
     return problems
 
 
+def _stop_problems(name: str, ledger: Ledger, steps: list[StepRecord]) -> list[str]:
+    """Checks that no open batch was taken after the one with which the recipe's stop was reached."""
+    problems: list[str] = []
+    for step, taken in ledger.policies[name].batches.items():
+        plan = ledger.plan_at(taken.seq)
+        stop = StopPlan() if plan is None else schedule_of(plan).stop
+        if stop == StopPlan():
+            continue
+        before = [record for record in steps if record.step < step]
+        num_sequences = sum(record.num_samples for record in before)
+        num_tokens = sum(record.num_trained_tokens for record in before)
+        if 0 < stop.sequences <= num_sequences or 0 < stop.tokens <= num_tokens:
+            problems.append(
+                f"{name}: batch of step {step + 1} was taken although {num_sequences:,} sequences with "
+                f"{num_tokens:,} tokens had reached the recipe's stop"
+            )
+    return problems
+
+
 def _closed_problems(name: str, ledger: Ledger, closed: _ClosedFates, steps: list[StepRecord]) -> list[str]:
     """Checks that the closed fates are unchanged, and add up to the records of their steps."""
     problems: list[str] = []
@@ -323,9 +344,10 @@ def _trained_in_closed_steps(name: str, ledger: Ledger, closed: _ClosedFates) ->
     return by_step
 
 
-def _open_payloads(ledger: Ledger) -> list[tuple[str, int, PayloadRef]]:
-    """(policy, group, payload) of open groups that are in batches."""
-    return [
+def batch_payloads(reader: JournalReader, ledger: Ledger) -> list[tuple[str, int, PayloadRef]]:
+    """(policy, group, payload) of each kept trajectory in batches. `ledger` has the reader's records."""
+    closed = [(name, group, ref) for name, group, refs in reader.payloads() for ref in refs]
+    return closed + [
         (name, idx, ref)
         for idx, group in ledger.groups.items()
         for name, contribution in group.contributions.items()

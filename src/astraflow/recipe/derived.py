@@ -9,7 +9,8 @@ tokens, or more if one completion needs more. A value that the recipe sets is ne
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from astraflow.tasks.config import judges_of
 from astraflow.tasks.selection import longest_prompt
 from astraflow.workflows.config import SingleTurnConfig
 
-__all__ = ["derive_numbers", "find_open_keys"]
+__all__ = ["derive_numbers", "find_open_keys", "stop_notes"]
 
 _CONVERSATION = 4_096
 """Tokens for a conversation of several turns. Each slot of the engine reserves memory for all of them."""
@@ -68,6 +69,26 @@ def derive_numbers(recipe: Recipe, sources: OpenSources | None = None) -> Recipe
     if isinstance(engine, ModelEngineConfig) and engine.max_context == "auto":
         rollout = _change(rollout, engine=_change(engine, max_context=_context(recipe, sources)))
     return _change(recipe, policies=policies, rollout=rollout)
+
+
+def stop_notes(recipe: Recipe, sources: OpenSources) -> Iterator[str]:
+    """Yields what the recipe's `stop` means for each policy, in steps."""
+    stop = recipe.stop
+    num_draws = stop.epochs * sum(map(len, sources.train.values()))
+    for name, policy in recipe.trained.items():
+        num_groups = policy.table.batch_groups
+        num = num_groups * policy.table.group_size
+        found: list[str] = []
+        if stop.epochs:
+            num_steps = num_draws // num_groups
+            found.append(f"stop.epochs (draws {num_draws:,} groups, enough for at most {num_steps:,} steps)")
+        if stop.sequences:
+            num_steps = math.ceil(stop.sequences / num)
+            found.append(f"stop.sequences (about {num_steps:,} steps of {num:,} episodes, if each is one)")
+        if stop.tokens:
+            found.append(f"stop.tokens ({stop.tokens:,})")
+        if found:
+            yield f"{name}: trains for train.steps = {policy.train.steps:,}, or less by {' or '.join(found)}"
 
 
 def _change(config: _ConfigT, **values: object) -> _ConfigT:

@@ -37,6 +37,7 @@ __all__ = [
     "Recipe",
     "RecipeTasksConfig",
     "SamplingConfig",
+    "StopConfig",
     "SupervisionConfig",
     "load_recipe",
 ]
@@ -203,6 +204,18 @@ def _not_exact(where: str, value: object, guaranteed: object) -> str:
     )
 
 
+class StopConfig(Config):
+    """What ends a policy's training before its `train.steps`. 0 means no such limit."""
+
+    epochs: int = Field(default=0, ge=0)
+    """Number of draws per task of the sources. Training ends when too few are left to fill a batch. Groups
+    that filters drop count as drawn; tasks that curators skip don't."""
+    sequences: int = Field(default=0, ge=0)
+    """Number of trained samples, with replayed ones. The batch that reaches it is the last one."""
+    tokens: int = Field(default=0, ge=0)
+    """Number of trained tokens, in the same way."""
+
+
 # size: one field per section of a recipe
 class Recipe(Config):
     """A complete run."""
@@ -218,6 +231,7 @@ class Recipe(Config):
     """The models of the run, by name."""
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
+    stop: StopConfig = StopConfig()
     dataflow: DataflowConfig = DataflowConfig()
     weights: WeightsConfig = WeightsConfig()
     supervision: SupervisionConfig = SupervisionConfig()

@@ -14,7 +14,7 @@ from typing import Any, cast
 from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import ConfigError
-from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.recipe import Recipe, StopConfig
 from astraflow.types import Item
 
 __all__ = [
@@ -34,6 +34,7 @@ MAY_CHANGE = (
     "eval.deadline_s",
     "eval.best",
     "eval.sets.*.samples",
+    "stop",
     "dataflow.host",
     "dataflow.port",
     "dataflow.tls",
@@ -140,9 +141,17 @@ def steps_done(journal: Path) -> dict[str, int]:
         return dict(Counter(record.policy for record in reader.steps()))
 
 
-def has_more_steps(recipe: Recipe, done: Mapping[str, int]) -> bool:
-    """Returns whether the recipe asks for more steps of a policy than are done."""
-    return any(policy.train.steps > done.get(name, 0) for name, policy in recipe.trained.items())
+def has_more_steps(recipe: Recipe, before: Recipe, done: Mapping[str, int]) -> bool:
+    """Returns whether the recipe asks for more steps of a policy than a finished run has done.
+
+    `before` is the recipe with which it finished. If it did fewer steps than that has, its stop ended it.
+    """
+    is_open = recipe.stop != before.stop or before.stop == StopConfig()
+    return any(
+        policy.train.steps > num and (is_open or num >= before.policies[name].train.steps)
+        for name, policy in recipe.trained.items()
+        for num in (done.get(name, 0),)
+    )
 
 
 def refuse_fewer_steps(recipe: Recipe, done: Mapping[str, int], folder: Path) -> None:

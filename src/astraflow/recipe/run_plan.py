@@ -12,7 +12,7 @@ import xxhash
 
 import astraflow
 from astraflow.config import Config, Use
-from astraflow.dataflow.core.plan import BestRule, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
+from astraflow.dataflow.core.plan import BestRule, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan, StopPlan
 from astraflow.errors import ConfigError
 from astraflow.recipe.cluster_config import LocalLauncherConfig
 from astraflow.recipe.eval_config import BestConfig, EvalSetConfig, TrainingReward, TrainingWorkflow
@@ -71,6 +71,7 @@ def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
         max_attempts=recipe.dataflow.max_attempts,
         max_lost=_MAX_LOST,
         admission=recipe.dataflow.admission,
+        stop=StopPlan(**recipe.stop.model_dump()),
         max_pushed=recipe.dataflow.max_pushed,
         max_waiting_pushed=recipe.dataflow.max_waiting_pushed,
     )

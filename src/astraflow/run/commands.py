@@ -77,18 +77,25 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
 
 def _has_nothing_to_do(folder: RunFolder, recipe: Recipe, run_dir: Path) -> bool:
     """Returns whether a finished run has all steps of the recipe. Raises: ConfigError for another recipe."""
-    refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
+    before = folder.load_recipe()
+    refuse_changes(changes_between(before, recipe), run_dir)
     done = steps_done(folder.journal)
     refuse_fewer_steps(recipe, done, run_dir)
-    return not has_more_steps(recipe, done)
+    return not has_more_steps(recipe, before, done)
 
 
 def _show_finished(folder: RunFolder, recipe: Recipe, run_dir: Path, console: Console) -> int:
     """Prints the results of a finished run, and how to train it longer; returns the exit code."""
-    done = max(policy.train.steps for policy in recipe.trained.values()) if recipe.trained else 0
+    done = max(steps_done(folder.journal).values(), default=0)
+    is_stopped = any(policy.train.steps > done for policy in recipe.trained.values())
+    more = (
+        "raise the recipe's `stop`"
+        if is_stopped
+        else (f"ask for more in total, e.g. `astraflow run {run_dir} steps={done + max(1, done // 3)}`")
+    )
     console.print(
-        f"{run_dir} is finished after {done} steps; to train longer, ask for more in total, e.g. `astraflow "
-        f"run {run_dir} steps={done + max(1, done // 3)}`; to train again, pass another --run-dir",
+        f"{run_dir} is finished after {done} steps; to train longer, {more}; to train again, pass another "
+        "--run-dir",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -566,14 +566,15 @@ def _prepare(folder: RunFolder, recipe: Recipe) -> None:
     """Creates the folder, or checks that its run can be resumed with the recipe. Records the changes."""
     folder.create()
     if folder.recipe.is_file():
-        changes = changes_between(folder.load_recipe(), recipe)
+        before = folder.load_recipe()
+        changes = changes_between(before, recipe)
         refuse_changes(changes, folder.path)
         done = steps_done(folder.journal)
         refuse_fewer_steps(recipe, done, folder.path)
-        if folder.is_finished and not has_more_steps(recipe, done):
+        if folder.is_finished and not has_more_steps(recipe, before, done):
             raise ConfigError(
                 f"{folder.path} holds a finished run of {max(done.values(), default=0)} steps; raise "
-                "policies.*.train.steps to train longer, or pass another folder to start a new run"
+                "policies.*.train.steps or `stop` to train longer, or pass another folder to start a new run"
             )
         if changes:
             folder.note_changes(changes)

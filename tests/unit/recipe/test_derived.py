@@ -10,7 +10,7 @@ import yaml
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
 from astraflow.processes.dataflow_process import make_service
-from astraflow.recipe.derived import derive_numbers, find_open_keys
+from astraflow.recipe.derived import derive_numbers, find_open_keys, stop_notes
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.resume import changes_between
 from astraflow.recipe.run_folder import RunFolder
@@ -176,3 +176,19 @@ def test_the_smallest_recipe_with_one_more_choice_passes_every_check(
 ) -> None:
     (folder / "held.jsonl").write_text('{"prompt": "20 + 1", "answer": "21"}\n' * 5)
     check_recipe(load(folder, *overrides), folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ("stop.epochs=7", "stop.epochs (draws 70 groups, enough for at most 17 steps)"),
+        ("stop.sequences=1000", "stop.sequences (about 32 steps of 32 episodes, if each is one)"),
+        ("stop.tokens=5000", "stop.tokens (5,000)"),
+    ],
+)
+def test_a_stop_is_told_in_steps(folder: Path, stop: str, said: str) -> None:
+    overrides = ("table.groups_per_batch=4", "table.group_size=8", "steps=200", stop)
+    checked = check_recipe(load(folder, *overrides))
+    assert [*stop_notes(checked.recipe, checked.sources)] == [
+        f"actor: trains for train.steps = 200, or less by {said}"
+    ]

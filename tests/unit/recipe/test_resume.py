@@ -125,5 +125,11 @@ def test_steps_that_are_done_cannot_be_undone(tmp_path: Path) -> None:
 
 def test_a_run_has_more_steps_if_one_policy_has(tmp_path: Path) -> None:
     recipe = make_recipe()
-    assert [has_more_steps(recipe, {"actor": done}) for done in (0, 2, 3)] == [True, True, False]
-    assert has_more_steps(recipe, steps_done(tmp_path))
+    assert [has_more_steps(recipe, recipe, {"actor": done}) for done in (0, 2, 3)] == [True, True, False]
+    assert has_more_steps(recipe, recipe, steps_done(tmp_path))
+
+
+def test_a_run_that_its_stop_ended_has_more_steps_with_another_stop() -> None:
+    before = make_recipe(stop={"epochs": 1})
+    for stop, done, expected in (({"epochs": 1}, 2, False), ({"epochs": 2}, 2, True), ({}, 3, False)):
+        assert has_more_steps(make_recipe(stop=stop), before, {"actor": done}) is expected

@@ -5,6 +5,7 @@ The rules are functions `(ctx, command) -> answer`, one file per subject. They s
 """
 
 import hashlib
+import math
 from typing import NoReturn
 
 from astraflow.algorithms.curation import make_curation
@@ -88,6 +89,21 @@ class Context:
     def wake(self, topic: str) -> None:
         """Adds a topic whose waiters should ask again."""
         self.wakes[topic] = None
+
+    def num_steps(self, name: str) -> int:
+        """Number of steps after which a policy's training ends, as far as is known."""
+        most = self.plan.policies[name].num_steps
+        stops_at = self.state.policies[name].stops_at
+        return most if stops_at is None else min(most, stops_at)
+
+    @property
+    def draws_left(self) -> float:
+        """Number of groups that may still be drawn. Infinite if the plan has no epochs."""
+        if not self.plan.stop.epochs:
+            return math.inf
+        state = self.state
+        num_drawn = state.next_group_id - (state.num_pushed - len(state.pushed_queue))
+        return max(0, self.plan.most_drawn - num_drawn) + len(state.pushed_queue)
 
     @property
     def is_running(self) -> bool:

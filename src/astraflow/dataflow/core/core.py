@@ -16,6 +16,7 @@ from astraflow.dataflow.core import (
     schedule,
     snapshot,
     status,
+    stops,
     strikes,
     tables,
 )
@@ -97,6 +98,7 @@ class Core:
         ctx = self._ctx
         ctx.begin(now_s)
         answer = _HANDLERS[type(command)](ctx, command)
+        stops.note_stops(ctx)
         return Decision(answer=answer, events=tuple(ctx.events), wakes=tuple(ctx.wakes))
 
     def snapshot(self) -> bytes:

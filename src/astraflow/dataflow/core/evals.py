@@ -48,8 +48,7 @@ def open_due_rounds(ctx: Context, name: str, version: int, step: int) -> None:
     state = ctx.state
     plan = ctx.plan.eval
     policy = state.policies[name]
-    num_steps = ctx.plan.policies[name].num_steps
-    is_due = step % plan.every == 0 or step == num_steps
+    is_due = step % plan.every == 0 or step == ctx.num_steps(name)
     if plan.sets and is_due and step > policy.evaluated_step:
         policy.evaluated_step = step
         state.rounds_to_open.append((name, version, step))

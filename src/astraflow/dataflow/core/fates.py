@@ -112,11 +112,12 @@ def check_finished(ctx: Context) -> None:
     state = ctx.state
     if not ctx.is_running or state.rounds or state.rounds_to_open:
         return
-    for name, plan in ctx.plan.policies.items():
-        policy = state.policies[name]
-        if policy.newest < 0 or policy.committed < plan.num_steps:
+    for name, policy in state.policies.items():
+        if policy.newest < 0 or policy.committed < ctx.num_steps(name):
             return
-    end_run(ctx, "all steps are done", is_failure=False)
+    is_short = any(ctx.num_steps(name) < plan.num_steps for name, plan in ctx.plan.policies.items())
+    reason = "all steps up to the recipe's stop are done" if is_short else "all steps are done"
+    end_run(ctx, reason, is_failure=False)
 
 
 def check_starved(ctx: Context) -> None:
@@ -267,6 +268,7 @@ def reopen(ctx: Context) -> None:
         policy.session = None
         policy.epoch += 1
         policy.taken = policy.committed
+        policy.stops_at = None
         policy.unusable_in_a_row = 0
         policy.unusable_s = 0.0
         policy.outcomes.clear()

@@ -6,7 +6,7 @@ from typing import Literal
 from astraflow.algorithms.curation import CuratorConfig
 from astraflow.dataflow.config import TableConfig
 
-__all__ = ["BestRule", "EvalPlan", "EvalSetPlan", "PolicyPlan", "RunPlan", "Schedule"]
+__all__ = ["BestRule", "EvalPlan", "EvalSetPlan", "PolicyPlan", "RunPlan", "Schedule", "StopPlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,18 @@ class EvalPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class StopPlan:
+    """What ends the training of a policy before its last step. 0: there is no such limit."""
+
+    epochs: int = 0
+    """Number of draws per task of the sources."""
+    sequences: int = 0
+    """Samples in batches, with replayed ones. The batch that reaches the number is the last one."""
+    tokens: int = 0
+    """The same for their trained tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """The part of the plan that may change when a run is resumed. Each change is a command, so the journal
     shows from which record on it is in force.
@@ -66,6 +78,7 @@ class Schedule:
     steps: dict[str, int]
     """Trained policy -> number of steps after which its training ends."""
     eval: EvalPlan
+    stop: StopPlan = StopPlan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +105,22 @@ class RunPlan:
     """Number of lost attempts at an episode that don't count toward `max_attempts`."""
     admission: Literal["any", "all"] = "any"
     """Whether a group is drawn once `any` policy has room, or once `all` that still need groups do."""
+    stop: StopPlan = StopPlan()
+
+    @property
+    def most_drawn(self) -> int:
+        """Tasks of the sources that may be drawn: `epochs` times their number. 0: no limit."""
+        return self.stop.epochs * sum(self.sources.values())
 
     @property
     def schedule(self) -> Schedule:
         """The part that may change."""
         steps = {name: policy.num_steps for name, policy in self.policies.items()}
-        return Schedule(steps, self.eval)
+        return Schedule(steps, self.eval, self.stop)
 
     def with_schedule(self, schedule: Schedule) -> "RunPlan":
         """The plan with another schedule, which names the same policies."""
         policies = {
             name: replace(plan, num_steps=schedule.steps[name]) for name, plan in self.policies.items()
         }
-        return replace(self, policies=policies, eval=schedule.eval)
+        return replace(self, policies=policies, eval=schedule.eval, stop=schedule.stop)

@@ -72,7 +72,7 @@ def attach(ctx: Context, command: AttachTrainer) -> Session:
         epoch=policy.epoch,
         step=step,
         next_version=policy.newest + 1,
-        num_steps=ctx.plan.policies[name].num_steps,
+        num_steps=ctx.num_steps(name),
     )
 
 

@@ -1,4 +1,4 @@
-"""Changes the schedule of a stopped run: how many steps it trains, and what it evaluates when.
+"""Changes the schedule of a stopped run: how long it trains, and what it evaluates when.
 
 The change is a command, so a replay uses the old schedule up to that record and the new one after it.
 Everything else continues: groups, versions, curators, and sessions.
@@ -28,13 +28,16 @@ def change_schedule(ctx: Context, command: ChangeSchedule) -> None:
             404,
         )
     before = ctx.plan.eval
+    is_same_stop = schedule.stop == ctx.plan.stop
     ctx.set_schedule(schedule)
     ctx.emit(ScheduleChanged(schedule=schedule))
     evals.drop_changed_rounds(ctx, before.sets)
     if schedule.eval.best != before.best:
         for policy in state.policies.values():
             policy.best = None
-    has_more = any(policy.committed < schedule.steps[name] for name, policy in state.policies.items())
+    for policy in () if is_same_stop else state.policies.values():
+        policy.stops_at = None
+    has_more = any(policy.committed < ctx.num_steps(name) for name, policy in state.policies.items())
     if state.run_state == "finished" and has_more:
         reopen(ctx)
     ctx.wake("leases")

@@ -241,6 +241,8 @@ class PolicyState(msgspec.Struct, gc=False):
     """Services on which an attempt failed since the last group that gave something to train on."""
     taken: int = 0
     """Steps that have their batch."""
+    stops_at: int | None = None
+    """Number of steps after which the plan's `stop` ends the training; None until that is certain."""
     committed: int = 0
     released: int = 0
     redone: int = 0

@@ -31,7 +31,7 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
     return PolicyStatus(
         name=name,
         step=policy.committed,
-        num_steps=plan.num_steps,
+        num_steps=ctx.num_steps(name),
         newest_version=policy.newest,
         durable_step=policy.released,
         epoch=policy.epoch,
@@ -85,12 +85,11 @@ def waits(ctx: Context, now_s: float, started_s: float) -> tuple[Wait, ...]:
 
 def _policy_waits(ctx: Context, name: str, now_s: float, started_s: float) -> Iterator[Wait]:
     policy = ctx.state.policies[name]
-    plan = ctx.plan.policies[name]
     trainer = Party(kind="trainer", name=name)
     session = policy.session
     since_s = max(policy.changed_s, started_s)
     if session is None:
-        if policy.committed < plan.num_steps or policy.newest < 0:
+        if policy.committed < ctx.num_steps(name) or policy.newest < 0:
             reason = WaitReason(kind="not_attached", policy=name)
             yield Wait(who=RUN, whom=trainer, reasons=(reason,), since_s=since_s)
         return
@@ -98,10 +97,10 @@ def _policy_waits(ctx: Context, name: str, now_s: float, started_s: float) -> It
         reason = WaitReason(kind="unpublished", policy=name, version=session.base_version)
         yield Wait(who=POOL, whom=trainer, reasons=(reason,), since_s=max(session.since_s, started_s))
         return
-    if policy.taken < plan.num_steps and session.done == policy.taken:
+    if policy.taken < ctx.num_steps(name) and session.done == policy.taken:
         reasons = _why_no_batch(ctx, name, now_s - since_s)
         yield Wait(who=trainer, whom=POOL, reasons=reasons, since_s=since_s)
-    elif policy.committed < plan.num_steps and (full := why_no_room(ctx, name)):
+    elif policy.committed < ctx.num_steps(name) and (full := why_no_room(ctx, name)):
         reasons = (*_overdue(policy, name, now_s - since_s), *full)
         yield Wait(who=POOL, whom=trainer, reasons=reasons, since_s=since_s)
 

@@ -26,6 +26,7 @@ from astraflow.types.bounds import as_label
 
 __all__ = [
     "drop_batch",
+    "has_too_few",
     "holds_up",
     "normalize_advantages",
     "policies_with_room",
@@ -81,19 +82,26 @@ def _needs_groups(ctx: Context, name: str) -> bool:
     """Whether the policy needs more groups than those that are drawn already."""
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
-    return (plan.num_steps - policy.taken) * plan.table.batch_groups > len(policy.waiting)
+    return (ctx.num_steps(name) - policy.taken) * plan.table.batch_groups > len(policy.waiting)
+
+
+def has_too_few(ctx: Context, name: str) -> bool:
+    """Whether no further batch can be filled, because few groups are left in the plan's epochs."""
+    num_waiting = len(ctx.state.policies[name].waiting)
+    return ctx.draws_left + num_waiting < ctx.plan.policies[name].table.batch_groups
 
 
 def _why_full(ctx: Context, name: str) -> WaitReason | None:
     """The reason why the policy has no room for another group now, or None if it has.
 
-    There are three possible reasons: all groups that the policy still needs are drawn; no ticket is free; or
-    a restarted trainer repeats steps, and a group drawn now would be too stale even for the next batch.
+    There are three possible reasons: all groups that the policy still needs, or that the plan's epochs allow,
+    are drawn; no ticket is free; or a restarted trainer repeats steps, and a group drawn now would be too
+    stale even for the next batch.
     """
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
     table = plan.table
-    if not _needs_groups(ctx, name):
+    if not _needs_groups(ctx, name) or ctx.draws_left == 0:
         return WaitReason(kind="complete", policy=name)
     num_tickets = ctx.parts[name].tickets(_make_table_view(policy))
     if num_live(policy) >= num_tickets:
@@ -146,11 +154,11 @@ def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
     name = command.policy
     step = command.step
     session = require_session(policy, name, command.epoch)
-    plan = ctx.plan.policies[name]
+    num_steps = ctx.num_steps(name)
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
-    if step >= plan.num_steps:
-        refuse("finished", f"policy {name!r} takes {plan.num_steps} steps; there is no step {step + 1}")
+    if step >= num_steps:
+        refuse("finished", f"policy {name!r} takes {num_steps} steps; there is no step {step + 1}")
     if step < policy.released:
         refuse(
             "released",
@@ -255,7 +263,7 @@ def _end_if_stuck(ctx: Context, name: str) -> None:
     """
     policy = ctx.state.policies[name]
     is_idle = policy.session is not None and policy.session.done == policy.taken
-    if not is_idle or len(policy.ready) < len(policy.waiting):
+    if not is_idle or len(policy.ready) < len(policy.waiting) or has_too_few(ctx, name):
         return
     try:
         full = _why_full(ctx, name)
@@ -412,6 +420,7 @@ def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
     policy.num_replayed -= sum(len(batch.replayed) for batch in batches)
     policy.num_dropped_batches += len(steps)
     policy.taken = policy.committed
+    policy.stops_at = None
     policy.session = None
     policy.epoch += 1
     policy.changed_s = ctx.now_s

@@ -330,7 +330,11 @@ class Ledger:
         state.pushed_waiting.update(event.accepted)
         state.num_push_refused += event.num_refused
 
-    def _draw(self, event: GroupDrawn, _: Record) -> None:
+    def _draw(self, event: GroupDrawn, record: Record) -> None:
+        plan = self.plan_at(record.seq)
+        num_before = event.group_id - len(self.state.pushed) + len(self.state.pushed_waiting)
+        if event.task_idx >= 0 and plan is not None and 0 < plan.most_drawn <= num_before:
+            self._problem(f"group {event.group_id} is drawn after the {plan.most_drawn} draws of all epochs")
         if event.task_idx < 0:  # A pushed task: it is in no source.
             if event.task_id not in self.state.pushed_waiting:
                 self._problem(

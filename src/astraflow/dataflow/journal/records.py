@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from astraflow.dataflow.core.commands import Command, Event
-from astraflow.dataflow.core.plan import EvalPlan, Schedule
+from astraflow.dataflow.core.plan import EvalPlan, Schedule, StopPlan
 from astraflow.errors import JournalError
 from astraflow.types import Item
 
@@ -70,6 +70,8 @@ class RecordedPlan(Item, frozen=True, kw_only=True):
     policies: dict[str, PolicyFacts]
     schedule: Schedule | None = None
     """None if the recipe determines it."""
+    most_drawn: int = 0
+    """Tasks of the sources that may be drawn, each as often as the recipe's epochs say. 0: no limit."""
 
 
 class PlanEntry(Item, frozen=True, array_like=True):
@@ -185,6 +187,7 @@ class _EvalSection(msgspec.Struct):
     """The part of a recipe that determines a schedule. Other keys are ignored."""
 
     eval: EvalPlan
+    stop: StopPlan = StopPlan()
 
 
 def schedule_of(plan: RecordedPlan) -> Schedule:
@@ -196,4 +199,4 @@ def schedule_of(plan: RecordedPlan) -> Schedule:
         recipe = msgspec.json.decode(plan.recipe, type=_EvalSection)
     except msgspec.DecodeError as err:
         raise JournalError(f"a plan in the journal does not say what is evaluated: {err}") from err
-    return Schedule(steps, recipe.eval)
+    return Schedule(steps, recipe.eval, recipe.stop)

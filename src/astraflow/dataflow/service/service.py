@@ -142,9 +142,13 @@ class DataflowService:
             for name, policy in self._plan.policies.items()
         }
         schedule = self._plan.schedule
-        self._journal.note_plan(
-            RecordedPlan(recipe=self._run_info.recipe, policies=policies, schedule=schedule)
+        recorded = RecordedPlan(
+            recipe=self._run_info.recipe,
+            policies=policies,
+            schedule=schedule,
+            most_drawn=self._plan.most_drawn,
         )
+        self._journal.note_plan(recorded)
         if core.schedule != schedule:
             self._dispatcher.apply(ChangeSchedule(schedule=schedule))
         if self._resumes_failed and core.state == "failed":
