@@ -2,23 +2,27 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_serializer, model_validator
 
 from astraflow.config import Config
 from astraflow.errors import ConfigError
+from astraflow.processes.visible_gpus import visible_variables
 from astraflow.protocols import Engine
 from astraflow.rollout.engine_config import EngineVariant, ModelEngineConfig
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.user_input.text_forms import Variable
 
 __all__ = [
+    "KEPT_KV",
     "PASSED_ON_PREFIX",
     "REFERENCE",
     "AttachConfig",
+    "PolicyServersConfig",
     "ServerEngineConfig",
     "SglangEngineConfig",
     "VllmEngineConfig",
@@ -50,6 +54,17 @@ class AttachConfig(Config):
         return self
 
 
+class PolicyServersConfig(Config):
+    """What the servers of one policy have of their own: GPUs of each service, and arguments."""
+
+    gpus: tuple[Annotated[int, Field(ge=0, le=1023)], ...] = ()
+    """Their GPUs, as positions among those of a service, from 0. If empty, they use all of them."""
+    args: tuple[str, ...] = ()
+    """More arguments, after those of the engine. A server on several GPUs needs one that divides or copies
+    the model, such as vLLM's `--data-parallel-size`."""
+
+
+# size: flat, as users of the servers write these settings
 class ServerEngineConfig(ModelEngineConfig, EngineVariant):
     """Fields that are common to all engines with a separate server."""
 
@@ -58,6 +73,8 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
     runs in."""
     args: tuple[str, ...] = ()
     """Additional arguments of the server's command, passed on unchanged."""
+    servers: dict[str, PolicyServersConfig] = Field(default_factory=dict)
+    """Policy -> what its servers have of their own. Policies that are left out use all GPUs of a service."""
     env: dict[Variable, str] = Field(default_factory=dict)
     """Additional environment variables of the server. `${NAME}` stands for the value of the rollout service's
     own variable. Any other value stays on the machine of the run, and copies of the recipe contain such a
@@ -80,7 +97,19 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
         if self.attach.url:
             return ()
         variables = [f"{name}={value}" for name, value in self.env.items()]
-        return (shlex.join([*variables, self.python, *self.args]),)
+        parts = [(), *(own.args for own in self.servers.values())]
+        found = [shlex.join([*variables, self.python, *self.args, *args]) for args in parts]
+        return tuple(dict.fromkeys(found))
+
+    def for_policy(self, name: str) -> Self:
+        """Returns the config of a policy's servers, in a process that sees the GPUs of its service.
+
+        Raises: ConfigError if the process doesn't see one of the policy's GPUs.
+        """
+        own = self.servers.get(name, PolicyServersConfig())
+        gpus = visible_variables([str(gpu) for gpu in own.gpus]) if own.gpus else {}
+        changes = {"args": (*self.args, *own.args), "env": {**gpus, **self.env}, "servers": {}}
+        return self.model_copy(update=changes)
 
     @property
     def secret_env(self) -> Mapping[str, str]:
@@ -89,14 +118,18 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
         return {PASSED_ON_PREFIX + name: value for name, value in own.items()}
 
     def gpu_shares(self, *, num_policies: int, has_evals: bool) -> tuple[float, ...]:
-        """Returns a share for each server of a service: one per policy, and as many for evaluation."""
+        """Returns a share for each server on the GPU of a service that has most: one per policy, and as many
+        for evaluation."""
         if self.attach.url:
             return ()
         options = dict(zip(self.args, self.args[1:], strict=False))
         options |= dict(option.split("=", 1) for option in self.args if "=" in option)
         stated = options.get(self.share_option, "")
         share = float(stated) if re.fullmatch(r"\d*\.?\d+", stated) else 0.0
-        return (share,) * (num_policies * (1 + has_evals))
+        placed = Counter(gpu for own in self.servers.values() for gpu in own.gpus)
+        num_everywhere = num_policies - sum(bool(own.gpus) for own in self.servers.values())
+        most = num_everywhere + max(placed.values(), default=0)
+        return (share,) * (most * (1 + has_evals))
 
     def check_machine(self) -> None:
         """Checks the interpreter. Raises: ConfigError if `python` doesn't exist, or lacks the server."""
@@ -124,6 +157,10 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
     @field_serializer("env")
     def _env_without_values(self, env: dict[str, str]) -> dict[str, str]:
         return {name: value if REFERENCE.fullmatch(value) else f"${{{name}}}" for name, value in env.items()}
+
+
+KEPT_KV = "kept_kv"
+"""Stream with 1 for each token whose context may be in the KV cache of an older version, and 0 for others."""
 
 
 class VllmEngineConfig(ServerEngineConfig):

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.addons.inference_servers.config import ServerEngineConfig, keeps_cache
+from astraflow.addons.inference_servers.config import KEPT_KV, ServerEngineConfig, keeps_cache
 from astraflow.addons.inference_servers.server_api import Gauges, Part, ServerApi, ServerHttp
 from astraflow.addons.inference_servers.server_life import Served, ServerLife
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
@@ -47,8 +47,6 @@ __all__ = ["PolicyServer", "ServerEngine"]
 
 _log = logging.getLogger(__name__)
 
-_KEPT = "kept_kv"
-"""Stream with 1 for each token whose context may be in the KV cache of an older version, and 0 for others."""
 _HEADS = ("lm_head.weight", "embed_out.weight")
 """Names of an output head that is a separate tensor."""
 
@@ -67,6 +65,7 @@ class ServerEngine:
     """
 
     def __init__(self, api: ServerApi, config: ServerEngineConfig, snapshot: WeightSnapshot) -> None:
+        config = config.for_policy(snapshot.policy)
         self._api = api
         self._config = config
         self._policy = snapshot.policy
@@ -299,7 +298,7 @@ class PolicyServer:
             logprobs=tuple(logprobs),
             versions=tuple(versions),
             finish_reason="stop" if part.end == "stop" else "length",
-            streams=(Stream(name=_KEPT, dtype="uint8", data=bytes(kept)),) if self._keeps_cache else (),
+            streams=(Stream(name=KEPT_KV, dtype="uint8", data=bytes(kept)),) if self._keeps_cache else (),
         )
 
     async def score(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
