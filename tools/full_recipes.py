@@ -55,9 +55,9 @@ _SIZES = """## Sizes
 
 Memory is that on one GPU, in GB, as `astraflow doctor` computes it. A service starts one server per policy,
 and as many for evaluation. Tokens are what the KV cache of a server holds. Host memory is that of each
-trainer process and of each rollout service. Hours are for all steps of the recipe, at {tokens:,} tokens per
-sample, {speed:,} / (billions of active parameters) generated tokens/s per GPU, and {flop:.0f} TFLOP/s per
-training GPU.
+trainer process and of each rollout service. Hours are for all steps of the recipe, without evaluation, at
+{tokens:,} tokens per sample, {speed:,} / (billions of active parameters) generated tokens/s per GPU, and
+{flop:.0f} TFLOP/s per training GPU.
 
 | recipe | GPUs | trainer: processes x GB | servers on a GPU x GB | tokens | host memory | hours |
 |---|---|---|---|---|---|---|
@@ -125,9 +125,20 @@ class FullRecipe:
         return float(self._option(_SHARE)) * self.card_gb
 
     @property
+    def gpus_of(self) -> dict[str, int]:
+        """How many GPUs generate for each policy, if each policy has its own. Otherwise empty."""
+        servers = cast("Any", self.recipe.rollout.engine).servers
+        return {name: self.recipe.rollout.services * len(own.gpus) for name, own in servers.items()}
+
+    @property
+    def num_generating(self) -> int:
+        """GPUs that generate."""
+        return sum(self.gpus_of.values()) or self.recipe.rollout.services * self.gpus_per_server
+
+    @property
     def servers_per_gpu(self) -> int:
-        """One per policy, and as many for evaluation."""
-        return 2 * len(self.recipe.policies)
+        """One per policy that generates there, and as many for evaluation."""
+        return 2 if self.gpus_of else 2 * len(self.recipe.policies)
 
     @property
     def cache_tokens(self) -> int:
@@ -145,7 +156,7 @@ class FullRecipe:
         _, _, num_active = self._model
         policy = next(iter(self.recipe.trained.values()))
         num_tokens = policy.table.group_size * policy.table.batch_groups * TOKENS_PER_SAMPLE
-        generating = self.recipe.rollout.services * self.gpus_per_server * TOKENS_PER_S / (num_active / GB)
+        generating = self.num_generating * TOKENS_PER_S / (num_active / GB)
         training = policy.train.ranks * FLOP_PER_S / (8 * num_active)  # with recomputed activations
         num_policies = len(self.recipe.trained)
         step_s = max(num_policies * num_tokens / generating, num_tokens / training)
@@ -231,6 +242,8 @@ def _size_row(full: FullRecipe) -> str:
     )
     hosts = ", ".join(f"{need.num} x {need.each / GB:.0f}" for need in reversed(full.host_needs))
     tensor = f" (each on {full.gpus_per_server})" if full.gpus_per_server > 1 else ""
+    if full.gpus_of:
+        tensor = f" ({' + '.join(map(str, full.gpus_of.values()))} GPUs)"
     return (
         f"| `{full.entry.name}` | {nodes}{full.num_gpus} x {full.card_gb} GB | {trainers} | "
         f"{full.servers_per_gpu} x {full.server_gb:.0f}{tensor} | {full.cache_tokens // 1000:,}k | "

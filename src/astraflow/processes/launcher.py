@@ -27,6 +27,7 @@ from astraflow.recipe.cluster_config import LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.recipe import Recipe
 from astraflow.service.loopback import is_loopback
 from astraflow.user_input.own_code import describe_error
+from astraflow.weights.addresses import listens_everywhere
 
 __all__ = ["CheckedHandle", "make_launcher", "start_process", "with_reachable_hosts"]
 
@@ -78,7 +79,8 @@ def with_reachable_hosts(recipe: Recipe, launcher: Launcher) -> Recipe:
             "services on several; leave it out, and set cluster.rollout.gpus to the number per service"
         )
     changes: dict[str, Config] = {}
-    if is_loopback(recipe.dataflow.host):
+    # Processes call a dataflow on 0.0.0.0 at 127.0.0.1, which is another machine's own.
+    if is_loopback(recipe.dataflow.host) or listens_everywhere(recipe.dataflow.host):
         changes["dataflow"] = recipe.dataflow.model_copy(update={"host": launcher.host})
     if is_loopback(recipe.weights.host):
         changes["weights"] = recipe.weights.model_copy(update={"host": launcher.host})

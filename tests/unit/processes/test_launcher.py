@@ -194,8 +194,9 @@ class Spanning(OneHandle):
     host = "10.0.0.5"
 
 
-def test_a_recipe_on_loopback_listens_where_the_other_machines_reach_it() -> None:
-    recipe = with_reachable_hosts(make_recipe(), Spanning(None))  # type: ignore[arg-type]
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+def test_a_recipe_listens_where_the_other_machines_reach_it(host: str) -> None:
+    recipe = with_reachable_hosts(make_recipe(dataflow={"host": host}), Spanning(None))  # type: ignore[arg-type]
     assert (recipe.dataflow.host, recipe.weights.host) == ("10.0.0.5", "10.0.0.5")
 
 

@@ -1,6 +1,7 @@
 """Recipes of full size: short, valid, the same at both sizes; `scale=smoke` keeps what they are about."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,26 @@ def test_an_unknown_scale_is_told_the_nearest() -> None:
 def test_a_model_is_a_folder_or_the_name_of_a_spec() -> None:
     assert recipe_of("math/1.7b", model="some/folder").policies["actor"].model == "some/folder"
     assert recipe_of("math/1.7b", model="tiny").policies["actor"].model == "./models/tiny"
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if re.search(r"/(1\.7b|2b|32b|30b)|nodes", name)])
+def test_no_setting_of_a_full_recipe_breaks_its_first_hour(name: str) -> None:
+    """Servers of a GPU start in turn, evaluations outlast their episodes, and jobs reserve what they need."""
+    recipe = recipe_of(name)
+    engine: Any = recipe.rollout.engine
+    shares = engine.gpu_shares(num_policies=len(recipe.policies), has_evals=True)
+    assert engine.start_timeout_s >= 600 * len(shares)
+    assert recipe.eval.deadline_s >= 2 * recipe.rollout.episode_timeout_s
+    slowest_s = recipe.policies["actor"].sampling.max_tokens / 20  # tokens per second and request
+    assert recipe.rollout.episode_timeout_s >= 2 * slowest_s
+    if recipe.launcher.name == "slurm":
+        needs = recipe.cluster.rollout
+        assert (
+            recipe.dataflow.host == recipe.weights.host == "127.0.0.1"
+        )  # until the launcher says where it is
+        assert needs.cpus >= 8 * needs.gpus
+        assert needs.memory_gb >= 200
+
+
+def test_every_full_recipe_is_valid() -> None:
+    assert len([recipe_of(name) for name in ALL]) > 100

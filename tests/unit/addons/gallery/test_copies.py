@@ -43,6 +43,8 @@ def test_a_copied_recipe_has_all_that_it_needs(
         "./models/Qwen3-8B",
         "./models/Qwen3-VL-2B-Instruct",
         "./models/Qwen3-14B",
+        "./models/Qwen3-30B-A3B",
+        "./models/Qwen3-32B",
         *(f"./models/{name}" for name, _ in copies.specs_of(entry)),
     }
 

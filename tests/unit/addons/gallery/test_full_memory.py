@@ -9,7 +9,7 @@ from drivers.docs_driver import tool
 
 SHOWN = {
     "code-multi-agent/8b": ({"actor": (2, 73), "tester": (2, 73)}, 4, 31),
-    "code-multi-agent/8b-two-nodes": ({"actor": (2, 56), "tester": (2, 56)}, 4, 18),
+    "code-multi-agent/8b-two-nodes": ({"actor": (2, 56), "tester": (2, 56)}, 2, 36),
     "math/1.7b": ({"actor": (1, 35)}, 2, 36),
     "math/1.7b-1gpu": ({"actor": (1, 35)}, 2, 16),
     "math/14b": ({"actor": (4, 57)}, 2, 36),
@@ -63,9 +63,20 @@ def test_what_shares_a_gpu_fits_on_it(recipes: dict[str, Any]) -> None:
 
 
 def test_each_episode_has_room_in_the_cache_of_its_server(recipes: dict[str, Any]) -> None:
-    """A whole context always, and on average a thousand tokens for each episode."""
+    """A whole context always, and on average a thousand tokens for each episode. If policies have GPUs of
+    their own, the episodes of a service spread over them."""
     for name, full in recipes.items():
-        engine = full.recipe.rollout.engine
-        assert full.cache_tokens > 4 * engine.max_context, name
-        assert full.cache_tokens > 1_000 * full.recipe.rollout.max_episodes, name
-        assert full.recipe.rollout.max_episodes == engine.num_slots, name
+        rollout = full.recipe.rollout
+        num_servers = sum(full.gpus_of.values()) // rollout.services or 1
+        num_episodes = rollout.max_episodes / num_servers
+        assert full.cache_tokens > 4 * rollout.engine.max_context, name
+        assert full.cache_tokens > 1_000 * num_episodes, name
+        assert num_episodes <= rollout.engine.num_slots <= rollout.max_episodes, name
+
+
+def test_two_nodes_have_the_gpus_of_the_paper(recipes: dict[str, Any]) -> None:
+    full = recipes["code-multi-agent/8b-two-nodes"]
+    num_training = sum(policy.train.ranks for policy in full.recipe.trained.values())
+    assert full.gpus_of == {"actor": 9, "tester": 3}
+    assert num_training + full.num_generating == full.num_nodes * full.num_gpus == 16
+    assert "| 2 x 36 (9 + 3 GPUs) |" in tool("full_recipes").page()
