@@ -37,6 +37,7 @@ _DEADLINES_S = {
     "trainer-4b-16k": 50.0,
     "trainer-8b-8k": 60.0,
     "trainer-8b-lora-32k": 60.0,
+    "load-1.7b": 60.0,
     "megatron-1.7b-8k": 60.0,
     "engine-1.7b": 50.0,
     "publish-1.7b": 60.0,
@@ -56,6 +57,8 @@ AT_LEAST = {
 AT_MOST = {
     "trainer-1.7b-8k.peak_gb": 60.0,
     "trainer-1.7b-32k.peak_gb": 60.0,
+    "load-1.7b.load_host_gb": 2.0,
+    "load-1.7b.resume_host_gb": 2.0,
     "publish-1.7b.blocked_s": 0.3,
     "publish-8b.blocked_s": 1.0,
     "publish-1.7b.delta_to_installed_s": 3.0,

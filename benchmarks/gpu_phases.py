@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -172,6 +173,25 @@ def trainer(size: str, num_tokens: int, settings: Mapping[str, Any], *, is_tiny:
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     learner = LossLearner(config, TorchBackend(config, model_dir=Path(), model=model))
     return _time_steps(learner, size, (num_tokens, length, num_weights), device, is_lora="lora" in settings)
+
+
+def load(size: str, *, is_tiny: bool) -> dict[str, float]:
+    """Measures how a model folder, and then a checkpoint, get to the device without a copy in host memory."""
+    device = _device(is_tiny)
+    backend = {"name": "torch", "device": device, "dtype": "bfloat16", "optimizer_state": "bfloat16"}
+    config = TrainConfig.model_validate_json(json.dumps({"lr": 1e-6, "backend": backend}))
+    size = "tiny" if is_tiny else size
+    with _version_folder(size) as folder, tempfile.TemporaryDirectory(prefix="astraflow-gpu-") as saved:
+        _random_model(size, device, torch.bfloat16).save_pretrained(folder)
+        took_s: dict[str, float] = {}
+        with _HostMemory() as memory, _timed(took_s, "load_s", device):
+            learner = LossLearner(config, TorchBackend(config, model_dir=folder))
+        learner.train_step(_batch(_samples(2, 64, _SIZES[size]["vocab_size"]), 0))
+        with _timed(took_s, "save_s", device):
+            learner.save(Path(saved))()
+        with _HostMemory() as resumed, _timed(took_s, "resume_s", device):
+            learner.load(Path(saved))
+    return {**took_s, "load_host_gb": memory.growth / 1e9, "resume_host_gb": resumed.growth / 1e9}
 
 
 def megatron(size: str, num_tokens: int, *, is_tiny: bool) -> dict[str, float]:
@@ -344,6 +364,41 @@ def _engine_config(device: str, num_slots: int, max_context: int) -> TorchEngine
 
 
 @contextlib.contextmanager
+def _timed(took_s: dict[str, float], name: str, device: str) -> Iterator[None]:
+    """Adds the seconds of a block under a name."""
+    began_s = time.perf_counter()
+    yield
+    _wait(device)
+    took_s[name] = time.perf_counter() - began_s
+
+
+class _HostMemory:
+    """The most by which this process's own host memory, without mapped files, grows in a block."""
+
+    growth = 0
+
+    def __enter__(self) -> "_HostMemory":
+        self._before = self._now()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.002):
+            self.growth = max(self.growth, self._now() - self._before)
+
+    @staticmethod
+    def _now() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
+
+
+@contextlib.contextmanager
 def _version_folder(size: str) -> Iterator[Path]:
     """Yields a folder in memory with the model's config."""
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -427,6 +482,7 @@ PHASES: dict[str, Callable[..., dict[str, float]]] = {
     "trainer-4b-16k": partial(trainer, "4b", 16_384, _RECOMPUTE),
     "trainer-8b-8k": partial(trainer, "8b", 8_192, {**_LEAN, "offload_optimizer": True}),
     "trainer-8b-lora-32k": partial(trainer, "8b", 32_768, {**_RECOMPUTE, "lora": {"rank": 16}}),
+    "load-1.7b": partial(load, "1.7b"),
     "megatron-1.7b-8k": partial(megatron, "1.7b", 8_192),
     "engine-1.7b": engine,
     "publish-1.7b": partial(publish, "1.7b"),
