@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from astraflow.errors import ConfigError, TrainingError
 from astraflow.models.loading import torch_tensor
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.torch import memory
+from astraflow.trainer.torch.lean_adam import LeanAdamW
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from drivers.rank_runs import CASES, make_experts
 from drivers.trainer_builders import make_batch, make_samples, make_tiny_model, save_model
@@ -103,6 +106,26 @@ def test_a_version_leaves_the_gpu_through_pinned_memory_without_a_wait(dense: Pa
     found = gpus.counters()
     assert found["copy_to_host"] == found["pinned_allocation"] == num_tensors
     assert "wait:copy_to_host" not in found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_offloaded_averages_travel_in_slices_without_a_wait(dtype: str) -> None:
+    """Slices of 1,000 of 2,500 and 900 values: four slices, each with two averages, there and back."""
+    found: list[torch.Tensor] = []
+    for device in ("cpu", GPU):
+        weights = [nn.Parameter(torch.linspace(-1, 1, num).to(device)) for num in (2500, 900)]
+        optimizer = LeanAdamW(weights, dtype=getattr(torch, dtype), offload=True, slice_size=1000)
+        for step in range(3):
+            for weight in weights:
+                weight.grad = torch.full_like(weight, step - 0.5)
+            gpus.reset_counters()
+            optimizer.step()
+            counters = gpus.counters()
+        found.append(torch.cat([weight.detach().cpu() for weight in weights]))
+    assert torch.equal(found[0], found[1])
+    assert counters["copy_to_device"] >= 8
+    assert counters["copy_to_host"] >= 8
+    assert not any(name.startswith("wait:copy") for name in counters), counters
 
 
 @pytest.mark.parametrize("case", ["grpo", "lora", "lean optimizer, layers again", "critic and split groups"])

@@ -38,6 +38,23 @@ def test_steps_are_those_of_adamw(dtype: torch.dtype, tolerance: float) -> None:
     assert {optimizer.state[parameter][name].dtype for name in ("exp_avg", "exp_avg_sq")} == {dtype}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slices_of_a_weight_are_updated_like_the_whole(dtype: torch.dtype) -> None:
+    found: list[torch.Tensor] = []
+    for slice_size in (64, 10):
+        parameter = nn.Parameter(torch.linspace(-1, 1, 64).view(8, 8))
+        transposed = nn.Parameter(torch.linspace(-1, 1, 64).view(8, 8).t())  # stays whole
+        optimizer = LeanAdamW([parameter, transposed], dtype=dtype, offload=True, slice_size=slice_size)
+        optimizer.param_groups[0].update(SETTINGS)
+        for step in range(3):
+            for each in (parameter, transposed):
+                each.grad = torch.randn(8, 8, generator=torch.Generator().manual_seed(step))
+            optimizer.step()
+        found += [parameter.detach(), transposed.detach()]
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
 def test_a_resume_goes_on_bit_for_bit_with_averages_as_narrow_as_before(tmp_path: Path) -> None:
     straight = train(*make(torch.bfloat16), range(6))
     first, optimizer = make(torch.bfloat16)
