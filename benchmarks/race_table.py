@@ -226,9 +226,13 @@ def figures_of(race: Race, setting: Setting, best: dict[str, list[Curve]]) -> di
         reached, command, speed, cpu, memory = columns_of(runs)
         end = "" if name == "as shipped" else "_" + name.replace(",", "").replace(" ", "_")
         figures[f"speedup{end}"] = _ratio(trl_s, reached.median)
-        figures[f"speedup{end}_worst"] = min(
-            (_ratio(t.reached_s, c.reached_s) or 0.0 for t, c in zip(fastest, runs, strict=True)),
-        )
+        # A run of TRL that never reaches the target is infinitely slower.
+        pairs = [
+            t.reached_s / c.reached_s
+            for t, c in zip(fastest, runs, strict=True)
+            if math.isfinite(c.reached_s)
+        ]
+        figures[f"speedup{end}_worst"] = _finite(min(pairs)) if len(pairs) == len(runs) else 0.0
         figures[f"command_speedup{end}"] = _ratio(trl_command_s, command.median)
         figures[f"throughput_ratio{end}"] = _ratio(speed.median, trl_speed)
         figures[f"cpu_ratio{end}"] = _ratio(trl_cpu_ms, cpu.median)
