@@ -111,6 +111,9 @@ Every character of prompts and replies must be in `tokenizer.characters`, or in 
 Prompt, reply and two marks must fit into `architecture.max_positions` tokens. To train a model of
 another family, [start from a downloaded folder](../models.md).
 
+With `base` instead of `architecture` and `tokenizer`, as in `recipes/models/smollm2-sums.yaml`, a copy of a
+pretrained model learns the demonstrations in its own chat template.
+
 """
 
 

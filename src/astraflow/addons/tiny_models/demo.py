@@ -65,7 +65,7 @@ def demo_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _build_model(out: Path, tell: Callable[[str], None]) -> None:
-    from astraflow.addons.tiny_models.tiny import build_model
+    from astraflow.addons.tiny_models.spec_files import build_model
 
     build_model(find_entry("models/quickstart").path, out, tell)
 

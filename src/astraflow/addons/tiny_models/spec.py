@@ -19,9 +19,11 @@ __all__ = [
     "DemonstrationConfig",
     "ModelSpec",
     "Share",
+    "TaughtModel",
     "TokenizerConfig",
     "WarmStartConfig",
     "load_spec",
+    "load_taught",
 ]
 
 
@@ -169,10 +171,13 @@ class WarmStartConfig(Config):
     """Use the demonstrations in a random order, given by the spec's seed, instead of the maker's order."""
 
 
+ModelName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+
+
 class ModelSpec(Config):
     """Everything that determines a tiny model."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    name: ModelName
     """Name of the model: lowercase letters, digits, `-`, and `_`."""
     seed: int = Field(default=0, ge=0)
     """Seed of the random weights and of the demonstrations."""
@@ -181,6 +186,26 @@ class ModelSpec(Config):
     demonstrations: DemonstrationConfig
     """What the model learns from: a built-in kind, or your own function that makes demonstrations."""
     warm_start: WarmStartConfig = WarmStartConfig()
+
+
+class TaughtModel(Config):
+    """A copy of a pretrained model that learns demonstrations before a run."""
+
+    name: ModelName
+    """Name of the model: lowercase letters, digits, `-`, and `_`."""
+    base: str = Field(min_length=1)
+    """The model that is copied: the name of another spec, such as `smollm2`, or a model folder."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the demonstrations."""
+    demonstrations: DemonstrationConfig
+    """What the model learns from."""
+    warm_start: WarmStartConfig
+    """AdamW optimizes all weights, in bfloat16 with float32 masters."""
+
+
+def load_taught(path: Path, overrides: Sequence[str] = ()) -> TaughtModel:
+    """Loads such a spec. Raises: ConfigError if the file cannot be read or isn't one."""
+    return parse_config(load_mapping(path, overrides), TaughtModel, where=str(path))
 
 
 def load_spec(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> ModelSpec:

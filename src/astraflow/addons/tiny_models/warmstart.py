@@ -6,8 +6,9 @@ threads gives the same weights.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -28,19 +29,23 @@ from astraflow.models.images import ImageRules, place_images
 from astraflow.models.vision import ImageFeed
 from astraflow.types import Media, Message
 
-__all__ = ["Progress", "TinyModel", "warm_start"]
+__all__ = ["IGNORED", "Progress", "TinyModel", "padded", "torch_threads", "train_on", "warm_start"]
 
 Progress = Callable[[str], None]
 """Receives one line of progress."""
 TinyModel = Qwen3ForCausalLM | Qwen3MoeForCausalLM | Qwen3VLForConditionalGeneration
 """A model that a spec describes."""
 
-_IGNORED = -100
+IGNORED = -100
 """Target of a position that isn't learned, which is torch's default."""
 _REPORTS = 10
 """Number of lines of progress that a warm start reports."""
 _MAX_GRAD_NORM = 1.0
 """Gradients with a larger norm are scaled down to this norm."""
+_RowT = TypeVar("_RowT")
+_Row = tuple[list[int], list[int], Media]
+"""The token ids of a conversation; its targets, which are the same ids where they are learned and `IGNORED`
+elsewhere; and its images."""
 
 
 def warm_start(
@@ -61,15 +66,33 @@ def warm_start(
     """
     if config.steps == 0:
         return
-    encoded = _encode(tokenizer, demonstrations, images)
+    rows = _encode(tokenizer, demonstrations, images)
     feed = None if images is None else ImageFeed(model, images)
-    optimizers = _optimizers(model, config.lr)
+    pad_id = cast("int", tokenizer.pad_token_id)
+
+    def loss_of(batch: Sequence[_Row]) -> Tensor:
+        ids, targets = padded([(ids, targets) for ids, targets, _ in batch], pad_id=pad_id)
+        return _loss(model, ids, targets, feed, [media for _, _, media in batch])
+
+    train_on(
+        rows, loss_of, model=model, optimizers=_optimizers(model, config.lr), config=config, progress=progress
+    )
+
+
+def train_on(
+    rows: Sequence[_RowT],
+    loss_of: Callable[[Sequence[_RowT]], Tensor],
+    *,
+    model: Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    config: WarmStartConfig,
+    progress: Progress,
+) -> None:
+    """Trains a model in place on `config.steps` batches of rows. `loss_of` returns the loss of a batch."""
     model.train()
     for step in range(config.steps):
         start = step * config.batch_size
-        batch = encoded[start : start + config.batch_size]
-        ids, targets = _padded(batch, pad_id=cast("int", tokenizer.pad_token_id))
-        loss = _loss(model, ids, targets, feed, [media for _, _, media in batch])
+        loss = loss_of(rows[start : start + config.batch_size])
         for optimizer in optimizers:
             optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -80,11 +103,6 @@ def warm_start(
         if (step + 1) % math.ceil(config.steps / _REPORTS) == 0:
             progress(f"warm start: step {step + 1} of {config.steps}, loss {loss.item():.3f}")
     model.eval()
-
-
-_Row = tuple[list[int], list[int], Media]
-"""The token ids of a conversation; its targets, which are the same ids where they are learned and `_IGNORED`
-elsewhere; and its images."""
 
 
 def _encode(
@@ -106,12 +124,12 @@ def _encode(
     rows: list[_Row] = []
     for shown in demonstrations:
         ids = list(next(encoded))
-        targets = [_IGNORED] * len(ids)
+        targets = [IGNORED] * len(ids)
         for message in shown.conversation:
             words = next(encoded)
             is_learned = message.role == "assistant"
             ids += [opening, *words, end] if is_learned else words
-            targets += [_IGNORED, *words, end] if is_learned else [_IGNORED] * len(words)
+            targets += [IGNORED, *words, end] if is_learned else [IGNORED] * len(words)
         _check(shown, ids, targets, unknown=cast("int", tokenizer.unk_token_id))
         uris = [each.uri for message in shown.conversation for each in message.images]
         rows.append((ids, targets, () if images is None else place_images(images, ids, uris)))
@@ -144,16 +162,16 @@ def _check(shown: Demonstration, ids: Sequence[int], targets: Sequence[int], *, 
     turns = " -> ".join(repr(message.content) for message in shown.conversation)
     if unknown in ids:
         raise ConfigError(f"tokenizer.characters lack a character of the demonstration {turns}")
-    if all(target == _IGNORED for target in targets):
+    if all(target == IGNORED for target in targets):
         raise ConfigError(f"the demonstration {turns} has no message of the role `assistant` to learn")
 
 
-def _padded(rows: list[_Row], *, pad_id: int) -> tuple[Tensor, Tensor]:
+def padded(rows: Sequence[tuple[list[int], list[int]]], *, pad_id: int) -> tuple[Tensor, Tensor]:
     """Returns token ids and targets [B, T], padded on the right, where a causal model needs no mask."""
-    longest = max(len(ids) for ids, _, _ in rows)
+    longest = max(len(ids) for ids, _ in rows)
     padded_ids = torch.full((len(rows), longest), pad_id)
-    padded_targets = torch.full((len(rows), longest), _IGNORED)
-    for row, (ids, targets, _) in enumerate(rows):
+    padded_targets = torch.full((len(rows), longest), IGNORED)
+    for row, (ids, targets) in enumerate(rows):
         padded_ids[row, : len(ids)] = torch.tensor(ids)
         padded_targets[row, : len(targets)] = torch.tensor(targets)
     return padded_ids, padded_targets
@@ -164,7 +182,7 @@ def _loss(
 ) -> Tensor:
     # The output at each position predicts the next token.
     logits = _logits(model, ids, feed, media)[:, :-1]
-    return cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=_IGNORED)
+    return cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
 
 
 def _logits(model: Any, ids: Tensor, feed: ImageFeed | None, media: Sequence[Media]) -> Tensor:
@@ -212,3 +230,14 @@ def _schedule(step: int, steps: int) -> float:
 def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+@contextmanager
+def torch_threads(num: int) -> Generator[None]:
+    """Sets torch's number of threads within the block, because the last bits of sums depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
