@@ -1,5 +1,6 @@
 """Eight ranks load and resume a stand-in of 2 GB, each with memory for its part and one tensor."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,17 @@ def save_stand_in(_: Ranks, folder: Path) -> int:
     return model.num_parameters()
 
 
-def test_no_rank_holds_more_than_its_part_and_one_tensor(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
     with RankPool(WORLD, answer_s=600.0) as pool:
-        (num_parameters,) = pool.run(1, save_stand_in, tmp_path)
-        weights = tmp_path / "model.safetensors"
-        assert weights.stat().st_size > 2e9
-        loaded = pool.run(WORLD, load_weights, tmp_path, ShardConfig(), weights)
+        yield pool
+
+
+def test_no_rank_holds_more_than_its_part_and_one_tensor(pool: RankPool, tmp_path: Path) -> None:
+    (num_parameters,) = pool.run(1, save_stand_in, tmp_path)
+    weights = tmp_path / "model.safetensors"
+    assert weights.stat().st_size > 2e9
+    loaded = pool.run(WORLD, load_weights, tmp_path, ShardConfig(), weights)
     largest = 4 * VOCAB * WIDTH  # in float32
     assert sum(part for _, part in loaded) >= 0.99 * 4 * num_parameters
     for growth, part in loaded:
