@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from selenium import webdriver
 
+from chromium import start_chromium
 from harness import Runs, show_table
 
 __all__ = ["browser", "page_figures"]
@@ -21,7 +22,6 @@ PAN_S = 3.0
 _PATIENCE_S = 60.0
 _SETTLED_S = 6.0
 """Time after the first curve in which the rest of the page arrives and may move."""
-_OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
 _OBSERVE = """
 window.seen = { shift: 0, curves: 0 };
 new PerformanceObserver((list) => list.getEntries().forEach((each) => { window.seen.shift += each.value; }))
@@ -85,11 +85,7 @@ setTimeout(() => {
 @contextmanager
 def browser() -> Generator[webdriver.Chrome]:
     """Starts Chromium without a window."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
-    for option in _OPTIONS:
-        options.add_argument(option)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
+    driver = start_chromium()
     driver.set_script_timeout(_PATIENCE_S)
     try:
         driver.get("about:blank")

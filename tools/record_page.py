@@ -21,6 +21,9 @@ from PIL import Image
 from selenium import webdriver
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from chromium import start_chromium  # noqa: E402 - only found in the folder of benchmarks
+
 SIZE = (1120, 700)
 WIDTH = 1000
 """Width of the picture; the page is recorded larger, so that more of it is seen."""
@@ -35,7 +38,6 @@ NUM_COLORS = 255
 NUM_FREQUENT = 160
 """How many of the colors are the most frequent ones."""
 _PATIENCE_S = 120.0
-_OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 
 def main() -> None:
@@ -57,14 +59,8 @@ def main() -> None:
 @contextmanager
 def browser() -> Generator[webdriver.Chrome]:
     """Starts Chromium without a window."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
-    for option in _OPTIONS:
-        options.add_argument(option)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
+    driver = start_chromium("--hide-scrollbars", size=SIZE)
     try:
-        device = {"width": SIZE[0], "height": SIZE[1], "deviceScaleFactor": 1, "mobile": False}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
         yield driver
     finally:
         driver.quit()

@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from chromium import start_chromium
 from drivers.system_driver import ROOT
 
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -21,7 +22,8 @@ _EXCESS = "return document.documentElement.scrollWidth - document.documentElemen
 _SHIFTS = """
 const done = arguments[arguments.length - 1];
 let sum = 0;
-new PerformanceObserver((list) => list.getEntries().forEach((each) => { sum += each.value; }))
+const add = (each) => { if (!each.hadRecentInput) sum += each.value; };
+new PerformanceObserver((list) => list.getEntries().forEach(add))
   .observe({ type: "layout-shift", buffered: true });
 setTimeout(() => done(sum), 200);
 """
@@ -33,15 +35,7 @@ class Browser:
     """Example: `browser.open(f"{url}/#/r/run/run"); browser.wait_for("finished")`."""
 
     def __init__(self) -> None:
-        options = webdriver.ChromeOptions()
-        options.binary_location = "/usr/bin/chromium"
-        # Root's Chromium has no sandbox; it sees nothing but our own page.
-        for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-            options.add_argument(argument)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.driver = webdriver.Chrome(
-            options=options, service=webdriver.ChromeService("/usr/bin/chromedriver")
-        )
+        self.driver = start_chromium()
         self.driver.set_script_timeout(120)  # axe computes for seconds, and longer beside other tests
         self.size(1280, 900)
 
@@ -82,6 +76,25 @@ class Browser:
         path = f"//button[contains(normalize-space(.), '{words}') and not(@disabled)]"
         self._click(By.XPATH, path, f"a button {words!r}")
 
+    def press_label(self, label: str) -> None:
+        """Presses the button that a screen reader calls so. It may show only below the mouse."""
+        selector = f"button[aria-label='{label}']"
+        self.until(lambda: self.count(selector) == 1, f"the button {label!r}")
+        self.driver.execute_script("document.querySelector(arguments[0]).click()", selector)
+
+    def click_path(self, path: str, what: str) -> None:
+        """Clicks the first element at an XPath."""
+        self._click(By.XPATH, path, what)
+
+    def click_point(self, title: str, place: float) -> None:
+        """Clicks into the chart of this title: 0 is its left edge, and 1 its right one."""
+        path = f"//figure[.//figcaption/span[1][. = '{title}']]//div[contains(@class, 'u-over')]"
+        self.until(lambda: bool(self.driver.find_elements(By.XPATH, path)), f"the chart {title!r}")
+        over = self.driver.find_element(By.XPATH, path)
+        self.driver.execute_script("arguments[0].scrollIntoView({ block: 'center' })", over)
+        to_left = round((place - 0.5) * (over.size["width"] - 2))
+        ActionChains(self.driver).move_to_element_with_offset(over, to_left, 0).click().perform()
+
     def _click(self, by: str, value: str, what: str) -> None:
         """Clicks an element as soon as there is one, even if the page renews it at that moment."""
 
@@ -106,6 +119,14 @@ class Browser:
         field.clear()
         field.send_keys(value, "\n")
 
+    def write(self, label: str, text: str) -> None:
+        """Writes into the field that a screen reader calls so, and presses Enter."""
+        selector = f"input[aria-label='{label}']"
+        self.until(lambda: self.count(selector) == 1, f"the field {label!r}")
+        field = self.driver.find_element(By.CSS_SELECTOR, selector)
+        field.clear()
+        field.send_keys(text, "\n")
+
     def choose(self, label: str, option: str) -> None:
         """Chooses from the list of a label."""
         path = f"//label[starts-with(normalize-space(.), '{label}')]//select"
@@ -128,7 +149,7 @@ class Browser:
     # --- judgements ---
 
     def layout_shift(self) -> float:
-        """How much the page has moved since it was loaded: the sum of all layout shifts."""
+        """How much the page has moved by itself since it was loaded: the sum of its layout shifts."""
         return float(self.driver.execute_async_script(_SHIFTS))
 
     def check(self) -> None:
