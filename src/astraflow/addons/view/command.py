@@ -39,7 +39,7 @@ def episodes(  # size: one parameter per filter
     role: Annotated[str, _filter("Role in which it acted.")] = "",
     task: Annotated[str, _filter("Id of the task, or its beginning and a `*`.")] = "",
     group: Annotated[str, _filter("Number of the group, or of the evaluation round.")] = "",
-    text: Annotated[str, _filter("Words in kept messages, or in the message of a failure.")] = "",
+    text: Annotated[str, _filter("Words in what was said, or in the message of a failure.")] = "",
     reward: Annotated[str, _filter("A number or a range: 1, 0..0.5, 0.5.. or ..0.")] = "",
     advantage: Annotated[str, _filter("A number or a range.")] = "",
     tokens: Annotated[str, _filter("Length in tokens: a number or a range.")] = "",
@@ -69,35 +69,19 @@ def episodes(  # size: one parameter per filter
     `astraflow episodes runs/quickstart --kind eval --format parquet --out evals.parquet`,
     `astraflow episodes runs/quickstart --id 53741 --html episode.html`.
     """
+    given = dict(locals())
     from astraflow.addons.view.commands import Output, save_episode, show_episode, show_episodes
+    from astraflow.addons.view.filters import FILTER_NAMES
     from astraflow.errors import ConfigError
 
     if html is not None:
         if not show:
             raise ConfigError("--html writes one episode; name it with --id")
         save_episode(run_dir, show, html)
-        return
-    if show:
+    elif show:
         show_episode(run_dir, show)
-        return
-    filters = {
-        "kind": kind,
-        "policy": policy,
-        "role": role,
-        "task": task,
-        "group": group,
-        "text": text,
-        "reward": reward,
-        "advantage": advantage,
-        "tokens": tokens,
-        "version": version,
-        "step": step,
-        "worker": worker,
-        "finish": finish,
-        "error": error,
-        "fate": fate,
-    }
-    show_episodes(run_dir, filters, Output(form, out, limit))
+    else:
+        show_episodes(run_dir, {name: given[name] for name in FILTER_NAMES}, Output(form, out, limit))
 
 
 def view(  # size: one parameter per option, each with its help
@@ -144,16 +128,13 @@ def view(  # size: one parameter per option, each with its help
 
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together")
-    viewing = Viewing(
-        host=host,
-        port=port or DEFAULT_PORT,
-        token=token_file.read_text(encoding="utf-8").strip() if token_file else "",
-        tls=(str(tls_cert), str(tls_key)) if tls_cert and tls_key else None,
-    )
+    token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
+    tls = (str(tls_cert), str(tls_key)) if tls_cert and tls_key else None
     named = runs or ["runs"]
     urls = [name for name in named if name.startswith(("http://", "https://"))]
     remotes = [RemoteRun(url, token_file=run_token_file, ca_file=str(run_ca or "")) for url in urls]
     roots = [Path(name) for name in named if name not in urls]
+    viewing = Viewing(host=host, port=port or DEFAULT_PORT, token=token, tls=tls)
     show_page(roots, viewing, remotes=remotes, is_port_named=port > 0)
 
 
