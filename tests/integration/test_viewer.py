@@ -15,8 +15,9 @@ import pytest
 from astraflow.addons.view.remote import RemoteRun
 from astraflow.addons.view.server import Viewing, serve
 from astraflow.errors import ConfigError
+from astraflow.recipe.run_folder import RunFolder, RunRecord
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
-from drivers.talk_runs import said, talk
+from drivers.talk_runs import said, save_tokenizer, talk
 from drivers.view_runs import RunWriter
 from drivers.viewer_driver import ask, viewer
 
@@ -247,6 +248,25 @@ async def test_a_damaged_run_is_shown_with_notes(tmp_path: Path) -> None:
         assert "is damaged" in views[0]["problems"][0]
 
 
+async def test_a_killed_run_whose_results_cannot_be_read_says_why(tmp_path: Path) -> None:
+    for name in ("no-recipe", "no-journal"):
+        make_run(tmp_path / name).close()
+        folder = RunFolder(tmp_path / name)
+        folder.save_record(RunRecord(name="small", state="stopped", reason="it was killed"))
+    save_tokenizer(tmp_path / "no-journal", tmp_path / "model", "actor")
+    (tmp_path / "no-journal" / "journal" / "journal.sqlite").write_bytes(b"no database" * 99)
+    async with viewer(tmp_path) as url:
+        async with asyncio.timeout(20):
+            while not (now := (await ask(f"{url}/api/runs/no-recipe/now"))[1])["unreadable"]:
+                pass
+        assert "recipe.yaml" in now["unreadable"]
+        assert now["answer"] is None
+        async with asyncio.timeout(20):
+            while not (now := (await ask(f"{url}/api/runs/no-journal/now"))[1])["answer"]:
+                pass
+        assert now["answer"]["sentence"].startswith("There are no results: ")
+
+
 async def test_wrong_questions_are_answered_in_words(tmp_path: Path) -> None:
     make_run(tmp_path / "run").close()
     async with viewer(tmp_path) as url:
@@ -285,7 +305,8 @@ async def test_lists_have_words_counts_and_ready_searches(tmp_path: Path) -> Non
         counts = (await ask(f"{base}/facets?fate=stale"))[1]["counts"]
         assert dict(counts["fate"]) == {"trained": 2, "stale": 2}
         assert dict(counts["reward"]) == {"0.000001..0.999999": 1, "1..": 1}  # only of the stale ones
-        assert [row["note"] for row in (await ask(f"{base}/ready/discarded"))[1]] == ["stale", "stale"]
+        reason = "stale: its group was too old when a batch was taken"
+        assert [row["note"] for row in (await ask(f"{base}/ready/discarded"))[1]] == [reason, reason]
         assert [row["reward"] for row in (await ask(f"{base}/ready/improved"))[1]] == [1.0, 1.0]
         assert [row["note"] for row in (await ask(f"{base}/ready/strange"))[1]] == ["failed"]
         assert (await ask(f"{base}/ready/worst"))[1][0]["note"] == "mean 0.50 of 2 times"
@@ -310,6 +331,7 @@ async def test_curves_and_the_answer_need_no_index(tmp_path: Path) -> None:
             row["step"] for row in (await ask(f"{url}/api/runs/run/metrics?after={rows[0]['id']}"))[1]
         ] == [2]
         assert (await ask(f"{url}/api/runs/run/metrics?after=999999"))[1] == []
-        assert (await ask(f"{url}/api/runs/run/now"))[1].keys() == {"name", "path", "status", "answer"}
+        now = (await ask(f"{url}/api/runs/run/now"))[1]
+        assert now.keys() == {"name", "path", "status", "answer"}
         assert not (folder / "view" / "index.sqlite").exists()
         assert (await ask(f"{url}/api/runs/run/index"))[1]["num_episodes"] == 2

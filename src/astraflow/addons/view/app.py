@@ -56,7 +56,8 @@ from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.metric_lines import metric_lines
 from astraflow.addons.view.ready import ready
 from astraflow.addons.view.runs import ShownRun, ShownRuns
-from astraflow.addons.view.search import choices, group_rows, search
+from astraflow.addons.view.said import said_in
+from astraflow.addons.view.search import Found, choices, group_rows, search
 from astraflow.addons.view.slots import slot_lanes
 from astraflow.addons.view.snippets import snippets
 from astraflow.addons.view.status import run_status
@@ -228,7 +229,12 @@ class _Views:
         wanted = _filter(request)
         before = _number(request, "before", 0) or None
         limit = min(_number(request, "limit", 50), _MAX_LIMIT)
-        return _json(await self._read(request, lambda db, _: search(db, wanted, before=before, limit=limit)))
+
+        def question(database: sqlite3.Connection, run: ShownRun) -> Found:
+            with said_in(database, run.folder, run.texts) as said:
+                return search(database, wanted, before=before, limit=limit, said=said)
+
+        return _json(await self._read(request, question))
 
     async def facets(self, request: Request) -> Response:
         _filter(request)  # refuses what is no filter
@@ -387,7 +393,8 @@ def _notes(database: sqlite3.Connection, run: ShownRun) -> list[str]:
 async def _status(run: ShownRun) -> dict[str, Any]:
     """Returns the run's current status, as `astraflow status --json` prints it, or the problem as text.
 
-    The `answer` says the same in a sentence and four figures; it is null if nothing is known.
+    The `answer` says the same in a sentence and four figures; it is null if nothing is known. `unreadable` is
+    the reason why the results of an ended run can't be computed.
     """
     place = {"name": run.name, "path": str(run.folder.path)}
     try:
@@ -398,7 +405,9 @@ async def _status(run: ShownRun) -> dict[str, Any]:
     except (Error, OSError) as err:
         return {**place, "status": {"problem": str(err)}, "answer": None}
     # The page requests steps and evaluations separately.
-    return {**place, "status": msgspec.structs.replace(status, steps=(), evals=()), "answer": status.answer()}
+    shown = msgspec.structs.replace(status, steps=(), evals=())
+    unreadable = "" if status.summary else run.summary.problem
+    return {**place, "status": shown, "answer": status.answer(), "unreadable": unreadable}
 
 
 def _summary_of(run: ShownRun) -> dict[str, object]:

@@ -372,7 +372,7 @@ class Booker:
         happenings = "INSERT INTO happenings (at_s, kind, who, step, version, text) VALUES (?, ?, ?, ?, ?, ?)"
         run(happenings, self._happenings)
         run(f"INSERT OR REPLACE INTO versions VALUES ({', '.join('?' * 10)})", self._versions)
-        run("INSERT INTO texts (rowid, body) VALUES (?, ?)", self._texts)
+        run("INSERT INTO texts VALUES (?, ?)", self._texts)
         for waiting in (self._drawn, self._updates, self._happenings, self._versions, self._texts):
             waiting.clear()
         self._rows.clear()

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from astraflow import wire
 from astraflow.addons.view.filters import EpisodeFilter
+from astraflow.addons.view.said import Said
 from astraflow.addons.view.search import EpisodeDict, all_found
 from astraflow.addons.view.tables_copy import messages_of
 from astraflow.addons.view.token_text import TokenText
@@ -69,7 +70,8 @@ def exported(
     texts = TokenText(folder)
     segments = SegmentReader(folder.journal / "segments")
     try:
-        for row in all_found(database, wanted, limit=limit):
+        said = Said(database, segments, texts)
+        for row in all_found(database, wanted, limit=limit, said=said):
             query = "SELECT segment, offset, length, sample FROM episodes WHERE id = ?"
             *place, sample = database.execute(query, (row["id"],)).fetchone()
             text = completion = messages = ""

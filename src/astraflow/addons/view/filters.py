@@ -49,7 +49,7 @@ class EpisodeFilter:
     group: str = ""
     """Number of a group or, for evaluations, of a round."""
     text: str = ""
-    """Words in the messages that were kept, or in a failure's message."""
+    """Words in what was said, or in a failure's message."""
     reward: Range | None = None
     advantage: Range | None = None
     tokens: Range | None = None

@@ -23,6 +23,8 @@ class LateSummary:
         self._of = -1.0
         """When the `run.json` was written whose end is summarized here."""
         self._summary: Summary | None = None
+        self.problem = ""
+        """Why the summary can't be computed; empty as long as it may be."""
 
     def now(self) -> Summary | None:
         """Returns the summary, or None while it is computed, or if it can't be.
@@ -36,14 +38,18 @@ class LateSummary:
             if self._of != written_s:
                 self._of = written_s
                 self._summary = None
+                self.problem = ""
                 threading.Thread(target=self._compute, args=(written_s,), name="summary", daemon=True).start()
             return self._summary
 
     def _compute(self, written_s: float) -> None:
+        summary: Summary | None = None
+        problem = ""
         try:
             summary = load_summary(self._folder)
-        except (Error, OSError):
-            return  # the folder is gone or damaged; the page says so elsewhere
+        except Exception as err:  # noqa: BLE001 - whatever is wrong with a folder, its page has to say it
+            problem = str(err) if isinstance(err, Error) else f"{type(err).__name__}: {err}"
         with self._lock:
             if self._of == written_s:
                 self._summary = summary
+                self.problem = problem

@@ -15,6 +15,16 @@ __all__ = ["READY", "ready"]
 _NUM_NEWEST = 100_000
 """Episodes that a ready search looks at."""
 _NUM_SHOWN = 50
+_REASONS = {
+    "filtered": "a filter dropped its group, for example because all rewards in it are equal",
+    "stale": "its group was too old when a batch was taken",
+    "evicted": "the table was full, or its batch was dropped",
+    "failed": "too few episodes of its group succeeded",
+    "unadmitted": "the policy had no ticket for its group",
+    "unused": "the policy sampled nothing in its group",
+    "cancelled": "the run ended first",
+}
+"""What fates mean."""
 _MIN_TIMES = 2
 """A task that was played less often says nothing about change."""
 
@@ -57,9 +67,11 @@ def _across_versions(database: sqlite3.Connection, after: int) -> dict[int, str]
 
 
 def _discarded(database: sqlite3.Connection, after: int) -> dict[int, str]:
+    """Episodes of groups that weren't trained on, with the reason."""
     condition = "fate IN (SELECT id FROM names WHERE name NOT IN ('trained', 'live'))"
     note = "(SELECT name FROM names WHERE names.id = fate)"
-    return _notes(database, condition, "id DESC", note, after)
+    found = _notes(database, condition, "id DESC", note, after)
+    return {idx: f"{fate}: {_REASONS[fate]}" if fate in _REASONS else fate for idx, fate in found.items()}
 
 
 def _worst(database: sqlite3.Connection, after: int) -> dict[int, str]:

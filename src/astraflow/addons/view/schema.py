@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["EVAL", "INDEX_VERSION", "TRAIN", "create", "open_to_fill", "open_to_read"]
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 """Increase this number whenever the tables or their contents change."""
 
 TRAIN = 0
@@ -50,7 +50,7 @@ CREATE TABLE spans (
 CREATE INDEX spans_start ON spans (start_s);
 CREATE INDEX spans_length ON spans (end_s - start_s);
 CREATE INDEX happenings_at ON happenings (at_s);
-CREATE VIRTUAL TABLE texts USING fts5(body, tokenize = 'trigram');
+CREATE TABLE texts (id INTEGER PRIMARY KEY, body TEXT NOT NULL);
 """
 _CACHE_KIB = 32 * 1024
 _BUSY_TIMEOUT_S = 5.0

@@ -2,7 +2,7 @@
 
 A run may have millions of episodes, and a filter may match none of them. A search therefore scans the rows in
 windows until it has enough results or its time is up. It reports where it stopped, and the caller continues
-from there. Groups, tasks, and texts are looked up by index.
+from there. Groups and tasks are looked up by index. Words are looked for in the episodes themselves.
 """
 
 import sqlite3
@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astraflow.addons.view.filters import EpisodeFilter, Range
+from astraflow.addons.view.said import Said
 from astraflow.addons.view.schema import EVAL, TRAIN
 
 __all__ = ["EpisodeDict", "Found", "all_found", "choices", "group_rows", "row_of", "rows_of", "search"]
 
 _WINDOW = 20_000
 """Number of rows scanned between two checks of the time."""
-_MAX_TEXT_HITS = 5_000
-"""Maximum number of episodes that a text search finds; the newest ones are used."""
 _SELECT = """
 SELECT e.id, CASE e.kind WHEN 1 THEN 'eval' ELSE 'train' END AS kind, e.group_id AS "group",
     e.episode_idx AS episode, e.attempt, e.part, e.at_s, e.duration_s, t.name AS task, p.name AS policy,
@@ -45,6 +44,8 @@ class Found:
     """Pass this as `before` to continue the search; None if all rows were searched."""
     num_episodes: int
     """Number of rows in the index."""
+    matches: dict[int, str] = field(default_factory=dict[int, str])
+    """Episode -> a line with the words that were looked for."""
 
 
 @dataclass(slots=True)
@@ -66,8 +67,12 @@ def search(
     before: int | None = None,
     limit: int = 50,
     longest_s: float = 0.05,
+    said: Said | None = None,
 ) -> Found:
-    """Finds episodes with row numbers below `before`, newest first. Raises: sqlite3.Error."""
+    """Finds episodes with row numbers below `before`, newest first. Raises: sqlite3.Error.
+
+    `said` finds words; without it, no episode has any.
+    """
     deadline_s = time.monotonic() + longest_s
     newest = int(database.execute("SELECT max(id) FROM episodes").fetchone()[0] or 0)
     upper = newest if before is None else min(newest, before - 1)
@@ -78,24 +83,36 @@ def search(
     order = "" if conditions.is_indexed else " NOT INDEXED"
     query = (
         f"SELECT e.id FROM episodes e{order} WHERE "
-        f"{' AND '.join(['e.id BETWEEN ? AND ?', *conditions.parts])} ORDER BY e.id DESC LIMIT ?"
+        f"{' AND '.join(['e.id BETWEEN ? AND ?', *conditions.parts])} ORDER BY e.id DESC"
     )
     ids: list[int] = []
+    matches: dict[int, str] = {}
     while upper > 0 and len(ids) < limit:
         lower = max(1, upper - window + 1)
-        values = (lower, upper, *conditions.values, limit - len(ids))
-        ids += (row[0] for row in database.execute(query, values))
-        upper = ids[-1] - 1 if len(ids) >= limit else lower - 1
+        last = lower
+        for (episode_id,) in database.execute(query, (lower, upper, *conditions.values)):
+            if wanted.text:
+                matches[episode_id] = said.line(episode_id, wanted.text) if said else ""
+            if not wanted.text or matches[episode_id]:
+                ids.append(episode_id)
+            # Reading what was said takes time, so a search for words may end within a window.
+            if len(ids) >= limit or (wanted.text and time.monotonic() > deadline_s):
+                last = episode_id
+                break
+        upper = last - 1
         if time.monotonic() > deadline_s:
             break
-    return Found(rows_of(database, ids), upper + 1 if upper > 0 else None, newest)
+    shown = {episode_id: line for episode_id, line in matches.items() if line}
+    return Found(rows_of(database, ids), upper + 1 if upper > 0 else None, newest, shown)
 
 
-def all_found(database: sqlite3.Connection, wanted: EpisodeFilter, *, limit: int) -> Iterator[EpisodeDict]:
+def all_found(
+    database: sqlite3.Connection, wanted: EpisodeFilter, *, limit: int, said: Said | None = None
+) -> Iterator[EpisodeDict]:
     """Yields up to `limit` episodes, newest first, however long it takes. Raises: sqlite3.Error."""
     before: int | None = None
     while limit > 0:
-        found = search(database, wanted, before=before, limit=min(limit, 500))
+        found = search(database, wanted, before=before, limit=min(limit, 500), said=said)
         yield from found.rows
         limit -= len(found.rows)
         before = found.next_before
@@ -153,14 +170,6 @@ def _conditions(database: sqlite3.Connection, wanted: EpisodeFilter) -> _Conditi
     _add_task(database, found, wanted.task)
     _add_ends(database, found, wanted)
     _add_ranges(found, wanted)
-    if wanted.text:
-        query = '"' + wanted.text.replace('"', '""') + '"'
-        hits = "SELECT rowid FROM texts WHERE texts MATCH ? ORDER BY rowid DESC LIMIT ?"
-        if len(wanted.text) < 3:  # the trigram index can't find shorter texts
-            hits = "SELECT rowid FROM texts WHERE body LIKE ? ESCAPE '\\' ORDER BY rowid DESC LIMIT ?"
-            query = "%" + wanted.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-        found.add(f"e.id IN ({hits})", query, _MAX_TEXT_HITS)
-        found.is_indexed = True
     return found
 
 

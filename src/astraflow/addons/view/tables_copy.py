@@ -94,9 +94,7 @@ class TablesCopy:
             data = place[3] if place[3] is not None else segments.read(PayloadRef(*place[:3]))
             text = "\n".join(message.content for message in JournalReader.messages(bytes(data)))
             body = text[:_MAX_TEXT].encode("utf-8", "replace").decode()
-            self._database.execute(
-                "INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (found[0], body)
-            )
+            self._database.execute("INSERT OR REPLACE INTO texts VALUES (?, ?)", (found[0], body))
 
     def _take_spans(self, source: sqlite3.Connection) -> bool:
         """Copies up to `_CHUNK` busy spans; returns whether there were any."""

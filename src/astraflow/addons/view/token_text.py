@@ -6,7 +6,7 @@ copy), then in the model's folder. It is data, and none of it is executed. Witho
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,23 +29,23 @@ class TokenText:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._decoders: dict[str, Callable[[tuple[int, ...]], str]] = {}
+        self._decoders: dict[str, _Decoder] = {}
 
     def pieces(self, policy: str, token_ids: Sequence[int]) -> list[str]:
         """Returns the text of each token.
 
         A character that spans several tokens shows as a replacement character in each of them.
         """
-        decode = self._decoder(policy)
-        return [decode((token_id,)) for token_id in token_ids]
+        piece = self._decoder(policy).piece
+        return [piece(token_id) for token_id in token_ids]
 
     def text(self, policy: str, token_ids: Sequence[int]) -> str:
         """Returns the text of all tokens together, including special tokens."""
-        return self._decoder(policy)(tuple(token_ids))
+        return self._decoder(policy).text(token_ids)
 
-    def _decoder(self, policy: str) -> Callable[[tuple[int, ...]], str]:
+    def _decoder(self, policy: str) -> "_Decoder":
         if policy not in self._decoders:
-            self._decoders[policy] = _decoder_of(self._tokenizer(policy))
+            self._decoders[policy] = _Decoder(self._tokenizer(policy))
         return self._decoders[policy]
 
     def _tokenizer(self, policy: str) -> Any:
@@ -81,15 +81,20 @@ class TokenText:
         return [*copies, model_dir / _FILE]
 
 
-def _decoder_of(tokenizer: Any) -> Callable[[tuple[int, ...]], str]:
-    if tokenizer is None:
-        return lambda ids: "".join(f"\u27e8{token_id}\u27e9" for token_id in ids)
+class _Decoder:
+    """Decodes with one tokenizer, or shows ids if that is None."""
 
-    @lru_cache(_MAX_PIECES)
-    def decode(ids: tuple[int, ...]) -> str:
-        try:
-            return str(tokenizer.decode(list(ids), skip_special_tokens=False))
-        except Exception:  # noqa: BLE001 - for example, an id that the tokenizer doesn't know
-            return "".join(f"\u27e8{token_id}\u27e9" for token_id in ids)
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.piece = lru_cache(_MAX_PIECES)(self._piece)
+        """The text of one token. Only these are kept, since whole texts may be long."""
 
-    return decode
+    def _piece(self, token_id: int) -> str:
+        return self.text((token_id,))
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        if self._tokenizer is not None:
+            # The library's errors derive directly from `Exception`. An id may be unknown to the tokenizer.
+            with contextlib.suppress(Exception):
+                return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        return "".join(f"\u27e8{token_id}\u27e9" for token_id in token_ids)

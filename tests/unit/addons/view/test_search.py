@@ -7,8 +7,11 @@ import pytest
 
 from astraflow.addons.view.filters import Range, filter_of
 from astraflow.addons.view.index import RunIndex
+from astraflow.addons.view.said import said_in
 from astraflow.addons.view.search import all_found, group_rows, search
+from astraflow.addons.view.token_text import TokenText
 from astraflow.errors import ConfigError
+from drivers.talk_runs import said, save_tokenizer, talk
 from drivers.view_runs import RunWriter
 
 
@@ -87,9 +90,31 @@ def test_a_wrong_filter_is_named(filters: dict[str, str], problem: str) -> None:
         filter_of(filters)
 
 
-def test_quotes_and_signs_in_a_text_are_text(database: sqlite3.Connection) -> None:
-    for text in ('"', '" OR body MATCH "x', "%", "_", "\\", "NEAR(a b)", "*"):
-        assert search(database, filter_of({"text": text})).rows == []
+def test_words_are_found_in_what_was_said_however_long_it_takes(tmp_path: Path) -> None:
+    run = RunWriter(tmp_path / "run")
+    run.draw(0, size=3)
+    for idx, words in enumerate(("So I carry one.", "I forgot", '100 % of \\_ "CARRY"')):
+        run.play(f"0.{idx}.0", talk("What is 8 + 7?", said(words)))
+    run.fail("0.3.0", "it could not carry on")
+    run.close()
+    save_tokenizer(tmp_path / "run", tmp_path / "model", "actor")
+    with RunIndex(tmp_path / "run") as index:
+        index.refresh()
+        texts = TokenText(index.folder)
+        with (
+            contextlib.closing(index.reader()) as reader,
+            said_in(reader, index.folder, texts) as read,
+        ):
+            whole = search(reader, filter_of({"text": "carry"}), longest_s=60.0, said=read)
+            assert [row["episode"] for row in whole.rows] == [3, 2, 0]
+            assert [*whole.matches.values()][-1].endswith("8 + 7?So I carry one.")
+            found = list(all_found(reader, filter_of({"text": "Carry", "error": "none"}), limit=9, said=read))
+            assert [row["episode"] for row in found] == [2, 0]
+            for text, num in (('" OR body MATCH "x', 0), ("%", 1), ("\\_", 1), ("*", 0)):
+                assert len(search(reader, filter_of({"text": text}), longest_s=60.0, said=read).rows) == num
+            # Without time, each search looks at one episode and says where to go on.
+            first = search(reader, filter_of({"text": "forgot"}), longest_s=0.0, said=read)
+            assert (first.rows, first.next_before) == ([], 4)
 
 
 def test_a_range_is_inclusive() -> None:
