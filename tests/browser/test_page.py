@@ -39,7 +39,7 @@ def test_a_live_run_is_seen(runs: Runs, browser: Browser, tmp_path: Path) -> Non
     services_stop_and_join(browser, run, tmp_path)
     answers_are_found_by_words(browser, url)
     an_episode_is_found(browser, tmp_path)
-    weights_and_times_are_drawn(browser, tmp_path)
+    weights_and_times_are_drawn(browser, url, tmp_path)
     a_phone_in_the_dark_shows_all(browser, url, tmp_path)
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 130, run.report()
@@ -82,7 +82,7 @@ def services_stop_and_join(browser: Browser, run: Started, tmp_path: Path) -> No
 def answers_are_found_by_words(browser: Browser, url: str) -> None:
     """From the run page, within two clicks on visible words."""
     browser.open(f"{url}/#/r/run/run")
-    for words in ("Does it learn?", "held-out score", "tokens/s", "What happened", "joined"):
+    for words in ("Does it learn?", "held-out score", "tokens/s", "waits", "What happened", "joined"):
         browser.wait_for(words)
     browser.until(lambda: browser.count(".figure") == 4, "the four figures")
     assert browser.layout_shift() <= 0.02
@@ -117,10 +117,11 @@ def an_episode_is_found(browser: Browser, tmp_path: Path) -> None:
     browser.wait_for("its group side by side")
 
 
-def weights_and_times_are_drawn(browser: Browser, tmp_path: Path) -> None:
+def weights_and_times_are_drawn(browser: Browser, url: str, tmp_path: Path) -> None:
     for name in ("weights", "timeline"):
-        browser.go(f"#/r/run/{name}")
+        browser.open(f"{url}/#/r/run/{name}")
         browser.until(lambda: browser.count(".lanes svg, .chart canvas") > 0, name)
+        assert browser.layout_shift() <= 0.02
         browser.check()
         picture(browser, name, tmp_path)
     browser.choose("slots of", "rollout-0")
@@ -135,6 +136,7 @@ def a_phone_in_the_dark_shows_all(browser: Browser, url: str, tmp_path: Path) ->
     for page in ("run", "episodes", "timeline", "weights"):
         browser.open(f"{url}/#/r/run/{page}")
         browser.until(lambda: "Loading" not in browser.text, page)
+        assert browser.layout_shift() <= 0.02
         browser.check()
         if page == "run":
             browser.until(lambda: browser.count(".chart canvas") >= 6, "the curves")

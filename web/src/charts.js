@@ -2,6 +2,8 @@
 import uPlot from "uplot";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { html, num, useScheme, useSeen, useWidth } from "./base.js";
+import { useChoices } from "./choices.js";
+import { Icon } from "./icons.js";
 
 const HEIGHT = 170;
 const NUM_COLORS = 8;
@@ -47,12 +49,14 @@ export function smooth(values) {
 
 const isSmoothed = (line, isSmooth) => isSmooth && !line.low && line.y.length >= FEW;
 
-// series: [{label, x: [], y: [], low?: [], high?: [], color?, dash?}]. Joins them over one x axis. A chart is drawn again
-// when it gets another list while it is on the screen, so callers keep theirs until it changes.
-function joined(series, isSmooth) {
+// series: [{label, x: [], y: [], low?: [], high?: [], rows?: [], color?, dash?}]. Joins them over one x axis. A chart is
+// drawn again when it gets another list while it is on the screen, so callers keep theirs until it changes.
+function joined(series, { isSmooth, isLog }) {
+  // A logarithmic axis has no place for 0 and less.
+  const drawn = (values) => (isLog ? values.map((value) => (value > 0 ? value : null)) : values);
   const tables = series.map((line) => {
-    if (line.low) return [line.x, line.y, line.low, line.high];
-    return isSmoothed(line, isSmooth) ? [line.x, line.y, smooth(line.y)] : [line.x, line.y];
+    if (line.low) return [line.x, drawn(line.y), drawn(line.low), drawn(line.high)];
+    return isSmoothed(line, isSmooth) ? [line.x, drawn(line.y), drawn(smooth(line.y))] : [line.x, drawn(line.y)];
   });
   return tables.length > 1 ? uPlot.join(tables) : tables[0];
 }
@@ -90,7 +94,9 @@ function linesOf(series, isSmooth) {
   return { lines, bands, places };
 }
 
-function options(series, width, xLabel, isSmooth, hooks) {
+const logRange = (_, low, high) => (low == null ? [0.1, 1] : uPlot.rangeLog(low, high, 10, false));
+
+function options(series, width, xLabel, { isSmooth, isLog }, hooks) {
   const { lines, bands, places } = linesOf(series, isSmooth);
   const line = { stroke: resolved("--line"), width: 1 };
   const axis = { stroke: resolved("--muted"), grid: line, ticks: { show: false }, font: `11px ${getComputedStyle(document.body).fontFamily}`, gap: 6 };
@@ -102,9 +108,9 @@ function options(series, width, xLabel, isSmooth, hooks) {
     bands,
     legend: { show: false },
     cursor: { points: { size: 7 }, sync: { key: xLabel }, bind: { mousedown: startMoving } },
-    scales: { x: { time: false }, y: { range: rangeOf } },
-    axes: [{ ...axis, size: 26, grid: { show: false } }, { ...axis, size: 46, values: (_, values) => values.map((value) => num(value, 4)) }],
-    hooks: { ready: [zoomByWheel], setCursor: [(plot) => hooks.read(plot, places)] },
+    scales: { x: { time: false }, y: isLog ? { distr: 3, range: logRange } : { range: rangeOf } },
+    axes: [{ ...axis, size: 26, grid: { show: false } }, { ...axis, size: 46, values: (_, values) => values.map((value) => (value == null ? "" : num(value, 4))) }],
+    hooks: { ready: [zoomByWheel, (plot) => openByClick(plot, hooks.open)], setCursor: [(plot) => hooks.read(plot, places)] },
   };
 }
 
@@ -153,6 +159,30 @@ function zoomByWheel(plot) {
   }, { passive: false });
 }
 
+// A click opens what is behind the point below it. A finger taps to read values, so taps open nothing.
+function openByClick(plot, open) {
+  let from = 0;
+  plot.over.addEventListener("mousedown", ({ clientX }) => { from = clientX; });
+  plot.over.addEventListener("click", (event) => {
+    const isDrag = event.shiftKey || Math.abs(event.clientX - from) > 3;
+    if (!isDrag && plot.cursor.idx != null && event.pointerType !== "touch") open(plot);
+  });
+}
+
+// The row behind the cursor: of the line that is nearest to it, the point that is nearest in x.
+function rowAt(plot, series, places) {
+  const { idx, top } = plot.cursor;
+  const at = plot.data[0][idx];
+  const away = (place) => {
+    const value = nearest(plot.data[place], idx);
+    return value == null ? Infinity : Math.abs(plot.valToPos(value, "y") - top);
+  };
+  const chosen = series.map((line, nth) => [away(places[nth]), line]).sort(([a], [b]) => a - b)[0]?.[1];
+  if (!chosen?.rows) return null;
+  const best = chosen.x.reduce((old, x, nth) => (Math.abs(x - at) < Math.abs(chosen.x[old] - at) ? nth : old), 0);
+  return [chosen.rows[best], chosen];
+}
+
 // New rows leave a part that someone zoomed into as it is.
 function renew(plot, data) {
   const { min, max } = plot.scales.x;
@@ -173,18 +203,25 @@ function nearest(values, idx) {
   return null;
 }
 
-export function Chart({ title, series, xLabel = "step", isSmooth = false }) {
+// `open(row, line)` shows what is behind a point. A chart with `name` can be pinned and has a choice of axis.
+export function Chart({ title, series, xLabel = "step", isSmooth = false, name, open }) {
   const [box, width] = useWidth();
   const isSeen = useSeen(box);
   const figure = useRef(null);
   const target = useRef(null);
   const plot = useRef(null);
+  const choices = useChoices();
   const shown = useMemo(() => series.filter(({ y }) => y.some((value) => value != null)), [series]);
   const scheme = useScheme();
-  const shape = `${width > 0} ${scheme} ${xLabel} ${isSmooth} ${shown.map((line) => `${line.label}${line.low ? "b" : ""}${isSmoothed(line, isSmooth)}`).join("|")}`;
+  const isLog = choices.log.includes(name) && shown.some(({ y }) => y.some((value) => value > 0));
+  const look = { isSmooth, isLog };
+  const shape = `${width > 0} ${scheme} ${xLabel} ${isSmooth} ${isLog} ${shown.map((line) => `${line.label}${line.low ? "b" : ""}${isSmoothed(line, isSmooth)}`).join("|")}`;
+  const latest = useRef({});
+  latest.current = { shown, open };
   // The legend has the newest values, or those at the cursor, which moves too often to draw the legend anew.
   const read = (at, places) => {
     const { idx } = at.cursor;
+    latest.current.places = places;
     figure.current.querySelector(".at").textContent = idx == null ? "" : `${xLabel} ${num(at.data[0][idx], 5)}`;
     figure.current.querySelectorAll(".legend b").forEach((cell, nth) => {
       const values = at.data[places[nth]];
@@ -192,9 +229,14 @@ export function Chart({ title, series, xLabel = "step", isSmooth = false }) {
       if (values) cell.firstChild.data = num(idx == null ? lastOf(values) : nearest(values, idx));
     });
   };
+  const openAt = (at) => {
+    const now = latest.current;
+    const found = now.open && now.places && rowAt(at, now.shown, now.places);
+    if (found) now.open(...found);
+  };
   useEffect(() => {
     if (!width || shown.length === 0) return undefined;
-    plot.current = new uPlot(options(shown, width, xLabel, isSmooth, { read }), joined(shown, isSmooth), target.current);
+    plot.current = new uPlot(options(shown, width, xLabel, look, { read, open: openAt }), joined(shown, look), target.current);
     return () => {
       plot.current.destroy();
       plot.current = null;
@@ -202,14 +244,19 @@ export function Chart({ title, series, xLabel = "step", isSmooth = false }) {
   }, [shape]);
   useEffect(() => plot.current?.setSize({ width, height: HEIGHT }), [width]);
   useEffect(() => {
-    if (plot.current && isSeen) renew(plot.current, joined(shown, isSmooth));
+    if (plot.current && isSeen) renew(plot.current, joined(shown, look));
   }, [shown, isSeen]);
-  const look = (line, idx) => `key k${(line.color ?? idx) % NUM_COLORS} ${["", "dashed", "dotted"][(line.dash ?? 0) % DASHES.length]}`;
-  return html`<figure class="chart" ref=${figure}>
-    <figcaption>${title}<span class="at"></span></figcaption>
+  const keyOf = (line, idx) => `key k${(line.color ?? idx) % NUM_COLORS} ${["", "dashed", "dotted"][(line.dash ?? 0) % DASHES.length]}`;
+  return html`<figure class=${`chart ${open ? "opens" : ""}`} ref=${figure}>
+    <figcaption><span>${title}</span><span class="at"></span>${name && html`<${Tools} title=${title} name=${name} choices=${choices} />`}</figcaption>
     <div ref=${box} class="plot"><div ref=${target} aria-hidden="true"></div>${shown.length === 0 && html`<p class="muted">Nothing yet</p>`}</div>
     <ul class=${`legend ${shown.length > 8 ? "long" : ""}`} tabindex=${shown.length > 8 ? "0" : undefined}>
-      ${shown.map((line, idx) => html`<li key=${line.label} title=${line.name ?? line.label}><span class=${look(line, idx)}></span>${line.label} <b>${num(lastOf(line.y))}</b></li>`)}
+      ${shown.map((line, idx) => html`<li key=${line.label} title=${line.name ?? line.label}><span class=${keyOf(line, idx)}></span>${line.label} <b>${num(lastOf(line.y))}</b></li>`)}
     </ul>
   </figure>`;
+}
+
+function Tools({ title, name, choices }) {
+  const button = (kind, words, content) => html`<button class="plain" aria-pressed=${String(choices[kind].includes(name))} title=${words} aria-label=${`${words}: ${title}`} onClick=${() => choices.toggle(kind, name)}>${content}</button>`;
+  return html`<span class="tools">${button("log", "Logarithmic axis", "log")}${button("pinned", "Keep at the top", html`<${Icon} name="pin" />`)}</span>`;
 }

@@ -2,6 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { Chart } from "./charts.js";
 import { html, Problem, Segments, Skeleton, useAnswer } from "./base.js";
+import { openEpisodes } from "./curves.js";
 import { ChosenRuns } from "./groups.js";
 import { evalSeries, seriesOf, useMetrics } from "./series.js";
 
@@ -35,13 +36,13 @@ function Curves({ runs }) {
   const isThere = tables.every(Boolean);
   const charts = useMemo(() => (isThere ? chartsOf(runs, tables.map(tokensSoFar), over) : []), [over, ...tables]);
   return html`<section class="question"><div class="head"><h2>Over the run</h2><${Segments} label="x axis" value=${over} options=${[["step", "Steps"], ["seconds", "Time"], ["tokens", "Trained tokens"]]} choose=${setOver} /></div>
-    ${!isThere && html`<${Skeleton} />`}<div class="charts">${charts.map(([title, series]) => html`<${Chart} key=${title} title=${title} xLabel=${over} series=${series} />`)}</div></section>
+    ${!isThere && html`<${Skeleton} />`}<div class="charts">${charts.map(([title, series]) => html`<${Chart} key=${title} name=${title} title=${title} xLabel=${over} series=${series} open=${(row, line) => openEpisodes(line.run, row)} />`)}</div></section>
     <section><h2>Where their recipes differ</h2><${Recipes} runs=${runs} /></section>`;
 }
 
 // A run has one color in all charts.
 function chartsOf(runs, tables, over) {
-  const lines = (make) => tables.flatMap((rows, color) => make(rows, `${runs[color]}: `).map((line) => ({ ...line, color })));
+  const lines = (make) => tables.flatMap((rows, color) => make(rows, `${runs[color]}: `).map((line) => ({ ...line, color, run: runs[color] })));
   const all = [["Held-out score", lines((rows, prefix) => evalSeries(rows, over, prefix))],
     ...Object.entries(CURVES).map(([name, title]) => [title, lines((rows, prefix) => seriesOf(rows, { [name]: "" }, over, prefix))])];
   return all.map(([title, series]) => [title, series.filter(({ x }) => x.length > 0)]).filter(([, series]) => series.length > 0);

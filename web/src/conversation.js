@@ -1,11 +1,14 @@
 // An episode as a conversation: who said what, with reasoning folded, calls and results as blocks, and images;
 // and the tree of its sequences.
-import { useState } from "preact/hooks";
+import { createContext } from "preact";
+import { useContext, useState } from "preact/hooks";
 import { html, link, num } from "./base.js";
 
 const FOLD = 2500;
 const FIRST = 100;
 const LAST = 40;
+// Whether all of an episode is unfolded, because someone looks for words in it.
+export const Unfolded = createContext(false);
 const NAMES = { "": "reply", assistant: "earlier answer" };
 
 export const speakersOf = (sequences) => [...new Set(sequences.flatMap(({ speaker, blocks }) => [speaker, ...blocks.map((block) => block.speaker)]).filter(Boolean))];
@@ -13,7 +16,8 @@ const hueOf = (speakers, speaker) => `s${Math.max(0, speakers.indexOf(speaker)) 
 
 // Text of one or more versions, with a mark where the version changes. Long text is folded.
 function Text({ pieces }) {
-  const [isWhole, unfold] = useState(false);
+  const [isLong, unfold] = useState(false);
+  const isWhole = useContext(Unfolded) || isLong;
   const total = pieces.reduce((sum, piece) => sum + piece.text.length, 0);
   let room = isWhole || total < FOLD * 1.3 ? Infinity : FOLD;
   const parts = [];
@@ -27,11 +31,12 @@ function Text({ pieces }) {
 }
 
 function Part({ part }) {
+  const isUnfolded = useContext(Unfolded);
   const problem = part.problem && html`<p class="broken">${part.problem}</p>`;
   if (part.kind === "image") return part.name ? html`<img class="shown" src=${part.name} alt="an image that the model was shown" />` : problem;
   if (part.kind === "thinking") {
     const words = part.pieces.map(({ text }) => text).join("").split(/\s+/).filter(Boolean).length;
-    return html`<details class="thinking"><summary>Thinking, ${num(words)} words${part.problem ? " (it never ended)" : ""}</summary><${Text} pieces=${part.pieces} /></details>`;
+    return html`<details class="thinking" open=${isUnfolded}><summary>Thinking, ${num(words)} words${part.problem ? " (it never ended)" : ""}</summary><${Text} pieces=${part.pieces} /></details>`;
   }
   if (part.kind === "call") return html`<div class=${`call ${part.problem ? "bad" : ""}`}><b>calls ${part.name || "a tool"}</b><${Text} pieces=${part.pieces} />${problem}</div>`;
   if (part.kind === "result") return html`<div class="call"><b>result</b><${Text} pieces=${part.pieces} /></div>`;
@@ -49,7 +54,8 @@ function Message({ block, speakers, show }) {
 }
 
 function Messages({ blocks, speakers, show }) {
-  const [isWhole, unfold] = useState(false);
+  const [isLong, unfold] = useState(false);
+  const isWhole = useContext(Unfolded) || isLong;
   const draw = (block) => html`<${Message} block=${block} speakers=${speakers} show=${show} />`;
   if (isWhole || blocks.length <= FIRST + LAST) return html`<ol class="talk">${blocks.map(draw)}</ol>`;
   const num_hidden = blocks.length - FIRST - LAST;
@@ -58,10 +64,11 @@ function Messages({ blocks, speakers, show }) {
 
 function Sequence({ sequence, number, speakers, isChosen, isOpen, show }) {
   const { origin, num_shared } = sequence;
-  return html`<details class=${`sequence ${isChosen ? "chosen" : ""}`} open=${isOpen || isChosen} id=${`sequence-${sequence.id}`}>
+  const isUnfolded = useContext(Unfolded);
+  return html`<details class=${`sequence ${isChosen ? "chosen" : ""}`} open=${isOpen || isChosen || isUnfolded} id=${`sequence-${sequence.id}`}>
     <summary><span class=${`key ${hueOf(speakers, sequence.speaker)}`}></span><b>${number}. ${sequence.speaker}</b> <small>${[origin.relation, `reward ${num(sequence.reward)}`].filter(Boolean).join(", ")}</small></summary>
     ${sequence.is_left_out && html`<p class="note">Its messages are too long to show beside the others. Choose it in the list above.</p>`}
-    ${num_shared > 0 && html`<details class="shared-start"><summary>${num_shared} messages as in sequence ${origin.parent + 1}</summary><${Messages} blocks=${sequence.blocks.slice(0, num_shared)} speakers=${speakers} /></details>`}
+    ${num_shared > 0 && html`<details class="shared-start" open=${isUnfolded}><summary>${num_shared} messages as in sequence ${origin.parent + 1}</summary><${Messages} blocks=${sequence.blocks.slice(0, num_shared)} speakers=${speakers} /></details>`}
     <${Messages} blocks=${sequence.blocks.slice(num_shared)} speakers=${speakers} show=${isChosen ? show : null} /></details>`;
 }
 

@@ -1,8 +1,9 @@
 // One episode: what it was rewarded for, its conversation, its tokens, and the episodes of its group.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { clock, download, html, link, num, Problem, query, Skeleton, useAnswer } from "./base.js";
-import { Conversation, Tree } from "./conversation.js";
+import { Conversation, Tree, Unfolded } from "./conversation.js";
 import { endOf, nameOf, versionsOf } from "./episodes.js";
+import { Find, keepWords, keptWords } from "./find.js";
 import { ModePicker, TokenText } from "./token_text.js";
 
 export const isTyping = (event) => event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
@@ -91,6 +92,19 @@ function Head({ run, view }) {
     <${Problem} error=${problem} />`;
 }
 
+// What was said, and a field that finds words in it.
+function Talk({ run, view, show }) {
+  const box = useRef(null);
+  const [words, setWords] = useState(() => keptWords(run));
+  const look = (text) => {
+    keepWords(run, text);
+    setWords(text);
+  };
+  const says = view.sequences.some(({ blocks, is_left_out }) => blocks.length > 0 || is_left_out);
+  return html`<section aria-label="conversation"><div class="head"><h3>Conversation</h3>${says && html`<${Find} box=${box} words=${words} change=${look} content=${view} />`}</div>
+    <div ref=${box}><${Unfolded.Provider} value=${words !== ""}>${says ? html`<${Conversation} sequences=${view.sequences} id=${view.row.id} show=${view.tokens ? show : null} />` : html`<p class="empty">Nothing that was said is stored.</p>`}</${Unfolded.Provider}></div></section>`;
+}
+
 function Tokens({ view, place }) {
   const [mode, choose] = useState("logprob");
   if (!view.tokens) return html`<p class="muted">No tokens are stored${view.row.kind === "eval" ? ": evaluations keep messages only" : ""}.</p>`;
@@ -115,7 +129,6 @@ export function EpisodePage({ run, id }) {
   if (!view) {
     return error ? html`<div class="empty"><p>This episode can't be shown: ${error}</p><p><a href=${link("r", run, "episodes")}>All episodes of the run</a></p></div>` : html`<${Skeleton} key="skeleton" />`;
   }
-  const says = view.sequences.some(({ blocks, is_left_out }) => blocks.length > 0 || is_left_out);
   return html`<${Head} key=${view.row.id} run=${run} view=${view} />
     <${Verdict} view=${view} />
     <${Strip} run=${run} view=${view} />
@@ -123,7 +136,7 @@ export function EpisodePage({ run, id }) {
     ${view.failure && html`<pre class="failure">${view.failure}</pre>`}
     <${Tree} run=${run} sequences=${view.sequences} id=${view.row.id} />
     <div class=${view.tokens ? "columns" : ""}>
-      <section aria-label="conversation"><h3>Conversation</h3>${says ? html`<${Conversation} sequences=${view.sequences} id=${view.row.id} show=${view.tokens ? (at) => show({ at }) : null} />` : html`<p class="empty">Nothing that was said is stored.</p>`}</section>
+      <${Talk} run=${run} view=${view} show=${(at) => show({ at })} />
       <section class="beside" aria-label="tokens"><h3>Tokens</h3><${Tokens} view=${view} place=${place} /></section></div>
     <${AllFacts} run=${run} view=${view} />`;
 }

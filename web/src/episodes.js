@@ -1,6 +1,8 @@
 // Finding episodes: filters in the link, results newest first, export of the selection.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { askJson, download, html, link, num, Problem, query, useAnswer } from "./base.js";
+import { keepWords, Marked } from "./find.js";
+import { Icon } from "./icons.js";
 
 const FIELDS = [
   ["policy", "policy", "policy"],
@@ -9,7 +11,6 @@ const FIELDS = [
   ["finish", "end", ["stop", "length", "abort"]],
   ["error", "error", "error"],
   ["worker", "service", "worker"],
-  ["text", "text", ""],
   ["task", "task", "sums/17 or sums/*"],
   ["group", "group", ""],
   ["reward", "reward", "0..0.5"],
@@ -18,6 +19,7 @@ const FIELDS = [
   ["step", "step", "12"],
   ["tokens", "tokens", "..512"],
 ];
+const NAMES = [...FIELDS.map(([name]) => name), "text"];
 const LIMIT = 50;
 
 function Field({ name, label, kind, choices, value, change }) {
@@ -33,29 +35,31 @@ function Field({ name, label, kind, choices, value, change }) {
 
 export function EpisodesPage({ run, params }) {
   const base = `api/runs/${encodeURIComponent(run)}`;
-  const { data: overview } = useAnswer(base, 5000);
-  const filters = Object.fromEntries(FIELDS.map(([name]) => [name, params.get(name) ?? ""]));
+  const { data: overview } = useAnswer(`${base}/index`, 10_000);
+  const filters = Object.fromEntries(NAMES.map((name) => [name, params.get(name) ?? ""]));
+  keepWords(run, filters.text);
   const key = query(filters);
-  const [found, setFound] = useState({ key: null, rows: [], next: null, searched: 0, total: 0, error: null });
+  const [found, setFound] = useState({ key: null, rows: [], matches: {}, next: null, total: 0, error: null });
   const [turn, setTurn] = useState(0);
   const [problem, setProblem] = useState(null);
 
   const search = async (old, signal) => {
     // A search goes on in parts until a page is full; each part is one short question.
-    let { rows, next } = old;
+    let { rows, matches, next } = old;
     const wanted = rows.length + LIMIT;
     do {
       const before = next == null ? {} : { before: next };
       const part = await askJson(`${base}/episodes?${query({ ...filters, ...before, limit: wanted - rows.length })}`, signal);
       rows = [...rows, ...part.rows];
+      matches = { ...matches, ...part.matches };
       next = part.next_before;
-      setFound({ key, rows, next, total: part.num_episodes, error: null });
+      setFound({ key, rows, matches, next, total: part.num_episodes, error: null });
     } while (next != null && rows.length < wanted && !signal.aborted);
   };
   useEffect(() => {
     const stop = new AbortController();
-    search({ rows: [], next: null }, stop.signal).catch(
-      (error) => stop.signal.aborted || setFound({ key, rows: [], next: null, total: 0, error: error.message }),
+    search({ rows: [], matches: {}, next: null }, stop.signal).catch(
+      (error) => stop.signal.aborted || setFound({ key, rows: [], matches: {}, next: null, total: 0, error: error.message }),
     );
     return () => stop.abort();
   }, [run, key, turn]);
@@ -74,10 +78,12 @@ export function EpisodesPage({ run, params }) {
   const isBegun = useRef(false);
   isBegun.current ||= readyName ? ready != null || readyError != null : found.key === key;
   return html`
+    <${Search} words=${filters.text} change=${(words) => change("text", words)} found=${found.key === key ? found : null} />
+    <${Steps} step=${filters.step} change=${(step) => change("step", step)} />
     <${Searches} run=${run} chosen=${readyName} hasFilters=${key !== ""} />
     <${Chips} run=${run} filters=${filters} />
     <${Problem} error=${readyName ? readyError : null} />
-    <${Cards} run=${run} rows=${shown.current} isDone=${readyName ? ready != null : found.key === key} />
+    <${Cards} run=${run} rows=${shown.current} matches=${readyName ? {} : found.matches} words=${filters.text} isDone=${readyName ? ready != null : found.key === key} />
     ${!readyName && found.next != null && html`<p><button onClick=${more}>Older ones</button></p>`}
     ${isBegun.current && html`<details open=${key !== ""}><summary>All filters, table, and export</summary>
     <form class="filters" onSubmit=${(event) => event.preventDefault()}>
@@ -99,6 +105,28 @@ export function EpisodesPage({ run, params }) {
     <${Table} run=${run} rows=${found.rows} /></details>`}`;
 }
 
+// Words in anything that was said, newest first. A long run is searched piece by piece, so the page says how far it is.
+function Search({ words, change, found }) {
+  const send = (event) => {
+    event.preventDefault();
+    change(new FormData(event.target).get("words").trim());
+  };
+  const isOn = words && found;
+  const how = isOn && `${num(found.rows.length)} found${found.next == null ? "" : `, back to ${num(found.next)}`} of ${num(found.total)}`;
+  return html`<form class="search" role="search" onSubmit=${send}><input type="search" name="words" key=${words} defaultValue=${words} placeholder="Search what was said" aria-label="Search what was said" maxlength="1000" />
+    <button><${Icon} name="search" />Search</button><span class="muted n" role="status">${how}</span></form>`;
+}
+
+// The episodes that a step trained on, with the steps next to it.
+function Steps({ step, change }) {
+  if (!/^\d{1,9}$/.test(step)) return null;
+  const at = Number(step);
+  return html`<div class="chips" role="group" aria-label="step"><span class="name">step</span>
+    <button class="chip" disabled=${at <= 1} onClick=${() => change(String(at - 1))}>${at > 1 ? `← ${num(at - 1)}` : "first"}</button>
+    <button class="chip" aria-pressed="true" title="Shows all steps" onClick=${() => change("")}>${num(at)} ×</button>
+    <button class="chip" onClick=${() => change(String(at + 1))}>${num(at + 1)} →</button></div>`;
+}
+
 const SEARCHES = [["", "Newest"], ["improved", "Most improved"], ["worst", "Most often wrong"], ["longest", "Longest"], ["strange", "Newest strange"], ["versions", "Across versions"], ["discarded", "Discarded"]];
 
 function Searches({ run, chosen, hasFilters }) {
@@ -116,18 +144,18 @@ const REWARDS = { "..0": "0 or less", "0.000001..0.999999": "between", "1..": "1
 function Chips({ run, filters }) {
   const { data } = useAnswer(`api/runs/${encodeURIComponent(run)}/facets?${query(filters)}`, 10000);
   // These rows are always there, so that the list below stays where it is.
-  if (!data) return SHOWN.slice(0, ALWAYS).map(([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span><span class="chip">…</span></div>`);
-  return SHOWN.filter(([column], idx) => idx < ALWAYS || data.counts[column].length > 0 || filters[column]).map(
+  if (!data) return html`<div class="facets">${SHOWN.slice(0, ALWAYS).map(([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span><span class="chip">…</span></div>`)}</div>`;
+  return html`<div class="facets">${SHOWN.filter(([column], idx) => idx < ALWAYS || data.counts[column].length > 0 || filters[column]).map(
     ([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span>${data.counts[column].map(([value, count]) => {
       const isOn = filters[column] === value;
       return html`<a class="chip" key=${value} aria-current=${isOn ? "true" : undefined}
         href=${`${link("r", run, "episodes")}?${query({ ...filters, [column]: isOn ? "" : value })}`}>${column === "reward" ? REWARDS[value] : value} <small>${num(count)}</small></a>`;
     })}${data.counts[column].length === 0 && html`<span class="chip off">none</span>`}</div>`,
-  );
+  )}</div>`;
 }
 
 // Episodes with their words; j and k move, Enter opens.
-function Cards({ run, rows, isDone = true }) {
+function Cards({ run, rows, matches, words: sought, isDone }) {
   const [chosen, choose] = useState(-1);
   const ids = useMemo(() => rows.map(({ id }) => id).slice(0, 200).join(","), [rows]);
   const { data: words } = useAnswer(ids ? `api/runs/${encodeURIComponent(run)}/snippets?ids=${ids}` : "");
@@ -148,9 +176,8 @@ function Cards({ run, rows, isDone = true }) {
     const said = words?.[row.id];
     const look = row.error ? "error" : row.kind === "eval" ? "eval" : (row.fate ?? "live");
     return html`<li key=${row.id} class=${idx === chosen ? "chosen" : ""}><span class=${`fate ${look}`} title=${endOf(row)}></span>
-      <div><div class="words"><div class="asked">${said?.asked ?? ""}</div><div>${said?.answered ?? ""}</div></div>
-        <p class="facts"><a href=${link("r", run, "episode", row.id)}>${nameOf(row)}</a><span>${row.task ?? ""}</span><span>${row.tokens == null ? "" : `${num(row.tokens)} tokens`}</span>
-          <span>${endOf(row)}</span><span>version ${versionsOf(row)}</span>${row.note && html`<b>${row.note}</b>`}</p></div>
+      <div><div class="words"><div class="asked">${said?.asked ?? ""}</div><div>${matches[row.id] ? html`<${Marked} text=${matches[row.id]} words=${sought} />` : (said?.answered ?? "")}</div></div>
+        <p class="facts"><a href=${link("r", run, "episode", row.id)}>${nameOf(row)}</a>${[row.task, row.tokens != null && `${num(row.tokens)} tokens`, endOf(row), `version ${versionsOf(row)}`].filter(Boolean).map((text) => html`<span>${text}</span>`)}${row.note && html`<b>${row.note}</b>`}</p></div>
       <div class="reward">${row.reward == null ? "" : html`${num(row.reward)}<meter min="0" max="1" value=${Math.max(0, Math.min(1, row.reward))} aria-label="reward"></meter>`}</div></li>`;
   })}</ul>`;
 }

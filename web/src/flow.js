@@ -76,7 +76,16 @@ function folded(workers) {
   return [...own, fleet];
 }
 
-export function Flow({ workers, trainers, hub }) {
+// A dot that carries a version along an edge. Versions may come faster than anybody looks, and a page that never rests
+// takes a CPU from the run, so the dot rests for `restMs` in between.
+function Dot({ path, sent, restMs }) {
+  const last = useRef({ turn: 0, at: 0 });
+  const now = Date.now();
+  if (last.current.sent !== sent && now - last.current.at >= restMs) last.current = { sent, at: now, turn: last.current.turn + 1 };
+  return html`<i key=${last.current.turn} class="version" style=${{ offsetPath: `path("${path}")` }}></i>`;
+}
+
+export function Flow({ workers, trainers, hub, restMs = 10_000 }) {
   const [ref, width] = useWidth();
   const shown = folded(workers);
   const at = placed(width, shown, trainers);
@@ -87,7 +96,7 @@ export function Flow({ workers, trainers, hub }) {
   ];
   return html`<div ref=${ref} class="flow" style=${{ height: `${at.height}px` }} role="group" aria-label="services of the run and what passes between them">
     ${width > 0 && html`<svg class="edges" width=${width} height=${at.height} aria-hidden="true">${edges.map(({ node, path, share }) => html`<path key=${node.title} class=${`edge ${node.isBusy ? "live" : ""}`} d=${path} stroke-width=${1.5 + 4 * share} />`)}</svg>
-    ${edges.map(({ node, path }) => node.sent != null && html`<i key=${`${node.title} ${node.sent}`} class="version" style=${{ offsetPath: `path("${path}")` }}></i>`)}
+    ${edges.map(({ node, path }) => node.sent != null && html`<${Dot} key=${node.title} path=${path} sent=${node.sent} restMs=${restMs} />`)}
     <${Node} box=${at.hub} node=${hub} />
     ${shown.map((node, idx) => html`<${Node} key=${node.title} box=${at.workers[idx]} node=${node} />`)}
     ${trainers.map((node, idx) => html`<${Node} key=${node.title} box=${at.trainers[idx]} node=${node} />`)}`}
@@ -188,7 +197,7 @@ export function Replay({ run, rows, services }) {
   }, [isPlaying]);
   if (steps.length === 0) return null;
   const flow = pastFlow(kept, at, rows, names.current);
-  return html`<${Flow} ...${flow} />
+  return html`<${Flow} ...${flow} restMs=${0} />
     <div class="bar"><button onClick=${() => play(!isPlaying)}><${Icon} name=${isPlaying ? "pause" : "play"} />${isPlaying ? "Pause" : "Play"}</button>
       <input class="scrub" type="range" min="0" max="1" step="0.001" value=${place} aria-label="time of the picture" aria-valuetext=${clock(at)} onInput=${(event) => move(Number(event.target.value))} />
       <span class="muted n">${ago(at - begin)} of ${ago(end - begin)} · ${clock(at)}</span></div>`;

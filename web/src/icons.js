@@ -1,10 +1,10 @@
 // Icons, all from Lucide (https://lucide.dev): only those that are named here reach the page.
 import { h } from "preact";
-import { ArrowDownRight, ArrowRight, ArrowUpRight, Cpu, Database, Layers, Monitor, Moon, Pause, Play, Sun, TrendingUp, WifiOff } from "lucide";
+import { ArrowDownRight, ArrowRight, ArrowUpRight, Cpu, Database, Layers, Monitor, Moon, Pause, Pin, Play, Search, Sun, TrendingUp, WifiOff } from "lucide";
 
 const ICONS = {
   down: ArrowDownRight, flat: ArrowRight, up: ArrowUpRight, rollout: Cpu, dataflow: Database, fleet: Layers, trainer: TrendingUp,
-  dark: Moon, light: Sun, system: Monitor, pause: Pause, play: Play, away: WifiOff,
+  dark: Moon, light: Sun, system: Monitor, pause: Pause, play: Play, pin: Pin, search: Search, away: WifiOff,
 };
 
 export function Icon({ name }) {

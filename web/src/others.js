@@ -1,52 +1,64 @@
 // Weights, and the time line.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Chart } from "./charts.js";
-import { bytes, clock, download, html, link, num, Problem, query, useAnswer, useWidth } from "./base.js";
+import { Events } from "./events.js";
+import { bytes, clock, download, html, link, num, Problem, query, Skeleton, useAnswer, useWidth } from "./base.js";
 
 // --- weights ---
 
 const onItsWay = (t) =>
   `${t.policy} ${t.version}: ${bytes(t.arrived_bytes)} of ${bytes(t.num_bytes)} in ${num(t.age_s)} s${t.problem ? ` (${t.problem})` : ""}`;
 
-export function WeightsPage({ run }) {
-  const base = `api/runs/${encodeURIComponent(run)}`;
-  const { data, error } = useAnswer(`${base}/versions`, 3000);
-  const { data: overview } = useAnswer(base, 2000);
-  if (!data) return html`<${Problem} error=${error} /><p class="loading">Loading…</p>`;
-  const policies = [...new Set(data.map(({ policy }) => policy))];
+// The curves of published versions, and of how long services took to load them.
+function WeightCurves({ versions, loads }) {
+  const policies = [...new Set(versions.map(({ policy }) => policy))];
   const sizeOf = (version) => (version.kind === "delta" ? version.fetched_bytes : version.shortcut_bytes || null);
   const series = (pick) => policies.map((policy) => {
-    const own = data.filter((version) => version.policy === policy);
+    const own = versions.filter((version) => version.policy === policy);
     return { label: policy, x: own.map((v) => v.version), y: own.map(pick) };
   });
-  const { data: loads } = useAnswer(`${base}/loads`, 5000);
-  const begin = loads?.[0]?.at_s ?? 0;
-  const loading = [...new Set((loads ?? []).map(({ worker }) => worker))].map((worker) => {
+  const begin = loads[0]?.at_s ?? 0;
+  const loading = [...new Set(loads.map(({ worker }) => worker))].map((worker) => {
     const own = loads.filter((load) => load.worker === worker);
     return { label: worker, x: own.map((load) => load.at_s - begin), y: own.map((load) => load.seconds) };
   });
-  const holders = overview?.status?.dataflow?.workers ?? [];
+  const atOf = new Map(versions.map((v) => [`${v.policy} ${v.version}`, v.at_s]));
+  const since = (v) => {
+    const before = atOf.get(`${v.policy} ${v.version - 1}`);
+    return before == null ? null : v.at_s - before;
+  };
   return html`<div class="charts">
-      <${Chart} title="bytes of the delta" xLabel="version" series=${series(sizeOf)} />
-      <${Chart} title="delta as a share of the full version" xLabel="version" series=${series((v) => (sizeOf(v) == null || !v.full_bytes ? null : sizeOf(v) / v.full_bytes))} />
-      <${Chart} title="seconds since the version before" xLabel="version" series=${series((v) => {
-        const before = data.find((other) => other.policy === v.policy && other.version === v.version - 1);
-        return before ? v.at_s - before.at_s : null;
-      })} />
-      ${loading.length > 0 && html`<${Chart} title="seconds to fetch and load a version" xLabel="seconds" series=${loading} />`}</div>
-    <h2>Who holds what</h2>
-    ${holders.length === 0 ? html`<p>No service is connected.</p>` : html`<table><thead><tr><th>service</th><th>versions</th><th>on their way</th></tr></thead><tbody>
-      ${holders.map((worker) => html`<tr><td>${worker.name}</td><td>${worker.load.versions.map((v) => `${v.policy}: ${v.versions.join(", ")}`).join("; ")}</td>
-        <td>${(worker.load.transfers ?? []).map(onItsWay).join("; ") || "–"}</td></tr>`)}</tbody></table>`}
-    <h2>Versions</h2><div class="scroll" tabindex="0" role="group" aria-label="versions"><table><thead><tr><th>policy</th><th class="n">version</th><th class="n">steps</th><th>published</th><th>kind</th>
-      <th class="n">to fetch</th><th class="n">delta beside it</th><th class="n">in full</th></tr></thead><tbody>
-      ${data.slice(-200).reverse().map((v) => html`<tr><td>${v.policy}</td><td class="n">${v.version}</td><td class="n">${v.step}</td><td>${clock(v.at_s)}</td>
+    ${versions.some((v) => sizeOf(v) != null) && html`<${Chart} title="Bytes of the delta" xLabel="version" series=${series(sizeOf)} />
+    <${Chart} title="Delta as a share of the full version" xLabel="version" series=${series((v) => (sizeOf(v) == null || !v.full_bytes ? null : sizeOf(v) / v.full_bytes))} />`}
+    <${Chart} title="Seconds since the version before" xLabel="version" series=${series((v) => since(v))} />
+    <${Chart} title="Seconds to fetch and load a version" xLabel="seconds" series=${loading} /></div>`;
+}
+
+export function WeightsPage({ run }) {
+  const base = `api/runs/${encodeURIComponent(run)}`;
+  const { data: versions, error } = useAnswer(`${base}/versions`, 5000);
+  const { data: now } = useAnswer(`${base}/now`, 2000);
+  const { data: loads } = useAnswer(`${base}/loads`, 5000);
+  const curves = useMemo(() => versions && loads && html`<${WeightCurves} versions=${versions} loads=${loads} />`, [versions, loads]);
+  // All at once, so that nothing moves when a part arrives.
+  if (!curves || !now) return html`<${Problem} error=${error} />${!error && html`<${Skeleton} />`}`;
+  const holders = now.status.dataflow?.workers ?? [];
+  return html`<${Problem} error=${error} />${curves}
+    <section><h2>Who holds what</h2>
+    ${holders.length === 0 ? html`<p class="empty"><b>No service is connected</b>While the run goes on, this is a list of its rollout services.</p>` : html`<div class="scroll" tabindex="0" role="group" aria-label="services"><table><thead><tr><th>service</th><th>versions</th><th>on their way</th></tr></thead><tbody>
+      ${holders.map((worker) => html`<tr key=${worker.id}><td>${worker.name}</td><td>${worker.load.versions.map((v) => `${v.policy}: ${v.versions.join(", ")}`).join("; ")}</td>
+        <td>${(worker.load.transfers ?? []).map(onItsWay).join("; ") || "–"}</td></tr>`)}</tbody></table></div>`}</section>
+    <section><h2>Versions</h2><div class="scroll" tabindex="0" role="group" aria-label="versions"><table><thead><tr><th>policy</th><th class="n">version</th><th class="n">steps</th><th>published</th><th>kind</th>
+      <th class="n">to fetch</th><th class="n">delta next to it</th><th class="n">in full</th></tr></thead><tbody>
+      ${versions.slice(-200).reverse().map((v) => html`<tr key=${`${v.policy} ${v.version}`}><td>${v.policy}</td><td class="n">${v.version}</td><td class="n">${v.step}</td><td>${clock(v.at_s)}</td>
         <td>${v.kind}${v.kind === "delta" ? ` to ${v.base}` : ""}</td><td class="n">${bytes(v.fetched_bytes)}</td><td class="n">${v.shortcut_bytes ? bytes(v.shortcut_bytes) : "–"}</td><td class="n">${bytes(v.full_bytes)}</td></tr>`)}
-      </tbody></table></div>`;
+      </tbody></table></div></section>`;
 }
 
 // --- time line ---
 
+// Events of each step.
+const QUIET = ["take", "commit", "publish"];
 const LANE = 26;
 const NAMES = 130;
 const SLOT = 14;
@@ -55,11 +67,13 @@ const MAX_SLOTS = 64;
 export function TimelinePage({ run }) {
   const base = `api/runs/${encodeURIComponent(run)}`;
   const [range, setRange] = useState(null);
-  const { data, error } = useAnswer(`${base}/timeline?${range ? query({ from: range[0], to: range[1] }) : ""}`, range ? 0 : 2000);
+  const { data, error } = useAnswer(`${base}/timeline?${range ? query({ from: range[0], to: range[1] }) : ""}`, range ? 0 : 5000);
   const [kept, keep] = useState(null);
   const [problem, setProblem] = useState(null);
+  const [isEvery, showEvery] = useState(false);
   useEffect(() => data && keep(data), [data]);
-  if (!kept) return html`<${Problem} error=${error} /><p class="loading">Loading…</p>`;
+  const happenings = useMemo(() => [...(kept?.happenings ?? [])].reverse().filter(({ kind }) => isEvery || !QUIET.includes(kind)), [kept, isEvery]);
+  if (!kept) return html`<${Problem} error=${error} />${!error && html`<${Skeleton} />`}`;
   const [begin, end] = range ?? [kept.begin_s, Math.max(kept.end_s, kept.begin_s + 1)];
   const width = end - begin;
   const move = (by) => setRange([begin + by * width, end + by * width]);
@@ -74,9 +88,8 @@ export function TimelinePage({ run }) {
     <${Lanes} data=${kept} begin=${begin} end=${end} setRange=${setRange} />
     <${Slots} run=${run} begin=${begin} end=${end} names=${kept.lanes.map((lane) => lane.name)} />
     <p class="scale"><span class="t span-generate">generate</span><span class="t span-train">train</span><span class="t span-wait">wait</span><span class="t span-other">load, publish</span></p>
-    <h2>Events in this span</h2><ul class="happenings">${kept.happenings.slice(0, 200).map(
-      (e) => html`<li><time>${clock(e.at_s)}</time> <b>${e.kind}</b> ${e.who}${e.step != null ? ` step ${e.step}` : ""}${e.version != null ? ` version ${e.version}` : ""} ${e.text}</li>`,
-    )}</ul>`;
+    <${Events} happenings=${happenings} />
+    <label class="check"><input type="checkbox" checked=${isEvery} onChange=${() => showEvery(!isEvery)} />Also what each step does: batches, commits, versions</label>`;
 }
 
 // What each slot of one service did: a bar per episode, which leads to it.

@@ -1,6 +1,6 @@
 // The page of one run: the answer, the dataflow, the curves, and what happened.
-import { useMemo } from "preact/hooks";
-import { ago, clock, html, link, num, Problem, Skeleton, useAnswer } from "./base.js";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { ago, clock, html, link, num, Problem, Skeleton, useAnswer, useSeen } from "./base.js";
 import { Curves } from "./curves.js";
 import { Events } from "./events.js";
 import { Flow, liveFlow, Replay } from "./flow.js";
@@ -54,11 +54,28 @@ function Figure({ figure }) {
     <dd class="detail">${figure.detail}${share != null && html`<span class="meter" aria-hidden="true"><i style=${{ width: `${share}%` }}></i></span>`}</dd></div>`;
 }
 
+const isOver = (status) => Boolean(status.state) && status.state !== "running";
+
+// What is said if there is no answer.
+function without(data) {
+  if (!isOver(data.status)) return "Nothing is known about this run yet.";
+  if (data.unreadable) return "It ended without a summary, and its results can't be computed from its journal.";
+  return "It ended without a summary. Its results appear here once they are computed from the journal.";
+}
+
 // The sentence and the four figures that say how the run goes.
-function Answer({ answer, status }) {
+function Answer({ data }) {
+  const { answer, status } = data;
   return html`<section class="answer" aria-label="how the run goes">
-    <p class="sentence"><span class=${`state ${status.state}`}>${status.state ?? "unknown"}</span> ${answer?.sentence ?? (status.services?.length && status.state !== "running" ? "It ended without a summary. Its results appear here once they are computed from the journal." : "Nothing is known about this run yet.")}</p>
+    <p class="sentence"><span class=${`state ${status.state}`}>${status.state ?? "unknown"}</span> ${answer?.sentence ?? without(data)}</p>
     ${answer && html`<dl class="figures">${answer.figures.map((figure) => html`<${Figure} key=${figure.name} figure=${figure} />`)}</dl>`}</section>`;
+}
+
+// Why there are no results, and what to do about it.
+function Unreadable({ data }) {
+  const { summary } = data.status;
+  const why = data.unreadable || (summary?.policies.length === 0 ? summary.audit_problems.join("; ") : "");
+  return why && html`<p class="problem" role="alert">${why}<span class="advice">The curves and episodes below are what can still be read. <code>astraflow audit ${data.path}</code> says what is damaged.</span></p>`;
 }
 
 // Who waits for whom: always two lines, so that nothing below moves when a wait begins or ends.
@@ -73,12 +90,24 @@ function EndedFates({ summary }) {
   return policies.length > 0 && html`<${Fates} policies=${policies} />`;
 }
 
+// What happened, the processes, and what the index knows. The index costs the machine of the run something, so it is asked
+// often only while this is on the screen.
+function Happened({ run, status }) {
+  const box = useRef(null);
+  const isSeen = useSeen(box);
+  const { data: index } = useAnswer(`api/runs/${encodeURIComponent(run)}/index`, isSeen ? 5000 : 30_000);
+  const count = index ? `${num(index.num_episodes)} episodes${index.is_complete ? "" : " so far: the index is being filled"}` : "The index is being filled";
+  return html`<div ref=${box}><${Events} happenings=${index?.happenings} />
+    ${status.services?.length > 0 && html`<section><h2>Processes</h2><${Services} services=${status.services} /></section>`}
+    <section class="muted"><p>${status.reason ? `${status.reason} · ` : ""}${count}</p>${(index?.notes ?? []).map((text) => html`<p class="note">${text}</p>`)}</section></div>`;
+}
+
 export function RunPage({ run }) {
-  const base = `api/runs/${encodeURIComponent(run)}`;
-  const { data, error } = useAnswer(`${base}/now`, 2000);
-  const { data: index } = useAnswer(`${base}/index`, 5000);
+  const [isEnded, setEnded] = useState(false);
+  const { data, error } = useAnswer(`api/runs/${encodeURIComponent(run)}/now`, isEnded ? 10_000 : 2000);
   const rows = useMetrics(run, 4000);
-  const curves = useMemo(() => rows && html`<${Curves} rows=${rows} />`, [rows]);
+  const curves = useMemo(() => rows && html`<${Curves} run=${run} rows=${rows} />`, [rows]);
+  useEffect(() => data && setEnded(isOver(data.status)), [data]);
   if (!data && error) return html`<${Problem} error=${error} />`;
   // All at once, so that nothing moves when a part arrives.
   if (!data || !rows) return html`<${Skeleton} />`;
@@ -86,7 +115,8 @@ export function RunPage({ run }) {
   const isLive = status.state === "running";
   return html`
     <${Problem} error=${error} />
-    <${Answer} answer=${data.answer} status=${status} />
+    <${Answer} data=${data} />
+    <${Unreadable} data=${data} />
     ${status.problem && html`<p class="problem">${status.problem}</p>`}
     <${Alarms} alarms=${status.alarms ?? []} now=${status.dataflow?.now_s ?? Date.now() / 1000} />
     <section><h2>${isLive ? "The dataflow now" : "The dataflow at any time"}</h2>
@@ -96,8 +126,5 @@ export function RunPage({ run }) {
     <section><h2>Where the groups went</h2>
       ${status.dataflow ? html`<${Fates} policies=${status.dataflow.policies} />` : html`<${EndedFates} summary=${status.summary} />`}
       <p><a href=${`${link("r", run, "episodes")}?ready=discarded`}>Why groups were discarded</a></p></section>
-    <${Events} happenings=${index?.happenings} />
-    ${status.services?.length > 0 && html`<section><h2>Processes</h2><${Services} services=${status.services} /></section>`}
-    <section class="muted"><p>${status.reason ? `${status.reason} · ` : ""}${index ? `${num(index.num_episodes)} episodes${index.is_complete ? "" : " so far: the index is being filled"}` : "the index is being filled"}</p>
-      ${(index?.notes ?? []).map((text) => html`<p class="note">${text}</p>`)}</section>`;
+    <${Happened} run=${run} status=${status} />`;
 }

@@ -63,7 +63,7 @@ export function seriesOf(rows, names, over = "step", prefix = "") {
     words.map(([name, said], dash) => {
       const { kept, x } = pointsOf(steps.filter((row) => row.policy === policy && row[name] != null), over, seconds);
       const look = policies.length > 1 && words.length > 1 ? { color, dash } : {};
-      return { label: `${prefix}${policies.length > 1 || prefix ? `${policy} ` : ""}${said}`, name, x, y: kept.map((row) => row[name]), ...look };
+      return { label: `${prefix}${policies.length > 1 || prefix ? `${policy} ` : ""}${said}`, name, x, y: kept.map((row) => row[name]), rows: kept, ...look };
     }),
   );
 }
@@ -77,6 +77,7 @@ export function evalSeries(rows, over = "step", prefix = "") {
     return {
       label: prefix + key,
       x,
+      rows: kept,
       y: kept.map((row) => row.score_mean),
       low: kept.map((row) => row.score_mean - 2 * row.score_stderr),
       high: kept.map((row) => row.score_mean + 2 * row.score_stderr),
