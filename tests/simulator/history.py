@@ -288,7 +288,8 @@ class History:
             size = self._plan.policies[name].table.groups_per_batch
             if policy.stops_at is None and (is_enough or self._num_left() + len(policy.waiting) < size):
                 policy.stops_at = len(policy.batches)
-                if policy.newest >= 0 and policy.newest_step == policy.stops_at:
+                is_last = policy.newest >= 0 and policy.newest_step == policy.stops_at
+                if is_last and not self._rounds.are_open(name, policy.newest):
                     self._rounds.due(name, policy.newest_step, now_s, newest)
 
     def _after(self, command: Command, events: tuple[Event, ...], now_s: float) -> None:
