@@ -18,6 +18,7 @@ from typing import Any
 
 from astraflow.addons.cluster.cluster_needs import pod_needs
 from astraflow.addons.cluster.config import KubernetesConfig
+from astraflow.addons.cluster.fan_out import check_served
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
 from astraflow.processes.program import TOKEN_VARIABLE, num_threads
@@ -80,6 +81,7 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
             f"{wrong[0]} works on one machine only and cannot be rendered for Kubernetes; leave it out "
             "(GPUs: cluster.rollout.gpus; encryption: the network of the cluster; Python: the image's)"
         )
+    check_served(recipe, remedy="weights.store=s3://BUCKET/PREFIX, and is_store_only")
     _check_labels(recipe.cluster)
     if not KubernetesConfig.of(recipe.cluster).image:
         raise ConfigError(
