@@ -74,6 +74,11 @@ class Server:
         lines = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
 
+    def kill(self) -> None:
+        """Kills the process."""
+        self._process.kill()
+        self._process.wait()
+
     def close(self) -> None:
         """Lets the process end."""
         assert self._process.stdin is not None

@@ -6,8 +6,10 @@ dataflow told it when it joined. The phases are:
     join      all services join and get their leases
     beats     for a while, they only send heartbeats
     episodes  in addition, 300 episodes per second arrive, and each is replaced by a new lease
+    restart   the dataflow is killed and restarts from its journal, and all services find it again
     silence   2,000 services fall silent at once, and are dropped
-    restart   the dataflow restarts from its journal, and all remaining services find it again
+
+At the end, the journal is audited.
 
 A probe asks for the run's state every 10 ms. The longest time to its answer is how long the event loop was
 blocked, including waits for a processor. The clients run on the same cores as the service.
@@ -31,6 +33,7 @@ import msgspec
 import uvloop
 
 from astraflow import wire
+from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient
 from astraflow.service.client import ServiceClient
 from astraflow.types import (
@@ -63,6 +66,7 @@ AT_MOST = {
     "silence_blocked_ms": 1000.0,
     "reconnect_s": 60.0,
     "lost_leases": 0.0,
+    "audit_problems": 0.0,
 }
 
 
@@ -269,18 +273,19 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
             figures |= await run_beats(side, args.seconds)
             figures |= await run_episodes(side, pool, args.seconds)
             figures["rss_mb"] = server.rss_mb()
-            figures |= await run_silence(side, pool, args.workers // 5)
             held = sum(len(service.leases) for service in pool.services)
-            server.close()
+            server.kill()
             began_s = time.perf_counter()
             side.server = server = Server(*argv)
             figures["restart_s"] = time.perf_counter() - began_s
             figures["reconnect_s"] = await pool.until_heard(began_s)
             figures["lost_leases"] = sum(service.num_lost for service in pool.services)
             figures["held_leases"] = held
+            figures |= await run_silence(side, pool, args.workers // 5)
             await pool.close()
     finally:
         server.close()
+    figures["audit_problems"] = len(audit(folder).problems)
     return figures
 
 
