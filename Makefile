@@ -185,7 +185,7 @@ interop: $(VENV)/.test .venv-agents/openai-3 .venv-harbor .venv-openenv .venv-ve
 	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS)
 
 test-ray: $(VENV)/.ray
-	$(BIN)/python -m pytest tests/system/test_ray_run.py tests/long/test_ray_run.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/system/test_ray_run.py tests/long/test_ray_run.py tests/long/test_ray_nodes.py $(PYTEST_ARGS)
 
 test-megatron: $(VENV)/.megatron
 	$(BIN)/python -m pytest tests/integration/test_megatron.py tests/long/test_megatron_run.py $(PYTEST_ARGS)

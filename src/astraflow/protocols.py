@@ -785,6 +785,8 @@ class Needs:
     """0 reserves none."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Required labels of the machine, in the syntax of the cluster's scheduler."""
+    gang: tuple[str, ...] = ()
+    """Names of all processes, with this one, that need machines of their own at once, or none of them any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ _PROGRAMS = (
     "/usr/sbin/slurmctld",
     "/usr/sbin/slurmd",
     "srun",
+    "salloc",
+    "sbatch",
     "sinfo",
     "squeue",
     "scancel",
@@ -95,6 +97,14 @@ class SlurmCluster:
     def cancel(self, name: str) -> None:
         """Takes the job of that name away, as its owner or a scheduler would."""
         self._call("scancel", "--name", name)
+
+    def hold(self, node: str) -> str:
+        """Has a job of somebody else take a node. Returns its name."""
+        name = f"somebody-on-{node}"
+        script = ("--output=/dev/null", "--wrap", "sleep 3600")
+        self._call("sbatch", "--job-name", name, "--nodelist", node, *script)
+        self._wait(lambda: name in self._call("squeue", "-h", "-t", "running", "-o", "%j").split())
+        return name
 
     def tasks(self) -> dict[psutil.Process, list[str]]:
         """The processes that jobs started -> their command lines."""

@@ -25,6 +25,8 @@ from astraflow.addons.cluster.node_links import (
     needed_alike,
 )
 from astraflow.errors import ConfigError, ServiceError
+from astraflow.processes.rank_group import RankProgram
+from astraflow.processes.rank_process import identity
 from astraflow.recipe.run_folder import RunFolder
 from drivers.recipe_builders import make_digit_model, make_digit_recipe
 
@@ -119,9 +121,17 @@ def make_folder(tmp_path: Path, *overrides: str) -> RunFolder:
     return folder
 
 
+def group_of(folder: RunFolder) -> NodeGroup:
+    return NodeGroup(folder.load_recipe().policies["actor"].train, timeout_s=5.0)
+
+
+def make_checkpoint(folder: RunFolder, step: int) -> None:
+    (folder.checkpoints / "actor" / f"step-{step:08d}").mkdir(parents=True)
+
+
 def test_a_machine_that_never_comes_is_named(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "supervision.node_timeout_s=0.5")
-    group = NodeGroup(2, timeout_s=5.0)
+    group = group_of(folder)
     try:
         with pytest.raises(ServiceError, match=r"waited 1 s .*missing: node-actor-1\. .*node_timeout_s"):
             group.start(folder.path, policy="actor", url="http://127.0.0.1:1", token="", device="cpu")
@@ -133,7 +143,7 @@ def test_a_machine_that_never_comes_is_named(tmp_path: Path) -> None:
 def test_a_machine_with_another_model_is_named(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     path = invitation_path(folder.path, "actor")
-    group = NodeGroup(2, timeout_s=5.0)
+    group = group_of(folder)
 
     def call() -> None:
         while not path.exists():
@@ -152,6 +162,75 @@ def test_a_machine_with_another_model_is_named(tmp_path: Path) -> None:
     finally:
         group.close()
         calling.join()
+
+
+def test_a_machine_with_another_torch_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    path = invitation_path(folder.path, "actor")
+    group = group_of(folder)
+
+    def join() -> None:
+        while not path.exists():
+            time.sleep(0.05)
+        invitation = msgspec.json.decode(path.read_bytes(), type=Invitation)
+        agent = Caller(1, 0, "gpu-2", needed_alike(tmp_path / "model"))
+        with (
+            connect(invitation, agent),
+            connect(invitation, Caller(1, 1, "gpu-2")) as rank,
+            rank.makefile("rb") as lines,
+        ):
+            command = json.loads(lines.readline())
+            answer = {"id": command["id"], "value": identity(folder.path) | {"torch": "0.1"}}
+            rank.sendall(json.dumps(answer).encode() + b"\n")
+            lines.readline()  # which ends when the group is closed
+
+    joining = threading.Thread(target=join)
+    joining.start()
+    try:
+        with pytest.raises(ConfigError, match=r"rank 1 of 2 \(process 0 on gpu-2\) has torch '0\.1', rank 0"):
+            group.start(folder.path, policy="actor", url="http://127.0.0.1:1", token="", device="cpu")
+    finally:
+        group.close()
+        joining.join()
+
+
+def test_a_trainer_with_a_checkpoint_goes_on_without_a_machine_until_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = make_folder(tmp_path, "supervision.node_timeout_s=0.5")
+    make_checkpoint(folder, 3)
+    group = group_of(folder)
+    agent = Caller(1, 0, "gpu-2", needed_alike(tmp_path / "model"))
+    try:
+        group.start_others(RankProgram(folder.path, "actor", "http://127.0.0.1:1", "cpu"))
+        assert (group.world, group.train.shard.replicate, group.tell("take")) == (1, 1, [])
+        invitation = msgspec.json.decode(invitation_path(folder.path, "actor").read_bytes(), type=Invitation)
+        connect(invitation, Caller(1, 0, "gpu-2", {"the model's files": "others"})).close()
+        with connect(invitation, agent), connect(invitation, Caller(1, 1, "gpu-2")):
+            deadline_s = time.monotonic() + 10
+            while "is back, and joins after the next checkpoint" not in caplog.text:
+                assert time.monotonic() < deadline_s, caplog.text
+                time.sleep(0.05)
+            assert group.tell("take") == []
+            make_checkpoint(folder, 4)
+            with pytest.raises(ServiceError, match=r"node 1 \(gpu-2\) is back, so the trainer starts again"):
+                group.tell("take")
+    finally:
+        group.close()
+    assert "differs from node 0 in the model's files" in caplog.text
+    assert not invitation_path(folder.path, "actor").exists()
+
+
+def test_machines_that_share_a_copy_of_the_weights_wait_for_each_other(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "supervision.node_timeout_s=0.5", "train.shard.replicate=1")
+    make_checkpoint(folder, 3)
+    group = group_of(folder)
+    try:
+        with pytest.raises(ServiceError, match=r"missing: node-actor-1\."):
+            group.start_others(RankProgram(folder.path, "actor", "http://127.0.0.1:1", "cpu"))
+    finally:
+        group.close()
 
 
 async def test_an_agent_ends_when_it_is_asked_to_though_rank_0_is_gone(tmp_path: Path) -> None:

@@ -1,15 +1,25 @@
 """A trainer of two nodes, the second a job of a real Slurm: what it trains, and that it goes on."""
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from astraflow.dataflow.audit import audit
 from drivers.nodes_runs import ALIKE, ALIKE_STEPS, first_steps, learn_with_trouble
 from drivers.quickstart_elsewhere import as_settings
 from drivers.slurm_driver import SlurmCluster, missing_for_slurm
-from drivers.system_driver import Runs, own_address, places_of, wait_for_nothing
+from drivers.system_driver import (
+    Runs,
+    interrupt,
+    num_steps,
+    own_address,
+    places_of,
+    wait_for_nothing,
+    wait_until,
+)
 
 pytestmark = [
     pytest.mark.long,
@@ -74,3 +84,37 @@ def test_the_quickstart_is_learnt_whatever_is_lost(
     run = learn_with_trouble(runs, quickstart_model, troubles, *settings(), place=cluster.place)
     assert "was lost with its machine" in (run.run_dir / "logs" / "trainer-actor.log").read_text()
     wait_for_nothing(cluster.left_over, timeout_s=30.0)
+
+
+def test_agents_get_their_nodes_all_at_once_and_the_trainer_goes_on_without_a_lost_one(runs: Runs) -> None:
+    cluster = SlurmCluster(3)
+    agents = ("node-actor-1", "node-actor-2")
+    try:
+        others = [cluster.hold("n2"), cluster.hold("n3")]
+        recipe = runs.recipe(steps=100_000)
+        nodes = ("train.ranks=3", "train.nodes=3", "supervision.node_timeout_s=20")
+        run = runs.start(recipe, *settings(), *nodes, place=cluster.place)
+        log = run.run_dir / "logs" / "trainer-actor.log"
+        wait_until(run, lambda: places_of(run, "rollout-0") == ["n1"], timeout_s=120)
+        cluster.cancel(others[0])
+        wait_until(run, lambda: "astraflow-node-actor" in cluster.jobs().values(), timeout_s=60)
+        time.sleep(10)  # the scheduler looks every 2 s
+        assert not any(places_of(run, agent) for agent in agents)  # one node isn't enough for both
+        cluster.cancel(others[1])
+        wait_until(run, lambda: num_steps(run) >= 3, timeout_s=120)
+        assert sorted(places_of(run, agent)[0] for agent in agents) == ["n2", "n3"]
+
+        lost = places_of(run, agents[1])[0]
+        cluster.kill_node(lost)
+        wait_until(run, lambda: "goes on with 2 of 3 machines (2 ranks)" in log.read_text(), timeout_s=120)
+        cluster.start(lost)
+        wait_until(
+            run, lambda: "is back, so the trainer starts again with it" in log.read_text(), timeout_s=180
+        )
+        before = num_steps(run)
+        wait_until(run, lambda: num_steps(run) > before + 5, timeout_s=120)
+        assert interrupt(run) == 130, run.report()
+        assert audit(run.run_dir / "journal").ok
+        wait_for_nothing(cluster.left_over, timeout_s=30.0)
+    finally:
+        cluster.close()

@@ -31,6 +31,30 @@ def test_two_nodes_train_to_the_byte_what_one_trains_and_go_on_when_one_is_kille
     assert first_steps(two) == first_steps(alone)
 
 
+def test_a_trainer_goes_on_without_a_lost_machine_and_takes_it_back(runs: Runs) -> None:
+    recipe = runs.recipe(steps=60)
+    nodes = ("train.ranks=2", "train.nodes=2", "train.checkpoint_every=1", "supervision.node_timeout_s=1")
+    run = runs.start(recipe, *nodes)
+    log = run.run_dir / "logs" / "trainer-actor.log"
+
+    def wait_for_steps() -> None:
+        wanted = num_steps(run) + 3
+        wait_until(run, lambda: num_steps(run) >= wanted, timeout_s=120)
+
+    wait_for_steps()
+    agent = psutil.Process(run.pid_of("node-actor-1"))
+    (rank,) = agent.children()
+    agent.suspend()
+    rank.kill()
+    wait_until(run, lambda: "goes on with 1 of 2 machines (1 ranks)" in log.read_text(), timeout_s=120)
+    wait_for_steps()
+    agent.resume()
+    wait_until(run, lambda: "is back, so the trainer starts again with it" in log.read_text(), timeout_s=120)
+    assert run.finish() == 0, run.report()
+    assert run.summary()["audit_ok"]
+    assert log.read_text().count("goes on with") == 1
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

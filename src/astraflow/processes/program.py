@@ -258,13 +258,14 @@ class _SpecBuilder:
     def node(self, policy: str, config: PolicyConfig, number: int) -> ProcessSpec:
         """The agent on another of a trainer's machines. It finds everything in the shared run folder."""
         place = ("--policy", policy, "--url", self._addresses.url, "--node", str(number))
+        names = tuple(f"node-{policy}-{other}" for other in range(1, config.train.nodes))
         return self._spec(
-            f"node-{policy}-{number}",
+            names[number - 1],
             ("cluster", "node", str(self._folder.path), *place),
             threads=num_threads(config.train.backend),
             reads=self._ca,
             near=self._rollout_machine,
-            needs=self._recipe.cluster.trainer.needs,
+            needs=replace(self._recipe.cluster.trainer.needs, gang=names),
         )
 
     def rollout(self, idx: int) -> ProcessSpec:

@@ -43,6 +43,7 @@ from astraflow.processes.process_state import STOPPED, state_of
 from astraflow.processes.rank_process import identity, join_ranks
 from astraflow.processes.visible_gpus import gpu_variables
 from astraflow.protocols import MACHINE_LOST, Learner, SampleRulesProvider, StepResult, Write
+from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.loop import TrainerLink
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
 from astraflow.types import (
@@ -132,8 +133,9 @@ class RankGroup:
     Example: `with group.together("train"): learner.train_step(batch)`.
     """
 
-    def __init__(self, world: int, *, timeout_s: float) -> None:
-        self.world = world
+    def __init__(self, train: TrainConfig, *, timeout_s: float) -> None:
+        self.train = train
+        """The settings of the trainer. A group on fewer machines than configured has other ones."""
         self.timeout_s = timeout_s
         self.folder = Path(tempfile.mkdtemp(prefix="astraflow-ranks-"))
         """A private folder, through which torch's ranks find each other."""
@@ -145,6 +147,11 @@ class RankGroup:
         self._lock = threading.Lock()
         self._num_commands = 0
         self._is_closing = False
+
+    @property
+    def world(self) -> int:
+        """Number of ranks, with rank 0."""
+        return self.train.ranks
 
     def start(self, run_dir: Path, *, policy: str, url: str, token: str, device: str) -> ProcessRanks:
         """Starts the ranks of a policy's trainer, and joins their process group as rank 0.
@@ -158,7 +165,8 @@ class RankGroup:
         os.environ.update(own_variables)
         group: dict[str, Any] = {"world": self.world, "meeting": self.meeting, "timeout_s": self.timeout_s}
         # The token goes over the socket, because other users of the machine can read command lines.
-        answers = self.tell("join", token=token, group=group)
+        numbers = [0, *(rank.number for rank in self._ranks)]
+        answers = self.tell("join", token=token, numbers=numbers, group=group)
         mine = identity(run_dir)
         self._await_start(answers)
         self._check_identities(self.wait(answers), mine)
@@ -258,8 +266,8 @@ class RankGroup:
             for what, own in mine.items():
                 if theirs.get(what) != own:
                     raise ConfigError(
-                        f"rank {rank.number} of {self.world} has {what} {theirs.get(what)!r}, rank 0 has "
-                        f"{own!r}; all ranks of a trainer need the same"
+                        f"rank {rank.number} of {self.world} ({rank.place}) has {what} {theirs.get(what)!r}, "
+                        f"rank 0 has {own!r}; all ranks of a trainer need the same"
                     )
 
     def _listen(self, rank: Rank) -> None:
@@ -268,7 +276,10 @@ class RankGroup:
             for line in lines:
                 self._take_answer(rank, json.loads(line))
         if not self._is_closing:
-            rank.process.wait()
+            try:
+                rank.process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                rank.error = rank.error or "it closed its link, and its end is unknown"
             self._fail()
 
     def _take_answer(self, rank: Rank, answer: dict[str, Any]) -> None:
@@ -343,10 +354,9 @@ class RankedLink:
     """Rank 0's link: takes its slice of a batch, and has the other ranks take theirs. Implements
     `TrainerLink`."""
 
-    def __init__(self, inner: TrainerLink, group: RankGroup, *, num_slices: int) -> None:
+    def __init__(self, inner: TrainerLink, group: RankGroup) -> None:
         self._inner = inner
         self._group = group
-        self._num_slices = num_slices
 
     async def attach(self, policy: str, request: SessionRequest) -> Session:
         """Attaches once, for all ranks."""
@@ -369,7 +379,7 @@ class RankedLink:
             await asyncio.gather(taking, return_exceptions=True)
 
     async def _take(self, policy: str, step: int, epoch: int) -> Batch | None:
-        own = await self._inner.batch(policy, step, epoch=epoch, rank=0, world=self._num_slices)
+        own = await self._inner.batch(policy, step, epoch=epoch, rank=0, world=self._group.train.data_ranks)
         if own is None:
             return None
         answers = self._group.tell("take", step=step, epoch=epoch)

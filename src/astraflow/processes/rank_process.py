@@ -118,8 +118,7 @@ class _RankProcess:
         self._commands: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._publisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publisher")
-        world = self._recipe.policies[policy].train.ranks
-        self._versions = _Versions(RangeWriter(delta=self._recipe.weights.delta, rank=rank, world=world))
+        self._versions: _Versions  # once the ranks have joined, because then their number is known
         self._batch: Batch | None = None
 
     def run(self) -> None:
@@ -127,11 +126,13 @@ class _RankProcess:
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         joining = self._commands.get()
         self._send(id=joining["id"], value=identity(self._run_dir))
-        ranks = join_ranks(self._rank, **joining["group"])
+        # Ranks keep their numbers if machines are missing, but torch counts those that are there.
+        ranks = join_ranks(joining["numbers"].index(self._rank), **joining["group"])
+        writer = RangeWriter(delta=self._recipe.weights.delta, rank=ranks.rank, world=ranks.world)
+        self._versions = _Versions(writer)
         config = self._recipe.policies[self._policy]
-        # Ranks that hold parts of one model copy work on the same slice of a batch.
-        ranks_per_slice = config.train.num_model_ranks
-        learner = make_learner(config.train, model_dir=config.model_dir, seed=self._recipe.seed, ranks=ranks)
+        train_config = config.train.with_nodes(ranks.world // config.train.local_ranks)
+        learner = make_learner(train_config, model_dir=config.model_dir, seed=self._recipe.seed, ranks=ranks)
         token = joining["token"] or own_token(self._recipe, RunFolder(self._run_dir), "trainer")
         client = ServiceClient(self._url, token=token, ca_file=own_ca_file(self._recipe))
         link = DataflowClient(client)
@@ -139,7 +140,9 @@ class _RankProcess:
         with asyncio.Runner() as runner:
 
             def take(command: dict[str, Any]) -> bool:
-                place = {"rank": self._rank // ranks_per_slice, "world": config.train.data_ranks}
+                # Ranks that hold parts of one model copy work on the same slice of a batch.
+                slice_idx = ranks.rank // train_config.num_model_ranks
+                place = {"rank": slice_idx, "world": train_config.data_ranks}
                 taken = link.batch(self._policy, command["step"], epoch=command["epoch"], **place)
                 self._batch = runner.run(taken)
                 return self._batch is not None

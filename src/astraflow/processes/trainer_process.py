@@ -109,24 +109,23 @@ async def _make_parts(
     config = recipe.policies[policy]
     make = partial(
         make_learner,
-        config.train,
         model_dir=config.model_dir,
         seed=recipe.seed,
         exact=recipe.exact,
         states=folder.checkpoints / policy / "states",
         make_engine=partial(make_engine, recipe.rollout.engine),
     )
-    own_range = RangeWriter(delta=recipe.weights.delta, world=config.train.ranks)
     if config.train.ranks == 1:
         # In a thread, so that this process's event loop keeps showing signs of life.
-        yield _Parts(await asyncio.to_thread(make), link.client, own_range)
+        learner = await asyncio.to_thread(make, config.train)
+        yield _Parts(learner, link.client, RangeWriter(delta=recipe.weights.delta))
         return
     from astraflow.processes.rank_group import RankedLearner, RankedLink, RankedRanges, RankGroup
 
     make_group: type[RankGroup] = RankGroup
     if config.train.nodes > 1:
         make_group = load_added("astraflow.cluster", "trainer.nodes", "train.nodes")
-    group = make_group(config.train.ranks, timeout_s=recipe.supervision.rank_timeout_s)
+    group = make_group(config.train, timeout_s=recipe.supervision.rank_timeout_s)
     try:
         # Imports and loading block for a minute. In threads, they overlap with those of the other ranks, and
         # this process's event loop keeps showing signs of life.
@@ -135,10 +134,11 @@ async def _make_parts(
         ranks = await asyncio.to_thread(
             group.start, folder.path, policy=policy, url=link.url, token=link.token, device=device
         )
-        learner = await asyncio.to_thread(make, ranks=ranks)
+        learner = await asyncio.to_thread(make, group.train, ranks=ranks)
+        own_range = RangeWriter(delta=recipe.weights.delta, world=group.world)
         yield _Parts(
             RankedLearner(learner, group),
-            RankedLink(link.client, group, num_slices=config.train.data_ranks),
+            RankedLink(link.client, group),
             RankedRanges(own_range, group),
         )
     finally:

@@ -157,7 +157,8 @@ class SupervisionConfig(Config):
     or stops for that long, all ranks end and start again from the last checkpoint."""
     node_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds that a trainer waits for the machines of its other ranks (`train.nodes`). Then it starts again,
-    at most five times."""
+    at most five times. With a checkpoint, it waits at most 120 s and goes on without the missing machines, if
+    each has a copy of the weights."""
 
 
 class RecipeTasksConfig(TasksConfig):

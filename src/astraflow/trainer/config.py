@@ -133,6 +133,11 @@ class TrainConfig(Config):
         """The Python in which the trainer's processes run, as the recipe names it; empty: that of the run."""
         return str(getattr(self.backend, "python", ""))
 
+    def with_nodes(self, nodes: int) -> "TrainConfig":
+        """The settings for fewer machines with as many ranks each, and whole copies of the weights."""
+        shard = self.shard.model_copy(update={"replicate": self.shard.replicate * nodes // self.nodes})
+        return self.model_copy(update={"nodes": nodes, "ranks": self.local_ranks * nodes, "shard": shard})
+
     @model_validator(mode="after")
     def _ranks_can_be_cut(self) -> "TrainConfig":
         if "shard" not in self.model_fields_set:

@@ -65,6 +65,7 @@ def test_a_trainer_of_several_nodes_has_an_agent_on_each_of_the_others(tmp_path:
         assert [spec.name for spec in specs] == ["node-solver-1", "node-solver-2"]
         assert {spec.near for spec in specs} == {"launcher" if host == "127.0.0.1" else ""}
         assert {(spec.needs.cpus, spec.needs.gpus, spec.writes) for spec in specs} == {(8, 2, ())}
+        assert {spec.needs.gang for spec in specs} == {("node-solver-1", "node-solver-2")}
 
 
 def test_every_process_gets_its_own_threads(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class Agent:
                 await _hold(control, ranks, stop)
             except (OSError, msgspec.DecodeError, ServiceError) as err:
                 if loop.time() >= next_line_s:
-                    _log.warning("still waiting for rank 0: %s", err)
+                    _log.warning("still waiting for rank 0: %s", _describe(err, path))
                     next_line_s = loop.time() + _REPEAT_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
@@ -125,6 +125,13 @@ class Agent:
             raise
         _log.info("ranks %s have joined rank 0 at %s", ", ".join(map(str, ranks)), invitation.host)
         return control, ranks
+
+
+def _describe(err: Exception, invitation: Path) -> str:
+    """Says why rank 0 can't be called."""
+    if isinstance(err, FileNotFoundError):
+        return f"no {invitation}; if rank 0 runs, its machine does not share the folder with this one"
+    return str(err)
 
 
 async def _hold(control: socket.socket, ranks: _Ranks, stop: asyncio.Event) -> None:

@@ -5,9 +5,13 @@
            <--states----             process ids, exit codes, and whether they are stopped; twice per second
 
 Rank 0 waits until the agents of all machines and their ranks have called. When a link to an agent is lost, so
-are its ranks: the trainer then ends as if a rank had died, and waits again after its restart. Torch's ranks
-find each other through a TCPStore of rank 0, and their collectives use the network interface on the route
-between the machines.
+are its ranks: the trainer then ends as if a rank had died, and waits again after its restart. If it has a
+checkpoint, and each machine has whole copies of the weights, it waits `_BACK_S` and goes on with the machines
+that are there. A late machine is admitted, and holds its ranks ready. After the next checkpoint, the trainer
+ends, so that it starts again with all machines.
+
+Torch's ranks find each other through a TCPStore of rank 0, and their collectives use the network interface on
+the route between the machines.
 """
 
 import contextlib
@@ -16,8 +20,11 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -36,6 +43,7 @@ from astraflow.errors import ConfigError, ServiceError
 from astraflow.processes.rank_group import Rank, RankGroup, RankProgram
 from astraflow.protocols import MACHINE_LOST
 from astraflow.recipe.run_folder import RunFolder
+from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.ranks import ProcessRanks
 
 __all__ = ["NodeGroup"]
@@ -45,6 +53,8 @@ _log = logging.getLogger(__name__)
 _REMIND_S = 30.0
 """Time between two log lines about missing machines."""
 _LOOK_S = 1.0
+_BACK_S = 120.0
+"""Longest time that a trainer with a checkpoint waits for a lost machine, if it can go on without it."""
 
 
 class _RemoteProcess:
@@ -112,8 +122,15 @@ class _Node:
     def __init__(self, caller: Caller, link: socket.socket) -> None:
         self.host = caller.host
         self.ranks: dict[int, _RemoteRank] = {}
+        self.back_at = -1
+        """Step of the newest checkpoint when this machine, which was late, was complete; -1: it isn't."""
         self._link = link
         self._sending = threading.Lock()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank has ended, or the link to the agent was lost."""
+        return any(rank.remote.poll() is not None for rank in self.ranks.values())
 
     def add(self, number: int, link: socket.socket) -> None:
         """Takes in a rank that has called."""
@@ -148,9 +165,18 @@ class _Node:
 class NodeGroup(RankGroup):
     """A `RankGroup` whose ranks are on several machines."""
 
-    def __init__(self, world: int, *, timeout_s: float) -> None:
-        super().__init__(world, timeout_s=timeout_s)
+    def __init__(self, train: TrainConfig, *, timeout_s: float) -> None:
+        super().__init__(train, timeout_s=timeout_s)
+        self._all = range(1, train.nodes)
+        """Numbers of the other machines."""
+        self._num_local = train.local_ranks
         self._nodes: dict[int, _Node] = {}
+        self._late: dict[int, _Node] = {}
+        """Machines that were missing when the ranks joined. Only the thread that admits them changes it."""
+        self._checkpoints = Path()
+        """Folder of the checkpoints."""
+        self._invitation = contextlib.ExitStack()
+        """Withdraws the invitation."""
         self._has: dict[str, str] = {}
         """What this machine has, which the others must have, too."""
 
@@ -161,10 +187,23 @@ class NodeGroup(RankGroup):
         return super().start(run_dir, policy=policy, url=url, token="", device=device)
 
     def close(self) -> None:
-        """Ends all ranks."""
-        super().close()
-        for node in self._nodes.values():
+        """Ends all ranks. Agents kill those that don't end by themselves, as soon as the link is closed."""
+        self._is_closing = True
+        self._invitation.close()
+        for node in (*self._nodes.values(), *self._late.values()):
             node.close()
+        super().close()
+
+    def tell(self, command: str, **arguments: Any) -> "list[Future[Any]]":
+        """As in the base class. Raises: ServiceError, too, if the trainer should start again with a machine
+        that is back."""
+        if command == "take":
+            for number, node in tuple(self._late.items()):
+                if 0 <= node.back_at < self._num_done() and not node.is_lost:
+                    raise ServiceError(
+                        f"node {number} ({node.host}) is back, so the trainer starts again with it"
+                    )
+        return super().tell(command, **arguments)
 
     def start_others(self, program: RankProgram) -> None:
         """Starts the ranks of this machine, and waits for those of the others.
@@ -172,66 +211,120 @@ class NodeGroup(RankGroup):
         Raises: ServiceError that names the missing machines after `supervision.node_timeout_s`; ConfigError
         that names a machine with other files or another driver.
         """
-        recipe = RunFolder(program.run_dir).load_recipe()
-        num_local = recipe.policies[program.policy].train.local_ranks
+        folder = RunFolder(program.run_dir)
+        recipe = folder.load_recipe()
+        self._checkpoints = folder.checkpoints / program.policy
         self._has = needed_alike(recipe.policies[program.policy].model_dir)
         host = address_toward(urlsplit(program.url).hostname or "")
         choose_interface(host)
         self.meeting = f"tcp://{_in_url(host)}:{_free_port(host)}"
-        self.start_local(program, num_local)
-        path = invitation_path(program.run_dir, program.policy)
+        self.start_local(program, self._num_local)
         door = Door(host)
-        try:
-            door.publish(path)
-            self._admit(door, num_local, recipe.supervision.node_timeout_s, program.policy)
-        finally:
-            door.close()
-            path.unlink(missing_ok=True)
-        for node in self._nodes.values():
+        self._invitation.callback(door.close)
+        invitation = invitation_path(program.run_dir, program.policy)
+        self._invitation.callback(invitation.unlink, missing_ok=True)
+        door.publish(invitation)
+        self._admit(door, recipe.supervision.node_timeout_s, program.policy)
+        if self._missing():
+            threading.Thread(target=self._await_late, args=(door,), name="late", daemon=True).start()
+        else:
+            self._invitation.close()
+        for _, node in sorted(self._nodes.items()):
             node.listen()
-            for rank in node.ranks.values():
+            for _, rank in sorted(node.ranks.items()):
                 self.add(rank)
 
-    def _admit(self, door: Door, num_local: int, patience_s: float, policy: str) -> None:
-        """Waits until all machines are complete."""
-        wanted = set(range(num_local, self.world))
-        began_s = time.monotonic()
-        reminded_s = began_s
-        while missing := wanted - {number for node in self._nodes.values() for number in node.ranks}:
+    def _num_done(self) -> int:
+        """Number of steps in the newest checkpoint; -1 if there is none."""
+        names = (path.name.removeprefix("step-") for path in self._checkpoints.glob("step-*"))
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def _missing(self) -> list[int]:
+        """Numbers of the machines that aren't complete."""
+        here = (number for number, node in self._nodes.items() if len(node.ranks) == self._num_local)
+        return sorted(set(self._all).difference(here))
+
+    def _admit(self, door: Door, patience_s: float, policy: str) -> None:
+        """Waits until all machines are complete, or until those that are there should go on."""
+        can_go_on = _can_lose_nodes(self.train) and self._num_done() >= 0
+        began_s = reminded_s = time.monotonic()
+        while missing := self._missing():
             if self.failure.done():
                 self.failure.result()
             with contextlib.suppress(Empty):
-                self._take(*door.admitted.get(timeout=_LOOK_S), num_local)
+                self._take(*door.admitted.get(timeout=_LOOK_S), self._nodes)
             now_s = time.monotonic()
-            if now_s - reminded_s < _REMIND_S and now_s - began_s < patience_s:
-                continue
-            reminded_s = now_s
-            absent = ", ".join(f"node-{policy}-{node}" for node in sorted({n // num_local for n in missing}))
-            waited = f"{now_s - began_s:.0f} s for the trainer's other machines; missing: {absent}"
+            names = ", ".join(f"node-{policy}-{number}" for number in missing)
+            waited = f"{now_s - began_s:.0f} s for the trainer's other machines; missing: {names}"
+            if can_go_on and now_s - began_s >= min(patience_s, _BACK_S):
+                self._go_on_without(missing)
+                _log.warning("waited %s. It goes on with %s", waited, self._size_text())
+                return
             if now_s - began_s >= patience_s:
                 raise ServiceError(
                     f"waited {waited}. Their logs say why; they must reach {door.invitation.host} and share "
                     "the run folder. To wait longer, raise supervision.node_timeout_s"
                 )
-            _log.warning("waiting %s", waited)
+            if now_s - reminded_s >= _REMIND_S:
+                reminded_s = now_s
+                _log.warning("waiting %s", waited)
 
-    def _take(self, caller: Caller, link: socket.socket, num_local: int) -> None:
-        """Takes a caller. An agent that calls again has lost its ranks. Raises: ConfigError."""
-        node = self._nodes.get(caller.node)
-        if caller.rank == 0 and 0 < caller.node < self.world // num_local:
+    def _go_on_without(self, missing: Sequence[int]) -> None:
+        """Leaves out machines, which may come back."""
+        for number in missing:
+            if (node := self._nodes.pop(number, None)) is not None:
+                node.close()
+        self.train = self.train.with_nodes(1 + len(self._nodes))
+
+    def _size_text(self) -> str:
+        return f"{self.train.nodes} of {1 + len(self._all)} machines ({self.world} ranks)"
+
+    def _await_late(self, door: Door) -> None:
+        """Admits machines that were missing, until this group is closed."""
+        while not self._is_closing:
+            with contextlib.suppress(Empty):
+                self._take_late(*door.admitted.get(timeout=_LOOK_S))
+
+    def _take_late(self, caller: Caller, link: socket.socket) -> None:
+        if caller.node in self._nodes:
+            link.close()
+            return
+        try:
+            node = self._take(caller, link, self._late)
+        except ConfigError as err:
+            _log.warning("%s", err)
+            self._late.pop(caller.node).close()
+            return
+        if node is not None and len(node.ranks) == self._num_local:
+            node.listen()
+            node.back_at = max(0, self._num_done())
+            _log.info("node %d (%s) is back, and joins after the next checkpoint", caller.node, node.host)
+
+    def _take(self, caller: Caller, link: socket.socket, nodes: "dict[int, _Node]") -> "_Node | None":
+        """Takes a caller. An agent that calls again has lost its ranks. Returns: its machine, unless the
+        caller is turned away. Raises: ConfigError."""
+        node = nodes.get(caller.node)
+        if caller.rank == 0 and caller.node in self._all:
             if node is not None:
                 node.close()
-            self._nodes[caller.node] = _Node(caller, link)
+            node = nodes[caller.node] = _Node(caller, link)
             if unlike := [name for name, value in self._has.items() if caller.has.get(name) != value]:
                 raise ConfigError(
                     f"node {caller.node} ({caller.host}) differs from node 0 in {' and '.join(unlike)}; all "
                     "machines of a trainer need the same"
                 )
             _log.info("node %d is %s", caller.node, caller.host)
-        elif node is not None and caller.rank // num_local == caller.node:
+        elif node is not None and caller.rank // self._num_local == caller.node:
             node.add(caller.rank, link)
         else:
             link.close()
+            return None
+        return node
+
+
+def _can_lose_nodes(train: TrainConfig) -> bool:
+    """Whether each machine has whole copies of the weights, so that some of them can train alone."""
+    return not (train.shard.replicate % train.nodes or train.local_ranks % train.num_model_ranks)
 
 
 def _in_url(host: str) -> str:

@@ -4,6 +4,9 @@
     follow: asks the actor for news in a loop -> output into the log here, signs of life, exit code; ends with
             the process, the actor or the node
 
+The agents of a trainer's other nodes get theirs all at once or not at all, by a placement group with a bundle
+per agent. When a node is lost, Ray finds another one for its bundle, and the others keep theirs.
+
 Only movable processes (`room.is_movable`) run on other nodes. Their files come from the actor, and everything
 else over HTTP. This machine must be a node of the cluster, because the others call its address there.
 """
@@ -24,11 +27,18 @@ import astraflow
 from astraflow.addons.cluster.config import RayLauncherConfig
 from astraflow.addons.cluster.process_host import ProcessHost
 from astraflow.addons.cluster.ray_process import ActorNode, RayProcess
-from astraflow.addons.cluster.room import Room, contents_of, is_movable, log_long_wait, missing_room
+from astraflow.addons.cluster.room import (
+    Room,
+    contents_of,
+    is_movable,
+    log_long_wait,
+    missing_room,
+    needs_text,
+)
 from astraflow.errors import ConfigError, Error, ServiceError
 from astraflow.processes.fork_server import claim_server
 from astraflow.processes.local_launcher import LocalLauncher
-from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
+from astraflow.protocols import ProcessHandle, ProcessSpec
 from astraflow.user_input.extras import install_command
 
 __all__ = ["RayLauncher", "room_of"]
@@ -72,6 +82,8 @@ class RayLauncher:
         self._local = LocalLauncher(claim_server())
         self._fitting: set[str] = set()
         """Names of the processes that fit on at least one node."""
+        self._gangs: dict[tuple[str, ...], Any] = {}
+        """Names of processes -> their placement group."""
 
     @property
     def host(self) -> str:
@@ -89,6 +101,12 @@ class RayLauncher:
             rooms = [room_of(node) for node in self._ray.nodes() if node["Alive"]]
             if missing := missing_room(spec.needs, rooms, cluster="the Ray cluster", remedy=_REMEDY):
                 raise ConfigError(f"{spec.name}: {missing}")
+            num_holding = sum(room.holds(spec.needs) for room in rooms)
+            if num_holding < len(spec.needs.gang):
+                raise ConfigError(
+                    f"{', '.join(spec.needs.gang)}: each needs a machine with {needs_text(spec.needs)}, and "
+                    f"the Ray cluster has {num_holding} of them; lower train.nodes, or {_REMEDY}"
+                )
             self._fitting.add(spec.name)
         files = await asyncio.to_thread(contents_of, spec)
         for _ in range(_MAX_LOST_STARTS):
@@ -101,7 +119,7 @@ class RayLauncher:
 
     async def _place(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
         """Starts a process in a new actor. If that fails, kills the actor."""
-        actor = self._make_actor(spec.needs)
+        actor = self._make_actor(spec)
         try:
             return await self._start_in(actor, spec, files)
         except BaseException:
@@ -112,17 +130,41 @@ class RayLauncher:
         """Leaves the cluster, which ends all remaining actors."""
         self._local.close()
         if self._is_owner:
-            self._ray.shutdown()
+            self._ray.shutdown()  # which also ends its placement groups
+            return
+        for gang in self._gangs.values():
+            self._ray.util.remove_placement_group(gang)
 
-    def _make_actor(self, needs: Needs) -> Any:
+    def _make_actor(self, spec: ProcessSpec) -> Any:
+        needs = spec.needs
         options: dict[str, Any] = {"num_cpus": needs.cpus, "num_gpus": needs.gpus}
         if needs.memory_bytes:
             options["memory"] = needs.memory_bytes
-        if needs.labels:
-            options["label_selector"] = dict(needs.labels)
+        if len(needs.gang) > 1:
+            options["scheduling_strategy"] = self._place_in_gang(spec)
+        else:
+            options["scheduling_strategy"] = "SPREAD"
+            options["label_selector"] = dict(needs.labels) or None
         if self._config.runtime_env:
             options["runtime_env"] = self._config.runtime_env
-        return self._ray.remote(ProcessHost).options(scheduling_strategy="SPREAD", **options).remote()
+        return self._ray.remote(ProcessHost).options(**options).remote()
+
+    def _place_in_gang(self, spec: ProcessSpec) -> Any:
+        """Returns the scheduling strategy of a process of a gang, and reserves the gang's room before."""
+        needs = spec.needs
+        num = len(needs.gang)
+        if needs.gang not in self._gangs:
+            amounts = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": float(needs.memory_bytes)}
+            # A bundle must have something.
+            bundle = {name: amount for name, amount in amounts.items() if amount} or {"CPU": 0.001}
+            self._gangs[needs.gang] = self._ray.util.placement_group(
+                [bundle] * num,
+                strategy="STRICT_SPREAD",
+                bundle_label_selector=[dict(needs.labels)] * num if needs.labels else None,
+            )
+        return importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy(
+            self._gangs[needs.gang], placement_group_bundle_index=needs.gang.index(spec.name)
+        )
 
     async def _start_in(self, actor: Any, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
         errors = self._ray.exceptions

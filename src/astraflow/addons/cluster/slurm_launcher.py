@@ -7,6 +7,8 @@ A job lives as long as its process. On `scancel`, preemption and the time limit,
 host, which lets the process drain. The supervisor then starts the same service again, as another job, and
 doesn't count a crash. Slurm can't requeue such a job, and doesn't have to. While a job is queued, its service
 is `waiting` or `restarting`.
+
+The agents of a trainer's other nodes, if there are several, are steps of one job (`slurm_gang`).
 """
 
 import asyncio
@@ -21,18 +23,21 @@ from astraflow.addons.cluster.config import SlurmLauncherConfig
 from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.piped_process import PipedProcesses
 from astraflow.addons.cluster.room import contents_of, is_movable, log_long_wait
+from astraflow.addons.cluster.slurm_gang import WORDS, GangJob, GangJobs
 from astraflow.errors import ConfigError
 from astraflow.processes.fork_server import claim_server
 from astraflow.processes.local_launcher import LocalLauncher
-from astraflow.protocols import ProcessHandle, ProcessSpec
+from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
 from astraflow.service.loopback import is_loopback
 
-__all__ = ["SlurmLauncher", "remedy_for", "srun_command"]
+__all__ = ["SlurmLauncher", "gang_command", "remedy_for", "srun_command", "step_command"]
 
 _log = logging.getLogger(__name__)
 
 _ASK_AGAIN_S = 5.0
 """Time before a job that Slurm didn't start is submitted again."""
+_STEP_S = 60.0
+"""Time for a step to start on a node that its job has."""
 _REMEDIES = {
     "nvalid partition": "see `sinfo` for the partitions, and set launcher.partition",
     "nvalid account": "set --account=NAME in launcher.options; `sacctmgr show associations` has yours",
@@ -61,6 +66,9 @@ class SlurmLauncher:
         self._host = _own_address(config)
         self._local = LocalLauncher(claim_server())
         self._processes = PipedProcesses()
+        self._gangs = GangJobs()
+        self._alone: set[str] = set()
+        """Processes of a gang that have lost their node of its job."""
 
     @property
     def host(self) -> str:
@@ -84,6 +92,7 @@ class SlurmLauncher:
     def close(self) -> None:
         """Ends all remaining jobs."""
         self._processes.close()
+        self._gangs.close()
         self._local.close()
 
     async def _try_start(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle | None:
@@ -97,50 +106,88 @@ class SlurmLauncher:
             await asyncio.sleep(_ASK_AGAIN_S)
             return None
 
-    async def _start_job(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
-        """Starts a process in a new job. If that fails, nothing of the job is left."""
+    async def _start_job(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle | None:
+        """Starts a process in a new job, or in that of its gang. If that fails, nothing of it is left.
+
+        Returns: None, after a pause, if the gang's job or the process's node in it is lost.
+        """
         # With these variables of an outer job, srun would start a step of that job instead of a new job.
         outer = {
             name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))
         }
         kept = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+        gang = spec.needs.gang
         try:
-            link = await HostLink.open(srun_command(self._config, spec), env=outer | kept)
+            if len(gang) <= 1 or spec.name in self._alone:
+                link = await HostLink.open(srun_command(self._config, spec), env=outer | kept)
+                return await self._processes.start(link, spec, files, patience_s=math.inf)
+            job = await self._gangs.join(gang, gang_command(self._config, spec), env=outer | kept)
+            link = await HostLink.open(step_command(self._config, spec, job), env=outer | kept)
         except OSError as err:
             raise ConfigError(
                 f"the launcher slurm needs `srun` ({err.strerror}); run this where Slurm's commands are "
                 "available"
             ) from err
-        return await self._processes.start(link, spec, files, patience_s=math.inf)
+        try:
+            return await self._processes.start(link, spec, files, patience_s=_STEP_S)
+        except LinkLostError as err:
+            if remedy_for(str(err)):  # the job has lost the node for good
+                self._alone.add(spec.name)
+            _log.warning("%s: Slurm did not start its step of job %s: %s", spec.name, job.number, err)
+            await asyncio.sleep(_ASK_AGAIN_S)
+            return None
 
 
 def srun_command(config: SlurmLauncherConfig, spec: ProcessSpec) -> list[str]:
     """Makes the command that queues the job of a process. Other users could read secrets in a command, so it
     doesn't contain any."""
-    needs = spec.needs
-    resources = [f"--cpus-per-task={max(1, -(-needs.cpus // 1)):.0f}", f"--signal=TERM@{config.notice_s}"]
+    return ["srun", *_of_process(spec), *_of_job(config, spec.needs), *config.options, *_program(config)]
+
+
+def gang_command(config: SlurmLauncherConfig, spec: ProcessSpec) -> list[str]:
+    """Makes the command that queues the job of a process's gang, with a node for each."""
+    nodes = [f"--nodes={len(spec.needs.gang)}", "--ntasks-per-node=1", "--no-kill"]
+    name = ["--job-name", f"astraflow-{spec.name.rpartition('-')[0]}"]
+    return ["salloc", *nodes, *name, *_of_job(config, spec.needs), *config.options, *WORDS]
+
+
+def step_command(config: SlurmLauncherConfig, spec: ProcessSpec, job: GangJob) -> list[str]:
+    """Makes the command that starts a process as a step of its gang's job, always on the same node."""
+    node = job.nodes[spec.needs.gang.index(spec.name)]
+    # The step before may still be on Slurm's books, if it was lost with the node.
+    place = [f"--jobid={job.number}", "--nodes=1", f"--nodelist={node}", "--overlap"]
+    return ["srun", *_of_process(spec), *place, *_resources(spec.needs), *config.options, *_program(config)]
+
+
+def _of_process(spec: ProcessSpec) -> list[str]:
+    # Unbuffered, because Slurm would hold back frames, which don't end with a line break.
+    return ["--unbuffered", "--ntasks=1", "--job-name", f"astraflow-{spec.name}"]
+
+
+def _of_job(config: SlurmLauncherConfig, needs: Needs) -> list[str]:
+    """Returns the options of a job, also of one with several nodes."""
+    options = [*_resources(needs), f"--signal=TERM@{config.notice_s}"]
     if config.partition:
-        resources.append(f"--partition={config.partition}")
+        options.append(f"--partition={config.partition}")
+    if needs.labels:
+        # A feature in Slurm is a word without a value.
+        words = [name if value in {"", "true"} else f"{name}={value}" for name, value in needs.labels.items()]
+        options.append(f"--constraint={'&'.join(words)}")
+    return options
+
+
+def _resources(needs: Needs) -> list[str]:
+    """Returns what a process reserves on its node."""
+    resources = [f"--cpus-per-task={max(1, -(-needs.cpus // 1)):.0f}"]
     if needs.gpus:
         resources.append(f"--gpus-per-task={-(-needs.gpus // 1):.0f}")
     if needs.memory_bytes:
         resources.append(f"--mem={-(-needs.memory_bytes // 2**20)}M")
-    if needs.labels:
-        # A feature in Slurm is a word without a value.
-        words = [name if value in {"", "true"} else f"{name}={value}" for name, value in needs.labels.items()]
-        resources.append(f"--constraint={'&'.join(words)}")
-    program = [config.python, "-P", "-m", "astraflow.addons.cluster.host_main"]
-    # Unbuffered, because Slurm would hold back frames, which don't end with a line break.
-    return [
-        "srun",
-        "--unbuffered",
-        "--ntasks=1",
-        "--job-name",
-        f"astraflow-{spec.name}",
-        *resources,
-        *config.options,
-        *program,
-    ]
+    return resources
+
+
+def _program(config: SlurmLauncherConfig) -> list[str]:
+    return [config.python, "-P", "-m", "astraflow.addons.cluster.host_main"]
 
 
 def remedy_for(text: str) -> str:

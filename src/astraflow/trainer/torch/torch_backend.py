@@ -151,7 +151,7 @@ class TorchBackend(ModelVerbs):
         backend = _torch_config(config.backend)
         torch.set_num_threads(backend.num_threads)
         self._config = config
-        backend = backend.model_copy(update={"device": rank_device(backend.device, ranks.world)})
+        backend = backend.model_copy(update={"device": rank_device(backend.device, is_alone=ranks is ALONE)})
         config = config.model_copy(update={"backend": backend})
         self._backend = backend
         self._device = _check_device(backend.device)

@@ -35,10 +35,10 @@ _LARGE_BYTES = 4 << 20
 """From this size, ranks on CPUs avoid a second copy of a tensor that they gather."""
 
 
-def rank_device(device: str, world: int) -> str:
-    """The device of each of `world` ranks: the configured one, or the only GPU that its process sees."""
+def rank_device(device: str, *, is_alone: bool) -> str:
+    """The device of a rank: the configured one, or the only GPU that its process sees if it isn't alone."""
     kind = device.partition(":")[0]
-    return device if world == 1 or kind == "cpu" else f"{kind}:0"
+    return device if is_alone or kind == "cpu" else f"{kind}:0"
 
 
 def local_part(weight: Tensor) -> Tensor:
