@@ -391,7 +391,7 @@ def test_an_entropy_that_collapsed_is_named_only_if_nothing_was_won_by_it() -> N
 
 
 def test_a_deep_model_that_always_rounded_as_much_raises_no_alarm_until_the_gap_grows() -> None:
-    first, newest = make_steps(20, logprob_mismatch=0.08)[:10], make_steps(20, logprob_mismatch=0.14)[10:]
+    first, newest = make_steps(20, logprob_mismatch=0.04)[:10], make_steps(20, logprob_mismatch=0.14)[10:]
     assert found_in(make_snapshot(steps={"actor": [*first, *newest]})) == {}
     grown = make_steps(20, logprob_mismatch=0.17)[10:]
     assert "differ by 0.17 nats" in only(make_snapshot(steps={"actor": [*first, *grown]}), "logprob_gap")
