@@ -135,24 +135,25 @@ def test_a_run_goes_on_at_another_shape_and_in_the_other_backend(
 
 @needs_megatron
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "other"),
     [
-        {"auxiliary": {"kl": {"coef": 0.1, "estimator": "k3", "place": "loss"}}},
-        {"auxiliary": {"entropy_coef": 0.01}, "denominator": "sequence_means"},
-        {"minibatches": 2, "optimizer": {"weight_decay": 0.1, "max_grad_norm": 0.05}},
+        ({"auxiliary": {"kl": {"coef": 0.1, "estimator": "k3", "place": "loss"}}}, "pipeline"),
+        ({"auxiliary": {"entropy_coef": 0.01}, "denominator": "sequence_means"}, "pipeline"),
+        ({"auxiliary": {"entropy_coef": 0.01}, "denominator": "sequence_means"}, "context"),
+        ({"minibatches": 2, "optimizer": {"weight_decay": 0.1, "max_grad_norm": 0.05}}, "pipeline"),
     ],
-    ids=["kl", "entropy", "decay and clipping"],
+    ids=["kl", "entropy", "entropy by token parts", "decay and clipping"],
 )
 def test_further_parts_of_a_loss_are_those_of_torch(
-    pool: RankPool, plain: RankPool, tmp_path: Path, settings: dict[str, Any]
+    pool: RankPool, plain: RankPool, tmp_path: Path, settings: dict[str, Any], other: str
 ) -> None:
-    folder = make_decoder("llama", tmp_path / "model", tie_word_embeddings=False)
+    folder = make_decoder("llama", tmp_path / "model", tie_word_embeddings=False, num_key_value_heads=4)
     (expected,) = plain.run(1, train, folder, {**SMALL, **settings}, range(3))
     found = pool.run(
         4,
         train,
         folder,
-        megatron({**SMALL, **settings}, tensor=2, pipeline=2, activations="recompute"),
+        megatron({**SMALL, **settings}, tensor=2, activations="recompute", **{other: 2}),
         range(3),
     )
     # AdamW divides gradients by their size, so rounding errors of small ones count.

@@ -27,6 +27,7 @@ from astraflow.dataflow.core.commands import (
     PublishVersion,
     RecordResult,
     ReleaseSteps,
+    RunResumed,
     StopRun,
     TakeBatch,
 )
@@ -168,7 +169,7 @@ class Dataflow:
         steps = {name: max(asked, done[name]) for name, asked in schedule.steps.items()}
         was_over = self.core.state != "running"
         self._apply(ChangeSchedule(schedule=replace(schedule, steps=steps)))
-        if was_over and self.core.state == "running":
+        if was_over and any(isinstance(event, RunResumed) for event in self.records[-1][2]):
             self._referee.resumed(done)
 
     # --- commands, records, answers ---

@@ -179,27 +179,25 @@ class History:
             if len(policy.fates) != policy.num_drawn:
                 self._problem(f"{name}: {policy.num_drawn} groups drawn, {len(policy.fates)} fates")
         if reason in _DONE:
-            self._check_done(reason)
+            self._check_done()
         elif reason.startswith("every rollout service fails"):
             if any(service.strikes < (10 if self._num_good else 8) for service in self._workers.values()):
                 self._problem(f"{reason}: {self._workers}")
         elif reason != "enough" and not any(self._is_starved(name) for name in self._policies):
             self._problem(f"no policy is starved, yet the run failed: {reason}")
 
-    def _check_done(self, reason: str) -> None:
+    def _check_done(self) -> None:
         for name, policy in self._policies.items():
             if policy.num_committed != self._last_step(name):
                 self._problem(f"{name}: the run is done after {policy.num_committed} steps")
-        is_short = any(self._last_step(n) < p.num_steps for n, p in self._plan.policies.items())
-        if is_short and "stop" not in reason:
-            self._problem(f"{reason}: {self._policies}")
         self._rounds.check_done()
 
     def _is_starved(self, name: str) -> bool:
         policy, size = self._policies[name], self._plan.policies[name].table.groups_per_batch
         num_tasks = sum(self._plan.sources.values())
         by_loss = policy.unusable_in_a_row >= max(2 * num_tasks, size)
-        return by_loss or policy.failed_in_a_row >= max(64, 2 * size)
+        by_time = policy.unusable_in_a_row >= max(64, 4 * size) and self._now_s >= 600.0
+        return by_loss or by_time or policy.failed_in_a_row >= max(64, 2 * size)
 
     def check_view(self, view: BatchView) -> None:
         """What a trainer was given is what its groups' accepted episodes hold."""

@@ -110,9 +110,11 @@ class Rounds:
     def finished(self, record: EvalRecord, *, expired: bool) -> None:
         """A round is reported, with exactly what it has."""
         key = (record.policy, record.version, record.step, record.eval_set)
-        found = [r for r in self._rounds if (r.policy, r.version, r.step, r.eval_set) == key]
-        if len(found) != 1 or found[0].is_over:
-            self._problem(f"{record} of rounds {found}")
+        # A round that was dropped may have been followed by another one of the same version.
+        alike = [r for r in self._rounds if (r.policy, r.version, r.step, r.eval_set) == key]
+        found = [r for r in alike if not r.is_over]
+        if len(found) != 1:
+            self._problem(f"{record} of rounds {alike}")
         round_, size = found[0], self._plan.eval.sets[record.eval_set]
         round_.is_over = True
         num_slots = size.num_tasks * size.samples
