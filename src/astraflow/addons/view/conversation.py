@@ -138,7 +138,9 @@ def blocks_of_messages(messages: Iterable[Message]) -> tuple[Block, ...]:
                 [Piece(text=_cut(message.content))],
                 is_sampled=message.role == "assistant",
                 is_result=message.role == "tool",
-            ),
+            )
+            if message.role != "system"
+            else _plain(_cut(message.content)),
         )
         for message in list(messages)[:_MAX_BLOCKS]
     )
@@ -221,7 +223,7 @@ def _given_blocks(
     for role, said in _split(text):
         content = _AROUND.sub("", said)
         num_images = content.count(_PLACE) if images else 0
-        parts = _given_parts(content, images[:num_images], is_result=role == "tool")
+        parts = _given_parts(content, images[:num_images], role)
         images = images[num_images:]
         if parts or role == "assistant":
             is_result = bool(parts) and all(part.kind == "result" for part in parts)
@@ -245,14 +247,22 @@ def _split(text: str) -> Iterable[tuple[str, str]]:
     yield role, text[pos:]
 
 
-def _given_parts(text: str, images: Sequence[str], *, is_result: bool) -> tuple[Part, ...]:
+def _plain(text: str) -> tuple[Part, ...]:
+    """Makes the part of a system message, whose calls are only examples of calls."""
+    said = text.strip()
+    return (Part(kind="text", pieces=(Piece(text=said),)),) if said else ()
+
+
+def _given_parts(text: str, images: Sequence[str], role: str) -> tuple[Part, ...]:
     """Makes the parts of a given text, in which a private-use character stands for each image."""
+    if role == "system" and not images:
+        return _plain(_cut(text))
     parts: list[Part] = []
     uris = iter(images)
     for idx, said in enumerate(text.split(_PLACE) if images else [text]):
         if idx:
             parts.append(_image(next(uris)))
-        parts += _parts([Piece(text=_cut(said))], is_sampled=False, is_result=is_result)
+        parts += _parts([Piece(text=_cut(said))], is_sampled=False, is_result=role == "tool")
     return tuple(parts)
 
 

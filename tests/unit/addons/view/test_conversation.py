@@ -79,6 +79,16 @@ def test_broken_and_other_calls_are_shown(text: str, name: str, problem: str) ->
     assert problem in "".join([part.problem for part in block.parts])
 
 
+def test_the_example_of_a_call_in_a_system_message_is_no_call() -> None:
+    example = 'Write <tool_call>\n{"name": <function-name>}\n</tool_call>.'
+    prompt = CHAT.replace("Be brief.", example)
+    for blocks in (
+        blocks_of_trajectory(talk(prompt, said("5")), decode),
+        blocks_of_messages((Message(role="system", content=example),)),
+    ):
+        assert [(part.kind, part.text) for part in blocks[0].parts] == [("text", example)]
+
+
 def test_an_answer_of_two_versions_has_two_pieces() -> None:
     answer = ((3, "<think>a"), (4, "b</think>cd"))
     *_, block = blocks_of_trajectory(talk(CHAT, answer), decode)
