@@ -9,6 +9,8 @@ const HEIGHT = 170;
 const NUM_COLORS = 8;
 const DASHES = [undefined, [6, 3], [2, 3]];
 const FEW = 40;
+// Distances of marks on an axis of steps or versions, of which there are no halves.
+const WHOLE = Array.from({ length: 36 }, (_, idx) => [1, 2, 5][idx % 3] * 10 ** Math.floor(idx / 3));
 
 // A color of the style sheet as the canvas needs it: resolved for light or dark, and with an opacity.
 function resolved(name, share = 1) {
@@ -109,7 +111,7 @@ function options(series, width, xLabel, { isSmooth, isLog }, hooks) {
     legend: { show: false },
     cursor: { points: { size: 7 }, sync: { key: xLabel }, bind: { mousedown: startMoving } },
     scales: { x: { time: false }, y: isLog ? { distr: 3, range: logRange } : { range: rangeOf } },
-    axes: [{ ...axis, size: 26, grid: { show: false } }, { ...axis, size: 46, values: (_, values) => values.map((value) => (value == null ? "" : num(value, 4))) }],
+    axes: [{ ...axis, size: 26, grid: { show: false }, ...(xLabel === "seconds" ? {} : { incrs: WHOLE }) }, { ...axis, size: 46, values: (_, values) => values.map((value) => (value == null ? "" : num(value, 4))) }],
     hooks: { ready: [zoomByWheel, (plot) => openByClick(plot, hooks.open)], setCursor: [(plot) => hooks.read(plot, places)] },
   };
 }

@@ -74,17 +74,18 @@ export function EpisodesPage({ run, params }) {
   // The rows before stay until the next ones are here, so that nothing jumps.
   const shown = useRef([]);
   shown.current = (readyName ? ready : found.rows) ?? shown.current;
-  // What is below the list comes with its first rows, which would push it away.
+  // What is below the list comes with its first page, which would push it away. A search for words fills a page slowly.
   const isBegun = useRef(false);
-  isBegun.current ||= readyName ? ready != null || readyError != null : found.key === key;
+  const isFull = found.key === key && (found.next == null || found.rows.length >= LIMIT || found.error != null);
+  isBegun.current = (isBegun.current && !filters.text) || (readyName ? ready != null || readyError != null : isFull);
   return html`
     <${Search} words=${filters.text} change=${(words) => change("text", words)} found=${found.key === key ? found : null} />
     <${Steps} step=${filters.step} change=${(step) => change("step", step)} />
     <${Searches} run=${run} chosen=${readyName} hasFilters=${key !== ""} />
     <${Chips} run=${run} filters=${filters} />
     <${Problem} error=${readyName ? readyError : null} />
-    <${Cards} run=${run} rows=${shown.current} matches=${readyName ? {} : found.matches} words=${filters.text} isDone=${readyName ? ready != null : found.key === key} />
-    ${!readyName && found.next != null && html`<p><button onClick=${more}>Older ones</button></p>`}
+    <${Cards} run=${run} rows=${shown.current} matches=${readyName ? {} : found.matches} words=${filters.text} isDone=${readyName ? ready != null : isFull} />
+    ${!readyName && isBegun.current && found.next != null && html`<p><button onClick=${more}>Older ones</button></p>`}
     ${isBegun.current && html`<details open=${key !== ""}><summary>All filters, table, and export</summary>
     <form class="filters" onSubmit=${(event) => event.preventDefault()}>
       ${FIELDS.map(

@@ -38,6 +38,6 @@ export function Events({ happenings }) {
     ${happenings && groups.length === 0 && html`<p class="empty">${kinds && kinds.includes("restart") ? "No service was restarted." : "Nothing of this kind."}</p>`}
     <ol class="events">${shown.map((group) => html`<li><b class="step">${group.step ? `step ${group.step}` : "start"}</b>
       <ul>${[...group.events].reverse().map((event) => html`<li><time>${clock(event.at_s)}</time> <span class=${`dot ${LOOKS[event.kind] ?? ""}`}></span>
-        <b>${event.who}</b> ${WORDS[event.kind] ?? event.kind}${event.version != null ? ` (version ${event.version})` : ""} ${event.text}</li>`)}</ul></li>`)}</ol>
+        <b>${event.who}</b> ${WORDS[event.kind] ?? event.kind}${event.version != null ? ` (version ${event.version})` : ""}${event.text && ` · ${event.text}`}</li>`)}</ul></li>`)}</ol>
     ${groups.length > 8 && html`<button onClick=${() => showAll(!isAll)}>${isAll ? "Fewer" : `All ${groups.length} steps with events`}</button>`}</section>`;
 }
