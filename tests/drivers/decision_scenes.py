@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from astraflow.addons.pool.pool_sizer import PoolSizer
+from astraflow.addons.view.status_lines import advice_text
 from astraflow.config import parse_config
 from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.service.failed_steps import FailedSteps
@@ -12,7 +13,7 @@ from astraflow.dataflow.service.scaling import WaitShares
 from astraflow.dataflow.service.trainer_contacts import TrainerContacts
 from astraflow.processes.service_state import ServiceState
 from astraflow.recipe.cluster_config import ClusterConfig
-from astraflow.report.silence import advice_text, silent_parts, wait_text
+from astraflow.report.silence import silent_parts, wait_text
 from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.report.watch.watchdog import RULES, alarms_now
 from astraflow.types import (

@@ -25,6 +25,7 @@ REWORDED = (
     "astraflow.processes.service_state",
     "astraflow.processes.supervisor",
     "astraflow.addons.pool.pool_sizer",
+    "astraflow.addons.view.status_lines",
 )
 
 

@@ -8,11 +8,11 @@ change a recipe when a process hangs.
 from collections.abc import Mapping, Sequence
 
 from astraflow.processes.service_state import ServiceState
-from astraflow.types import ScalingAdvice, StatusReply, Wait, WaitReason
-from astraflow.types.wait_words import party_text, reasons_text, scaling_text, waiting_text
+from astraflow.types import StatusReply, Wait, WaitReason
+from astraflow.types.wait_words import reasons_text, waiting_text
 from astraflow.types.waits import NO_ROOM, POOL, SILENT, Party
 
-__all__ = ["advice_text", "service_wait_text", "silent_parts", "wait_text", "waits_text"]
+__all__ = ["full_policies", "silent_parts", "silent_trainer", "subject", "wait_text", "waits_text"]
 
 
 def silent_parts(services: Sequence[ServiceState], status: StatusReply | None) -> dict[str, float]:
@@ -42,7 +42,7 @@ def wait_text(wait: Wait, now_s: float, silent: Mapping[str, float]) -> str:
 
     If the awaited party is silent, the sentence gives that as the reason, whatever reasons the wait has.
     """
-    whom = _silent_trainer(wait.reasons, silent) or wait.whom
+    whom = silent_trainer(wait.reasons, silent) or wait.whom
     what = reasons_text(wait.reasons)
     if not wait.has(SILENT) and (reason := _silence_text(whom, silent)):
         what = f"{what}; {reason}" if whom == POOL else reason
@@ -50,39 +50,18 @@ def wait_text(wait: Wait, now_s: float, silent: Mapping[str, float]) -> str:
     return f"{waiting_text(wait.who, whom)} ({what}, {waited_s:.1f} s)"
 
 
-def service_wait_text(reasons: Sequence[WaitReason], silent: Mapping[str, float]) -> str:
-    """What a rollout service reports that it waits for, short enough for a table cell; empty if it waits for
-    nothing.
-
-    Why the policies take no more groups is said once for all services, below the table.
-    """
-    if trainer := _silent_trainer(reasons, silent):
-        return f"{party_text(trainer)}, which is silent"
-    if policies := _full_policies(reasons):
-        return f"trainer {', '.join(policies)}"
-    return reasons_text(reasons) if reasons else ""
-
-
-def _silent_trainer(reasons: Sequence[WaitReason], silent: Mapping[str, float]) -> Party | None:
+def silent_trainer(reasons: Sequence[WaitReason], silent: Mapping[str, float]) -> Party | None:
     """The silent trainer of a policy that takes no more groups.
 
     Its silence explains the wait better than the reason that the dataflow gives.
     """
-    trainers = (Party(kind="trainer", name=name) for name in _full_policies(reasons))
+    trainers = (Party(kind="trainer", name=name) for name in full_policies(reasons))
     return next((trainer for trainer in trainers if _silence_text(trainer, silent)), None)
 
 
-def _full_policies(reasons: Sequence[WaitReason]) -> list[str]:
+def full_policies(reasons: Sequence[WaitReason]) -> list[str]:
     """The policies that take no more groups."""
     return [reason.policy for reason in reasons if reason.kind in NO_ROOM]
-
-
-def advice_text(advice: ScalingAdvice, silent: Mapping[str, float]) -> str:
-    """The advice on the number of services. There is none while a part is silent, because then the wait
-    shares don't measure the pool's size."""
-    if silent and advice.verdict != "none":
-        return f"no advice while {_subject(silent)} silent"
-    return scaling_text(advice)
 
 
 def _silence_text(whom: Party, silent: Mapping[str, float]) -> str:
@@ -95,9 +74,9 @@ def _silence_text(whom: Party, silent: Mapping[str, float]) -> str:
         case _:
             names = [whom.name or whom.kind]
     parts = {name: silent[name] for name in names if name in silent}
-    return f"{_subject(parts)} silent for {max(parts.values()):.0f} s" if parts else ""
+    return f"{subject(parts)} silent for {max(parts.values()):.0f} s" if parts else ""
 
 
-def _subject(names: Mapping[str, float]) -> str:
+def subject(names: Mapping[str, float]) -> str:
     """The names and a verb that agrees with them: `a is`, or `a, b are`."""
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

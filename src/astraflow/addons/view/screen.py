@@ -18,6 +18,7 @@ from rich.text import Text
 
 from astraflow.addons.view.answer import RunAnswer, answer_of_overview
 from astraflow.addons.view.status_lines import (
+    advice_text,
     episodes_text,
     is_silent,
     num_dropped,
@@ -29,7 +30,7 @@ from astraflow.addons.view.status_lines import (
 from astraflow.addons.view.step_numbers import numbers_text
 from astraflow.processes.service_state import ServiceState
 from astraflow.report.overview import MAX_ALARMS, RunOverview, duration_text, eta_text
-from astraflow.report.silence import advice_text, silent_parts, waits_text
+from astraflow.report.silence import silent_parts, waits_text
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import RunPage, ShownRun, View
 from astraflow.report.watch.watchdog import NO_ALARMS, AlarmUpdate, cleared_text

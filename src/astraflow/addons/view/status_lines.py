@@ -6,10 +6,12 @@ from rich.text import Text
 
 from astraflow.processes.service_state import ServiceState
 from astraflow.report.overview import RunOverview, duration_text, step_text
-from astraflow.report.silence import advice_text, service_wait_text, silent_parts, waits_text
-from astraflow.types import PolicyStatus, StatusReply, WorkerStatus
+from astraflow.report.silence import full_policies, silent_parts, silent_trainer, subject, waits_text
+from astraflow.types import PolicyStatus, ScalingAdvice, StatusReply, WaitReason, WorkerStatus
+from astraflow.types.wait_words import party_text, reasons_text, scaling_text
 
 __all__ = [
+    "advice_text",
     "episodes_text",
     "is_silent",
     "num_dropped",
@@ -114,7 +116,7 @@ def worker_wait_text(worker: WorkerStatus, unheard_s: float, silent: Mapping[str
         return "silent"
     if worker.is_set_aside:
         return f"set aside after {worker.failed_in_a_row} failures in a row"
-    return service_wait_text(worker.load.waits_for, silent)
+    return _service_wait_text(worker.load.waits_for, silent)
 
 
 def services_text(services: Sequence[ServiceState]) -> Text:
@@ -137,3 +139,24 @@ def _sign_of_life(service: ServiceState) -> str:
     if service.silent_s is not None:
         return f", alive {service.silent_s:.0f} s ago"
     return f", starting for {service.age_s:.0f} s" if service.age_s else ""
+
+
+def advice_text(advice: ScalingAdvice, silent: Mapping[str, float]) -> str:
+    """The advice on the number of services. There is none while a part is silent, because then the wait
+    shares don't measure the pool's size."""
+    if silent and advice.verdict != "none":
+        return f"no advice while {subject(silent)} silent"
+    return scaling_text(advice)
+
+
+def _service_wait_text(reasons: Sequence[WaitReason], silent: Mapping[str, float]) -> str:
+    """What a rollout service reports that it waits for, short enough for a table cell; empty if it waits for
+    nothing.
+
+    Why the policies take no more groups is said once for all services, below the table.
+    """
+    if trainer := silent_trainer(reasons, silent):
+        return f"{party_text(trainer)}, which is silent"
+    if policies := full_policies(reasons):
+        return f"trainer {', '.join(policies)}"
+    return reasons_text(reasons) if reasons else ""
