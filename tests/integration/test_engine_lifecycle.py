@@ -13,7 +13,13 @@ from astraflow.errors import RolloutError, ServiceError
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
-from drivers.engine_models import make_engine_on, make_model_folder, make_random_model, snapshot_of
+from drivers.engine_models import (
+    CHARACTERS,
+    make_engine_on,
+    make_model_folder,
+    make_random_model,
+    snapshot_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +146,48 @@ async def test_a_cancelled_request_frees_its_slot(snapshot: WeightSnapshot) -> N
         await running
     await engine.generate(ask(max_tokens=2))
     assert engine.capacity().generated_tokens < 4000
+    await engine.close()
+
+
+async def test_a_cancelled_request_has_its_tokens_so_far(snapshot: WeightSnapshot) -> None:
+    engine = make_engine_on(snapshot, num_slots=2, max_context=4096)
+    request = long_ask()
+    running = [asyncio.create_task(engine.generate(request)) for _ in range(3)]
+    await all_running(engine, 2)
+    await engine.pause()
+    for task in running:
+        task.cancel()
+    errors: list[asyncio.CancelledError] = []
+    for task in running:
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        errors.append(caught.value)
+    *begun, waiting = errors
+    assert not waiting.args, "it had no slot"
+    await engine.resume()
+    for error in begun:
+        beginning = error.args[0]
+        assert beginning.finish_reason == "abort"
+        num = len(beginning.token_ids)
+        whole = await engine.generate(ask(request.token_ids, max_tokens=num, top_k=1))
+        assert whole.token_ids == beginning.token_ids
+        assert whole.logprobs == pytest.approx(beginning.logprobs, abs=1e-4)
+    await engine.close()
+
+
+async def test_the_rest_of_a_completion_stops_at_a_text_that_began_in_its_beginning(
+    snapshot: WeightSnapshot,
+) -> None:
+    engine = make_engine_on(snapshot)
+    whole = (await engine.generate(ask(max_tokens=12, top_k=1))).token_ids
+    text = "".join(CHARACTERS[token] for token in whole)
+    end = text.index(text[4:7]) + 3
+    for num in (end - 2, end - 1):
+        sampling = Sampling(max_tokens=20, stop=(text[4:7],), top_k=1)
+        rest = await engine.generate(
+            GenerateRequest(token_ids=(5, 9, 3, *whole[:num]), sampling=sampling, num_begun=num)
+        )
+        assert (*whole[:num], *rest.token_ids) == whole[:end]
     await engine.close()
 
 

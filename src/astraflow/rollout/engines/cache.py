@@ -122,6 +122,8 @@ class KvCache:
         size = (shape.num_layers, num_slots, heads, max_context)
         self._all_keys = torch.zeros((*size, shape.key_dim), dtype=shape.dtype, device=shape.device)
         self._all_values = torch.zeros((*size, shape.value_dim), dtype=shape.dtype, device=shape.device)
+        self.tensors = (self._all_keys, self._all_values)
+        """The memory of the cache."""
         # The views of the layers are made once. Indexing would make new ones in every layer of every step.
         self._keys = list(self._all_keys)
         self._values = list(self._all_values)
@@ -293,8 +295,8 @@ class KvCache:
 
     def clear(self, row: int) -> None:
         """Zeroes a row that failed, because it may have values that are not finite, which no mask hides."""
-        self._all_keys[:, row] = 0
-        self._all_values[:, row] = 0
+        for numbers in self.tensors:
+            numbers[:, row] = 0
 
 
 _NO_MOVES = np.zeros(0, np.int64)

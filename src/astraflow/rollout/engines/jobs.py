@@ -44,10 +44,14 @@ class Job:
     """The images in the prompt, with their positions among its tokens."""
     version: int = -1
     """-1 follows the live version; any other number asks for exactly this one."""
+    num_begun: int = 0
+    """Number of tokens at the prompt's end that are the beginning of the completion."""
     prompt_key: int = 0
     """Hash of the prompt, for finding requests that can share the prompt's keys and values."""
     row: int = -1
     """Its row while it runs, otherwise -1."""
+    ended: Generation | None = None
+    """Its result, once it has one."""
     marks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Pairs of a position in the completion and the version that generates from there on."""
 
@@ -217,8 +221,14 @@ class Rows:
         return positions >= self._last[:n]
 
     def completion(self, row: int) -> NDArray[np.int64]:
-        """The tokens that a row has generated so far."""
-        return self.tokens[row, len(self.jobs[row].prompt) : self.positions[row] + 1]
+        """The tokens that a row has generated so far, after those that the completion began with."""
+        job = self.jobs[row]
+        return self.tokens[row, len(job.prompt) - job.num_begun : self.positions[row] + 1]
+
+    def beginning(self, row: int) -> Generation | None:
+        """What a row has generated so far; None if there is nothing, or experts are recorded with it."""
+        is_empty = self.positions[row] < self.prompt_lengths[row]
+        return None if is_empty or self._recorder is not None else self.generation(row, "abort")
 
     def generation(self, row: int, reason: FinishReason) -> Generation:
         """The result of a row."""

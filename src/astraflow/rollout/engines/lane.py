@@ -37,6 +37,7 @@ from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
 from astraflow.rollout.engines.requests import stop_ids
 from astraflow.rollout.engines.sampling import pick_tokens
+from astraflow.types import Generation
 from astraflow.types.host_tensors import WeightSnapshot
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Lane:
         self._forward = forward
         self._device = shape.device
         self._max_tokens = _CPU_PREFILL_TOKENS if shape.device.type == "cpu" else _PREFILL_TOKENS
-        self._cache = KvCache(shape, num_slots=num_slots, max_context=max_context)
+        self.cache = KvCache(shape, num_slots=num_slots, max_context=max_context)
         self._recorder = recorder
         self._rows = Rows(num_slots, max_context, vocab_size, recorder)
         self._branches = Branches(num_slots)
@@ -129,12 +130,15 @@ class Lane:
         """Queues a request."""
         self._waiting.append(job)
 
-    def drop(self, job: Job) -> None:
-        """Removes a request without calling its `resolve`. Does nothing if another lane has it."""
+    def drop(self, job: Job) -> Generation | None:
+        """Removes a request that is here, without calling its `resolve`. Returns what it has generated."""
+        begun = job.ended
         if self._rows.holds(job):
+            begun = self._rows.beginning(job.row)
             self._release(np.array([job.row]))
         elif job in self._waiting:
             self._waiting.remove(job)
+        return begun
 
     def drain(self) -> list[Job]:
         """Removes and returns all requests, running and waiting."""
@@ -149,6 +153,10 @@ class Lane:
         self._forward.refresh()
         self.version = version
         self._rows.mark_version(version)
+        self.recompute()
+
+    def recompute(self) -> None:
+        """Computes the keys and values of running requests again, and forgets those of ended ones."""
         self._ended.clear()
         self._refill()
 
@@ -168,7 +176,7 @@ class Lane:
         rows = self._rows
         count = self._branches.count
         newest = torch.from_numpy(self._branches.newest[:count]).to(self._device)
-        logits = self._forward.decode(newest, self._branches.positions[:count], self._cache)
+        logits = self._forward.decode(newest, self._branches.positions[:count], self.cache)
         experts = self._recorder.last() if self._recorder is not None and rows.num_experts else None
         of_rows = rows.branches[: rows.count]
         if not np.array_equal(of_rows, np.arange(count)):
@@ -201,10 +209,12 @@ class Lane:
         outcomes: list[Outcome] = []
         for row in ended.tolist():
             if is_finite[row]:
-                outcomes.append(rows.generation(row, "stop" if is_stop[row] else "length"))
+                result = rows.generation(row, "stop" if is_stop[row] else "length")
+                rows.jobs[row].ended = result
+                outcomes.append(result)
             else:
                 # The next request in this slot must not find infinities there: no mask hides them.
-                self._cache.clear(int(of_rows[row]))
+                self.cache.clear(int(of_rows[row]))
                 message = (
                     f"version {self.version} gives logprobs that are not finite; have the weights diverged?"
                 )
@@ -248,7 +258,7 @@ class Lane:
         if moves:
             sources, targets = np.array(moves).T
             longest = self._branches.positions[: self._branches.count].max(initial=self._ended.longest)
-            self._cache.move(sources, targets, int(longest))
+            self.cache.move(sources, targets, int(longest))
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -294,7 +304,7 @@ class Lane:
             starts[branch], moves = self._ended.take(branch, continued)
             self._move(moves)
             # The slot may have the shift of an earlier request. `prefill` sets it again if there are images.
-            self._cache.shifts[branch] = 0
+            self.cache.shifts[branch] = 0
             if is_shared:
                 sources.append(int(rows.branches[source.row]))
                 targets.append(branch)
@@ -308,9 +318,9 @@ class Lane:
         self._share(sources, targets, branches.positions)
         # New branches stand at the end whatever their length. Branches of similar length are moved together
         # now, since each block of the cache costs as much as its longest row.
-        movers, places = self._cache.moves(branches.positions[: branches.count])
+        movers, places = self.cache.moves(branches.positions[: branches.count])
         if len(movers):
-            self._cache.move(movers, places, int(branches.positions[movers].max()))
+            self.cache.move(movers, places, int(branches.positions[movers].max()))
             live = slice(rows.count)
             rows.branches[live] = branches.move(rows.branches[live], movers, places)
 
@@ -348,12 +358,12 @@ class Lane:
             tokens = torch.from_numpy(self._rows.tokens[rows[chunk], :longest]).to(self._device)
             media = [self._rows.jobs[row].media for row in map(int, rows[chunk])]
             at = torch.from_numpy(chunk).to(self._device)
-            self._forward.prefill(tokens, at, self._cache, media if any(media) else None)
+            self._forward.prefill(tokens, at, self.cache, media if any(media) else None)
 
     def _share(self, sources: Sequence[int], targets: Sequence[int], lengths: NDArray[np.int64]) -> None:
         """Copies the keys and values of the first `lengths[target]` positions from sources to targets."""
         if sources:
-            self._cache.move(np.array(sources), np.array(targets), int(lengths[targets].max()))
+            self.cache.move(np.array(sources), np.array(targets), int(lengths[targets].max()))
 
     def _extend(self, branches: Sequence[int], starts: NDArray[np.int64]) -> None:
         """Computes the keys and values of the given branches, from each one's start on.
@@ -365,14 +375,14 @@ class Lane:
         longest_branch = int(ends[branches].max(initial=1))
         max_rows = max(1, _STRETCH_POSITIONS // longest_branch)
         for chunk, longest in _chunks(branches, ends - starts, max_rows, self._max_tokens):
-            stretch = self._cache.stretch(
+            stretch = self.cache.stretch(
                 torch.from_numpy(chunk).to(self._device),
                 torch.from_numpy(starts[chunk]).to(self._device),
                 longest,
                 reach=int(ends[chunk].max()),
             )
             tokens = self._rows.tokens[rows[chunk][:, None], stretch.positions.cpu().numpy()]
-            self._forward.extend(torch.from_numpy(tokens).to(self._device), stretch, self._cache)
+            self._forward.extend(torch.from_numpy(tokens).to(self._device), stretch, self.cache)
 
 
 def _chunks(
@@ -461,10 +471,9 @@ class Lanes:
         """Puts a model into the pinned slot."""
         self.pinned = loaded
 
-    def drop(self, job: Job) -> None:
-        """Removes a request from the lane that has it."""
-        for lane in self.lanes:
-            lane.drop(job)
+    def drop(self, job: Job) -> Generation | None:
+        """Removes a request from the lane that has it. Returns what it has generated."""
+        return next((begun for lane in self.lanes if (begun := lane.drop(job)) is not None), None)
 
     def lane_for(self, version: int, *, changing: frozenset[SlotName]) -> Lane:
         """The lane that serves a request for a version. -1 asks for the newest version.

@@ -82,8 +82,9 @@ class TorchEngine:
         self._policy = snapshot.policy
         self._model_dir: Path = snapshot.model_dir
         _set_up_device(config)
-        self._lanes = Lanes(config, snapshot, exact=exact)
-        self._vocab_size = self._lanes.live.lane.vocab_size
+        self.lanes = Lanes(config, snapshot, exact=exact)
+        """Owned by the thread. Others may use them while the engine is paused and has no requests."""
+        self._vocab_size = self.lanes.live.lane.vocab_size
         self._decoder: TokenDecoder | None = None
         self._clock = BusyClock("generate")
         self._wake = threading.Condition()
@@ -109,7 +110,8 @@ class TorchEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Generates a completion: its tokens, their logprobs, and the version that generated each token.
 
-        Raises: RolloutError, which is not retryable if the request itself is at fault.
+        Raises: RolloutError, which is not retryable if the request itself is at fault. A CancelledError has
+        the tokens so far.
         """
         decoder = await self._stop_decoder() if request.sampling.stop else None
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
@@ -117,16 +119,17 @@ class TorchEngine:
         self._post(job)
         try:
             return await future
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as err:
             with contextlib.suppress(RolloutError):  # an engine that has ended has already dropped the job
-                self._post(_Command(partial(self._lanes.drop, job)))
+                begun = await self.call(partial(self.lanes.drop, job))
+                err.args = () if begun is None else (begun,)
             raise
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logprobs [T - 1] of tokens 1..T-1 at temperature 1, from the newest version. Raises:
         RolloutError."""
         self._check_tokens(token_ids, len(token_ids))
-        return await self._call(lambda: self._lanes.live.lane.score(token_ids))
+        return await self.call(lambda: self.lanes.live.lane.score(token_ids))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version in the slot `live` or `pinned`.
@@ -150,11 +153,11 @@ class TorchEngine:
 
     async def pause(self) -> None:
         """Pauses generation, and returns when no step is running. Requests are kept."""
-        await self._call(partial(self._set_paused, True))
+        await self.call(partial(self._set_paused, True))
 
     async def resume(self) -> None:
         """Resumes generation."""
-        await self._call(partial(self._set_paused, False))
+        await self.call(partial(self._set_paused, False))
 
     def capacity(self) -> Capacity:
         """The load of the engine. The slots of the pinned lane are extra, and not counted.
@@ -164,7 +167,7 @@ class TorchEngine:
         with self._wake:
             if self._has_failed:
                 raise ServiceError(f"{self._end}; it cannot recover and has to be restarted")
-        lanes = self._lanes.lanes
+        lanes = self.lanes.lanes
         return Capacity(
             num_slots=self._config.num_slots,
             num_running=sum(lane.num_running for lane in lanes),
@@ -189,20 +192,20 @@ class TorchEngine:
             )
 
     async def _load(self, snapshot: WeightSnapshot, name: SlotName) -> None:
-        loaded = self._lanes.in_slot(name)
+        loaded = self.lanes.in_slot(name)
         if loaded is None:
             # The new model isn't in use yet, so another thread can build it while the stepping thread works.
             with _memory_for(snapshot):
-                built = await asyncio.to_thread(self._lanes.build, snapshot)
-            await self._call(partial(self._lanes.pin, built), slot=name)
+                built = await asyncio.to_thread(self.lanes.build, snapshot)
+            await self.call(partial(self.lanes.pin, built), slot=name)
         elif loaded.lane.version != snapshot.version:
             num_bytes = sum(tensor.data.nbytes for tensor in snapshot.tensors)
             with _memory_for(snapshot):
                 weights = await off_loop(num_bytes, _fit, loaded, snapshot)
             self.num_patched += weights.is_partial
-            await self._call(partial(loaded.lane.replace, weights, snapshot.version), slot=name)
+            await self.call(partial(loaded.lane.replace, weights, snapshot.version), slot=name)
 
-    async def _call(self, run: Callable[[], _ResultT], *, slot: SlotName | None = None) -> _ResultT:
+    async def call(self, run: Callable[[], _ResultT], *, slot: SlotName | None = None) -> _ResultT:
         """Runs a function in the thread, between two steps. If it changes a slot, it waits for its
         holders."""
         future: asyncio.Future[_ResultT] = asyncio.get_running_loop().create_future()
@@ -232,7 +235,7 @@ class TorchEngine:
         check_sampling(sampling)
         self._check_tokens(prompt, len(prompt) + 1)
         try:
-            check_media(self._lanes.images, prompt, request.media)
+            check_media(self.lanes.images, prompt, request.media)
         except ImageError as err:
             raise RolloutError(f"the engine of {self._policy!r}: {err}", is_retryable=False) from err
         return Job(
@@ -243,6 +246,7 @@ class TorchEngine:
             stop=None if decoder is None else StopText(sampling.stop, decoder),
             resolve=partial(self._answer, future),
             version=request.version,
+            num_begun=request.num_begun,
         )
 
     def _check_tokens(self, token_ids: Sequence[int], num_needed: int) -> None:
@@ -299,14 +303,14 @@ class TorchEngine:
 
     def _free_slots(self) -> list[SlotName]:
         """The slots whose waiting change can be made now."""
-        return [name for name in self._changes if not self._lanes.is_held(name)]
+        return [name for name in self._changes if not self.lanes.is_held(name)]
 
     def _has_work(self) -> bool:
-        return not self._is_paused and any(lane.has_work for lane in self._lanes.lanes)
+        return not self._is_paused and any(lane.has_work for lane in self.lanes.lanes)
 
     def _step(self) -> None:
         if not self._is_paused:
-            for lane in self._lanes.lanes:
+            for lane in self.lanes.lanes:
                 if lane.has_work:
                     self._clock.start(time.time())
                     lane.step()
@@ -329,7 +333,7 @@ class TorchEngine:
 
     def _submit(self, job: Job) -> None:
         try:
-            self._lanes.lane_for(job.version, changing=frozenset(self._changes)).submit(job)
+            self.lanes.lane_for(job.version, changing=frozenset(self._changes)).submit(job)
         except RolloutError as err:
             job.resolve(err)
 
@@ -358,7 +362,7 @@ class TorchEngine:
             self._inbox.clear()
             self._changes.clear()
         jobs = [item for item in items if isinstance(item, Job)]
-        for job in [*jobs, *(job for lane in self._lanes.lanes for job in lane.drain())]:
+        for job in [*jobs, *(job for lane in self.lanes.lanes for job in lane.drain())]:
             job.resolve(RolloutError(end))
         for item in items:
             if isinstance(item, _Command):
