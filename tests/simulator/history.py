@@ -288,8 +288,7 @@ class History:
             size = self._plan.policies[name].table.groups_per_batch
             if policy.stops_at is None and (is_enough or self._num_left() + len(policy.waiting) < size):
                 policy.stops_at = len(policy.batches)
-                is_last = policy.newest >= 0 and policy.newest_step == policy.stops_at
-                if is_last and not self._rounds.are_open(name, policy.newest):
+                if policy.newest >= 0 and policy.newest_step == policy.stops_at:
                     self._rounds.due(name, policy.newest_step, now_s, newest)
 
     def _after(self, command: Command, events: tuple[Event, ...], now_s: float) -> None:
@@ -494,16 +493,17 @@ class History:
         service = self._workers.get(episode.worker_id)
         is_hopeless &= service is None or service.strikes < 3
         is_handed_in = event.error_class == HANDED_IN
-        if is_handed_in:
+        is_excused = is_handed_in and episode.num_handed_in < 200
+        if is_excused:
             episode.num_handed_in += 1
         elif isinstance(command, RecordResult):
-            episode.afresh = attempt + 1
+            episode.afresh = episode.afresh if is_handed_in else attempt + 1
         else:
             episode.num_lost += 1
         counted = attempt + 1 - episode.num_handed_in - min(episode.num_lost, self._plan.max_lost)
         if event.is_final != (is_hopeless or counted >= self._plan.max_attempts):
             self._problem(f"{event} after {command}, of {self._plan.max_attempts} attempts")
-        is_blamed = not (is_handed_in or (isinstance(command, ExpireLeases) and command.never_arrived))
+        is_blamed = not (is_excused or (isinstance(command, ExpireLeases) and command.never_arrived))
         strikes = service.leases.pop(event.lease_id, -1) if service is not None else -1
         if service is not None and is_blamed and strikes == service.strikes:
             service.strikes += 1

@@ -92,10 +92,6 @@ class Rounds:
             round_.slots[episode_idx] = make()
         return round_.slots[episode_idx]
 
-    def are_open(self, policy: str, version: int) -> bool:
-        """Whether a version is evaluated now."""
-        return any(r.policy == policy and r.version == version and not r.is_over for r in self._rounds)
-
     def is_over(self, round_id: int) -> bool:
         """Whether a round was reported."""
         return self._rounds[round_id].is_over

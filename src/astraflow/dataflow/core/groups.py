@@ -3,9 +3,9 @@
 The first valid result of any attempt at an episode counts. A failed, expired, or lost attempt is followed by
 another one, up to `max_attempts`. An attempt is lost if its service is stopped, dies, or falls silent. That
 usually says nothing about the episode, and happens all the time on spot machines, so the first `max_lost`
-lost attempts don't count. Further ones do, because the episode itself may be what kills its services. An
-attempt that its service hands in, because it needs its device for something else, never counts. A group that
-can no longer reach `min_group_size` good episodes fails as a whole.
+lost attempts don't count. Further ones do, because the episode itself may be what kills its services. The
+first 200 attempts that a service hands in, because it needs its device elsewhere, do not count either.
+A group that can no longer reach `min_group_size` good episodes fails as a whole.
 """
 
 import re
@@ -38,6 +38,8 @@ _SHOWN = 100
 """Characters of an unknown lease id that an error message shows."""
 _LATE = "DeadlineError"
 """Error class of an episode that took longer than it may."""
+_MAX_HAND_INS = 200
+"""Hand-ins of an episode that don't count. Without a limit, a service could hand everything in forever."""
 _MAX_METRICS = 128
 """Largest number of names of episode metrics per step and policy. Each step's record stays in the journal and
 in every snapshot forever: 128 names of 30 characters take 5 KB."""
@@ -307,15 +309,16 @@ def fail_attempt(
     holder = ctx.state.workers.get(lease.worker_id)
     # A broken service may report every failure as final, so one that is set aside is not believed.
     is_hopeless = not failure.is_retryable and not (holder and strikes.is_set_aside(holder))
-    episode.num_handed_in += failure.is_handed_in
-    ctx.state.num_handed_in += failure.is_handed_in
+    is_excused = failure.is_handed_in and episode.num_handed_in < _MAX_HAND_INS
+    episode.num_handed_in += is_excused
+    ctx.state.num_handed_in += is_excused
     episode.num_lost += is_lost
     num_uncounted = episode.num_handed_in + min(episode.num_lost, ctx.plan.max_lost)
     is_final = is_hopeless or episode.attempt + 1 - num_uncounted >= ctx.plan.max_attempts
-    if not failure.is_handed_in:
+    if not is_excused:
         ctx.state.last_failure = f"{failure.error_class}: {failure.message}"
     ctx.emit(AttemptFailed(lease_id=lease.id, error_class=failure.error_class, is_final=is_final))
-    if is_blamed and not failure.is_handed_in:
+    if is_blamed and not is_excused:
         strikes.note_failure(ctx, lease, failure)
         episode.failed_on = (*episode.failed_on, lease.worker_id)
         episode.failed_s = ctx.now_s
@@ -325,7 +328,7 @@ def fail_attempt(
         ctx.wake("leases")
         ctx.wake(f"worker/{lease.worker_id}")
     if isinstance(owner, GroupState):
-        for name in () if failure.is_handed_in else owner.undecided:
+        for name in () if is_excused else owner.undecided:
             ctx.state.policies[name].failed_on[lease.worker_id] = None
         if is_final:
             _fail_episode(ctx, owner, episode)

@@ -46,9 +46,6 @@ def _end_training(ctx: Context, name: str) -> None:
     policy = ctx.state.policies[name]
     ctx.wake(f"batch/{name}")
     ctx.wake("leases")
-    is_evaluated_now = any(
-        round_.policy == name and round_.version == policy.newest for round_ in ctx.state.rounds.values()
-    )
-    if policy.steps_of.get(policy.newest) == policy.stops_at and not is_evaluated_now:
+    if policy.steps_of.get(policy.newest) == policy.stops_at:
         evals.open_due_rounds(ctx, name, policy.newest, policy.taken)
     check_finished(ctx)

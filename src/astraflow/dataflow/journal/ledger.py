@@ -51,7 +51,7 @@ from astraflow.dataflow.journal.records import (
     decode_events,
     schedule_of,
 )
-from astraflow.types import Failure, StepRecord, lease_kind
+from astraflow.types import HANDED_IN, Failure, StepRecord, lease_kind
 
 __all__ = [
     "AuditState",
@@ -502,10 +502,12 @@ class Ledger:
         """These events are not counted."""
 
     def _count_failed(self, event: AttemptFailed, _: Record) -> None:
-        self.state.num_failed_attempts += 1
+        self.state.num_failed_attempts += event.error_class != HANDED_IN
 
     def _count_failure_kind(self, event: AttemptFailed, command: Command) -> None:
-        """Counts a failure by its kind. A lost attempt has no message."""
+        """Counts a failure by its kind. A lost attempt has no message, and a hand-in is not a failure."""
+        if event.error_class == HANDED_IN:
+            return
         message = event.error_class
         if isinstance(command, RecordResult) and isinstance(command.outcome, Failure):
             message = f"{message}: {command.outcome.message}"

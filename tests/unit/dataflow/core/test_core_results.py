@@ -213,6 +213,19 @@ def test_failures_still_count_between_attempts_that_are_handed_in():
     assert driver.fate_of(0) == ["failed"]
 
 
+def test_a_service_that_hands_in_everything_is_set_aside_and_named_after_200_times():
+    driver = started(max_attempts=3)
+    for _ in range(200):
+        hand_in(driver, driver.lease(1)[0])
+    assert not any(isinstance(event, ServiceSetAside) for event in driver.events)
+    for _ in range(3):
+        assert driver.fate_of(0) == []
+        hand_in(driver, driver.lease(1)[0])
+    assert driver.fate_of(0) == ["failed"]
+    found = next(event for event in driver.events if isinstance(event, ServiceSetAside))
+    assert found.last_failure == "handed_in: the device was asked back"
+
+
 def test_a_service_that_hands_in_leases_is_not_set_aside_and_may_get_them_again():
     driver = started()
     driver.join("w1")
