@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.addons.view.transcripts import load_transcripts
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.journal.reader import JournalReader
-from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.errors import JournalError
 from drivers.compaction_driver import SEGMENT, compact, edited, essence, train_steps
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play_run, running

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from astraflow.addons.view.transcripts import load_transcripts
 from astraflow.dataflow.audit import audit
-from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.types import PushTasks, Task
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, running
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from astraflow import wire
+from astraflow.addons.view.transcripts import load_transcripts
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.errors import FencedError, RefusedError, UnavailableError, VersionMismatchError, WireError
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.service.server import HttpServer, TokenAuth

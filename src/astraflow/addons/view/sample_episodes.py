@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from astraflow.addons.view.transcripts import load_transcripts
 from astraflow.dataflow.journal.journal_db import TranscriptRow
-from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.recipe.run_folder import RunFolder, write_atomic
 from astraflow.report.terminal_text import printable, speaker_of
 from astraflow.report.view import RunPage, ShownRun

@@ -1,19 +1,15 @@
 """Transcripts: the messages of some episodes, stored so that people can read how the policies change."""
 
-from pathlib import Path
-
 import msgspec
 
 from astraflow.dataflow.core.commands import LeaseView, PayloadRef
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.journal.journal_db import TranscriptRow
-from astraflow.dataflow.journal.reader import JournalReader
-from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.dataflow.service.task_lookup import TaskLookup
-from astraflow.types import Episode, EpisodeResult, Failure, LeaseKind, Message, lease_kind
+from astraflow.types import Episode, EpisodeResult, Failure, Message, lease_kind
 
-__all__ = ["TranscriptKeeper", "load_transcripts"]
+__all__ = ["TranscriptKeeper"]
 
 _EVERY_GROUP = 50
 """The episodes of every 50th training group are stored, and all episodes of evaluations."""
@@ -71,17 +67,3 @@ def _find_maker(lease: LeaseView, episode: Episode) -> tuple[str, int]:
         return "", -1
     first = episode.trajectories[0]
     return first.policy, min((span.version for span in first.versions), default=-1)
-
-
-def load_transcripts(folder: Path, kind: LeaseKind) -> list[tuple[TranscriptRow, tuple[Message, ...]]]:
-    """Reads the transcripts in a journal folder: rows with their messages, in order of arrival.
-
-    Raises: JournalError.
-    """
-    with JournalReader(folder) as reader:
-        rows = reader.transcripts(kind)
-    segments = SegmentReader(folder / "segments")
-    try:
-        return [(row, JournalReader.messages(row.data or segments.read(row.ref))) for row in rows]
-    finally:
-        segments.close()
