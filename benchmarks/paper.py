@@ -43,7 +43,7 @@ ROWS = (
         "multi-policy",
         "Several policies that don't wait for each other",
         "Two policies share ten devices: ten settings, three seeds, emulated devices, virtual clock. With "
-        "lending, which is only emulated so far, a trainer's devices generate while it waits. The bound is "
+        "lending, a trainer's devices generate while it waits. The bound is "
         "the time of a step if no device ever waited. A switch between tasks costs 5 % of it, in all "
         "schedules. Whole runs of 10 to 40 steps include their end, which waits for the last episodes "
         "([details](benchmarks.md#two-policies-on-emulated-devices)).",

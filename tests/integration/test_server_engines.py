@@ -271,7 +271,7 @@ from drivers.server_driver import TinyModel, engine_on, sglang_config
 async def main():
     model = TinyModel(Path(sys.argv[1]))
     async with engine_on(sglang_config(), model.snapshot(0)) as engine:
-        print(engine._slots["live"]._folder.path, flush=True)
+        print(engine.slots["live"]._folder.path, flush=True)
         await asyncio.sleep(1e6)
 
 asyncio.run(main())

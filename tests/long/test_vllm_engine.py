@@ -50,7 +50,7 @@ async def engine(model: TinyModel) -> AsyncGenerator[ServerEngine]:
 
 
 def newest(engine: ServerEngine) -> int:
-    return engine._slots["live"].version  # pyright: ignore[reportPrivateUsage]
+    return engine.slots["live"].version
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
@@ -131,7 +131,7 @@ async def test_a_pause_keeps_requests(engine: ServerEngine) -> None:
 
 async def gauges_after_a_look(engine: ServerEngine) -> Any:
     """What the server says now, not a second ago."""
-    slot = engine._slots["live"]  # pyright: ignore[reportPrivateUsage]
+    slot = engine.slots["live"]
     return await slot._api.gauges(slot._life.http)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -150,7 +150,7 @@ async def test_an_evaluation_has_a_server_of_its_own(engine: ServerEngine, model
 async def test_a_killed_server_is_named_with_its_last_lines_and_started_again(model: TinyModel) -> None:
     async with engine_on(config(), model.snapshot(0)) as engine:
         await engine.load(model.snapshot(1), slot="live")
-        server = engine._slots["live"]._life._process  # pyright: ignore[reportPrivateUsage]
+        server = engine.slots["live"]._life._process  # pyright: ignore[reportPrivateUsage]
         assert server is not None
         running = asyncio.create_task(engine.generate(ask(max_tokens=2000)))
         await all_running(engine, 1)
@@ -174,7 +174,7 @@ async def test_tied_embeddings_are_refused_on_a_cpu_before_they_go_wrong(tmp_pat
 
 async def test_a_server_that_runs_already_is_given_the_weights(model: TinyModel) -> None:
     async with engine_on(config(), model.snapshot(5)) as owner:
-        socket = owner._slots["live"]._life.http._socket  # pyright: ignore[reportPrivateUsage]
+        socket = owner.slots["live"]._life.http._socket  # pyright: ignore[reportPrivateUsage]
         relay = await asyncio.start_server(lambda r, w: forward(r, w, socket), "127.0.0.1", 0)
         url = f"http://127.0.0.1:{relay.sockets[0].getsockname()[1]}"
         async with engine_on(config(attach=AttachConfig(url=url)), model.snapshot(0)) as engine:

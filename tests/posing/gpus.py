@@ -235,6 +235,7 @@ def install() -> None:
         "reset_peak_memory_stats": lambda device=None: library.posing_reset_peak(index(device)),
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
+        "set_per_process_memory_fraction": lambda fraction, device=None: None,
         "Stream": _Stream,
         "Event": _Event,
         "current_stream": _Stream,

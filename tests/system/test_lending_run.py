@@ -42,7 +42,21 @@ def test_a_healthy_run_switches_loses_no_answer_and_samples_no_token_twice(runs:
     assert sum(metric(run, "episode/resampled_tokens")) == 0
 
 
+def test_the_torch_engine_and_the_trainer_take_turns_on_the_same_cores(runs: Runs) -> None:
+    cluster = {"lend": True, "lending": {"turns": "always"}}
+    run = runs.start(runs.recipe(steps=4, cluster=cluster), "policies.actor.sampling.max_tokens=24")
+    assert run.finish() == 0, run.report()
+    check(run)
+    uses = Counter(use.use for use in uses_of(run))
+    assert uses["train"] == 4, uses
+    assert uses["generate"] >= 4, uses
+    assert set(failed_attempts(run)) <= {HANDED_IN}
+    assert sum(metric(run, "episode/resampled_tokens")) == 0
+    assert run.summary()["failures"] == []
+
+
 def test_kills_of_tenants_and_arbiter_cost_no_episode_and_no_second(runs: Runs) -> None:
     run = run_with_kills(runs, TARGETS, seed=1, steps=10)
     check(run)
     assert len({use.session_ns for use in uses_of(run)}) == 2
+    assert sum(not use.is_end_known for use in uses_of(run)) == 1

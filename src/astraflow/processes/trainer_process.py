@@ -19,7 +19,7 @@ from astraflow.recipe.run_plan import fingerprints
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import settle_memory
-from astraflow.service.turns import own_turns
+from astraflow.service.turns import Turns, own_turns
 from astraflow.trainer.backend_config import torch_settings
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.checkpoint import CheckpointStore
@@ -63,7 +63,8 @@ async def run_policy_trainer(
     publisher = ServiceClient(publisher_url, token=token, ca_file=own_ca_file(recipe))
     try:
         link = _Link(url, token, DataflowClient(dataflow))
-        async with _make_parts(folder, recipe, policy, link) as parts:
+        turns = own_turns(f"trainer-{policy}")
+        async with _make_parts(folder, recipe, policy, link, turns) as parts:
             incoming = folder.weights / policy / "incoming"
             trainer = Trainer(
                 plan,
@@ -73,7 +74,7 @@ async def run_policy_trainer(
                     publisher, incoming, delta=recipe.weights.delta, ranges=parts.ranges
                 ),
                 checkpoints=checkpoints,
-                turns=own_turns(f"trainer-{policy}"),
+                turns=turns,
             )
             settle_memory()
             await run_trainer(trainer, stop)
@@ -103,7 +104,7 @@ class _Parts:
 
 @asynccontextmanager
 async def _make_parts(
-    folder: RunFolder, recipe: Recipe, policy: str, link: _Link
+    folder: RunFolder, recipe: Recipe, policy: str, link: _Link, turns: Turns
 ) -> AsyncGenerator[_Parts, None]:
     """Starts the other ranks, if any, and yields the parts of a policy's trainer. Ends the ranks at exit."""
     config = recipe.policies[policy]
@@ -117,7 +118,9 @@ async def _make_parts(
     )
     if config.train.ranks == 1:
         # In a thread, so that this process's event loop keeps showing signs of life.
-        learner = await asyncio.to_thread(make, config.train)
+        async with turns.to_load():
+            learner = await asyncio.to_thread(make, config.train)
+            turns.share_learner(learner)
         yield _Parts(learner, link.client, RangeWriter(delta=recipe.weights.delta))
         return
     from astraflow.processes.rank_group import RankedLearner, RankedLink, RankedRanges, RankGroup

@@ -167,6 +167,7 @@ class RolloutService:
         self._has_device = False
         self._served_changed = asyncio.Event()
         self._beat_due = asyncio.Event()
+        make_engine = self._turns.share_engines(make_engine)
         make_host = partial(
             PolicyHost, link=link, weights=weights, make_engine=make_engine, make_renderer=make_renderer
         )

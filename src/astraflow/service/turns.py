@@ -2,11 +2,17 @@
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
+from astraflow.protocols import Engine, Learner
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.user_input.installed import load_added
 
-__all__ = ["DEVICE_VARIABLE", "Turns", "own_turns"]
+__all__ = ["DEVICE_VARIABLE", "MakeEngine", "Turns", "own_turns"]
+
+MakeEngine = Callable[[WeightSnapshot], Engine | Awaitable[Engine]]
 
 DEVICE_VARIABLE = "ASTRAFLOW_DEVICE"
 """Environment variable with the socket at which a shared device is asked for; unset if it isn't shared."""
@@ -24,6 +30,17 @@ class Turns:
 
     async def __aexit__(self, *error: object) -> None:
         """Frees the device."""
+
+    def to_load(self) -> AbstractAsyncContextManager[None]:
+        """A turn in which a trainer loads or saves its model."""
+        return nullcontext()
+
+    def share_learner(self, learner: Learner) -> None:
+        """Lets the learner's memory be freed between turns."""
+
+    def share_engines(self, make_engine: MakeEngine) -> MakeEngine:
+        """Makes engines that use the device only during turns."""
+        return make_engine
 
 
 def own_turns(name: str) -> Turns:

@@ -25,7 +25,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -34,6 +33,7 @@ import msgspec
 
 from astraflow.errors import ConfigError, DataError, Error, RefusedError, ServiceError, UnavailableError
 from astraflow.protocols import Learner, SampleRulesProvider, StepResult, VersionPublisher, Write
+from astraflow.service.turns import Turns
 from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore
 from astraflow.types import (
     Batch,
@@ -139,11 +139,11 @@ class Trainer:
         link: TrainerLink,
         publisher: VersionPublisher,
         checkpoints: CheckpointStore,
-        turns: AbstractAsyncContextManager[None] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """`turns`: holds the device of the learner during each step; None if nobody else uses it."""
         self._plan = plan
-        self._turns = turns or nullcontext()
+        self._turns = turns or Turns()
         self._learner = learner
         self._link = link
         self._publisher = publisher
@@ -179,10 +179,12 @@ class Trainer:
                 await _discard(self._publication)
 
     async def _work(self) -> None:
-        durable_step = await self._in_thread(self._restore)
+        async with self._turns.to_load():
+            durable_step = await self._in_thread(self._restore)
+            weights = await self._in_thread(self._learner.export)
         try:
             session = await self._attach(durable_step)
-            await self._publish(session, session.step, await self._in_thread(self._learner.export))
+            await self._publish(session, session.step, weights)
         except RefusedError as err:
             self._end_if_run_is_over(err)
             return
@@ -199,7 +201,9 @@ class Trainer:
             step += 1
         await self._settle()
         if self._committed == step > self._durable:
-            await self._finish(session, await self._stage(step))
+            async with self._turns.to_load():
+                staged = await self._stage(step)
+            await self._finish(session, staged)
         _log.info("%s: ends after %d of %d steps", self.policy, step, session.num_steps)
 
     # --- beginning ---

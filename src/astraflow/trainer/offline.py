@@ -96,14 +96,15 @@ class MixedLearner:
     """
 
     def __init__(self, inner: Learner, config: OfflineConfig, *, seed: int) -> None:
-        self._inner = inner
+        self.inner = inner
+        """The learner that makes the steps."""
         self._ratio = config.ratio
         self._groups = OfflineGroups(Path(config.folder).expanduser(), seed=seed)
 
     @property
     def sample_rules(self) -> SampleRules:
         """The inner learner's rules, if it has any."""
-        return self._inner.sample_rules if isinstance(self._inner, SampleRulesProvider) else SampleRules()
+        return self.inner.sample_rules if isinstance(self.inner, SampleRulesProvider) else SampleRules()
 
     def train_step(self, batch: Batch) -> StepResult:
         """Trains the batch together with its share of offline groups."""
@@ -116,22 +117,22 @@ class MixedLearner:
         mixed = msgspec.structs.replace(
             batch, samples=(*batch.samples, *mine), totals=_add_to_totals(batch.totals, len(chosen), samples)
         )
-        result = self._inner.train_step(mixed)
+        result = self.inner.train_step(mixed)
         num_tokens = sum(sample.trajectory.mask.count(1) for sample in samples)
         counts = (MetricItem("offline_groups", len(chosen)), MetricItem("offline_tokens", num_tokens))
         return replace(result, metrics=(*result.metrics, *counts))
 
     def export(self) -> Iterable[HostTensor]:
         """The inner learner's weights."""
-        return self._inner.export()
+        return self.inner.export()
 
     def save(self, folder: Path) -> Write | None:
         """Like the inner learner: the next groups follow from the step, so there is nothing to add."""
-        return self._inner.save(folder)
+        return self.inner.save(folder)
 
     def load(self, folder: Path) -> None:
         """Like the inner learner."""
-        self._inner.load(folder)
+        self.inner.load(folder)
 
 
 def _relabel(group: _Group, group_id: int) -> _Group:

@@ -178,10 +178,10 @@ class VllmEngineConfig(ServerEngineConfig):
 
     def make(self) -> Callable[[WeightSnapshot], Engine]:
         """Starts a server per policy, unless `attach` names one."""
-        from astraflow.addons.inference_servers.server_engine import ServerEngine
+        from astraflow.addons.inference_servers.sleeping_engine import SleepingServerEngine
         from astraflow.addons.inference_servers.vllm_api import VllmApi
 
-        return partial(ServerEngine, VllmApi(), self)
+        return partial(SleepingServerEngine, VllmApi(), self)
 
 
 def keeps_cache(config: ServerEngineConfig) -> bool:

@@ -19,12 +19,13 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import KEPT_KV, ServerEngineConfig, keeps_cache
-from astraflow.addons.inference_servers.server_api import Gauges, Part, ServerApi, ServerHttp
+from astraflow.addons.inference_servers.server_api import Gauges, Part, ServerApi, ServerHttp, SleepingApi
 from astraflow.addons.inference_servers.server_life import Served, ServerLife
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
 from astraflow.errors import (
@@ -73,7 +74,7 @@ class ServerEngine:
         self._clock = BusyClock("generate")
         self._num_busy = 0
         """Number of running requests in both slots. Busy time counts while there are any."""
-        self._slots: dict[SlotName, PolicyServer] = {
+        self.slots: dict[SlotName, PolicyServer] = {
             "live": PolicyServer(api, config, snapshot, url=config.attach.url)
         }
 
@@ -113,7 +114,7 @@ class ServerEngine:
         self._check_tokens(token_ids, len(token_ids) + 1)
         if len(token_ids) < 2:
             return np.zeros(0, np.float32)
-        return await self._slots["live"].score(tuple(token_ids))
+        return await self.slots["live"].score(tuple(token_ids))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version in slot `live` or `pinned`.
@@ -133,18 +134,18 @@ class ServerEngine:
                 f"{self._policy!r}"
             )
         name: SlotName = "live" if slot == "live" else "pinned"
-        if name not in self._slots:
-            self._slots[name] = self._second_server(snapshot)
-        await self._slots[name].update(snapshot)
+        if name not in self.slots:
+            self.slots[name] = self._second_server(snapshot)
+        await self.slots[name].update(snapshot)
 
     async def pause(self) -> None:
         """Stops generation but keeps the requests."""
-        for slot in self._slots.values():
+        for slot in self.slots.values():
             await slot.pause()
 
     async def resume(self) -> None:
         """Resumes generation."""
-        for slot in self._slots.values():
+        for slot in self.slots.values():
             await slot.resume()
 
     def capacity(self) -> Capacity:
@@ -152,11 +153,11 @@ class ServerEngine:
 
         Raises: the failure of a server that is gone for good, e.g. ServiceError.
         """
-        for slot in self._slots.values():
+        for slot in self.slots.values():
             # A RolloutError means that the slot was closed on purpose.
             if slot.failure is not None and not isinstance(slot.failure, RolloutError):
                 raise slot.failure
-        gauges = [slot.gauges for slot in self._slots.values()]
+        gauges = [slot.gauges for slot in self.slots.values()]
         return Capacity(
             num_slots=self._config.num_slots,
             num_running=sum(gauge.num_running for gauge in gauges),
@@ -173,7 +174,7 @@ class ServerEngine:
 
     async def close(self) -> None:
         """Ends the servers. Requests that still run fail with a retryable RolloutError."""
-        for slot in self._slots.values():
+        for slot in self.slots.values():
             await slot.close()
 
     def _second_server(self, snapshot: WeightSnapshot) -> "PolicyServer":
@@ -191,13 +192,13 @@ class ServerEngine:
         Raises: RolloutError if no slot has the version, or if the slots that have it are about to change.
         """
         if version < 0:
-            return self._slots["live"]
-        slots = [slot for slot in self._slots.values() if slot.version == version and not slot.is_changing]
+            return self.slots["live"]
+        slots = [slot for slot in self.slots.values() if slot.version == version and not slot.is_changing]
         if slots:
             # The pinned slot comes last. Unless it is still starting, it is preferred, because a request that
             # holds its version doesn't delay the next live version.
             return next((slot for slot in reversed(slots) if slot.is_ready), slots[-1])
-        served = ", ".join(f"{name}: {slot.version}" for name, slot in self._slots.items())
+        served = ", ".join(f"{name}: {slot.version}" for name, slot in self.slots.items())
         raise RolloutError(
             f"version {version} of {self._policy!r} is in no slot ({served}); load it into the pinned slot "
             "first"
@@ -254,6 +255,8 @@ class PolicyServer:
         self._num_holders = 0
         self._num_held_back = 0
         """Number of requests that wait at the door."""
+        self._num_cuts = 0
+        """How often all requests were cut off."""
         self._task = asyncio.get_running_loop().create_task(self._run(snapshot), name=self._life.name)
 
     @property
@@ -273,7 +276,8 @@ class PolicyServer:
         return replace(now, num_waiting=now.num_waiting + self._num_held_back)
 
     async def generate(self, request: GenerateRequest, *, max_tokens: int) -> Generation:
-        """Returns a completion. If the server aborts a request for an update, the rest is a new request.
+        """Returns a completion. If the server aborts a request for an update, the rest is a new request. If
+        `cut` aborts it, its beginning is the result.
 
         Raises: RolloutError.
         """
@@ -281,6 +285,7 @@ class PolicyServer:
         logprobs: list[float] = []
         versions: list[int] = []
         kept: list[bool] = []
+        num_cuts = self._num_cuts
         with self._holding(request):
             while True:
                 part, sent = await self._part(request, tuple(tokens), max_tokens - len(tokens))
@@ -290,14 +295,15 @@ class PolicyServer:
                 versions += own
                 # vLLM may have computed their context before the version that sampled them came.
                 kept += [version != sent for version in own]
-                if part.end != "abort" or len(tokens) >= max_tokens:
+                is_whole = part.end != "abort" or len(tokens) >= max_tokens
+                if is_whole or self._num_cuts > num_cuts:
                     break
         self._life.note_work()
         return Generation(
             token_ids=tuple(tokens),
             logprobs=tuple(logprobs),
             versions=tuple(versions),
-            finish_reason="stop" if part.end == "stop" else "length",
+            finish_reason=_finish_reason(part) if is_whole else "abort",
             streams=(Stream(name=KEPT_KV, dtype="uint8", data=bytes(kept)),) if self._keeps_cache else (),
         )
 
@@ -345,6 +351,32 @@ class PolicyServer:
         """Resumes generation."""
         async with self._served.lock:
             await self._api.resume(await self._life.serving())
+            self._served.is_paused = False
+            self._set_door()
+
+    async def cut(self, api: SleepingApi) -> None:
+        """Stops generation, and ends all requests with what they have."""
+        async with self._served.lock:
+            self._num_cuts += 1
+            self._served.is_paused = True
+            self._set_door()
+            await api.cut(await self._life.serving())
+
+    async def sleep(self, api: SleepingApi) -> None:
+        """Frees the server's GPU until `wake`. A server that restarts meanwhile takes its memory again."""
+        async with self._served.lock:
+            self._served.is_paused = True
+            self._set_door()
+            http = await self._life.serving()
+            await api.pause(http)
+            await api.sleep(http)
+
+    async def wake(self, api: SleepingApi) -> None:
+        """Generates again."""
+        async with self._served.lock:
+            http = await self._life.serving()
+            await api.wake(http)
+            await api.resume(http)
             self._served.is_paused = False
             self._set_door()
 
@@ -504,6 +536,10 @@ class PolicyServer:
             self._set_door()
         _log.info("%s took version %d in %.3f s", self._life.name, version, time.monotonic() - started_s)
         await asyncio.to_thread(self._folder.keep_only, model)
+
+
+def _finish_reason(part: Part) -> Literal["stop", "length"]:
+    return "stop" if part.end == "stop" else "length"
 
 
 def _vocab_size(snapshot: WeightSnapshot) -> int:

@@ -1,12 +1,13 @@
 """Implements the calls of `ServerApi` for vLLM: token ids in and out, and new weights from a folder.
 
 Generation needs `--enable-scale-out` (`/inference/v1/generate`); everything else needs
-`VLLM_SERVER_DEV_MODE=1`. A pause with `mode=keep` freezes the running requests and drops their KV cache,
-which vLLM recomputes under the new weights; with `on_update: keep`, the cache stays. Each completion reports
-which weights generated which of its tokens. An image first goes to the server's own renderer. The result is
-then sent with our tokens, at the positions that the image has in them. With `--logprobs-mode
-processed_logprobs`, a completion's logprobs are at the sampling temperature; prompt logprobs are at
-temperature 1.
+`VLLM_SERVER_DEV_MODE=1`, and sleeping also `--enable-sleep-mode`.
+
+A pause with `mode=keep` freezes the running requests and drops their KV cache, which vLLM recomputes under
+the new weights; with `on_update: keep`, the cache stays. Each completion reports which weights generated
+which of its tokens. An image first goes to the server's own renderer. The result is then sent with our
+tokens, at the positions that the image has in them. With `--logprobs-mode processed_logprobs`, a completion's
+logprobs are at the sampling temperature; prompt logprobs are at temperature 1.
 """
 
 import asyncio
@@ -166,6 +167,18 @@ class VllmApi:
     async def resume(self, http: ServerHttp) -> None:
         """Resumes generation."""
         await http.post("/resume")
+
+    async def cut(self, http: ServerHttp) -> None:
+        """Pauses the server. The running requests end with what they have."""
+        await http.post("/pause?mode=abort&clear_cache=true")
+
+    async def sleep(self, http: ServerHttp) -> None:
+        """Moves the weights to host memory (level 1; level 2 would drop them), and drops the KV cache."""
+        await http.post("/sleep?level=1")
+
+    async def wake(self, http: ServerHttp) -> None:
+        """Brings the weights back, and allocates an empty KV cache."""
+        await http.post("/wake_up")
 
     async def update(self, http: ServerHttp, model: Path, label: str) -> None:
         """Makes every worker load the folder, then names the new weights."""

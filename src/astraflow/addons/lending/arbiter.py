@@ -7,9 +7,9 @@ both ask the arbiter for it (`turns.py`). The baton (`baton.py`) decides who has
     messages    tenants -> baton -> orders to tenants, `lending.jsonl`; woken by a message or a tenant's end
     look        the dataflow's status, twice per second -> loans, and their early ends
 
-A device is always lent if its trainer doesn't run, or if nobody else generates. If the forecast fails, that
-remains, and devices stay as they are otherwise: a trainer keeps its device once it has taken it. If a rollout
-service doesn't give the device back, it is killed.
+A device is always lent if its trainer doesn't run, or if nobody else generates, as on a machine with one GPU.
+If the forecast fails, that remains, and devices stay as they are otherwise: a trainer keeps its device once
+it has taken it. If a rollout service doesn't give the device back, it is killed.
 """
 
 import asyncio
@@ -27,8 +27,9 @@ from typing import get_args
 from astraflow.addons.lending.batch_forecast import BatchForecast
 from astraflow.addons.lending.baton import Baton, Message, Orders, Tenant, Use
 from astraflow.addons.lending.decision import Side, SwitchTimes, TrainerView, choose_side
-from astraflow.addons.lending.turns import receive
-from astraflow.addons.lending.uses import DeviceUse, UseLog
+from astraflow.addons.lending.pairs import has_emulated_devices, keep_fracs, lending_of, pairs_of
+from astraflow.addons.lending.turns import KEEP_VARIABLE, receive
+from astraflow.addons.lending.uses import DeviceUse, UseBegin, UseLog
 from astraflow.errors import ConfigError
 from astraflow.processes.pool import Look, Pool
 from astraflow.processes.supervisor import Supervisor
@@ -43,12 +44,13 @@ __all__ = ["LendingPool"]
 
 _log = logging.getLogger(__name__)
 
-_PROMISED_S = 0.3
-"""Cost of a switch before the first one was measured."""
 _LEAST_S = 0.1
 """A switch that takes less time counts as this long, so that no jitter makes it late."""
 _LONGEST_S = 30.0
-"""A rollout service that doesn't give the device back within this time is killed."""
+"""A rollout service that doesn't give an emulated device back within this time is killed."""
+_LONGEST_REAL_S = 900.0
+"""The same for a GPU. It may be asked back while a server starts there, or compiles its kernels."""
+_ALONE = "no other rollout service works"
 _MAX_DIR = 90
 """Characters of a run folder's path that leave room for the name of the socket: Linux allows 107 in all."""
 
@@ -61,6 +63,8 @@ class _Device:
     rollout: str
     begin_ns: int
     """When its present use began."""
+    times: SwitchTimes
+    """What its switches cost. A switch to generation and one back cost the same: the larger of both."""
     use: Use = "idle"
     baton: Baton = field(default_factory=Baton)
     why: str = "the trainer has no batch yet"
@@ -72,9 +76,14 @@ class _Device:
     """When the last ones began."""
     steps_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=5))
     """How long the last ones took."""
-    times: SwitchTimes = field(default_factory=lambda: SwitchTimes(_PROMISED_S))
-    lent_turn: int = 0
-    """`num_turns` as of the last loan."""
+    enter_s: float = 0.0
+    """How long the last switch to generation took."""
+    asked_ns: int = 0
+    """When it was asked back; 0 once the switch is over."""
+    taken_ns: int = 0
+    """When a tenant last got it."""
+    lent_turn: int = -1
+    """`num_turns` as of the last loan; -1 before the first."""
 
     def tenant(self, name: str) -> Tenant | None:
         """Which tenant the service `name` is, if it is one."""
@@ -108,7 +117,16 @@ class LendingPool(Pool):
         self._session_ns = max(time.time_ns(), self._log.end_ns)
         began_ns = clock_ns()
         self._now_ns = lambda: self._session_ns + clock_ns() - began_ns
-        self._devices = [_Device(policy, rollout, self._session_ns) for policy, rollout in _pairs(recipe)]
+        times = SwitchTimes(lending_of(recipe).switch_s)
+        self._devices = [
+            _Device(policy, rollout, self._session_ns, times) for policy, rollout in pairs_of(recipe)
+        ]
+        for device in self._devices:
+            self._begin_use(device)
+        self._keep_fracs = keep_fracs(recipe)
+        for device in self._devices:
+            device.baton.begins_at_once = min(self._keep_fracs.values()) >= 1
+        self._longest_s = _LONGEST_S if has_emulated_devices(recipe) else _LONGEST_REAL_S
         self._forecast = BatchForecast()
         self._status: StatusReply | None = None
         self._status_ns = 0
@@ -121,8 +139,11 @@ class LendingPool(Pool):
 
     def _with_arbiter(self, spec: ProcessSpec) -> ProcessSpec:
         """The process, which is told of the arbiter if it shares a device."""
-        shares = any(device.tenant(spec.name) for device in self._devices)
-        return replace(spec, env={**spec.env, DEVICE_VARIABLE: self._path}) if shares else spec
+        for device in self._devices:
+            if tenant := device.tenant(spec.name):
+                shared = {DEVICE_VARIABLE: self._path, KEEP_VARIABLE: f"{self._keep_fracs[tenant]:g}"}
+                return replace(spec, env={**spec.env, **shared})
+        return spec
 
     @property
     def text(self) -> str:
@@ -138,13 +159,10 @@ class LendingPool(Pool):
         self._status_ns = self._now_ns()
         self._forecast.note_status(status)
         for device in self._devices:
-            if device.use == "switch" and self._now_ns() - device.begin_ns > _LONGEST_S * 1e9:
+            if device.baton.is_asked_back and self._now_ns() - device.asked_ns > self._longest_s * 1e9:
                 _log.warning("%s keeps the device of %s; it is killed", device.rollout, device.policy)
                 supervisor.kill(device.rollout)
-            if not self._serves_alone(device):
-                self._consider(device)
-            elif not device.baton.is_lent:
-                self._lend(device, "no other rollout service works")
+            self._decide(device)
         return Look()
 
     def close(self) -> None:
@@ -180,9 +198,18 @@ class LendingPool(Pool):
         message = receive(connection)
         if message == Message.WANT:
             self._obey(device, device.baton.want(tenant))
+        elif message == Message.BEGIN:
+            self._obey(device, device.baton.begin(tenant))
+            self._note_begin(device, tenant)
         elif message == Message.FREE:
+            has_begun = device.baton.has_begun
             self._obey(device, device.baton.free(tenant))
-            self._consider(device)
+            if tenant == "trainer" and not has_begun:
+                device.asked_ns = 0  # it only loaded, so this was not a usual switch
+            elif device.use == "idle":
+                self._note_switch(device)
+            if self._status is not None:
+                self._decide(device)
         else:
             self._lose(device, tenant)
 
@@ -205,8 +232,27 @@ class LendingPool(Pool):
         if device.use != device.baton.use:
             self._end_use(device)
         for tenant, message in orders:
+            if message == Message.GIVE:
+                device.asked_ns = self._now_ns()
+            if message == Message.TAKE:
+                device.taken_ns = self._now_ns()
             with contextlib.suppress(OSError):  # its end is read later
                 device.tenants[tenant].send(message.encode())
+
+    def _note_begin(self, device: _Device, tenant: Tenant) -> None:
+        """Notes what it cost to come to this tenant."""
+        if tenant == "rollout":
+            device.enter_s = (self._now_ns() - device.taken_ns) / 1e9
+        else:
+            self._note_switch(device)
+
+    def _note_switch(self, device: _Device) -> None:
+        """Notes what it cost to take the device back, if that has just been done."""
+        if device.asked_ns:
+            passed_s = (self._now_ns() - device.asked_ns) / 1e9
+            cost_s = max(_LEAST_S, passed_s, device.enter_s)
+            device.times = device.times.after(cost_s, step=device.num_turns)
+        device.asked_ns = 0
 
     def _end_use(self, device: _Device) -> None:
         now_ns = self._now_ns()
@@ -224,16 +270,31 @@ class LendingPool(Pool):
         device.total_ns[device.use] += now_ns - device.begin_ns
         if device.use == "train":
             device.steps_s.append(passed_s)
-        elif device.use == "switch":
-            device.times = device.times.after(max(_LEAST_S, passed_s), step=device.num_turns)
         device.begin_ns = now_ns
         device.use = device.baton.use
+        self._begin_use(device)
         if device.use == "train":
             device.num_turns += 1
             device.turns_ns.append(now_ns)
             self._forecast.note_batch(device.policy)
 
+    def _begin_use(self, device: _Device) -> None:
+        self._log.begin(
+            UseBegin(
+                device=device.policy,
+                session_ns=self._session_ns,
+                use=device.use,
+                begin_ns=device.begin_ns,
+            )
+        )
+
     # --- decisions ---
+
+    def _decide(self, device: _Device) -> None:
+        if not self._serves_alone(device):
+            self._consider(device)
+        elif not device.baton.is_lent:
+            self._lend(device, _ALONE)
 
     def _lend(self, device: _Device, why: str) -> None:
         device.why = why
@@ -284,12 +345,6 @@ class LendingPool(Pool):
             lent_step=device.lent_turn,
             waits_for_tickets=policy.num_tickets >= policy.max_tickets,
         )
-
-
-def _pairs(recipe: Recipe) -> list[tuple[str, str]]:
-    """The policies, each with the rollout service with which its trainer shares a device."""
-    last = recipe.rollout.services - 1
-    return [(policy, f"rollout-{last - idx}") for idx, policy in enumerate(recipe.trained)]
 
 
 def _listen(path: str) -> socket.socket:

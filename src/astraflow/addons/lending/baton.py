@@ -2,8 +2,8 @@
 
 Passive: the caller tells what happened, and sends the orders that it gets back.
 
-    trainer wants -> (rollout service gives back) -> trainer takes -> frees
-    rollout service wants, and the device is lent -> takes -> is asked to give back -> frees
+    trainer wants -> (rollout service gives back) -> trainer takes -> begins -> frees
+    rollout service wants, and the device is lent -> takes -> begins -> is asked to give back -> frees
 
 The trainer goes first. As soon as it wants the device, or the device is no longer lent, the rollout service
 is asked to give it back. Taking the device ends the loan, so each loan is decided anew. A tenant that is gone
@@ -18,7 +18,8 @@ __all__ = ["Baton", "Message", "Orders", "Tenant", "Use"]
 
 Tenant = Literal["trainer", "rollout"]
 Use = Literal["generate", "train", "switch", "idle"]
-"""What a device is used for. During a switch, the rollout service hands in its episodes."""
+"""What a device is used for. During a switch, the rollout service hands in its episodes, or the new tenant
+brings its memory back."""
 
 
 class Message(StrEnum):
@@ -28,6 +29,8 @@ class Message(StrEnum):
     """The tenant waits for the device."""
     FREE = "free"
     """The tenant doesn't use the device anymore, or doesn't wait for it anymore."""
+    BEGIN = "begin"
+    """The tenant has brought its memory back to the device, and begins."""
     TAKE = "take"
     """The tenant has the device."""
     GIVE = "give"
@@ -46,6 +49,9 @@ class Baton:
     """Whether the rollout service may have the device while the trainer doesn't want it. At the start, the
     trainer has no batch."""
     holder: Tenant | None = None
+    begins_at_once: bool = False
+    """Whether a tenant that takes the device has no memory to bring back."""
+    has_begun: bool = False
     is_asked_back: bool = False
     wanting: set[Tenant] = field(default_factory=set[Tenant])
 
@@ -54,20 +60,26 @@ class Baton:
         """What the device is used for now."""
         if self.holder is None:
             return "idle"
-        if self.holder == "trainer":
-            return "train"
-        return "switch" if self.is_asked_back else "generate"
+        if self.is_asked_back or not self.has_begun:
+            return "switch"
+        return "train" if self.holder == "trainer" else "generate"
 
     def want(self, tenant: Tenant) -> Orders:
         """Notes that a tenant wants the device. Returns: the orders to send."""
         self.wanting.add(tenant)
         return self._settle()
 
+    def begin(self, tenant: Tenant) -> Orders:
+        """Notes that a tenant begins. Returns: no orders."""
+        self.has_begun |= self.holder == tenant
+        return ()
+
     def free(self, tenant: Tenant) -> Orders:
         """Notes that a tenant doesn't use or want the device anymore. Returns: the orders to send."""
         self.wanting.discard(tenant)
         if self.holder == tenant:
             self.holder = None
+            self.has_begun = False
             self.is_asked_back = False
         return self._settle()
 
@@ -91,4 +103,5 @@ class Baton:
     def _give(self, tenant: Tenant) -> Orders:
         self.wanting.discard(tenant)
         self.holder = tenant
+        self.has_begun = self.begins_at_once
         return ((tenant, Message.TAKE),)

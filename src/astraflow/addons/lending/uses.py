@@ -1,7 +1,9 @@
 """`lending.jsonl`: what each shared device was used for. The uses of a device have no gap in a session.
 
-A session is one start of the launcher. If the launcher is killed, the use in progress is missing, and the
-beginning of a line may be left at the end of the file. The next session removes that.
+Each use has a line when it begins and one when it ends. A session is one start of the launcher. If the
+launcher is killed, the uses in progress have no end, and the beginning of a line may be left at the end of
+the file. The next session removes the latter, and ends the former at the last time in the file, because their
+own end isn't known.
 """
 
 import logging
@@ -17,13 +19,13 @@ from astraflow.addons.lending.baton import Use
 from astraflow.errors import DataError
 from astraflow.types import Item
 
-__all__ = ["DeviceUse", "UseLog", "find_problems", "read_uses", "seconds_by_use"]
+__all__ = ["DeviceUse", "UseBegin", "UseLog", "find_problems", "read_uses", "seconds_by_use"]
 
 _log = logging.getLogger(__name__)
 
 
-class DeviceUse(Item, frozen=True, kw_only=True):
-    """A line of the file: a time in which a device had one use. Times are nanoseconds since 1970."""
+class UseBegin(Item, frozen=True, kw_only=True):
+    """A line of the file: the begin of a use. Times are nanoseconds since 1970."""
 
     device: str
     """The policy whose trainer owns the device."""
@@ -31,9 +33,16 @@ class DeviceUse(Item, frozen=True, kw_only=True):
     """When the session began."""
     use: Use
     begin_ns: int
+
+
+class DeviceUse(UseBegin, frozen=True, kw_only=True):
+    """A line of the file: a time in which a device had one use."""
+
     end_ns: int
     why: str
     """Why the device was lent or not, as of the end of this use."""
+    is_end_known: bool = True
+    """False if the launcher was killed meanwhile. The use then ended at this time or later."""
 
 
 class UseLog:
@@ -50,12 +59,23 @@ class UseLog:
         self._size = path.read_bytes().rfind(b"\n") + 1
         os.ftruncate(self._fd, self._size)
         self._unwritten = b""
-        self.end_ns = max((use.end_ns for use in read_uses(path)), default=0)
-        """The latest end of a use in the file, as of its opening."""
+        lines = _read_lines(path)
+        self.end_ns = max((_last_ns(line) for line in lines), default=0)
+        """The latest time in the file, as of its opening."""
+        for begun in _unended(lines):
+            fields = msgspec.structs.asdict(begun)
+            self.add(DeviceUse(**fields, end_ns=self.end_ns, why="the launcher ended", is_end_known=False))
+
+    def begin(self, begin: UseBegin) -> None:
+        """Writes that a use begins."""
+        self._write_line(begin)
 
     def add(self, use: DeviceUse) -> None:
-        """Writes a line."""
-        self._unwritten += msgspec.json.encode(use) + b"\n"
+        """Writes a use that has ended."""
+        self._write_line(use)
+
+    def _write_line(self, line: UseBegin) -> None:
+        self._unwritten += msgspec.json.encode(line) + b"\n"
         try:
             num = self._write(self._fd, self._unwritten, self._size)
         except OSError as err:
@@ -70,17 +90,37 @@ class UseLog:
 
 
 def read_uses(path: Path) -> list[DeviceUse]:
-    """Reads the whole lines of the file; none if there is no file. Raises: DataError for any other line."""
+    """Reads the uses that have ended; none if there is no file. Raises: DataError if a line is damaged."""
+    return [line for line in _read_lines(path) if isinstance(line, DeviceUse)]
+
+
+def _read_lines(path: Path) -> list[UseBegin]:
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    uses: list[DeviceUse] = []
+    found: list[UseBegin] = []
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
             break
+        kind = DeviceUse if b'"end_ns"' in line else UseBegin
         try:
-            uses.append(msgspec.json.decode(line, type=DeviceUse))
+            found.append(msgspec.json.decode(line, type=kind))
         except (msgspec.DecodeError, ValueError) as err:
             raise DataError(f"{path}: line {number} is not the use of a device: {err}") from err
-    return uses
+    return found
+
+
+def _unended(lines: Sequence[UseBegin]) -> list[UseBegin]:
+    """The uses that have begun and not ended."""
+    begun: dict[str, UseBegin] = {}
+    for line in lines:
+        if isinstance(line, DeviceUse):
+            begun.pop(line.device, None)
+        else:
+            begun[line.device] = line
+    return list(begun.values())
+
+
+def _last_ns(line: UseBegin) -> int:
+    return line.end_ns if isinstance(line, DeviceUse) else line.begin_ns
 
 
 def seconds_by_use(uses: Sequence[DeviceUse]) -> dict[Use, float]:

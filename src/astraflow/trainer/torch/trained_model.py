@@ -157,9 +157,13 @@ class TrainedModel(ScoringModel):
     @property
     def held_bytes(self) -> int:
         """Bytes of weights and optimizer state that this rank holds between steps."""
+        return sum(tensor.nbytes for tensor in self.averages) + self.weights.held_bytes
+
+    @property
+    def averages(self) -> list[Tensor]:
+        """The optimizer's state."""
         states = cast("dict[nn.Parameter, dict[str, Tensor]]", self._optimizer.state).values()
-        averages = sum(tensor.nbytes for state in states for tensor in state.values())
-        return averages + self.weights.held_bytes
+        return [tensor for state in states for tensor in state.values()]
 
     def optimizer_part(self, prefix: str) -> OptimizerPart:
         """A copy of this rank's part of the optimizer's state. `prefix`: start of its file's name."""

@@ -82,7 +82,10 @@ def test_a_new_project_is_told_with_its_commands(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize(
     ("words", "completions"),
-    [("astraflow recipes show qui", ["quickstart", "quickstart-vllm"]), ("astraflow expo", ["export"])],
+    [
+        ("astraflow recipes show qui", ["quickstart", "quickstart-one-gpu", "quickstart-vllm"]),
+        ("astraflow expo", ["export"]),
+    ],
 )
 def test_the_shell_completes_commands_and_names(words: str, completions: list[str]) -> None:
     done = subprocess.run(

@@ -98,6 +98,13 @@ async def settle(is_so: Callable[[], bool] = lambda: False) -> None:
 async def begin(turns: SharedTurns) -> None:
     async with asyncio.timeout(20):
         await turns.__aenter__()
+    await hear()
+
+
+async def hear() -> None:
+    """Lets the arbiter read what was sent."""
+    for _ in range(4):
+        await asyncio.sleep(0)
 
 
 def uses_of(folder: Path) -> list[tuple[str, float]]:
@@ -251,6 +258,96 @@ async def test_a_switch_that_takes_too_long_is_counted_and_pauses_lending(tmp_pa
         assert Reason.PAUSED in stage.pool.text
 
 
+async def test_the_time_to_load_and_to_bring_memory_back_belongs_to_the_switch(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        trainer._keep_frac = 0.5  # pyright: ignore[reportPrivateUsage] - as with a GPU
+        stage.pool._devices[0].baton.begins_at_once = False  # pyright: ignore[reportPrivateUsage]
+        async with trainer.to_load():
+            await hear()
+            stage.pass_s(7)
+        await settle()
+        stage.look("rollout-1")
+        await begin(rollout)
+        stage.pass_s(10)
+        training = asyncio.create_task(begin(trainer))
+        await settle(rollout.is_asked_back.is_set)
+        stage.pass_s(0.5)
+        await rollout.__aexit__()
+        await training
+        stage.pass_s(4)
+    assert [each for each in uses_of(tmp_path) if each[1]] == [
+        *(("switch", 7.0), ("generate", 10.0), ("switch", 0.5), ("train", 4.0))
+    ]
+
+
+class Sleeper:
+    """An engine that frees its memory by itself."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def sleep(self) -> None:
+        self.calls.append("sleep")
+
+    async def wake(self) -> None:
+        self.calls.append("wake")
+
+    async def cut(self) -> None: ...
+
+    async def score(self, token_ids: tuple[int, ...]) -> str:
+        return "scored"
+
+
+async def test_an_engine_is_made_in_a_turn_and_sleeps_between_two(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        rollout = stage.tenant("rollout-1")
+        rollout._keep_frac = 0.5  # pyright: ignore[reportPrivateUsage] - as with a GPU
+        sleeper = Sleeper()
+        make = rollout.share_engines(lambda _: sleeper)  # type: ignore[arg-type,return-value]
+        making = asyncio.ensure_future(make(None))  # type: ignore[arg-type]
+        await settle()
+        assert not making.done()
+        await begin(rollout)
+        engine = await making
+        await rollout.__aexit__()
+        assert sleeper.calls == ["sleep"]
+        scoring = asyncio.ensure_future(engine.score((1, 2)))
+        await settle()
+        assert not scoring.done()
+        await begin(rollout)
+        assert await scoring == "scored"
+        assert sleeper.calls == ["sleep", "wake"]
+
+
+async def test_the_only_rollout_service_gets_the_device_as_soon_as_the_step_is_done(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        await begin(trainer)
+        stage.look("rollout-1")
+        waiting = asyncio.create_task(begin(rollout))
+        await settle()
+        assert not waiting.done()
+        await trainer.__aexit__()
+        async with asyncio.timeout(5):
+            await waiting
+
+
+async def test_a_killed_launcher_leaves_uses_whose_end_is_not_known(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await begin(stage.tenant("rollout-1"))
+        stage.pass_s(5)
+        (tmp_path / "killed").write_bytes((tmp_path / "lending.jsonl").read_bytes())
+    (tmp_path / "killed").rename(tmp_path / "lending.jsonl")
+    async with staged(tmp_path):
+        pass
+    lost = [use for use in read_uses(tmp_path / "lending.jsonl") if not use.is_end_known]
+    assert [(use.use, use.why) for use in lost] == [("generate", "the launcher ended")]
+    lines, problems = audit_lending(tmp_path)
+    assert not problems
+    assert lines[0].endswith("; 1 use ended later, when the launcher was killed")
+
+
 async def test_a_service_that_keeps_the_device_is_killed(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         running = asyncio.create_task(stage.supervisor.run())
@@ -259,7 +356,7 @@ async def test_a_service_that_keeps_the_device_is_killed(tmp_path: Path) -> None
         waiting = asyncio.create_task(begin(trainer))
         await settle(rollout.is_asked_back.is_set)
         killed = stage.launcher.processes[stage.launcher.started.index("rollout-1")]
-        stage.pass_s(29)
+        stage.pass_s(899)
         stage.look()
         assert not killed.code.done()
         stage.pass_s(2)

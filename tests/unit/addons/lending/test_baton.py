@@ -8,11 +8,15 @@ GIVE = (("rollout", Message.GIVE),)
 def test_the_trainer_gets_the_device_as_soon_as_the_rollout_service_has_given_it_back() -> None:
     baton = Baton()
     assert baton.want("rollout") == TAKE_ROLLOUT
+    assert baton.use == "switch"
+    assert baton.begin("rollout") == ()
     assert baton.use == "generate"
     assert baton.want("trainer") == GIVE
     assert baton.use == "switch"
     assert baton.want("rollout") == ()
     assert baton.free("rollout") == TAKE_TRAINER
+    assert baton.use == "switch"
+    baton.begin("trainer")
     assert baton.use == "train"
 
 

@@ -6,7 +6,14 @@ import pytest
 
 from astraflow.addons.lending.audit import audit_lending
 from astraflow.addons.lending.baton import Use
-from astraflow.addons.lending.uses import DeviceUse, UseLog, find_problems, read_uses, seconds_by_use
+from astraflow.addons.lending.uses import (
+    DeviceUse,
+    UseBegin,
+    UseLog,
+    find_problems,
+    read_uses,
+    seconds_by_use,
+)
 from astraflow.errors import DataError
 
 
@@ -52,6 +59,25 @@ def test_a_crash_in_mid_line_leaves_the_lines_before_it(tmp_path: Path, num_cut:
     again.close()
     assert read_uses(path) == [make_use(0, 10), make_use(30, 40, session_ns=30)]
     assert audit_lending(tmp_path)[1] == []
+
+
+def test_a_use_without_an_end_ends_at_the_last_time_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "lending.jsonl"
+    log = UseLog(path)
+    log.begin(UseBegin(device="actor", session_ns=0, use="train", begin_ns=0))
+    log.begin(UseBegin(device="critic", session_ns=0, use="idle", begin_ns=0))
+    log.add(make_use(0, 10, device="critic"))
+    log.begin(UseBegin(device="critic", session_ns=0, use="idle", begin_ns=10))
+    log.close()
+    assert read_uses(path) == [make_use(0, 10, device="critic")]
+    again = UseLog(path)
+    again.close()
+    ended = [
+        (use.device, use.use, use.begin_ns, use.end_ns) for use in read_uses(path) if not use.is_end_known
+    ]
+    assert ended == [("actor", "train", 0, 10), ("critic", "idle", 10, 10)]
+    UseLog(path).close()
+    assert len(read_uses(path)) == 3, "they end once"
 
 
 def test_a_line_that_cannot_be_written_is_written_with_the_next_one(tmp_path: Path) -> None:
