@@ -22,9 +22,10 @@ from astraflow.config import Use
 from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
 from astraflow.models.loading import load_causal_lm
-from astraflow.recipe.gallery import build_models, model_folder
+from astraflow.recipe.gallery import SPECS, build_models, gallery_root, model_folder
 from astraflow.rollout.renderer import load_renderer, load_tokenizer
 from astraflow.service.progress_bars import progress_bars_off
+from astraflow.user_input.mistakes import nearest_hint
 from astraflow.user_input.own_sources import own_files
 
 __all__ = ["teach_model"]
@@ -39,7 +40,7 @@ def teach_model(spec: TaughtModel, out: Path, *, tell: _Tell) -> Path:
 
     A folder that already has it is left unchanged.
 
-    Raises: ConfigError for a bad spec; DataError if the base is missing, or if `out` holds anything else.
+    Raises: ConfigError for a bad spec or if the base is missing; DataError if `out` holds anything else.
     """
     origin = f"{spec.base}, taught by the spec {spec.name} ({_fingerprint(spec)})"
     if holds_model(out, origin):
@@ -47,6 +48,11 @@ def teach_model(spec: TaughtModel, out: Path, *, tell: _Tell) -> Path:
         return out
     base = model_folder(spec.base)
     build_models([base], tell)
+    if not model_path(base).is_dir():
+        known = [file.stem for file in (gallery_root() / SPECS).glob("*.yaml")]
+        raise ConfigError(
+            f"base = {spec.base!r}: there is no such model folder or spec{nearest_hint(spec.base, known)}"
+        )
     start = spec.warm_start
     shown = list(make_demonstrations(spec.demonstrations, num=start.steps * start.batch_size, seed=spec.seed))
     if start.shuffle:

@@ -83,8 +83,8 @@ def test_a_demonstration_without_a_reply_is_refused_and_leaves_nothing(base: Pat
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_missing_base_is_named(tmp_path: Path) -> None:
+def test_a_missing_base_is_named_with_the_nearest_spec(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
-    file.write_text(SPEC.read_text().replace("base: smollm2", "base: ./models/nothing"))
-    with pytest.raises(DataError, match="models/nothing"):
+    file.write_text(SPEC.read_text().replace("base: smollm2", "base: smolm2"))
+    with pytest.raises(ConfigError, match=r"'smolm2': there is no such .* did you mean .smollm2"):
         build_model(file, tmp_path / "copy", print)
