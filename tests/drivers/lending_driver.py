@@ -87,10 +87,11 @@ def misplaced_spans(run: Started) -> list[str]:
     has it."""
     with JournalReader(run.run_dir / "journal") as reader:
         rows = reader.telemetry()
+    rollout = max(row.source for row in rows if row.source.startswith("rollout-"))
     wrong: list[str] = []
     for use in uses_of(run):
         trains = use.use == "train"
-        worker, kind = ("rollout-1", "generate") if trains else ("trainer actor", "train")
+        worker, kind = (rollout, "generate") if trains else ("trainer actor", "train")
         for row in rows:
             end_s = min(row.span.end_s, use.end_ns / 1e9)
             overlap_s = end_s - max(row.span.start_s, use.begin_ns / 1e9)

@@ -42,7 +42,7 @@ def test_a_healthy_run_switches_loses_no_answer_and_samples_no_token_twice(runs:
     assert sum(metric(run, "episode/resampled_tokens")) == 0
 
 
-def test_the_torch_engine_and_the_trainer_take_turns_on_the_same_cores(runs: Runs) -> None:
+def test_the_only_engine_pauses_while_the_trainer_uses_the_cores(runs: Runs) -> None:
     cluster = {"lend": True, "lending": {"turns": "always"}}
     run = runs.start(runs.recipe(steps=4, cluster=cluster), "policies.actor.sampling.max_tokens=24")
     assert run.finish() == 0, run.report()
@@ -50,8 +50,7 @@ def test_the_torch_engine_and_the_trainer_take_turns_on_the_same_cores(runs: Run
     uses = Counter(use.use for use in uses_of(run))
     assert uses["train"] == 4, uses
     assert uses["generate"] >= 4, uses
-    assert set(failed_attempts(run)) <= {HANDED_IN}
-    assert sum(metric(run, "episode/resampled_tokens")) == 0
+    assert not failed_attempts(run), "nobody else could continue an episode"
     assert run.summary()["failures"] == []
 
 

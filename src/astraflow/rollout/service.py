@@ -282,7 +282,7 @@ class RolloutService:
             async with self._turns:
                 self._has_device = True
                 self._freed.set()
-                await self._turns.is_asked_back.wait()
+                await self._turns.until_asked_back()
                 self._has_device = False
                 await self._hand_in(await self._finish_running(self._turns.is_asked_back, _HAND_IN_S))
 

@@ -31,6 +31,10 @@ class Turns:
     async def __aexit__(self, *error: object) -> None:
         """Frees the device."""
 
+    async def until_asked_back(self) -> None:
+        """Returns when the turn must end."""
+        await self.is_asked_back.wait()
+
     def to_load(self) -> AbstractAsyncContextManager[None]:
         """A turn in which a trainer loads or saves its model."""
         return nullcontext()

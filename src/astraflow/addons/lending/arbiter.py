@@ -28,7 +28,7 @@ from astraflow.addons.lending.batch_forecast import BatchForecast
 from astraflow.addons.lending.baton import Baton, Message, Orders, Tenant, Use
 from astraflow.addons.lending.decision import Side, SwitchTimes, TrainerView, choose_side
 from astraflow.addons.lending.pairs import has_emulated_devices, keep_fracs, lending_of, pairs_of
-from astraflow.addons.lending.turns import KEEP_VARIABLE, receive
+from astraflow.addons.lending.turns import KEEP_VARIABLE, PAUSE_VARIABLE, receive
 from astraflow.addons.lending.uses import DeviceUse, UseBegin, UseLog
 from astraflow.errors import ConfigError
 from astraflow.processes.pool import Look, Pool
@@ -124,6 +124,7 @@ class LendingPool(Pool):
         for device in self._devices:
             self._begin_use(device)
         self._keep_fracs = keep_fracs(recipe)
+        self._has_one_service = recipe.rollout.services == 1
         for device in self._devices:
             device.baton.begins_at_once = min(self._keep_fracs.values()) >= 1
         self._longest_s = _LONGEST_S if has_emulated_devices(recipe) else _LONGEST_REAL_S
@@ -142,6 +143,8 @@ class LendingPool(Pool):
         for device in self._devices:
             if tenant := device.tenant(spec.name):
                 shared = {DEVICE_VARIABLE: self._path, KEEP_VARIABLE: f"{self._keep_fracs[tenant]:g}"}
+                if self._has_one_service:
+                    shared[PAUSE_VARIABLE] = "1"
                 return replace(spec, env={**spec.env, **shared})
         return spec
 

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from astraflow.errors import ConfigError
 from astraflow.protocols import Engine, Learner
 
-__all__ = ["SleepingEngine", "Tenant", "make_engine_tenant", "make_trainer_tenant"]
+__all__ = ["PausingTenant", "SleepingEngine", "Tenant", "make_engine_tenant", "make_trainer_tenant"]
 
 
 @runtime_checkable
@@ -52,6 +52,21 @@ class _SleepingTenant:
 
     async def leave(self) -> None:
         await self._engine.sleep()
+
+
+class PausingTenant:
+    """An engine that keeps its memory and its requests between turns."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def enter(self) -> None:
+        """Generates again."""
+        await self._engine.resume()
+
+    async def leave(self) -> None:
+        """Stops generation."""
+        await self._engine.pause()
 
 
 def make_engine_tenant(engine: Engine, *, keep_frac: float) -> Tenant:

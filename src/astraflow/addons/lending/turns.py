@@ -8,6 +8,9 @@ has it, and doesn't get it otherwise.
     want -> (waits) -> take -> tenants enter -> begin -> ... -> tenants leave -> free
 
 A turn for loading never begins: it counts as a part of the switch.
+
+If no other service generates and all memory stays on the device, handing in episodes would gain nothing. The
+rollout service then stays in its turn, and only pauses its engines while the trainer has the device.
 """
 
 import asyncio
@@ -22,16 +25,24 @@ from pathlib import Path
 
 from astraflow.addons.lending.baton import Message
 from astraflow.addons.lending.shared_engine import SharedEngine
-from astraflow.addons.lending.tenants import Tenant, make_engine_tenant, make_trainer_tenant
+from astraflow.addons.lending.tenants import (
+    PausingTenant,
+    Tenant,
+    make_engine_tenant,
+    make_trainer_tenant,
+)
 from astraflow.errors import ServiceError
 from astraflow.protocols import Engine, Learner
 from astraflow.service.turns import MakeEngine, Turns
 from astraflow.types.host_tensors import WeightSnapshot
 
-__all__ = ["KEEP_VARIABLE", "SharedTurns", "receive"]
+__all__ = ["KEEP_VARIABLE", "PAUSE_VARIABLE", "SharedTurns", "receive"]
 
 KEEP_VARIABLE = "ASTRAFLOW_DEVICE_KEEP"
 """Environment variable with the share of the device's memory that a service may keep between its turns."""
+
+PAUSE_VARIABLE = "ASTRAFLOW_DEVICE_PAUSES"
+"""Environment variable of a rollout service whose episodes nobody else can continue."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +65,8 @@ class SharedTurns(Turns):
         """`path`: socket of the arbiter. `name`: of the service. Raises: ServiceError if nobody listens."""
         super().__init__()
         self._keep_frac = float(os.environ.get(KEEP_VARIABLE, "1"))
+        self._pauses = PAUSE_VARIABLE in os.environ and self._keeps_all
+        """Whether the engines only pause, and keep their requests, while the trainer has the device."""
         self._tenants: list[Tenant] = []
         self._has_device = asyncio.Event()
         self._has_turn = asyncio.Event()
@@ -76,8 +89,19 @@ class SharedTurns(Turns):
 
     async def __aexit__(self, *error: object) -> None:
         # After an error, the process ends. Its memory is free once the kernel has closed the socket.
-        if self._keeps_all or not any(error):
+        if not any(error):
             await self._free()
+        elif self._keeps_all:
+            self._send(Message.FREE)
+
+    async def until_asked_back(self) -> None:
+        """Returns when the turn must end. With pauses, only the end of the service ends it."""
+        await self.is_asked_back.wait()
+        while self._pauses:
+            await self._free()
+            await self._take()
+            self._send(Message.BEGIN)
+            await self.is_asked_back.wait()
 
     def to_load(self) -> AbstractAsyncContextManager[None]:
         """A turn in which a trainer loads or saves its model, unless there is always memory for that."""
@@ -89,8 +113,10 @@ class SharedTurns(Turns):
             self._tenants.append(make_trainer_tenant(learner, keep_frac=self._keep_frac))
 
     def share_engines(self, make_engine: MakeEngine) -> MakeEngine:
-        """Makes engines during turns, and frees their memory between turns."""
-        return make_engine if self._keeps_all else partial(self._make_engine, make_engine)
+        """Makes engines during turns, and frees their memory between turns, or pauses them."""
+        if self._keeps_all and not self._pauses:
+            return make_engine
+        return partial(self._make_engine, make_engine)
 
     def close(self) -> None:
         """Leaves the device to the other tenant. Does nothing the second time."""
@@ -124,6 +150,9 @@ class SharedTurns(Turns):
         async with self._in_turn():
             made = make_engine(snapshot)
             engine = await made if inspect.isawaitable(made) else made
+            if self._pauses:
+                self._tenants.append(PausingTenant(engine))
+                return engine
             self._tenants.append(make_engine_tenant(engine, keep_frac=self._keep_frac))
         return SharedEngine(
             engine, has_turn=self._has_turn, in_turn=self._in_turn, is_ending=self.is_asked_back.is_set

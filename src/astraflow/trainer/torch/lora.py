@@ -243,7 +243,7 @@ def _targets(
 ) -> Sequence[str]:
     """The last names of the projections to adapt."""
     family = type(model).__name__
-    head = _head(model)
+    head = cast("Any", model).get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     inner = sorted(name for name, linears in by_name.items() if head not in linears)
     if not inner:
         raise ConfigError(
@@ -260,10 +260,6 @@ def _targets(
                 f"{', '.join(sorted(known))}); use one of these, or set `targets: all-linear`"
             )
     return config.targets
-
-
-def _head(model: nn.Module) -> object:
-    return cast("Any", model).get_output_embeddings() if isinstance(model, PreTrainedModel) else None
 
 
 def _projections(model: nn.Module) -> list[tuple[str, nn.Linear]]:

@@ -14,7 +14,7 @@ import pytest
 from astraflow.addons.lending.arbiter import LendingPool
 from astraflow.addons.lending.audit import audit_lending
 from astraflow.addons.lending.decision import Reason
-from astraflow.addons.lending.turns import SharedTurns
+from astraflow.addons.lending.turns import PAUSE_VARIABLE, SharedTurns
 from astraflow.addons.lending.uses import read_uses
 from astraflow.errors import ConfigError, ServiceError
 from astraflow.processes.supervisor import Supervisor
@@ -46,12 +46,13 @@ asyncio.run(main())
 class Stage:
     """An arbiter for one device, which `trainer-actor` and `rollout-1` share."""
 
-    def __init__(self, folder: Path) -> None:
-        content = make_cluster_recipe(cluster={"lend": True}, rollout={"services": 2})
+    def __init__(self, folder: Path, services: int = 2) -> None:
+        content = make_cluster_recipe(cluster={"lend": True}, rollout={"services": services})
         recipe = Recipe.model_validate_json(msgspec.json.encode(content))
         self.folder = RunFolder(folder)
         self.now_ns = 0
-        names = ("dataflow", "trainer-actor", "rollout-0", "rollout-1")
+        rollouts = [f"rollout-{idx}" for idx in range(services)]
+        names = ("dataflow", "trainer-actor", *rollouts)
         specs = [ProcessSpec(name, ("x",), {}, folder / f"{name}.log") for name in names]
         self.pool = LendingPool(recipe, self.folder, specs, clock_ns=lambda: self.now_ns)
         self.launcher = FakeLauncher(obeys=False)
@@ -76,8 +77,8 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(folder: Path) -> AsyncIterator[Stage]:
-    stage = Stage(folder)
+async def staged(folder: Path, services: int = 2) -> AsyncIterator[Stage]:
+    stage = Stage(folder, services)
     try:
         yield stage
     finally:
@@ -331,6 +332,49 @@ async def test_the_only_rollout_service_gets_the_device_as_soon_as_the_step_is_d
         await trainer.__aexit__()
         async with asyncio.timeout(5):
             await waiting
+
+
+class Pauser:
+    """An engine that notes when it is paused."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def pause(self) -> None:
+        self.calls.append("pause")
+
+    async def resume(self) -> None:
+        self.calls.append("resume")
+
+
+async def test_the_only_rollout_service_pauses_its_engine_and_stays_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with staged(tmp_path, services=1) as stage:
+        monkeypatch.setenv(PAUSE_VARIABLE, stage.pool.first_specs[-1].env[PAUSE_VARIABLE])
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-0")
+        await begin(rollout)
+        stage.look("rollout-0")
+        pauser = Pauser()
+        make = rollout.share_engines(lambda _: pauser)  # type: ignore[arg-type,return-value]
+        assert await make(None) is pauser  # type: ignore[arg-type,misc]
+        turn = asyncio.create_task(rollout.until_asked_back())
+        for _ in range(2):
+            pauser.calls.clear()
+            stage.pass_s(10)
+            await begin(trainer)
+            assert pauser.calls == ["pause"]
+            stage.pass_s(4)
+            await trainer.__aexit__()
+            await settle(lambda: len(pauser.calls) == 2)
+            assert pauser.calls == ["pause", "resume"]
+        assert not turn.done(), "the turn ends only with the service"
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+        await rollout.__aexit__(asyncio.CancelledError)
+        await hear()
+        assert "nobody has the device" in stage.pool.text
+    assert [each for each in uses_of(tmp_path) if each[1]] == [("generate", 10.0), ("train", 4.0)] * 2
 
 
 async def test_a_killed_launcher_leaves_uses_whose_end_is_not_known(tmp_path: Path) -> None:
