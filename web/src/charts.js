@@ -63,14 +63,15 @@ function joined(series, { isSmooth, isLog }) {
   return tables.length > 1 ? uPlot.join(tables) : tables[0];
 }
 
-// A flat line lies in the middle of its chart instead of on an axis of its own rounding errors.
+// A flat line lies in the middle of its chart, or on its ground if it is 0, instead of on an axis of its own rounding errors.
 const rangeOf = (_, low, high) => {
   if (low == null) return [0, 1];
   if (high - low > 1e-9 * Math.max(1, Math.abs(high))) {
     const room = 0.06 * (high - low);
     return [low >= 0 && low < room ? 0 : low - room, high + room];
   }
-  const room = Math.abs(low) || 1;
+  if (low === 0) return [0, 1];
+  const room = Math.abs(low);
   return [low - room, low + room];
 };
 

@@ -68,7 +68,7 @@ function Sequence({ sequence, number, speakers, isChosen, isOpen, show }) {
   return html`<details class=${`sequence ${isChosen ? "chosen" : ""}`} open=${isOpen || isChosen || isUnfolded} id=${`sequence-${sequence.id}`}>
     <summary><span class=${`key ${hueOf(speakers, sequence.speaker)}`}></span><b>${number}. ${sequence.speaker}</b> <small>${[origin.relation, `reward ${num(sequence.reward)}`].filter(Boolean).join(", ")}</small></summary>
     ${sequence.is_left_out && html`<p class="note">Its messages are too long to show beside the others. Choose it in the list above.</p>`}
-    ${num_shared > 0 && html`<details class="shared-start" open=${isUnfolded}><summary>${num_shared} messages as in sequence ${origin.parent + 1}</summary><${Messages} blocks=${sequence.blocks.slice(0, num_shared)} speakers=${speakers} /></details>`}
+    ${num_shared > 0 && html`<details class="shared-start" open=${isUnfolded}><summary>${num_shared} ${num_shared === 1 ? "message" : "messages"} as in sequence ${origin.parent + 1}</summary><${Messages} blocks=${sequence.blocks.slice(0, num_shared)} speakers=${speakers} /></details>`}
     <${Messages} blocks=${sequence.blocks.slice(num_shared)} speakers=${speakers} show=${isChosen ? show : null} /></details>`;
 }
 

@@ -176,12 +176,16 @@ function Cards({ run, rows, matches, words: sought, isDone }) {
   return html`<ul class="cards">${rows.map((row, idx) => {
     const said = words?.[row.id];
     const look = row.error ? "error" : row.kind === "eval" ? "eval" : (row.fate ?? "live");
+    const isSame = isOfSame(rows[idx - 1], row);
     return html`<li key=${row.id} class=${idx === chosen ? "chosen" : ""}><span class=${`fate ${look}`} title=${endOf(row)}></span>
-      <div><div class="words"><div class="asked">${said?.asked ?? ""}</div><div>${matches[row.id] ? html`<${Marked} text=${matches[row.id]} words=${sought} />` : (said?.answered ?? "")}</div></div>
+      <div><div class=${`words ${isSame ? "same" : ""}`}>${!isSame && html`<div class="asked">${said?.asked ?? ""}</div>`}<div>${matches[row.id] ? html`<${Marked} text=${matches[row.id]} words=${sought} />` : (said?.answered ?? "")}</div></div>
         <p class="facts"><a href=${link("r", run, "episode", row.id)}>${nameOf(row)}</a>${[row.task, row.tokens != null && `${num(row.tokens)} tokens`, endOf(row), `version ${versionsOf(row)}`].filter(Boolean).map((text) => html`<span>${text}</span>`)}${row.note && html`<b>${row.note}</b>`}</p></div>
       <div class="reward">${row.reward == null ? "" : html`${num(row.reward)}<meter min="0" max="1" value=${Math.max(0, Math.min(1, row.reward))} aria-label="reward"></meter>`}</div></li>`;
   })}</ul>`;
 }
+
+// Whether the row above is of the same group, so that it shows the same question.
+const isOfSame = (above, row) => above != null && ["kind", "group", "policy", "part"].every((name) => above[name] === row[name]);
 
 export const nameOf = (row) => `${row.kind === "eval" ? "e" : ""}${row.group}.${row.episode}.${row.attempt}${row.part ? `/${row.part}` : ""}`;
 export const versionsOf = (row) =>

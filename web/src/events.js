@@ -2,7 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { clock, html } from "./base.js";
 
-const WORDS = { take: "took a batch", commit: "committed", publish: "published", join: "joined", leave: "left", eval: "evaluated", "set aside": "set aside", restored: "restored", end: "run ended", resume: "run resumed", schedule: "schedule changed", drop: "batch dropped", redo: "step repeated", restart: "restarted" };
+const WORDS = { take: "took a batch", commit: "committed", publish: "published", join: "joined", leave: "left", eval: "evaluated", "set aside": "set aside", restored: "restored", end: "ended", resume: "resumed", schedule: "schedule changed", drop: "batch dropped", redo: "step repeated", restart: "restarted" };
 const LOOKS = { leave: "warn", restart: "warn", "set aside": "bad", drop: "bad", redo: "warn", eval: "good", join: "good", restored: "good" };
 
 // Title of a chip, and the kinds of events behind it.

@@ -131,7 +131,7 @@ function Members({ members, links, figures, order, lit, light }) {
       <td class="reason" title=${member.reason}>${member.left_out ? `left out: ${member.left_out}` : member.state === "finished" ? "" : member.reason}</td></tr>`)}</tbody></table></div></section>`;
 }
 
-// Best first, so that colours, curves and rows agree.
+// Best first, so that colors, curves and rows agree.
 function ranked(comparison) {
   if (!comparison) return [];
   const [first] = comparison.figures;
@@ -166,7 +166,7 @@ export function SweepPage({ name }) {
     <${Problem} error=${error && `${error} What you see is how it was.`} /><${Judged} compared=${data.compared} />`;
 }
 
-// `curves` draws the rest of the page, for the runs in the order of their variants, so that colours agree.
+// `curves` draws the rest of the page, for the runs in the order of their variants, so that colors agree.
 export function ChosenRuns({ runs, curves }) {
   const [everyMs, setEvery] = useState(AGAIN_MS);
   const { data, error } = useAnswer(`api/comparison?${query({ runs: runs.join(",") })}`, everyMs);

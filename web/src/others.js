@@ -34,7 +34,10 @@ function WeightCurves({ versions, loads }) {
     <${Chart} title="Seconds to fetch and load a version" xLabel="seconds" series=${loading} /></div>`;
 }
 
+const NEWEST = 20;
+
 export function WeightsPage({ run }) {
+  const [isAll, showAll] = useState(false);
   const base = `api/runs/${encodeURIComponent(run)}`;
   const { data: versions, error } = useAnswer(`${base}/versions`, 5000);
   const { data: now } = useAnswer(`${base}/now`, 2000);
@@ -50,9 +53,10 @@ export function WeightsPage({ run }) {
         <td>${(worker.load.transfers ?? []).map(onItsWay).join("; ") || "–"}</td></tr>`)}</tbody></table></div>`}</section>
     <section><h2>Versions</h2><div class="scroll" tabindex="0" role="group" aria-label="versions"><table><thead><tr><th>policy</th><th class="n">version</th><th class="n">steps</th><th>published</th><th>kind</th>
       <th class="n">to fetch</th><th class="n">delta next to it</th><th class="n">in full</th></tr></thead><tbody>
-      ${versions.slice(-200).reverse().map((v) => html`<tr key=${`${v.policy} ${v.version}`}><td>${v.policy}</td><td class="n">${v.version}</td><td class="n">${v.step}</td><td>${clock(v.at_s)}</td>
+      ${versions.slice(isAll ? -200 : -NEWEST).reverse().map((v) => html`<tr key=${`${v.policy} ${v.version}`}><td>${v.policy}</td><td class="n">${v.version}</td><td class="n">${v.step}</td><td>${clock(v.at_s)}</td>
         <td>${v.kind}${v.kind === "delta" ? ` to ${v.base}` : ""}</td><td class="n">${bytes(v.fetched_bytes)}</td><td class="n">${v.shortcut_bytes ? bytes(v.shortcut_bytes) : "–"}</td><td class="n">${bytes(v.full_bytes)}</td></tr>`)}
-      </tbody></table></div></section>`;
+      </tbody></table></div>
+      ${versions.length > NEWEST && html`<button onClick=${() => showAll(!isAll)}>${isAll ? "Fewer" : `The newest ${Math.min(200, versions.length)} versions`}</button>`}</section>`;
 }
 
 // --- time line ---
@@ -144,6 +148,7 @@ function Lanes({ data, begin, end, setRange }) {
         const from = Math.max(NAMES, x(start));
         return html`<rect class=${`span-${lookOf(kind)}`} x=${from} y=${idx * LANE + 3} height=${LANE - 6} width=${Math.max(1, Math.min(full, x(stop)) - from)}><title>${kind}, ${num(stop - start)} s</title></rect>`;
       })}</g>`)}
+    ${data.happenings.length > 0 && html`<text x="4" y=${height - 9}>events</text>`}
     ${data.happenings.filter((e) => e.at_s >= begin && e.at_s <= end).map((e) => html`<line class="event" x1=${x(e.at_s)} x2=${x(e.at_s)} y1=${height - 20} y2=${height - 6}><title>${e.kind} ${e.who} ${e.text}</title></line>`)}
   </svg>`}</div>`;
 }

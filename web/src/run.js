@@ -20,12 +20,12 @@ function Services({ services }) {
     )}</tbody></table></div>`;
 }
 
-// What the watchdog found: why the run stands still or learns nothing, since when, and what to do.
+// What the watchdog found: why the run stands still or learns nothing, for how long, and what to do.
 function Alarms({ alarms, now }) {
   return alarms.map(
     (alarm) => html`<p key=${`${alarm.rule} ${alarm.subject}`} class="problem" role="alert" data-rule=${alarm.rule}>
       ${alarm.evidence}${alarm.advice && html`<span class="advice">${alarm.advice}</span>`}
-      <small>${alarm.rule}, since ${ago(now - alarm.since_s)}</small></p>`,
+      <small>${alarm.rule}, for ${ago(now - alarm.since_s)}</small></p>`,
   );
 }
 

@@ -7,11 +7,21 @@ const MAX_SWEEPS = 10;
 
 const when = (atS) => (atS ? new Date(atS * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }) : "–");
 
+// How far a run is, and its score. A run that was killed has no summary, and making one takes long, so only its page does.
+function Answer({ run }) {
+  const box = useRef(null);
+  const isSeen = useSeen(box);
+  const isMoving = run.state === "running";
+  const { data } = useAnswer(isSeen && (isMoving || run.is_summarized) ? `api/runs/${encodeURIComponent(run.name)}/now` : "", isMoving ? 10_000 : 0);
+  const [score, progress] = data?.answer?.figures ?? [];
+  return html`<td ref=${box} class="score">${score && html`<b class=${score.tone}>${score.value}</b> <small>${score.detail}</small>`}</td><td class="n" title=${progress?.detail}>${progress?.value}</td>`;
+}
+
 function RunTable({ runs, chosen, choose }) {
-  return html`<div class="scroll" tabindex="0" role="group" aria-label="runs"><table class="runs"><thead><tr><th><span class="sr">choose</span></th><th>run</th><th>state</th><th>recipe</th><th class="n">last sign of life</th><th>folder</th></tr></thead>
+  return html`<div class="scroll" tabindex="0" role="group" aria-label="runs"><table class="runs"><thead><tr><th><span class="sr">choose</span></th><th>run</th><th>state</th><th class="score">held-out</th><th class="n">progress</th><th>recipe</th><th class="n">last sign of life</th><th>folder</th></tr></thead>
     <tbody>${runs.map((run) => html`<tr key=${run.name}><td><input type="checkbox" aria-label=${`choose ${run.name}`} checked=${chosen.includes(run.name)} onChange=${() => choose(run.name)} /></td>
       <td><a href=${link("r", run.name, "run")}>${run.name}</a></td><td><span class=${`state ${run.state}`}>${run.state}</span></td>
-      <td>${run.recipe}</td><td class="n">${when(run.at_s)}</td><td class="muted" title=${run.path}>${run.path}</td></tr>`)}</tbody></table></div>`;
+      <${Answer} run=${run} /><td>${run.recipe}</td><td class="n">${when(run.at_s)}</td><td class="muted" title=${run.path}>${run.path}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Sweep({ sweep, runs, chosen, choose }) {

@@ -1,4 +1,4 @@
-// The tokens of one sequence, coloured by what was measured of them.
+// The tokens of one sequence, colored by what was measured of them.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html, num } from "./base.js";
 
@@ -77,7 +77,7 @@ function Scale({ mode }) {
   return html`<span class="scale">${scale.map(([look, words]) => html`<span class=${`t ${look}`}>${words}</span>`)}<span class="t given">given</span></span>`;
 }
 
-export function ModePicker({ tokens, mode, choose, words = "colour tokens by", others = [] }) {
+export function ModePicker({ tokens, mode, choose, words = "color tokens by", others = [] }) {
   const names = [...others, ...(tokens ? Object.keys(modesOf(tokens)) : ["logprob", "version", "mask"])];
   return html`<p class="facts"><label>${words} <select value=${mode} onChange=${(event) => choose(event.target.value)}>
     ${names.map((name) => html`<option selected=${name === mode}>${name}</option>`)}</select></label>${!others.includes(mode) && html`<${Scale} mode=${mode} />`}</p>`;

@@ -106,6 +106,8 @@ class _HeldOut:
     """Whether only one version was evaluated."""
     significant: float = _CHANGED
     """The smallest difference that counts."""
+    reward: tuple[float, float] | None = None
+    """First and last training reward of a run that has ended, which speak if nothing was evaluated."""
 
     @property
     def rise(self) -> float:
@@ -116,7 +118,11 @@ class _HeldOut:
     def figure(self) -> Figure:
         """The figure of the score."""
         if self.last is None:
-            return Figure(name="Held-out", value="\u2013", detail="not evaluated yet")
+            return Figure(
+                name="Held-out",
+                value="\u2013",
+                detail="not evaluated" if self.reward else "not evaluated yet",
+            )
         if self.is_same:
             return Figure(name="Held-out", value=f"{self.last:.3f}", detail=f"at the start, {self.where}")
         tone = "good" if self.rise > 0 else "bad" if self.rise < 0 else "warn"
@@ -125,6 +131,9 @@ class _HeldOut:
 
     def clause(self, *, is_over: bool) -> str:
         """Says whether the run learns."""
+        if self.last is None and self.reward:
+            first, last = self.reward
+            return f"Nothing was evaluated; the training reward went from {first:.3f} to {last:.3f}"
         if self.last is None:
             return "No evaluation says yet whether it learns"
         if self.is_same:
@@ -156,8 +165,10 @@ def _where(record: EvalRecord, num_policies: int) -> str:
 
 
 def _held_out_of_policy(policy: PolicySummary | None) -> _HeldOut:
-    if policy is None or not policy.heldout_after:
+    if policy is None:
         return _HeldOut()
+    if not policy.heldout_after:
+        return _HeldOut(reward=(policy.reward_first, policy.reward_last) if policy.steps else None)
     name = next(iter(policy.heldout_after))
     first = policy.heldout_before.get(name)
     last = policy.heldout_after[name]

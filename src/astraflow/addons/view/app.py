@@ -412,11 +412,12 @@ async def _status(run: ShownRun) -> dict[str, Any]:
 
 def _summary_of(run: ShownRun) -> dict[str, object]:
     place = {"name": run.name, "path": str(run.folder.path), "sweep": run.sweep}
+    known = {"is_summarized": run.folder.summary.is_file()}
     try:
         record = run.folder.load_record()
     except (Error, OSError):
-        return {**place, "state": "unknown", "recipe": "", "at_s": 0.0}
-    return {**place, "state": record.state, "recipe": record.name, "at_s": record.at_s}
+        return {**place, **known, "state": "unknown", "recipe": "", "at_s": 0.0}
+    return {**place, **known, "state": record.state, "recipe": record.name, "at_s": record.at_s}
 
 
 def _meta(database: sqlite3.Connection, key: str) -> str:

@@ -24,8 +24,11 @@ __all__ = [
     "Piece",
     "blocks_of_messages",
     "blocks_of_trajectory",
+    "newest_message",
     "speaker_of",
     "versions_of",
+    "without_ends",
+    "without_markers",
 ]
 
 PartKind = Literal["text", "thinking", "call", "result", "image"]
@@ -115,7 +118,7 @@ def blocks_of_trajectory(trajectory: Trajectory, decode: Decoder) -> tuple[Block
             Block(
                 role="assistant",
                 speaker=speaker,
-                parts=_parts(_without_end(pieces), is_sampled=True, is_thinking=is_thinking),
+                parts=_parts(_without_end(pieces), is_answer=True, is_thinking=is_thinking),
                 turn=number,
                 reward=turn.reward,
                 start=turn.start,
@@ -136,7 +139,7 @@ def blocks_of_messages(messages: Iterable[Message]) -> tuple[Block, ...]:
             speaker=message.name if message.role == "assistant" else "",
             parts=_parts(
                 [Piece(text=_cut(message.content))],
-                is_sampled=message.role == "assistant",
+                is_answer=message.role == "assistant",
                 is_result=message.role == "tool",
             )
             if message.role != "system"
@@ -235,6 +238,17 @@ def _given_blocks(
     return blocks
 
 
+def without_markers(text: str) -> str:
+    """Returns text without the markers of chat templates."""
+    return _AROUND.sub("", _ROLE.sub(" ", text))
+
+
+def newest_message(text: str) -> str:
+    """Returns the newest message in given text that is not an answer, without the markers of templates."""
+    messages = [_AROUND.sub("", said).strip() for role, said in _split(text) if role != "assistant"]
+    return next((said for said in reversed(messages) if said), text)
+
+
 def _split(text: str) -> Iterable[tuple[str, str]]:
     """Yields (role, text) for each message; the role of text before the first marker is empty."""
     role = ""
@@ -262,7 +276,8 @@ def _given_parts(text: str, images: Sequence[str], role: str) -> tuple[Part, ...
     for idx, said in enumerate(text.split(_PLACE) if images else [text]):
         if idx:
             parts.append(_image(next(uris)))
-        parts += _parts([Piece(text=_cut(said))], is_sampled=False, is_result=role == "tool")
+        pieces = [Piece(text=_cut(said))]
+        parts += _parts(pieces, is_answer=role == "assistant", is_result=role == "tool")
     return tuple(parts)
 
 
@@ -318,7 +333,7 @@ def _without_end(pieces: Sequence[Piece]) -> list[Piece]:
     kept = list(pieces)
     while kept:
         last = kept.pop()
-        if shown := _strip_ends(last.text):
+        if shown := without_ends(last.text):
             kept.append(Piece(text=shown, version=last.version))
             break
     room = _MAX_TEXT
@@ -329,7 +344,7 @@ def _without_end(pieces: Sequence[Piece]) -> list[Piece]:
     return kept
 
 
-def _strip_ends(text: str) -> str:
+def without_ends(text: str) -> str:
     """Removes end tokens, and the white space before them, from the end of a text."""
     end = len(text)
     while ending := next((each for each in _ENDS if text.endswith(each, 0, end)), ""):
@@ -348,14 +363,14 @@ def _cut(text: str, limit: int = _MAX_TEXT) -> str:
 
 
 def _parts(
-    pieces: Sequence[Piece], *, is_sampled: bool, is_thinking: bool = False, is_result: bool = False
+    pieces: Sequence[Piece], *, is_answer: bool, is_thinking: bool = False, is_result: bool = False
 ) -> tuple[Part, ...]:
     """Splits a text into reasoning, calls, results, and the rest."""
     text = "".join([piece.text for piece in pieces])
     if is_result:
         shown = text.replace("<tool_response>", "").replace("</tool_response>", "")
         return (Part(kind="result", pieces=(Piece(text=shown.strip()),)),) if shown.strip() else ()
-    calls = bare_json_calls(text) if is_sampled and not is_thinking else ()
+    calls = bare_json_calls(text) if is_answer and not is_thinking else ()
     if calls and not any(call.problem for call in calls):
         return (Part(kind="call", pieces=tuple(pieces), name=", ".join([call.name for call in calls])),)
     parts: list[Part] = []

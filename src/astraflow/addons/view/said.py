@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 from astraflow import wire
+from astraflow.addons.view.conversation import without_markers
 from astraflow.addons.view.token_text import TokenText
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.journal.segments import SegmentReader
@@ -43,7 +44,9 @@ class Said:
             if at >= 0:
                 begin = max(0, at - _AROUND)
                 end = at + len(words) + _AROUND
-                line = " ".join(text[begin:end].split()).encode("utf-8", "replace").decode()
+                shown = without_markers(text[begin:end])
+                shown = shown if wanted in shown.lower() else text[begin:end]
+                line = " ".join(shown.split()).encode("utf-8", "replace").decode()
                 return _MORE * (begin > 0) + line + _MORE * (end < len(text))
         return ""
 

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from astraflow import wire
+from astraflow.addons.view.conversation import newest_message, without_ends
 from astraflow.addons.view.tables_copy import messages_of
 from astraflow.addons.view.token_text import TokenText
 from astraflow.dataflow.core.commands import PayloadRef
@@ -21,7 +22,7 @@ _NUM_TOKENS = 64
 
 
 class Snippet(Item, frozen=True, kw_only=True):
-    """What an episode began with and what the model answered last."""
+    """The message that the first answer replies to, and the last answer."""
 
     asked: str = ""
     answered: str = ""
@@ -66,11 +67,12 @@ def _of_tokens(trajectory: Trajectory, texts: TokenText) -> Snippet:
     is_sampled = mask == 1
     first = int(is_sampled.argmax()) if is_sampled.any() else len(ids)
     given = ids[:first][-_NUM_TOKENS:].tolist()
-    sampled = ids[first:][is_sampled[first:]][-_NUM_TOKENS:].tolist()
+    last = max([turn.start for turn in trajectory.turns], default=0)
+    sampled = ids[last:][is_sampled[last:]][-_NUM_TOKENS:].tolist()
     policy = trajectory.policy
     return Snippet(
-        asked=_short(texts.text(policy, given), is_end=True),
-        answered=_short(texts.text(policy, sampled), is_end=True),
+        asked=_short(newest_message(texts.text(policy, given)), is_end=True),
+        answered=_short(without_ends(texts.text(policy, sampled)), is_end=True),
     )
 
 

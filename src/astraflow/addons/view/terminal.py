@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from astraflow.addons.view.conversation import without_ends
 from astraflow.addons.view.episode import EpisodeView, Tokens
 from astraflow.addons.view.search import EpisodeDict
 from astraflow.report.terminal_text import printable
@@ -47,7 +48,7 @@ def episodes_table(rows: Iterable[EpisodeDict]) -> tuple[Table, int]:
     num = 0
     for row in rows:
         num += 1
-        text = " ".join(str(row.get("completion", "")).split())
+        text = " ".join(without_ends(str(row.get("completion", ""))).split())
         table.add_row(*(Text(cell) for cell in _cells(row)), Text(_cut(printable(text))))
     return table, num
 

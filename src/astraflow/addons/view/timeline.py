@@ -16,8 +16,14 @@ _MAX_HAPPENINGS = 500
 _NUM_NEWEST = 30
 _NUM_RESTARTS = 20
 _MAX_TRACED = 500_000
-_QUIET = ("take", "commit", "publish")
+_QUIET = "kind IN ('take', 'commit', 'publish')"
 """Events that occur at each step, which the list of news leaves out."""
+_EARLIER = (
+    "SELECT step FROM happenings AS earlier WHERE earlier.id < happenings.id AND step IS NOT NULL "
+    "ORDER BY id DESC LIMIT 1"
+)
+_HAPPENINGS = f"SELECT at_s, kind, who, coalesce(step, ({_EARLIER})) AS step, version, text FROM happenings"
+"""Events that are not about a step, such as restarts, belong to the newest step before them."""
 
 
 def between(database: sqlite3.Connection, begin_s: float | None, end_s: float | None) -> dict[str, Any]:
@@ -32,17 +38,26 @@ def between(database: sqlite3.Connection, begin_s: float | None, end_s: float | 
     lanes: dict[str, list[tuple[str, float, float]]] = {}
     for source, kind, start, stop in _longest_spans(database, begin, end, whole_s=last - first):
         lanes.setdefault(source, []).append((kind, start, stop))
-    query = (
-        "SELECT at_s, kind, who, step, version, text FROM happenings WHERE at_s BETWEEN ? AND ? "
-        "ORDER BY at_s LIMIT ?"
-    )
-    events = [dict(row) for row in database.execute(query, (begin, end, _MAX_HAPPENINGS))]
     return {
         "begin_s": first,
         "end_s": last,
         "lanes": [{"name": name, "spans": sorted(lanes[name], key=lambda s: s[1])} for name in sorted(lanes)],
-        "happenings": events,
+        "happenings": _happenings_between(database, begin, end),
     }
+
+
+def _happenings_between(database: sqlite3.Connection, begin: float, end: float) -> list[dict[str, Any]]:
+    """Returns the newest unusual events, and, evenly thinned out, those of each step."""
+    within = "at_s BETWEEN ? AND ?"
+    count = f"SELECT count(*) FROM happenings WHERE {within} AND {_QUIET}"
+    every = 1 + database.execute(count, (begin, end)).fetchone()[0] // _MAX_HAPPENINGS
+    unusual = f"{_HAPPENINGS} WHERE {within} AND NOT {_QUIET} ORDER BY at_s DESC, id DESC LIMIT ?"
+    quiet = f"{_HAPPENINGS} WHERE {within} AND {_QUIET} AND id % ? = 0"
+    rows = [
+        *reversed(database.execute(unusual, (begin, end, _MAX_HAPPENINGS)).fetchall()),
+        *database.execute(quiet, (begin, end, every)),
+    ]
+    return sorted([dict(row) for row in rows], key=lambda row: row["at_s"])
 
 
 def _longest_spans(
@@ -83,14 +98,13 @@ def newest_happenings(database: sqlite3.Connection) -> list[dict[str, Any]]:
 
     The newest restarts are always among them, however much has happened since.
     """
-    newest = "SELECT id FROM happenings WHERE kind NOT IN (?, ?, ?) ORDER BY id DESC LIMIT ?"
+    newest = f"SELECT id FROM happenings WHERE NOT {_QUIET} ORDER BY id DESC LIMIT ?"
     restarts = "SELECT id FROM happenings WHERE kind = 'restart' ORDER BY id DESC LIMIT ?"
     query = (
-        "SELECT at_s, kind, who, step, version, text FROM happenings WHERE id IN "
+        f"{_HAPPENINGS} WHERE id IN "
         f"(SELECT id FROM ({newest}) UNION SELECT id FROM ({restarts})) ORDER BY id DESC"
     )
-    values = (*_QUIET, _NUM_NEWEST, _NUM_RESTARTS)
-    return [dict(row) for row in database.execute(query, values)]
+    return [dict(row) for row in database.execute(query, (_NUM_NEWEST, _NUM_RESTARTS))]
 
 
 def loads(database: sqlite3.Connection) -> list[dict[str, Any]]:

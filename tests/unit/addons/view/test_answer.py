@@ -11,6 +11,13 @@ from astraflow.report.summary import PolicySummary, Summary, WaitShare
 from astraflow.types import FateCounts, ScalingAdvice
 from drivers.shown_runs import make_eval, make_status, make_step
 
+POLICY = PolicySummary(
+    name="actor", steps=100, num_steps=100, version=100, heldout_before={"heldout": 0.34},
+    heldout_after={"heldout": 0.963}, reward_first=0.4, reward_last=0.9, staleness_mean=1.8,
+    staleness_max=2, staleness_bound=2, generated_tokens=1000, committed_tokens=1000, redone_steps=0,
+    fates=FateCounts(),
+)  # fmt: skip
+
 
 def live(scores: Mapping[int, float], trainer: float, generation: float) -> RunAnswer:
     advice = ScalingAdvice(
@@ -26,17 +33,11 @@ def live(scores: Mapping[int, float], trainer: float, generation: float) -> RunA
 
 
 def ended(**changes: object) -> RunAnswer:
-    policy = PolicySummary(
-        name="actor", steps=100, num_steps=100, version=100, heldout_before={"heldout": 0.34},
-        heldout_after={"heldout": 0.963}, reward_first=0.4, reward_last=0.9, staleness_mean=1.8,
-        staleness_max=2, staleness_bound=2, generated_tokens=1000, committed_tokens=1000, redone_steps=0,
-        fates=FateCounts(),
-    )  # fmt: skip
     fields: dict[str, object] = {
         "name": "demo", "run_id": "r", "seed": 0, "state": "finished", "heldout_before": 0.34,
         "heldout_after": 0.963, "heldout_tasks": 512, "wall_s": 75.0, "rl_wall_s": 50.0, "overlap_frac": 0.9,
         "staleness_mean": 1.8, "staleness_max": 2, "staleness_bound": 2, "generated_tokens": 600_000,
-        "committed_tokens": 600_000, "audit_ok": True, "audit_problems": (), "policies": (policy,),
+        "committed_tokens": 600_000, "audit_ok": True, "audit_problems": (), "policies": (POLICY,),
         "waits": (WaitShare(who="trainer actor", whom="dataflow", total_s=2.0, frac=0.04),),
     }  # fmt: skip
     return answer_of_summary(Summary(**(fields | changes)))  # pyright: ignore[reportArgumentType]
@@ -86,6 +87,13 @@ def test_a_run_that_has_ended() -> None:
     )
     assert [figure.value for figure in answer.figures] == ["0.963", "100%", "12,000 tokens/s", "Balanced"]
     assert "the trainer is the bottleneck: generation waits 36%" in ended(overlap_frac=0.6).sentence
+
+
+def test_a_run_without_an_evaluation_tells_its_training_reward() -> None:
+    policy = msgspec.structs.replace(POLICY, heldout_before={}, heldout_after={})
+    answer = ended(policies=(policy,))
+    assert answer.sentence.startswith("Nothing was evaluated; the training reward went from 0.400 to 0.900;")
+    assert answer.figures[0].detail == "not evaluated"
 
 
 def test_a_run_that_ended_before_it_began() -> None:

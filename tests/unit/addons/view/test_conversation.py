@@ -1,6 +1,11 @@
 import pytest
 
-from astraflow.addons.view.conversation import Block, blocks_of_messages, blocks_of_trajectory
+from astraflow.addons.view.conversation import (
+    Block,
+    blocks_of_messages,
+    blocks_of_trajectory,
+    newest_message,
+)
 from astraflow.types import MediaRef, Message
 from drivers.talk_runs import decode, ids_of, said, talk
 
@@ -32,6 +37,7 @@ def test_prompts_are_split_at_the_markers_of_templates(prompt: str, system: bool
     blocks = blocks_of_trajectory(talk(prompt, said("5<|im_end|>")), decode)
     first = [("system", "Be brief.")] if system else []
     assert told(blocks) == [*first, ("user", "2 + 3?"), ("actor", "5")]
+    assert newest_message(prompt) == "2 + 3?"
 
 
 def test_text_without_markers_is_one_message() -> None:
@@ -60,6 +66,11 @@ def test_calls_and_results_are_blocks() -> None:
     assert [(part.kind, part.name) for part in asked.parts] == [("text", ""), ("call", "add")]
     assert [(part.kind, part.text) for part in told_back.parts] == [("result", "5")]
     assert answered.text == "It is 5."
+    bare = f'{CHAT}{{"name": "add", "arguments": {{"a": 2}}}}<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n'
+    *_, asked, told_back, answered = blocks_of_trajectory(
+        talk(f"{bare}<|im_start|>assistant\n", said("5")), decode
+    )
+    assert [block.parts[0].kind for block in (asked, told_back, answered)] == ["call", "result", "text"]
 
 
 @pytest.mark.parametrize(
