@@ -50,7 +50,9 @@ class Services:
     The way back takes no time."""
 
 
-def recipe_of(schedule: Schedule, work: Work, *, steps: int, scale: float, model: Path) -> dict[str, Any]:
+def recipe_of(
+    schedule: Schedule, work: Work, *, steps: int, seed: int, scale: float, model: Path
+) -> dict[str, Any]:
     """Makes the recipe of a schedule."""
     step_s = schedule.step_s(work)
     names = POLICIES[:1] if schedule.is_lockstep else POLICIES
@@ -88,6 +90,7 @@ def recipe_of(schedule: Schedule, work: Work, *, steps: int, scale: float, model
     )
     return {
         "name": "multi-policy",
+        "seed": seed,
         "tasks": {
             "sources": {"sums": {"name": "reasoning_gym", "dataset": "basic_arithmetic", "size": 20000}}
         },
@@ -100,7 +103,7 @@ def recipe_of(schedule: Schedule, work: Work, *, steps: int, scale: float, model
 
 
 def run_services(
-    schedule: Schedule, work: Work, *, steps: int, scale: float, model: Path, folder: Path
+    schedule: Schedule, work: Work, *, steps: int, seed: int, scale: float, model: Path, folder: Path
 ) -> Services:
     """Runs a schedule, unless its folder holds a finished run. Raises: CalledProcessError if it fails."""
     summary = folder / "run" / "summary.json"
@@ -108,9 +111,10 @@ def run_services(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         path = folder / "recipe.yaml"
-        path.write_text(yaml.safe_dump(recipe_of(schedule, work, steps=steps, scale=scale, model=model)))
+        recipe = recipe_of(schedule, work, steps=steps, seed=seed, scale=scale, model=model)
+        path.write_text(yaml.safe_dump(recipe))
         argv = [sys.executable, "-m", "astraflow.cli.main", "run", str(path), "--plain"]
-        print(f"+ {schedule.name}, real services", file=sys.stderr, flush=True)
+        print(f"+ {schedule.name}, real services, seed {seed}", file=sys.stderr, flush=True)
         subprocess.run([*argv, "--run-dir", str(folder / "run")], check=True, stdout=sys.stderr)
     return _read(folder / "run", json.loads(summary.read_text()), scale)
 

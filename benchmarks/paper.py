@@ -49,7 +49,10 @@ ROWS = (
         "([details](benchmarks.md#two-policies-on-emulated-devices)).",
         ("multi_policy.py",),
         (
-            ("speedup_vs_plain_range", "Speedup over the better plain synchronous schedule, with lending"),
+            (
+                "speedup_vs_plain_range",
+                "Speedup over the better plain synchronous schedule, with lending (paper: 2.7)",
+            ),
             ("speedup_vs_plain_geomean", "Its geometric mean at loads up to 1.6"),
             ("speedup_vs_best_range", "Speedup over the fastest synchronous schedule, by cost of a switch"),
             ("speedup_vs_best_range_fixed_split", "The same without lending, cost 5 %"),
@@ -57,7 +60,10 @@ ROWS = (
             ("frac_of_bound_min_steady", "The same in the steady state"),
             ("idle_frac", "Largest idle share of the devices in the steady state, loads from 1.6"),
             ("idle_frac_fixed_split", "The same without lending"),
-            ("services_speedup_vs_colocated", "Speedup over colocated training, no lending, real services"),
+            (
+                "services_speedup_vs_colocated",
+                "Speedup over colocated training, no lending, real services, 12 steps at load 0.8",
+            ),
             ("virtual_speedup_vs_colocated", "The same on the virtual clock"),
         ),
         (

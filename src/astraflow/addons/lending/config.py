@@ -11,7 +11,11 @@ __all__ = ["LendingConfig"]
 
 
 class LendingConfig(Config):
-    """How trainers and rollout services share devices if `cluster.lend` is set."""
+    """How trainers and rollout services share devices if `cluster.lend` is set.
+
+    A rollout service's device never trains a part of a step: another number of ranks would restart the
+    trainer from its checkpoint.
+    """
 
     share: tuple[tuple[Name, ...], ...] = ()
     """Pairs of a policy and a rollout service, e.g. `[[actor, rollout-1]]`: the policy's trainer shares its
