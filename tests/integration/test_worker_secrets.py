@@ -159,7 +159,7 @@ async def test_services_that_only_register_make_room(tmp_path: Path) -> None:
         run.service._liveness.max_workers = 3
         alive = ScriptedWorker(run.client, "alive")
         await alive.register()
-        for _ in range(12):
+        for _ in range(5):
             while True:
                 await alive.beat()
                 try:

@@ -5,9 +5,10 @@ Passive: time is an argument. It says which leases and services are overdue, and
 """
 
 import asyncio
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from astraflow.types import Load, ServedVersions
 
@@ -23,7 +24,7 @@ _BEATS_PER_S = 500.0
 """With more services than send this many heartbeats per second, those that join get a longer interval."""
 _BEATS_PER_LEASE = 4.0
 """Fewest heartbeats within a lease's timeout."""
-MAX_WORKERS = 100_000
+_MAX_WORKERS = 100_000
 """Most services that can be registered at a time, so that nobody with a token can fill the memory."""
 _MAX_LEFT = 100_000
 """Most drained services that are still remembered."""
@@ -47,6 +48,8 @@ class WorkerLife:
     """Where it serves its weights to other services; empty if it doesn't."""
     address: str = ""
     """The network address from which it joined; empty if unknown."""
+    is_replaced: bool = False
+    """Whether a service with the same name and address has joined since."""
     is_draining: bool = False
     is_noted_silent: bool = False
     """Whether `newly_silent` has reported its current silence."""
@@ -59,19 +62,15 @@ class WorkerLife:
 class Liveness:
     """Deadlines of leases and services, on the event loop's clock."""
 
-    def __init__(
-        self, lease_timeout_s: float, *, heartbeat_s: float = 2.0, max_workers: int = MAX_WORKERS
-    ) -> None:
-        self.max_workers = max_workers
+    def __init__(self, lease_timeout_s: float, *, heartbeat_s: float = 2.0) -> None:
+        self.max_workers = _MAX_WORKERS
         self.timeout_s = lease_timeout_s
         self._heartbeat_s = heartbeat_s
         self._workers: dict[str, WorkerLife] = {}
-        self._num_named = Counter[str]()
-        self._newest: dict[tuple[str, str], str] = {}
-        """(name, address) -> the newest service with this name and address. The address "" stands for all
-        addresses. It serves to replace services from before a restart, whose addresses are unknown."""
-        self._leases: dict[str, float] = {}
-        """Lease -> deadline."""
+        self._replaceable: dict[tuple[str, str], list[WorkerLife]] = {}
+        """(name, address) -> services that the next one with this name and address replaces."""
+        self._leases = OrderedDict[str, float]()
+        """Lease -> deadline, the earliest first: all of them have the same timeout."""
         self._left: dict[str, None] = {}
         """Drained services, in the order in which they left."""
         self.farewells_changed = asyncio.Event()
@@ -80,26 +79,26 @@ class Liveness:
     def add(self, worker: WorkerLife) -> bool:
         """Adds a service that joined, or that the journal knows from before a restart.
 
-        Returns whether there is another one with its name, which it may replace.
+        Returns whether it replaces another one. A service that was killed joins again with the same name and
+        address. Addresses from before a restart of the dataflow are unknown, so the name must be enough.
         """
         self._workers[worker.id] = worker
-        self._num_named[worker.name] += 1
         worker.heartbeat_s = self.interval_s
-        if worker.address:
-            self._newest[worker.name, worker.address] = worker.id
-            self._newest[worker.name, ""] = worker.id
-        return self._num_named[worker.name] > 1
+        addresses = (worker.address, "") if worker.address else ()
+        replaced = [each for a in addresses for each in self._replaceable.pop((worker.name, a), ())]
+        for former in replaced:
+            former.is_replaced = True
+        self._replaceable.setdefault((worker.name, worker.address), []).append(worker)
+        return bool(replaced)
 
     def drop(self, worker_id: str) -> None:
         """Removes a service that vanished or left. A drained one is remembered for its last heartbeats."""
         worker = self._workers.pop(worker_id, None)
-        if worker is not None:
-            self._num_named[worker.name] -= 1
-            if not self._num_named[worker.name]:
-                del self._num_named[worker.name]
-            for key in ((worker.name, worker.address), (worker.name, "")):
-                if self._newest.get(key) == worker_id:
-                    del self._newest[key]
+        if worker is not None and not worker.is_replaced:
+            key = (worker.name, worker.address)
+            self._replaceable[key].remove(worker)
+            if not self._replaceable[key]:
+                del self._replaceable[key]
         if worker is not None and worker.is_draining:
             self._left[worker_id] = None
         if len(self._left) > _MAX_LEFT:
@@ -124,10 +123,6 @@ class Liveness:
     def is_full(self) -> bool:
         """Whether another service can join only in place of an existing one."""
         return len(self._workers) >= self.max_workers
-
-    def most_silent(self) -> WorkerLife:
-        """The service whose last sign of life is oldest."""
-        return min(self._workers.values(), key=lambda worker: worker.last_seen_s)
 
     def workers(self) -> tuple[WorkerLife, ...]:
         """All services, in the order in which they joined."""
@@ -164,22 +159,17 @@ class Liveness:
         heard = [_silent_from_s(worker) for worker in self._workers.values() if not worker.is_noted_silent]
         return min(heard, default=float("inf")) + self.interval_s
 
-    def _grace_s(self, worker: WorkerLife) -> float:
-        """How long a service may be silent before it is dropped.
-
-        A service that was killed joins again with the same name and address. Its earlier entry is then
-        dropped as soon as it is silent. So its leases are reissued, and the status lists the service only
-        once.
-        """
-        newest = self._newest.get((worker.name, worker.address), worker.id)
-        is_replaced = newest != worker.id
-        grace_s = self.timeout_s * _WORKER_GRACE
-        return min(_silent_from_s(worker) - worker.last_seen_s, grace_s) if is_replaced else grace_s
+    def _drop_at_s(self, worker: WorkerLife) -> float:
+        """When a service is dropped unless it gives another sign of life. One that was replaced is dropped as
+        soon as it is silent, so that its leases are reissued and it is listed only once."""
+        drop_at_s = worker.last_seen_s + self.timeout_s * _WORKER_GRACE
+        return min(_silent_from_s(worker), drop_at_s) if worker.is_replaced else drop_at_s
 
     def grant(self, lease_ids: Iterable[str], now_s: float) -> None:
         """Starts the deadlines of leases that are new, or that were live before a restart."""
         for lease_id in lease_ids:
             self._leases[lease_id] = now_s + self.timeout_s
+            self._leases.move_to_end(lease_id)
 
     def end(self, lease_ids: Iterable[str]) -> None:
         """Ends the deadlines of leases that have a result, or that were reissued."""
@@ -202,12 +192,11 @@ class Liveness:
 
     def overdue_leases(self, now_s: float) -> tuple[str, ...]:
         """Leases without a heartbeat for the lease timeout."""
-        return tuple(lease_id for lease_id, deadline in self._leases.items() if deadline <= now_s)
+        return tuple(id_ for id_, _ in takewhile(lambda item: item[1] <= now_s, self._leases.items()))
 
     def overdue_workers(self, now_s: float) -> tuple[str, ...]:
         """Services that have been silent for longer than their grace."""
-        workers = self._workers.values()
-        return tuple(w.id for w in workers if w.last_seen_s + self._grace_s(w) <= now_s)
+        return tuple(w.id for w in self._workers.values() if self._drop_at_s(w) <= now_s)
 
     def next_deadline_s(self) -> float:
         """When to check for overdue leases and services next; infinity if there are none to check.
@@ -216,9 +205,9 @@ class Liveness:
         That of leases is as late as the interval has grown.
         """
         late_s = self.interval_s
-        leases_s = min(self._leases.values(), default=float("inf")) + late_s - self._heartbeat_s
-        workers = [worker.last_seen_s + self._grace_s(worker) + late_s for worker in self._workers.values()]
-        return min((leases_s, *workers))
+        leases_s = next(iter(self._leases.values()), float("inf")) - self._heartbeat_s
+        workers_s = min(map(self._drop_at_s, self._workers.values()), default=float("inf"))
+        return min(leases_s, workers_s) + late_s
 
 
 def _silent_from_s(worker: WorkerLife) -> float:

@@ -55,8 +55,6 @@ _log = logging.getLogger(__name__)
 _PEER_URL = re.compile(r"http://[A-Za-z0-9.:\[\]-]{1,255}")
 _MAX_SERVED = 1024
 """Most versions that a service may list, over all its policies, because each status repeats them."""
-_MAX_MISSED_BEATS = 2
-"""A service that has missed more heartbeats may be dropped to make room for another."""
 _SLICE_BYTES = 4 * 1024 * 1024
 """Results are decoded and recorded in slices of this size. Other requests are served between two slices."""
 _SLICE_RESULTS = 256
@@ -118,11 +116,11 @@ class WorkerRoutes:
         if state != "running":
             # A service that learns of the end leaves, so a crash must not undo the end.
             await self._dispatcher.wait_durable()
-        if self._liveness.has_left(self._run.sender(secret_id)):
+        worker_id = self._run.sender(secret_id)
+        if self._liveness.has_left(worker_id):
             reply = HeartbeatReply(revoked=beat.lease_ids, state=state, is_draining=True)
             return item_response(reply, request)
-        worker = self._run.known_worker(secret_id)
-        worker_id = worker.id
+        worker = self._liveness.worker(worker_id) or self._run.known_worker(secret_id)
         _check_served(beat.load.versions, worker_id)
         if beat.peer_url and beat.peer_url != worker.peer_url:
             self._note_peer_url(worker, beat.peer_url, request)
@@ -246,16 +244,11 @@ class WorkerRoutes:
         """Makes room for another service. Raises: RefusedError if there are too many, and none is silent."""
         if not self._liveness.is_full:
             return
-        silent = self._liveness.most_silent()
-        grace_s = _MAX_MISSED_BEATS * silent.heartbeat_s
-        if silent.last_seen_s + grace_s > self._dispatcher.loop.time():
-            raise RefusedError(
-                f"the maximum of {self._liveness.max_workers} rollout services has joined, and none is "
-                "silent; join later",
-                code="unavailable",
-                status=503,
-            )
-        self._dispatcher.drop_worker(silent.id, "silent, and another service needs its place")
+        if not (silent := self._liveness.silent(self._dispatcher.loop.time())):
+            num = self._liveness.max_workers
+            problem = f"the maximum of {num} rollout services has joined, and none is silent; join later"
+            raise RefusedError(problem, code="unavailable", status=503)
+        self._dispatcher.drop_worker(silent[0].id, "silent, and another service needs its place")
 
     def _reclaim_lost(self, worker: WorkerLife, held_ids: Sequence[str] | None) -> Callable[[], bool]:
         """Reissues leases that never reached the service: its request doesn't list them among those it holds.
@@ -278,10 +271,11 @@ class WorkerRoutes:
     def _note_share(self, worker_id: str, load: Load) -> None:
         """Notes the service's share of idle slots, and whether they are idle because of a trainer. A service
         that doesn't report its slots counts as busy."""
+        free_frac = max(0.0, 1 - load.num_running / load.num_slots) if load.num_slots else 0.0
         self._dispatcher.shares.note_beat(
             worker_id,
-            free_frac=max(0.0, 1 - load.num_running / load.num_slots) if load.num_slots else 0.0,
-            is_held_back=self._core.is_held_back(load.versions),
+            free_frac=free_frac,
+            is_held_back=free_frac > 0 and self._core.is_held_back(load.versions),
             now_s=self._dispatcher.clock(),
             tokens=load.generated_tokens if load.num_slots else 0,
         )
