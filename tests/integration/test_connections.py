@@ -1,6 +1,7 @@
 """What a caller may do with a connection, and for how long: raw bytes over real sockets."""
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from astraflow.service.connections import ConnectionLimits, max_connections
 from astraflow.service.server import HttpServer
@@ -112,13 +114,23 @@ class Caller:
         raise AssertionError("never cut off")
 
 
-async def test_a_connection_serves_one_request_after_another() -> None:
+def post(word: bytes) -> bytes:
+    return b"POST /post HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(word) + word
+
+
+async def test_a_connection_serves_one_request_after_another_and_keeps_none() -> None:
     async with serving(Echo(), QUICK) as call:
         caller = await call()
         for word in (b"one", b"three"):
-            head = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(word)
-            await caller.send(head + word)
+            await caller.send(post(word))
             assert await caller.hear() == b"HTTP/1.1 200 OK " + word
+        await asyncio.sleep(0.05)
+        cycles = [each for each in gc.get_objects() if isinstance(each, RequestResponseCycle)]
+        assert not [cycle for cycle in cycles if cycle.scope["path"] == "/post"]
+        del cycles
+        await caller.send(post(b"five") + post(b"six"))  # at once
+        assert await caller.hear() == b"HTTP/1.1 200 OK five"
+        assert await caller.hear() == b"HTTP/1.1 200 OK six"
 
 
 async def test_a_caller_that_says_nothing_is_cut_off() -> None:

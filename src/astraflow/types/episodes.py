@@ -315,7 +315,7 @@ class Failure(Item, frozen=True, kw_only=True, tag="failure"):
 # --- a rollout service: registration, leases, results ----------------------------------------------
 
 
-class ServedVersions(Item, frozen=True, kw_only=True):
+class ServedVersions(Item, frozen=True, kw_only=True, gc=False):
     """The versions of one policy that a service can generate with now, newest last."""
 
     policy: Label
@@ -409,7 +409,7 @@ class WeightTransfer(Item, frozen=True, kw_only=True):
     """Why the latest try failed; empty if none has."""
 
 
-class Load(Item, frozen=True, kw_only=True):
+class Load(Item, frozen=True, kw_only=True, gc=False):
     """What a rollout service is doing now."""
 
     num_running: Count = 0

@@ -37,6 +37,8 @@ _TOO_EARLY_FRAC = 0.1
 _KNOWN_S = 8.0
 """The pool's share is known once the window covers this much time of a service. It is less than what advice
 needs, so that a warning can come earlier."""
+_PART_FRAC = 1 / 15
+"""Shorter periods are combined into parts of this share of the window, which are forgotten as a whole."""
 _COUNT_EVERY_S = 1.0
 """Least time between two counts of services. Each service sends a heartbeat every few seconds."""
 _FULL_FREE_FRAC = 0.1
@@ -53,17 +55,22 @@ class _Share:
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._parts: deque[tuple[float, float, float]] = deque()
-        """(end, length, value) of each period."""
+        self._parts: deque[float] = deque()
+        """Per part: end, length, value times length. Tuples would keep the garbage collector busy."""
         self._known_s = 0.0
         self._weighted_s = 0.0
 
     def add(self, now_s: float, length_s: float, value: float) -> None:
         """Adds a period: for the last `length_s`, the value was `value`."""
         if length_s > 0:
-            self._parts.append((now_s, length_s, value))
             self._known_s += length_s
             self._weighted_s += length_s * value
+            if self._parts and self._parts[-2] + length_s <= self._window_s * _PART_FRAC:
+                self._parts[-3] = now_s
+                self._parts[-2] += length_s
+                self._parts[-1] += length_s * value
+            else:
+                self._parts.extend((now_s, length_s, length_s * value))
         self._forget(now_s)
 
     def totals(self, now_s: float) -> tuple[float, float]:
@@ -72,10 +79,10 @@ class _Share:
         return max(0.0, self._known_s), max(0.0, self._weighted_s)
 
     def _forget(self, now_s: float) -> None:
-        while self._parts and self._parts[0][0] < now_s - self._window_s:
-            _, length_s, value = self._parts.popleft()
-            self._known_s -= length_s
-            self._weighted_s -= length_s * value
+        while self._parts and self._parts[0] < now_s - self._window_s:
+            self._parts.popleft()
+            self._known_s -= self._parts.popleft()
+            self._weighted_s -= self._parts.popleft()
 
 
 class WaitShares:
