@@ -27,7 +27,7 @@ from astraflow.addons.cluster.node_links import (
 from astraflow.errors import ConfigError, ServiceError
 from astraflow.processes.rank_group import RankProgram
 from astraflow.processes.rank_process import identity
-from astraflow.recipe.run_folder import RunFolder
+from astraflow.recipe.run_folder import RunFolder, RunRecord
 from drivers.recipe_builders import make_digit_model, make_digit_recipe
 
 CALLER = Caller(1, 0, "gpu-2")
@@ -245,6 +245,34 @@ async def test_an_agent_ends_when_it_is_asked_to_though_rank_0_is_gone(tmp_path:
     stop.set()
     assert await running == 0
     assert time.monotonic() - began_s < 3
+
+
+async def test_an_agent_with_a_copy_of_the_run_folder_says_so_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path)
+    agent = Agent(folder.path, "actor", "http://127.0.0.1:1", 1, stale_after_s=0.9)
+    reader, writer = os.pipe()  # as a launcher gives it to its processes
+    monkeypatch.setenv("ASTRAFLOW_PARENT_FD", str(reader))
+    stop = asyncio.Event()
+    try:
+        folder.save_record(RunRecord(name="live", at_s=0.0))
+        running = asyncio.create_task(agent.run(stop))
+        for beat in range(1, 5):  # as long as the launcher writes, the agent waits
+            await asyncio.sleep(0.4)
+            folder.save_record(RunRecord(name="live", at_s=float(beat)))
+        assert not running.done()
+        with pytest.raises(ConfigError, match=r"has only a copy of the run folder: .*/run\.json has not"):
+            await running
+        monkeypatch.delenv("ASTRAFLOW_PARENT_FD")
+        by_hand = asyncio.create_task(agent.run(stop))
+        await asyncio.sleep(1.6)
+        assert not by_hand.done()
+        stop.set()
+        assert await by_hand == 0
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 @pytest.mark.parametrize(("node", "said"), [(0, "has nodes 0 to 1"), (2, "has nodes 0 to 1")])

@@ -3,7 +3,8 @@
     wait for rank 0's invitation in the run folder -> call rank 0 -> start a process per rank, each with its
     own link to rank 0 -> tell rank 0 how they are, until it is gone -> kill them, and wait again
 
-The agent runs until it is stopped: it can't tell a trainer that has ended from one that restarts.
+The agent runs until it is stopped: it can't tell a trainer that has ended from one that restarts. But if a
+launcher has started it, and it doesn't see what the launcher writes, its run folder is a copy, and it ends.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ from astraflow.processes.process_state import state_of
 from astraflow.processes.rank_group import RankProgram
 from astraflow.recipe.recipe import PolicyConfig
 from astraflow.recipe.run_folder import RunFolder
+from astraflow.service.process import PARENT_FD_VARIABLE, launcher_pipe
 from astraflow.trainer.backend_config import torch_settings
 
 __all__ = ["Agent"]
@@ -45,6 +47,8 @@ _STOP_GRACE_S = 4.0
 """Time for rank 0 to end first when the whole run stops."""
 _REPEAT_S = 60.0
 """Time between two log lines about a rank 0 that can't be called."""
+_STALE_AFTER_S = 90.0
+"""The launcher writes `run.json` every few seconds. Network file systems may show old files for 60 s."""
 
 
 _Ranks: TypeAlias = "dict[int, subprocess.Popen[bytes]]"
@@ -61,16 +65,20 @@ class Agent:
     """Base URL of the dataflow."""
     node: int
     """Number of this machine among the trainer's machines, from 1."""
+    stale_after_s: float = _STALE_AFTER_S
+    """Time without a change in the folder after which it is a copy."""
 
     async def run(self, stop: asyncio.Event) -> int:
         """Holds this machine's ranks until `stop`. Raises: ConfigError if this machine lacks the run folder
-        or the model, or isn't one of the trainer's."""
+        or the model, has only a copy of the folder, or isn't one of the trainer's."""
         self._check()
         path = invitation_path(self.run_dir, self.policy)
         loop = asyncio.get_running_loop()
         next_line_s = loop.time() + _REPEAT_S
+        sharing = _Sharing(self.run_dir, self.stale_after_s)
         while not stop.is_set():
             try:
+                sharing.check(loop.time())
                 invitation = msgspec.json.decode(path.read_bytes(), type=Invitation)
                 control, ranks = await asyncio.to_thread(self._join, invitation)
                 await _hold(control, ranks, stop)
@@ -125,6 +133,33 @@ class Agent:
             raise
         _log.info("ranks %s have joined rank 0 at %s", ", ".join(map(str, ranks)), invitation.host)
         return control, ranks
+
+
+class _Sharing:
+    """Checks that this machine sees what the launcher writes into the run folder."""
+
+    def __init__(self, run_dir: Path, stale_after_s: float) -> None:
+        self._record = RunFolder(run_dir).record
+        self._stale_after_s = stale_after_s
+        self._is_launched = launcher_pipe(PARENT_FD_VARIABLE) is not None
+        self._seen: bytes | None = None
+        self._changed_s = 0.0
+
+    def check(self, now_s: float) -> None:
+        """Call it again and again while rank 0 is missing. Raises: ConfigError if the folder is only a copy.
+
+        Nothing is known about an agent that was started by hand: there may be no launcher.
+        """
+        content = self._record.read_bytes() if self._record.is_file() else b""
+        if content != self._seen:
+            self._seen = content
+            self._changed_s = now_s
+        elif self._is_launched and now_s - self._changed_s >= self._stale_after_s:
+            raise ConfigError(
+                f"{socket.gethostname()} has only a copy of the run folder: {self._record} has not changed "
+                f"for {self._stale_after_s:.0f} s, and the launcher writes it every few seconds; mount the "
+                "launcher's folder at this path"
+            )
 
 
 def _describe(err: Exception, invitation: Path) -> str:
