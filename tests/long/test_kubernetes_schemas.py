@@ -21,12 +21,15 @@ pytestmark = [
 @pytest.mark.parametrize("version", ["1.33", "1.35", "1.37"])
 def test_every_object_fits_the_schema_of(version: str, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(json.dumps(make_cluster_recipe()))
+    actor = {"model": "/models/actor", "train": {"ranks": 4, "nodes": 2}}
+    judge = {"model": "/models/judge", "role": "frozen"}
+    recipe.write_text(json.dumps(make_cluster_recipe(policies={"actor": actor, "judge_1": judge})))
     out = tmp_path / "manifests"
     rendered = astraflow("cluster", "render", str(recipe), "--out", str(out))
     assert rendered.returncode == 0, rendered.stderr
     files = sorted(str(path) for path in out.iterdir())
     assert len(files) == 7
+    assert "completionMode: Indexed" in (out / "50-trainers.yaml").read_text()
     command = [str(BIN / "kubernetes-validate"), "--strict", "--kubernetes-version", version]
     checked = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr

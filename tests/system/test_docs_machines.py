@@ -1,5 +1,6 @@
 """What docs/machines.md says: joining with a token over a real address, and each service by hand."""
 
+import re
 import shlex
 import signal
 from collections.abc import Iterator
@@ -45,7 +46,11 @@ def test_a_service_joins_over_a_real_address_with_a_token(runs: Runs, terminals:
 
 
 @pytest.mark.long
-def test_each_service_started_by_hand_makes_a_whole_run(runs: Runs, terminals: Terminals) -> None:
+@pytest.mark.parametrize("num_nodes", [1, 3])
+def test_each_service_started_by_hand_makes_a_whole_run(
+    runs: Runs, terminals: Terminals, num_nodes: int
+) -> None:
+    (agent,) = re.findall(r"`(astraflow cluster node [^`]+)`", (DOCS / "machines.md").read_text())
     first, second = [b for b in blocks("bash", of=[DOCS / "machines.md"]) if "runs/by-hand" in b.text]
     dataflow_port, publisher_port = free_ports(2)
     run_dir = runs.folder / "by-hand"
@@ -55,6 +60,8 @@ def test_each_service_started_by_hand_makes_a_whole_run(runs: Runs, terminals: T
         for printed, meant in (
             ("recipes/quickstart.yaml", str(runs.recipe(steps=3))),
             ("runs/by-hand", str(run_dir)),
+            ("/shared/runs/mine", str(run_dir)),
+            ("10.0.0.5", "127.0.0.1"),
             ("8400", str(dataflow_port)),
             ("8401", str(publisher_port)),
         ):
@@ -64,15 +71,20 @@ def test_each_service_started_by_hand_makes_a_whole_run(runs: Runs, terminals: T
     mkdir, (_, *resolve) = (here(command) for command in first.commands)
     assert mkdir == ["mkdir", "-p", str(run_dir)]
     run_dir.mkdir()
-    resolved = astraflow(*resolve[: resolve.index(">")])
+    nodes = (f"train.ranks={num_nodes}", f"train.nodes={num_nodes}")
+    resolved = astraflow(*resolve[: resolve.index(">")], *nodes)
     assert resolved.returncode == 0, resolved.stderr
     (run_dir / "recipe.yaml").write_text(resolved.stdout)
     started = {words[1]: terminals.start(*words[1:]) for words in map(here, second.commands)}
+    for number in range(1, num_nodes):
+        words = here(agent.replace("--node 1", f"--node {number}"))
+        started[f"node {number}"] = terminals.start(*words[1:])
     for name in ("train", "join"):
         assert started[name].wait(timeout=240) == 0, terminals.texts()
-    for name in ("serve", "publish"):
+    for name in started.keys() - {"train", "join"}:
         assert started[name].poll() is None, terminals.texts()
         started[name].send_signal(signal.SIGINT)
         assert started[name].wait(timeout=20) == 0, terminals.texts()
+    assert terminals.texts().count("have joined rank 0") == num_nodes - 1
     audited = astraflow("audit", str(run_dir))
     assert audited.returncode == 0, audited.stdout
