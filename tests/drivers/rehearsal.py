@@ -6,6 +6,7 @@ docs, and a chat template of its family.
 
 import asyncio
 import json
+import random
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recipes.terminal.terminal_folders import folder_of, make_errand, write_folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from astraflow.addons.sandbox.shell import BoxFile
 from astraflow.protocols import Capacity
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.run_plan import policy_info
@@ -29,18 +32,34 @@ from astraflow.workflows.factory import make_workflow
 from drivers.docs_driver import tool
 from drivers.system_driver import ROOT
 
-__all__ = ["TEMPLATES", "Asked", "fixture_overrides", "rehearse", "write_model_folders"]
+__all__ = ["TEMPLATES", "Asked", "fixture_overrides", "rehearse", "write_model_folders", "write_tasks"]
 
-TEMPLATES = {"Llama": "llama3", "Qwen2": "qwen2_5", "Qwen3": "qwen3"}
-"""Template in tests/chat_templates by the beginning of a model's name."""
+TEMPLATES = {"Llama": "llama3", "Qwen2": "qwen2_5", "Qwen3-VL": "qwen3_vl", "Qwen3": "qwen3"}
+"""Template in tests/chat_templates by the beginning of a model's name; the first that fits counts."""
 _SPECIAL = {
     "llama3": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>"],
     "qwen2_5": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
     "qwen3": ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>"],
+    "qwen3_vl": ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"],
 }
-_ENDS = {"llama3": "<|eot_id|>", "qwen2_5": "<|im_end|>", "qwen3": "<|im_end|>"}
+_ENDS = {name: "<|eot_id|>" if name == "llama3" else "<|im_end|>" for name in _SPECIAL}
+_IMAGE = "<|image_pad|>"
+_READING = {
+    "patch_size": 16,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+"""How Qwen3-VL reads images, by its published preprocessor_config.json."""
 _VOCAB = 4_000
 _NUM_TASKS = 2
+_REQUIREMENT = '- Write `/app/out.json`: {"name": "...", "count": 3}, sorted, without a trailing line.\n'
+_NUM_REQUIREMENTS = 60
+"""Lines that make an instruction 5,000 characters long, which few of Terminal-Bench are."""
+_NUM_FOLDERS = 8
+"""Enough that some are for training."""
 _MAX_REQUESTS = 24
 """Requests after which an episode has shown enough, e.g. of an environment with many turns."""
 
@@ -114,11 +133,17 @@ def write_model_folders(root: Path) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         end = tokenizers[family].token_to_id(_ENDS[family])
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+        if family == "qwen3_vl":
+            (folder / "preprocessor_config.json").write_text(json.dumps(_READING))
+            config = json.loads((folder / "config.json").read_text())
+            config["image_token_id"] = tokenizers[family].token_to_id(_IMAGE)
+            (folder / "config.json").write_text(json.dumps(config))
         (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
 
 
-def fixture_overrides(path: Path, models: Path) -> dict[str, Any]:
-    """Overrides by which a recipe has the models below a folder, and a few rows of its data sets."""
+def fixture_overrides(path: Path, models: Path, tasks: Path) -> dict[str, Any]:
+    """Overrides by which a recipe has the models below a folder, and a few rows of its data sets. `tasks`: a
+    folder of task folders."""
     mapping = load_mapping(path)
     found: dict[str, Any] = {}
     for name, policy in load_recipe(path).policies.items():
@@ -130,6 +155,8 @@ def fixture_overrides(path: Path, models: Path) -> dict[str, Any]:
     for where, section in sections.items():
         if section.get("name") == "prepared":
             found[f"{where}.folder"] = str(ROOT / "recipes" / "fixtures" / section["dataset"])
+    if "bench" in mapping["tasks"].get("environments", {}):
+        found["tasks.environments.bench.args.path"] = str(tasks)
     workflow = mapping.get("workflow", {})
     if workflow.get("name") == "search":
         reader = "astraflow.addons.search.retrieval.documents:read_documents"
@@ -137,6 +164,19 @@ def fixture_overrides(path: Path, models: Path) -> dict[str, Any]:
         use = {"use": reader, "args": {"path": str(documents)}}
         found["workflow.index"] = {"name": "memory", "documents": use}
     return found
+
+
+def write_tasks(folder: Path) -> None:
+    """Writes task folders as Terminal-Bench has them: an image, limits, and a long instruction."""
+    for idx in range(_NUM_FOLDERS):
+        files = folder_of(make_errand(random.Random(idx)), f"errand-{idx}")
+        toml = 'version = "1.0"\n[metadata]\ndifficulty = "hard"\n[verifier]\ntimeout_sec = 3600.0\n'
+        toml += "[agent]\ntimeout_sec = 12000.0\n[environment]\nbuild_timeout_sec = 600.0\ncpus = 1\n"
+        files["task.toml"] = BoxFile(f'{toml}memory = "2G"\nstorage = "10G"\n'.encode())
+        text = files["instruction.md"].content.decode()
+        files["instruction.md"] = BoxFile((f"{text}\n" + _REQUIREMENT * _NUM_REQUIREMENTS).encode())
+        files["environment/Dockerfile"] = BoxFile(b"FROM ubuntu:24.04\nWORKDIR /app\nCOPY files .\n")
+        write_folder(files, folder / f"errand-{idx}")
 
 
 async def rehearse(recipe: Recipe) -> list[Asked]:

@@ -93,6 +93,18 @@ async def test_tests_without_a_reward_fail_the_episode(folder: Path) -> None:
             await play(bench, "done")
 
 
+def test_a_task_that_needs_more_than_a_container_is_left_out(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(folder / "errand", folder / "composed")
+    (folder / "composed" / "environment" / "compose.yaml").write_text("services: {}\n")
+    (folder / "errand" / "environment" / "link").symlink_to("/etc")  # of the image, which podman builds
+    bench = ContainerHarbor(path=str(folder))
+    assert [task.id for split in ("train", "heldout") for task in bench.tasks(split) or ()] == ["errand"]
+    assert "the task composed is left out" in caplog.text
+    assert "environment/compose.yaml is not supported here" in caplog.text
+
+
 def test_where_no_container_can_run_the_tasks_are_refused_by_name(folder: Path) -> None:
     bench = ContainerHarbor(path=str(folder), engine="podman-of-nobody")
     with pytest.raises(

@@ -287,7 +287,7 @@ class Harbor(HarborEnvironment):
     def tasks(self, split: str) -> Sequence[Task]:
         if split not in {"train", "heldout"}:
             raise ConfigError(f"split = {split!r} is not one of: train, heldout")
-        folders = sorted(each.parent for each in self._path.glob("*/task.toml"))
+        folders = self._task_folders()
         if not folders:
             raise ConfigError(f"{self._path.resolve()} has no Harbor task folders; each needs a task.toml")
         return [
@@ -295,6 +295,9 @@ class Harbor(HarborEnvironment):
             for folder in folders
             if is_heldout(folder.name, frac=self._heldout_frac) is (split == "heldout")
         ]
+
+    def _task_folders(self) -> list[Path]:
+        return sorted(each.parent for each in self._path.glob("*/task.toml"))
 
     def harbor_task(self, task: Task) -> HarborTask:
         if Path(task.spec).name != task.spec or task.spec in {"", ".", ".."}:

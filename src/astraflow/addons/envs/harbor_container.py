@@ -8,13 +8,14 @@
       sources: {tasks: {name: environment}}
     workflow: {name: environment, max_turns: 31}
 
-The folders are those of Terminal-Bench, or any others of Harbor's format. `podman` builds the image of a
-folder's Dockerfile, or gets the one that the task names, and runs the policy's commands in it. Everything
-else is as in `astraflow.addons.envs.harbor`.
+The folders are those of Terminal-Bench, or any others of Harbor's format. `podman` gets the image that a task
+names, or else builds the folder's Dockerfile, and runs the policy's commands in it. Tasks that need more than
+a container are left out, with a warning. Everything else is as in `astraflow.addons.envs.harbor`.
 """
 
 import asyncio
 import hashlib
+import logging
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ from astraflow.protocols import Observation
 from astraflow.types import Task
 
 __all__ = ["ContainerHarbor"]
+
+_log = logging.getLogger(__name__)
 
 _STARTING_S = 120.0
 """Time limit of starting or removing a container, and of copying files into it."""
@@ -95,8 +98,19 @@ class ContainerHarbor(Harbor):
             building.cancel()
         await asyncio.gather(*self._images.values(), return_exceptions=True)
 
+    def _task_folders(self) -> list[Path]:
+        found: list[Path] = []
+        for folder in super()._task_folders():
+            try:
+                self._read(folder)
+            except ConfigError as err:
+                _log.warning("the task %s is left out: %s", folder.name, err)
+            else:
+                found.append(folder)
+        return found
+
     def _read(self, folder: Path) -> HarborTask:
-        return harbor_task(read_folder(folder), str(folder), in_container=True)
+        return harbor_task(read_folder(folder, in_container=True), str(folder), in_container=True)
 
     async def reset(self, task: Task, seed: int) -> tuple[HarborEpisode, Observation]:
         del seed

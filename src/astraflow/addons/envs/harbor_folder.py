@@ -12,6 +12,7 @@ a box doesn't have are refused by name. Only settings that don't affect an episo
 Source: https://harborframework.com/docs/tasks.
 """
 
+import math
 import os
 import re
 import shlex
@@ -32,9 +33,14 @@ __all__ = ["HarborImage", "HarborTask", "harbor_image", "harbor_task", "read_fol
 _MAX_FILES = 2_000
 _MAX_BYTES = 16 << 20
 """Largest size of all files of a folder together."""
+_MOST_S = 3_000
+"""Longest time limit of a task in the sandbox. In a container, the episode's own deadline is enough."""
+_SIZE = re.compile(r"(\d+)([KMGT])i?B?", re.IGNORECASE)
+_MIB_PER_UNIT = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 _PLAIN = ("bash", "buildpack-deps", "busybox", "debian", "python", "ubuntu")
 """Images with only programs that this machine has too."""
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_DESCRIPTIONS = {f"environment/{name}" for name in ("Dockerfile", *_COMPOSE)}
 _DEFAULT_FOLDER = "/app"
 """The agent's folder if the image sets none. Docker uses the root folder, which is read-only here."""
 _REMEDY = (
@@ -73,6 +79,9 @@ class _Environment(msgspec.Struct, forbid_unknown_fields=True):
     cpus: float = 1
     memory_mb: int = 2048
     storage_mb: int = 10240
+    memory: str = ""
+    """The same as a size, such as "2G", as in schema 1.0."""
+    storage: str = ""
     gpus: int = 0
     gpu_types: Any = None
     env: dict[str, str] = {}
@@ -125,13 +134,14 @@ class HarborTask:
     verifier_env: Mapping[str, str] = field(default_factory=dict[str, str])
     solution_env: Mapping[str, str] = field(default_factory=dict[str, str])
     image: str = ""
-    """In a container: the image that the task names; empty: that of its Dockerfile."""
+    """In a container: the image that the task names, made from its Dockerfile already; empty: build that."""
     cpus: float = 1.0
     has_network: bool = False
 
 
-def read_folder(folder: Path) -> dict[str, BoxFile]:
-    """Reads all files of a folder, by their relative paths.
+def read_folder(folder: Path, *, in_container: bool = False) -> dict[str, BoxFile]:
+    """Reads all files of a folder, by their relative paths. A container has those of its image itself, so
+    only what describes the image is read.
 
     Raises: ConfigError for links, for anything else that isn't a regular file, and for too many files.
     """
@@ -139,6 +149,8 @@ def read_folder(folder: Path) -> dict[str, BoxFile]:
     total = 0
     for path in _walk(folder):
         name = path.relative_to(folder).as_posix()
+        if in_container and name.startswith("environment/") and name not in _DESCRIPTIONS:
+            continue
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):
             raise ConfigError(f"{path} is a link to {os.readlink(path)!r}; a task folder may have only files")
@@ -189,6 +201,7 @@ def harbor_task(
         image = harbor_image(
             context, where, docker_image=environment.docker_image, workdir=environment.workdir
         )
+    most_s = math.inf if in_container else _MOST_S
     return HarborTask(
         name=config.task.name or where,
         instruction=_text(files, "instruction.md", where),
@@ -196,14 +209,14 @@ def harbor_task(
         files=image.files,
         tests=_below(files, "tests"),
         solution=_below(files, "solution"),
-        agent_s=_seconds(config.agent.timeout_sec or 0.0, "agent", where),
-        verifier_s=_seconds(config.verifier.timeout_sec, "verifier", where),
+        agent_s=_seconds(config.agent.timeout_sec or 0.0, "agent", where, most_s),
+        verifier_s=_seconds(config.verifier.timeout_sec, "verifier", where, most_s),
         memory_mb=environment.memory_mb,
         storage_mb=environment.storage_mb,
         env={**image.env, **environment.env},
         verifier_env=config.verifier.env,
         solution_env=config.solution.env,
-        image="" if "Dockerfile" in context else environment.docker_image or "",
+        image=environment.docker_image or "",
         cpus=environment.cpus,
         has_network=_base_network(environment) == "public",
     )
@@ -231,9 +244,10 @@ def _refuse(where: str, what: str) -> NoReturn:
 
 def _config(text: str, where: str) -> _Config:
     try:
-        return msgspec.convert(tomllib.loads(text), _Config)
+        config = msgspec.convert(tomllib.loads(text), _Config)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as err:
         raise ConfigError(f"{where}/task.toml: {err}") from err
+    return msgspec.structs.replace(config, environment=_with_sizes(config.environment, where))
 
 
 def _check_config(config: _Config, where: str, *, without_network: bool, in_container: bool) -> None:
@@ -288,10 +302,26 @@ def _check_network(config: _Config, where: str, *, without_network: bool) -> Non
             _refuse(where, f"the network ({name}: {mode}{hint})")
 
 
-def _seconds(value: float, section: str, where: str) -> float:
-    if not 0 <= value <= 3_000:
-        raise ConfigError(f"{where}/task.toml: {section}.timeout_sec = {value}; expected at most 3,000 s")
+def _seconds(value: float, section: str, where: str, most_s: float) -> float:
+    if not 0 <= value <= most_s:
+        raise ConfigError(
+            f"{where}/task.toml: {section}.timeout_sec = {value}; expected 0 to {most_s:,.0f} s"
+        )
     return value
+
+
+def _with_sizes(environment: _Environment, where: str) -> _Environment:
+    """Turns sizes such as "2G" into numbers of MiB. Raises: ConfigError."""
+    found: dict[str, int] = {}
+    for name in ("memory", "storage"):
+        text = getattr(environment, name)
+        if not text:
+            continue
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{where}/task.toml: environment.{name} = {text!r}; expected a size like 2G")
+        found[f"{name}_mb"] = int(int(match[1]) * _MIB_PER_UNIT[match[2].upper()])
+    return msgspec.structs.replace(environment, **found)
 
 
 # --- the image ------------------------------------------------------------------------------------

@@ -67,6 +67,15 @@ def test_a_folder_says_what_is_played() -> None:
     assert set(made.tests) == {"/tests/test.sh"}
 
 
+def test_a_container_gets_the_image_and_the_limits_of_a_task_of_terminal_bench() -> None:
+    toml = 'version = "1.0"\n[environment]\ndocker_image = "me/task:1"\ncpus = 2\nmemory = "4G"\n'
+    toml += 'storage = "10G"\n[agent]\ntimeout_sec = 12000.0\n[verifier]\ntimeout_sec = 3600.0\n'
+    made = harbor_task(folder(toml, "FROM ubuntu\nWORKDIR /work\n"), "task", in_container=True)
+    assert (made.image, made.folder, made.cpus) == ("me/task:1", "/work", 2.0)
+    assert (made.memory_mb, made.storage_mb) == (4096, 10_240)
+    assert (made.agent_s, made.verifier_s) == (12_000.0, 3600.0)
+
+
 def test_an_image_without_a_dockerfile_gets_the_files_of_the_environment() -> None:
     files = folder(TOML + 'docker_image = "ubuntu:24.04"\nworkdir = "/work/a"\n', environment__b__c="x")
     del files["environment/Dockerfile"]
@@ -114,7 +123,8 @@ def test_what_the_sandbox_does_not_have_is_refused_with_a_remedy(
         (folder(TOML + 'workdir = "/usr/src"\n'), "cannot write at '/usr/src'"),
         (folder(TOML + 'workdir = "/app/../etc"\n'), "leads out of"),
         (folder(TOML + "memory_mb = 0\n"), "more than 0"),
-        (folder(TOML + "[agent]\ntimeout_sec = 1e9\n"), "at most 3,000 s"),
+        (folder(TOML + 'memory = "much"\n'), "memory = 'much'; expected a size like 2G"),
+        (folder(TOML + "[agent]\ntimeout_sec = 1e9\n"), "expected 0 to 3,000 s"),
         (folder(dockerfile="FROM ubuntu\nCOPY ../../x /app/\n"), "leads out of the folder"),
         (folder(dockerfile="FROM ubuntu\nCOPY x /app/\n"), "cannot copy 'x'"),
         (folder(dockerfile="FROM ubuntu\nCOPY a /app/../../etc/\n", environment__a="x"), "leads out of"),
