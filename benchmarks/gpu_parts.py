@@ -1,0 +1,191 @@
+"""What the phases of `gpu.py` share: random models of published shapes, batches, and times."""
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from astraflow import wire
+from astraflow.models.export import begin_export
+from astraflow.models.loading import weights_by_name
+from astraflow.types import AdvantageSpan, Batch, BatchTotals, Sample, Trajectory, VersionSpan
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+
+__all__ = [
+    "ROOT",
+    "SIZES",
+    "exported",
+    "find_device",
+    "make_batch",
+    "make_samples",
+    "random_model",
+    "seconds_of",
+    "skipped",
+    "snapshots",
+    "timed",
+    "version_folder",
+    "wait",
+]
+
+ROOT = Path(__file__).resolve().parent.parent
+_IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+SIZES: dict[str, dict[str, Any]] = {
+    "1.7b": {
+        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
+    },
+    "4b": {
+        "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
+    },
+    "8b": {
+        "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 128, "tie_word_embeddings": True,
+    },
+    "small": {  # the least that vLLM computes on a CPU
+        "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 128, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+def find_device(is_tiny: bool) -> str:
+    """Returns the first GPU. Where there is none, tiny sizes are computed on the CPU."""
+    if torch.cuda.is_available():
+        return "cuda:0"
+    if not is_tiny:
+        sys.exit("there is no CUDA device; --tiny runs the phases on a CPU")
+    torch.set_num_threads(1)
+    return "cpu"
+
+
+def skipped(phase: str, needs: str) -> dict[str, float]:
+    """Says why a phase is skipped, and returns its only figure."""
+    print(f"the phase {phase} is skipped: it needs {needs}", file=sys.stderr)
+    return {"is_skipped": 1.0}
+
+
+def _config(size: str) -> Qwen3Config:
+    return Qwen3Config(**_IDS, **SIZES[size], max_position_embeddings=40_960)
+
+
+def random_model(size: str, device: str, dtype: torch.dtype) -> Qwen3ForCausalLM:
+    """Makes a model with random weights on a device."""
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return Qwen3ForCausalLM(_config(size)).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def wait(device: str) -> None:
+    """Waits until a device has done what it was given."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def seconds_of(run: Callable[[], object], device: str, repeats: int) -> float:
+    """Returns the seconds of one run, after a warm-up run."""
+    run()
+    wait(device)
+    began_s = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    wait(device)
+    return (time.perf_counter() - began_s) / repeats
+
+
+@contextlib.contextmanager
+def timed(took_s: dict[str, float], name: str, device: str) -> Iterator[None]:
+    """Adds the seconds of a block under a name."""
+    began_s = time.perf_counter()
+    yield
+    wait(device)
+    took_s[name] = time.perf_counter() - began_s
+
+
+@contextlib.contextmanager
+def version_folder(size: str) -> Iterator[Path]:
+    """Yields a folder in memory with the model's config."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=shared, prefix="astraflow-gpu-") as name:
+        folder = Path(name)
+        config = _config(size)
+        config.architectures = ["Qwen3ForCausalLM"]
+        config.save_pretrained(folder)
+        yield folder
+
+
+def exported(model: Qwen3ForCausalLM, device: str) -> tuple[float, tuple[HostTensor, ...]]:
+    """Returns the seconds for which training stops, and the version."""
+    weights = dict(weights_by_name(model))
+    elements = {name: (0, weight.numel()) for name, weight in weights.items()}
+    began_s = time.perf_counter()
+    tensors = begin_export(weights.items(), "bfloat16", elements=elements)
+    wait(device)
+    return time.perf_counter() - began_s, tuple(tensors)
+
+
+@contextlib.contextmanager
+def snapshots(size: str, device: str) -> Iterator[tuple[WeightSnapshot, WeightSnapshot]]:
+    """Yields two versions of a random model."""
+    with version_folder(size) as folder:
+        _, tensors = exported(random_model(size, device, torch.bfloat16), device)
+        yield (WeightSnapshot("actor", 0, tensors, folder), WeightSnapshot("actor", 1, tensors, folder))
+
+
+def make_samples(num: int, length: int, vocab_size: int, *, part: int = 0) -> list[Sample]:
+    """Makes samples whose prompts are an eighth of their length. Each is a group.
+
+    `part`: which part of a batch they are, if it has several of this size.
+    """
+    rng = np.random.default_rng(part)
+    num_prompt = max(1, length // 8)
+    found: list[Sample] = []
+    for idx in range(part * num, (part + 1) * num):
+        mask = np.arange(length) >= num_prompt
+        trajectory = Trajectory(
+            policy="actor",
+            role="actor",
+            token_ids=wire.column(rng.integers(2, vocab_size, length), "int32"),
+            mask=wire.column(mask, "uint8"),
+            behavior_logprobs=wire.column(np.where(mask, -np.log(vocab_size), 0.0), "float32"),
+            versions=(VersionSpan(num_prompt, length - num_prompt, 0),),
+            temperature=1.0,
+            finish_reason="stop",
+            turns=(),
+            reward=0.0,
+        )
+        span = AdvantageSpan(num_prompt, length, float(rng.normal()))
+        found.append(
+            Sample(group_id=idx, episode_idx=0, task_id="t", trajectory=trajectory, advantages=(span,))
+        )
+    return found
+
+
+def make_batch(samples: list[Sample], step: int, *, rank: int = 0, world: int = 1) -> Batch:
+    """Makes a rank's slice of a batch, of which each rank has as many samples."""
+    num = len(samples) * world
+    totals = BatchTotals(
+        num_groups=num, num_samples=num, num_tokens=0, num_trained_tokens=0,
+        advantage_sum=0.0, advantage_square_sum=0.0, reward_sum=0.0,
+    )  # fmt: skip
+    return Batch(
+        policy="actor", step=step, rank=rank, world=world, samples=tuple(samples), totals=totals,
+        trainer_version=step, staleness_mean=0.0, staleness_max=0,
+    )  # fmt: skip
