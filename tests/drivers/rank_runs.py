@@ -1,6 +1,7 @@
 """What tests of ranks run on each of them: steps of a tiny model, as a trainer's process would."""
 
-import threading
+import fcntl
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,20 @@ import torch
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from astraflow.dataflow.service.batch_slices import slice_indices
+from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import ShardConfig, TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import Ranks
-from astraflow.trainer.torch.forward import ForwardEntryPoint
+from astraflow.trainer.torch.forward import ForwardEntryPoint, TrainerForward
 from astraflow.trainer.torch.parallel.grid import make_grid
-from astraflow.trainer.torch.parallel.sharding import ModelWeights
+from astraflow.trainer.torch.parallel.sharding import ModelWeights, local_part
+from astraflow.trainer.torch.side_models import vocab_size_of
 from astraflow.trainer.torch.torch_backend import TorchBackend
-from astraflow.trainer.torch.torch_files import file_tensors, open_model
+from astraflow.trainer.torch.torch_files import file_tensors, load_model, open_model
+from astraflow.trainer.torch.trained_model import TrainedModel
 from astraflow.types import Batch
 from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_samples
+from own_memory import OwnMemory
 
 SMALL = {"token_budget": 40}
 """Microbatches of a few samples, so that ranks have unequal numbers of them."""
@@ -132,32 +137,30 @@ def load_weights(ranks: Ranks, model_dir: Path, shard: ShardConfig, checkpoint: 
     return memory.growth, weights.held_bytes
 
 
-class OwnMemory:
-    """The most by which this process's own memory, without mapped files, grows in a block."""
+def resume_optimizer(ranks: Ranks, model_dir: Path, checkpoint: Path) -> tuple[int, int, float]:
+    """Resumes weights and optimizer, as a trainer does, one rank after the other: together, they hold all.
 
-    growth = 0
-
-    def __enter__(self) -> "OwnMemory":
-        self._before = self._now()
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while True:
-            self.growth = max(self.growth, self._now() - self._before)
-            if self._is_over.wait(0.001):
-                return
-
-    @staticmethod
-    def _now() -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
+    Returns: by how many bytes this process's own memory grew at most, those of its part, and the
+    sum of the last elements of its tensors.
+    """
+    config = TrainConfig.model_validate_json(msgspec.json.encode({"lr": 1e-3, "ranks": ranks.world}))
+    assert isinstance(config.backend, TorchBackendConfig)
+    grid = make_grid(ranks, config.shard, device="cpu")
+    with (checkpoint / "turn").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with OwnMemory() as memory:
+            model, source = open_model(model_dir, grid)
+            weights = ModelWeights(model, grid, source=source)
+            forward = TrainerForward(model, vocab_size=vocab_size_of(model), config=config.backend)
+            forward.try_layouts = lambda: None  # type: ignore[method-assign] - a pass needs all ranks
+            trained = TrainedModel(forward, config, weights=weights)
+            load_model(checkpoint, trained, "model", None)
+        parts = [local_part(parameter) for parameter in model.parameters()]
+        total = sum(float(tensor.reshape(-1)[-1]) for tensor in (*parts, *trained.averages))
+        num_bytes = trained.held_bytes
+        del model, source, weights, forward, trained, parts
+        gc.collect()
+    return memory.growth, num_bytes, total
 
 
 def gathered_dtypes(ranks: Ranks, model_dir: Path, dtype: str) -> tuple[str, str, str]:
