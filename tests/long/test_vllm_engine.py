@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import re
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -145,6 +146,28 @@ async def test_an_evaluation_has_a_server_of_its_own(engine: ServerEngine, model
     assert (set(old.versions), set(new.versions)) == ({version}, {version + 1})
     assert model.errors(old).max() < 1e-3
     assert model.errors(new).max() < 1e-3
+
+
+async def test_copies_of_the_model_in_one_server_are_updated_and_paused_together(model: TinyModel) -> None:
+    copies = config(args=(*ENGINE["args"], "--data-parallel-size", "2"))
+    async with engine_on(copies, model.snapshot(0)) as engine:
+        running = [asyncio.create_task(engine.generate(ask(max_tokens=1500, seed=i))) for i in range(8)]
+        await all_running(engine, 8)
+        await engine.load(model.snapshot(1), slot="live")
+        await all_running(engine, 8)
+        await engine.pause()
+        before = (await gauges_after_a_look(engine)).generated_tokens
+        assert (await gauges_after_a_look(engine)).generated_tokens == before
+        await engine.resume()
+        generations = await asyncio.gather(*running)
+        page = await engine.slots["live"]._life.http.get("/metrics")  # pyright: ignore[reportPrivateUsage]
+    shares = re.findall(r'^vllm:generation_tokens_total{engine="(.)".* (\S+)$', page, re.M)
+    assert [(copy, float(num) > 1500) for copy, num in shares] == [("0", True), ("1", True)]
+    for generation in generations:
+        assert set(generation.versions) == {0, 1}
+        errors = model.errors(generation)
+        assert errors.mean() < 1e-4
+        assert errors.max() < 1e-2
 
 
 async def test_a_killed_server_is_named_with_its_last_lines_and_started_again(model: TinyModel) -> None:
