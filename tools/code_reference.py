@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from astraflow import types
+from astraflow.addons.watch.rules import RULES as WATCHDOG_RULES
 from astraflow.dataflow.service.openapi import openapi_document
-from astraflow.report.watch.watchdog import RULES as WATCHDOG_RULES
 from astraflow_conformance.rules import RULES
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs"

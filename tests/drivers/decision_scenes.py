@@ -6,6 +6,7 @@ import msgspec
 
 from astraflow.addons.pool.pool_sizer import PoolSizer
 from astraflow.addons.view.status_lines import advice_text
+from astraflow.addons.watch.rules import RULES
 from astraflow.config import parse_config
 from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.service.failed_steps import FailedSteps
@@ -15,7 +16,7 @@ from astraflow.processes.service_state import ServiceState
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.report.silence import silent_parts, wait_text
 from astraflow.report.watch.run_snapshot import RunSnapshot
-from astraflow.report.watch.watchdog import RULES, alarms_now
+from astraflow.report.watch.watchdog import alarms_now
 from astraflow.types import (
     FateCounts,
     GroupOutcome,

@@ -26,6 +26,7 @@ REWORDED = (
     "astraflow.processes.supervisor",
     "astraflow.addons.pool.pool_sizer",
     "astraflow.addons.view.status_lines",
+    "astraflow.addons.watch",
 )
 
 

@@ -1,1 +1,1 @@
-"""The watchdog: rules that say what is wrong with a run, why, and what to do."""
+"""The watchdog, which applies the rules of installed packages and says what is wrong with a run."""

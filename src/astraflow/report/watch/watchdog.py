@@ -4,22 +4,20 @@
 
 The rules are pure. The watchdog only remembers how long each finding has persisted, so that a single snapshot
 cannot mislead it, and that it raises each alarm once. `alarms_now` serves callers that have one snapshot.
+
+Rules come from installed packages: an entry point of the group `astraflow.alarms` names a sequence of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
-from astraflow.report.watch.flow_rules import FLOW_RULES
-from astraflow.report.watch.learning_rules import LEARNING_RULES
-from astraflow.report.watch.process_rules import PROCESS_RULES
 from astraflow.report.watch.rule import Finding, Rule
 from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.types.alarm import Alarm
+from astraflow.user_input.installed import find_entries, load_entry
 
-__all__ = ["NO_ALARMS", "RULES", "AlarmUpdate", "Watchdog", "alarms_now", "cleared_text"]
-
-RULES: tuple[Rule, ...] = (*PROCESS_RULES, *FLOW_RULES, *LEARNING_RULES)
-"""All rules, in the order in which their alarms are shown."""
+__all__ = ["NO_ALARMS", "AlarmUpdate", "Watchdog", "alarms_now", "cleared_text"]
 
 _CALM_S = 5.0
 """An alarm is cleared after this time without a finding, because a finding may come and go between looks."""
@@ -62,7 +60,7 @@ class Watchdog:
     def look(self, snapshot: RunSnapshot) -> AlarmUpdate:
         """Applies all rules to a snapshot that is newer than the last one."""
         now_s = snapshot.now_s
-        rules = {rule.name: rule for rule in RULES}
+        rules = {rule.name: rule for rule in _rules()}
         self._note_findings(snapshot)
         # A finding from the future means that the clock was set back: without this test, it would stay open
         # until the clock catches up.
@@ -114,8 +112,15 @@ def cleared_text(alarm: Alarm) -> str:
     return f"{alarm.subject} has recovered ({alarm.rule})"
 
 
+@cache
+def _rules() -> tuple[Rule, ...]:
+    """All rules, in the order in which their alarms are shown."""
+    found = [load_entry(entry) for entry in find_entries("astraflow.alarms")]
+    return tuple(rule for rules in found if rules for rule in rules)
+
+
 def _find(snapshot: RunSnapshot) -> Iterable[tuple[Rule, Finding]]:
-    return [(rule, finding) for rule in RULES for finding in rule.find(snapshot)]
+    return [(rule, finding) for rule in _rules() for finding in rule.find(snapshot)]
 
 
 def _is_due(item: _OpenFinding, rules: Mapping[str, Rule]) -> bool:
@@ -134,6 +139,6 @@ def _make_alarm(rule: Rule, finding: Finding, first_s: float) -> Alarm:
 
 
 def _sort_by_rule(alarms: Iterable[Alarm]) -> tuple[Alarm, ...]:
-    """The alarms in the order of `RULES`."""
-    ranks = {rule.name: rank for rank, rule in enumerate(RULES)}
+    """The alarms in the order of the rules."""
+    ranks = {rule.name: rank for rank, rule in enumerate(_rules())}
     return tuple(sorted(alarms, key=lambda alarm: ranks.get(alarm.rule, len(ranks))))

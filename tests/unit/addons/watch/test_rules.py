@@ -6,9 +6,9 @@ from typing import Literal
 import msgspec
 import pytest
 
+from astraflow.addons.watch.rules import RULES
 from astraflow.processes.service_state import ServiceState
 from astraflow.report.watch.run_snapshot import Disk, LauncherState, RunSnapshot, StepMemory
-from astraflow.report.watch.watchdog import RULES
 from astraflow.types import (
     FateCounts,
     GroupOutcome,
