@@ -303,7 +303,6 @@ class GuardedConnection(HttpToolsProtocol):
         # uvicorn keeps an answered request until the next one, and starts a timer. With 10,000 callers, that
         # makes the pauses of the garbage collector long.
         self._begin()
-        self.server_state.total_requests += 1
         self.flow.resume_reading()
         self.scope = self.headers = cast("Any", None)
         self.cycle = _ANSWERED

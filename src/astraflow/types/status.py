@@ -263,7 +263,7 @@ class GroupOutcome(Item, frozen=True, kw_only=True):
     num: Count
 
 
-class WorkerStatus(Item, frozen=True, kw_only=True):
+class WorkerStatus(Item, frozen=True, kw_only=True, gc=False):
     """One rollout service as the dataflow sees it."""
 
     id: OpaqueId

@@ -125,7 +125,7 @@ class ViewRoutes:
     async def status(self, request: Request) -> Response:
         """`GET /v1/status`."""
         await self._wait_for_durable_end()
-        return item_response(self._status(), request)
+        return item_response(await self._status(), request)
 
     async def stop(self, request: Request) -> Response:
         """`POST /v1/stop`."""
@@ -140,7 +140,7 @@ class ViewRoutes:
         newest = [row_from_record(record) for record in self._core.newest_records()]
         num_records = self._dispatcher.journal.seq
         text = prometheus_text(
-            self._status(), num_records=num_records, newest=newest, progress=self._run.progress.totals
+            await self._status(), num_records=num_records, newest=newest, progress=self._run.progress.totals
         )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -157,9 +157,9 @@ class ViewRoutes:
         if self._core.state != "running":
             await self._dispatcher.wait_durable()
 
-    def _status(self) -> StatusReply:
+    async def _status(self) -> StatusReply:
+        workers = await self._workers()
         now_s = self._dispatcher.clock()
-        workers = self._workers()
         silent = self._silent_waits()
         held = self._run.failed_steps.waits()
         waiting = {wait.who for wait in held}
@@ -221,14 +221,19 @@ class ViewRoutes:
         staying = [worker.id for worker in workers if not worker.is_draining]
         advice = self._dispatcher.shares.advice(now_s, waiting_since_s, staying)
         unheard = tuple(wait.whom for wait in waits if wait.has(SILENT | OVERDUE))
-        if not unheard:
-            return advice
-        return msgspec.structs.replace(advice, missing_services=0, verdict="unheard", unheard=unheard)
+        if unheard:
+            advice = msgspec.structs.replace(advice, missing_services=0, verdict="unheard", unheard=unheard)
+        return advice
 
-    def _workers(self) -> tuple[WorkerStatus, ...]:
+    async def _workers(self) -> tuple[WorkerStatus, ...]:
         # Signs of life are timed by the loop's clock, but the status shows Unix time.
         to_unix_s = self._dispatcher.clock() - asyncio.get_running_loop().time()
-        return tuple(self._worker(life, to_unix_s) for life in self._dispatcher.liveness.workers())
+        found: list[WorkerStatus] = []
+        for life in self._dispatcher.liveness.workers():
+            found.append(self._worker(life, to_unix_s))
+            if len(found) % 500 == 0:  # other requests are served in between
+                await asyncio.sleep(0)
+        return tuple(found)
 
     def _worker(self, worker: WorkerLife, to_unix_s: float) -> WorkerStatus:
         failures = self._core.failure_streak(worker.id)
