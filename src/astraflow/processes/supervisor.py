@@ -117,10 +117,11 @@ class Supervisor:
         """The states of all processes, in the order in which they were added."""
         return tuple(self._states.values())
 
-    def note_progress(self, name: str) -> None:
-        """Records that the process does its work, which makes its earlier crashes irrelevant."""
-        self._has_worked.add(name)
-        self._backoffs[name].reset()
+    def note_progress(self, *names: str) -> None:
+        """Records that these processes work, so their earlier crashes don't count. Ignores other names."""
+        for name in self._backoffs.keys() & set(names):
+            self._has_worked.add(name)
+            self._backoffs[name].reset()
 
     def add(self, spec: ProcessSpec) -> None:
         """Starts one more process. Its name must be new."""

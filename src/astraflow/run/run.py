@@ -377,8 +377,9 @@ class Run:
         self._memory.add(record)
         nodes = range(1, self.recipe.policies[record.policy].train.nodes)
         agents = [f"node-{record.policy}-{node}" for node in nodes]
-        for name in ("dataflow", f"publisher-{record.policy}", f"trainer-{record.policy}", *agents):
-            self._note_progress(name)
+        own = ("dataflow", f"publisher-{record.policy}", f"trainer-{record.policy}")
+        if self._supervisor is not None:
+            self._supervisor.note_progress(*own, *agents)
 
     async def _follow_evals(self) -> None:
         is_over = False
@@ -436,10 +437,8 @@ class Run:
             with contextlib.suppress(UnavailableError):
                 status = await self.status()
                 answered_s = self._clock()
-            for worker in status.workers if status else ():
-                if worker.load.generated_tokens > 0:
-                    self._note_progress(worker.name)
             if status is not None:
+                supervisor.note_progress(*(w.name for w in status.workers if w.load.generated_tokens > 0))
                 await self._size(status, supervisor)
                 _note_done(status, supervisor)
             alarms = self._watch(status, supervisor, max(0.0, self._clock() - answered_s))
@@ -479,10 +478,6 @@ class Run:
         if update.raised or update.cleared:
             self.note_change()
         return update
-
-    def _note_progress(self, name: str) -> None:
-        if self._supervisor and name in {state.name for state in self._supervisor.states}:
-            self._supervisor.note_progress(name)
 
 
 @asynccontextmanager

@@ -178,7 +178,7 @@ async def test_a_process_that_has_worked_is_tried_again_after_an_error_of_settin
     launcher = FakeLauncher({"worker": [USER_ERROR_CODE, 0]})
     supervisor = Supervisor(launcher, [make_spec(tmp_path)], first_backoff_s=0.0)
     supervisor.note_done("worker")
-    supervisor.note_progress("worker")
+    supervisor.note_progress("worker", "of another launcher")
     await supervisor.run()
     assert launcher.started == ["worker", "worker"]
 
