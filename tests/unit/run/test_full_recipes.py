@@ -14,6 +14,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.recipe import gallery
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.sources import open_sources
+from astraflow.tasks.variants import PromptsConfig
 from astraflow.user_input.yaml_files import place_in
 from drivers.system_driver import ROOT
 
@@ -48,6 +49,8 @@ SETTINGS = {
     "webshop": (256, 1e-6, 0.004),
 }
 """Samples of a batch, learning rate, and budget of M2PO; those of mathematics are the default."""
+_TEMPLATE = 256
+"""Tokens that a chat template adds at most."""
 SMOKE = {"model": "tiny", "scale": "smoke"}
 
 
@@ -220,5 +223,14 @@ def test_no_setting_of_a_full_recipe_breaks_its_first_hour(name: str) -> None:
         assert needs.memory_gb >= 200
 
 
-def test_every_full_recipe_is_valid() -> None:
-    assert len([recipe_of(name) for name in ALL]) > 100
+def test_every_full_recipe_is_valid_and_leaves_room_for_a_whole_answer_to_the_longest_prompt() -> None:
+    recipes = [recipe_of(name) for name in ALL]
+    assert len(recipes) > 100
+    for recipe in recipes:
+        engine: Any = recipe.rollout.engine
+        sources = [*recipe.tasks.sources.values(), *(each.source for each in recipe.eval.sets.values())]
+        limits = [source.max_prompt_tokens for source in sources if isinstance(source, PromptsConfig)]
+        for policy in recipe.trained.values():
+            room = engine.context - max(limits, default=0) - _TEMPLATE
+            assert policy.sampling.max_tokens <= room, recipe.name
+            assert policy.train.token_budget >= engine.context, recipe.name
