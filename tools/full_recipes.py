@@ -55,7 +55,8 @@ _SIZES = """## Sizes
 
 Memory is that on one GPU, in GB, as `astraflow doctor` computes it. A service starts one server per policy,
 and as many for evaluation. Tokens are what the KV cache of a server holds. Host memory is that of each
-trainer process and of each rollout service. Hours are for all steps of the recipe, without evaluation, at
+trainer process (the first also copies the weights for a checkpoint) and of each rollout service. Hours are
+for all steps of the recipe, without evaluation, at
 {tokens:,} tokens per sample, {speed:,} / (billions of active parameters) generated tokens/s per GPU, and
 {flop:.0f} TFLOP/s per training GPU.
 
@@ -240,7 +241,10 @@ def _size_row(full: FullRecipe) -> str:
         f"{full.recipe.trained[name].train.ranks} x {need.total / GB:.0f}"
         for name, need in full.needs.items()
     )
-    hosts = ", ".join(f"{need.num} x {need.each / GB:.0f}" for need in reversed(full.host_needs))
+    hosts = ", ".join(
+        f"{need.num} x {need.each / GB:.0f}" + (f" + {need.first / GB:.0f}" if need.first else "")
+        for need in reversed(full.host_needs)
+    )
     tensor = f" (each on {full.gpus_per_server})" if full.gpus_per_server > 1 else ""
     if full.gpus_of:
         tensor = f" ({' + '.join(map(str, full.gpus_of.values()))} GPUs)"

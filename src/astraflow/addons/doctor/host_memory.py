@@ -38,6 +38,13 @@ class HostNeed:
     """The part of `each` that no setting of the machine can reduce."""
     is_service: bool = False
     """Whether these are the rollout services, which may run on other machines."""
+    first: float = 0.0
+    """What the first of them needs besides: the weights of a checkpoint."""
+
+    @property
+    def total(self) -> float:
+        """What all need together."""
+        return self.num * self.each + self.first
 
 
 def host_needs(recipe: Recipe) -> tuple[HostNeed, ...]:
@@ -55,7 +62,9 @@ def host_needs(recipe: Recipe) -> tuple[HostNeed, ...]:
     for name, policy in recipe.trained.items():
         size = sizes[name] * _trainer_bytes(policy) / policy.train.ranks
         certain = sizes[name] * _certain_bytes(policy) / policy.train.ranks
-        needs.append(HostNeed(f"trainer-{name}", policy.train.ranks, _PROCESS_BYTES + size, certain=certain))
+        first = 0.0 if _is_on_cpu(policy.train.backend) else 4.0 * sizes[name]
+        each = _PROCESS_BYTES + size
+        needs.append(HostNeed(f"trainer-{name}", policy.train.ranks, each, certain=certain, first=first))
     needs.append(HostNeed("other process", len(recipe.trained) + 1, _PROCESS_BYTES))
     return tuple(need for need in needs if need.num)
 
@@ -63,16 +72,16 @@ def host_needs(recipe: Recipe) -> tuple[HostNeed, ...]:
 def host_memory_finding(recipe: Recipe) -> Finding:
     """Tells what each process needs, and which settings would save most."""
     needs = host_needs(recipe)
-    total = sum(need.num * need.each for need in needs)
+    total = sum(need.total for need in needs)
     free = psutil.virtual_memory().available
     num = sum(need.num for need in needs)
-    shown = sorted(needs, key=lambda need: -need.num * need.each)
+    shown = sorted(needs, key=lambda need: -need.total)
     parts = [
-        f"{need.name} {need.each / GIB:.1f}"
+        f"{need.name} {need.total / GIB:.1f}"
         if need.num == 1
-        else f"{need.num} x {need.name} {need.each / GIB:.1f}"
+        else f"{need.num} x {need.name} {need.total / need.num / GIB:.1f}"
         for need in shown
-        if need.num * need.each > _SHOWN_FRAC * total
+        if need.total > _SHOWN_FRAC * total
     ]
     text = (
         f"about {total / GIB:.1f} GiB for {num} processes ({', '.join(parts)}), of {free / GIB:.1f} GiB free"
@@ -120,7 +129,7 @@ def _savings_text(recipe: Recipe, needs: Sequence[HostNeed]) -> str:
         if _is_on_cpu(backend) and backend.optimizer_state == "float32":
             savings[f"{where}.optimizer_state: bfloat16"] = 4 * size
         if backend.offload_optimizer and not _is_on_cpu(backend):
-            savings[f"{where}.offload_optimizer: false"] = 8 * size
+            savings[f"{where}.offload_optimizer: false"] = _moment_bytes(backend) * size
         if backend.publish_dtype == "float32":
             savings[f"{where}.publish_dtype: bfloat16"] = 2 * size * (1 + recipe.max_services)
     best = sorted(savings.items(), key=lambda saving: -saving[1])[:2]
@@ -156,10 +165,19 @@ def _trainer_bytes(policy: PolicyConfig) -> int:
     """Returns the bytes of host memory per parameter.
 
     Weights, gradients, two moments and the published copy take 4 bytes each. If the trainer computes on a
-    GPU, only the published copy is in host memory, and the moments if they are offloaded.
+    GPU, only these are in host memory: the published copy, that of the moments for a checkpoint, and the
+    moments if they are offloaded. The weights of a checkpoint are in the memory of the first rank alone.
     """
     backend = policy.train.backend
     if _is_on_cpu(backend):
         return 20
-    is_offloaded = isinstance(backend, TorchBackendConfig) and backend.offload_optimizer
-    return 4 + 8 * is_offloaded
+    if not isinstance(backend, TorchBackendConfig):
+        return 12
+    return 4 + _moment_bytes(backend) * (1 + backend.offload_optimizer)
+
+
+def _moment_bytes(backend: TorchBackendConfig) -> int:
+    """Returns the bytes of both moments per parameter. Those of an adapter hardly count."""
+    if backend.lora.rank:
+        return 0
+    return 4 if backend.optimizer_state == "bfloat16" else 8

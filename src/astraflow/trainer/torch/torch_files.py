@@ -9,8 +9,8 @@
     critic.safetensors, critic-optimizer-*  the same for a critic
     trainer.pt                              everything else, as tensors
 
-Reading executes no code: `torch.load` is restricted to weights. No rank and no host ever holds a whole model:
-it is built without memory (on `meta`), set up and sharded, and then each rank fills its part from the files.
+Reading executes no code: `torch.load` is restricted to weights. No rank or host reads a whole model: built on
+`meta`, it is sharded, and each rank reads its part from files. Rank 0 copies all weights, to save them.
 """
 
 from collections.abc import Iterable, Mapping

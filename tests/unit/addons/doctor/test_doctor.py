@@ -118,13 +118,14 @@ def model_of(num_parameters: int, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("devices", "gib"),
     [
-        # 4 processes of half a GiB, 2**28 parameters: an engine has 8 bytes of each and a trainer 20.
+        # 4 processes of half a GiB, 2**28 parameters: an engine has 8 bytes of each and a trainer 20. With a
+        # GPU, it has a version, and copies weights and moments for a checkpoint.
         ((), 4 * 0.5 + 2 + 5),
         (("rollout.engine.device=cuda:0",), 4 * 0.5 + 1 + 5),
-        (("policies.actor.train.backend.device=cuda:0",), 4 * 0.5 + 2 + 1),
+        (("policies.actor.train.backend.device=cuda:0",), 4 * 0.5 + 2 + 1 + 3),
         (
             ("policies.actor.train.backend={device: cuda:0, offload_optimizer: true}",),
-            4 * 0.5 + 2 + 1 + 2,
+            4 * 0.5 + 2 + 1 + 3 + 2,
         ),
     ],
 )

@@ -40,14 +40,15 @@ def test_a_process_needs_what_the_table_says(name: str, recipes: dict[str, Any])
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("math/8b", {"trainer-actor": (2, 17), "rollout service": (6, 33)}),
-        ("math/4b", {"trainer-actor": (1, 49), "rollout service": (1, 17)}),
+        ("math/8b", {"trainer-actor": (2, 33, 33), "rollout service": (6, 33, 0)}),
+        ("math/4b", {"trainer-actor": (1, 49, 16), "rollout service": (1, 17, 0)}),
     ],
 )
 def test_the_host_memory_of_a_process_is_what_the_table_says(
-    name: str, expected: dict[str, tuple[int, int]], recipes: dict[str, Any]
+    name: str, expected: dict[str, tuple[int, int, int]], recipes: dict[str, Any]
 ) -> None:
-    assert {n.name: (n.num, round(n.each / 1e9)) for n in recipes[name].host_needs} == expected
+    found = {n.name: (n.num, round(n.each / 1e9), round(n.first / 1e9)) for n in recipes[name].host_needs}
+    assert found == expected
 
 
 def test_what_shares_a_gpu_fits_on_it(recipes: dict[str, Any]) -> None:
