@@ -130,6 +130,8 @@ class Writer:
         self._records.append(Record(*row, self._chain))
 
     def flush(self) -> None:
+        if not self._records:
+            return
         self.store.append_records(encode_records(self._records))
         self._records = []
         self.store.write(self.store.take())

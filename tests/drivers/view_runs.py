@@ -66,9 +66,9 @@ class RunWriter:
         self._chain = chain_of(self._chain, Record(*row, b""))
         self._waiting.append(Record(*row, self._chain))
 
-    def flush(self) -> None:
-        """Ends a flush: payloads first, then their records."""
-        if self._waiting:
+    def flush(self, *, is_forced: bool = False) -> None:
+        """Ends a flush: payloads first, then their records. `is_forced`: even if there are none."""
+        if self._waiting or is_forced:
             self._store.append_records(encode_records(self._waiting))
             self._waiting = []
         self._store.write(self._store.take())

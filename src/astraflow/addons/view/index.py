@@ -261,9 +261,9 @@ class _Filling:
 
     @staticmethod
     def _seq_of(entry: LogEntry) -> int:
-        """Returns the number of an entry's first record."""
+        """Returns the number of an entry's first record; 0 if it has none."""
         records = msgspec.msgpack.decode(entry.data, type=list[tuple[int, float, bytes, bytes, bytes]])
-        return records[0][0]
+        return records[0][0] if records else 0
 
     def _advantages(self) -> dict[str, Advantages]:
         try:

@@ -155,6 +155,16 @@ def test_a_log_that_a_crash_cut_is_read_again(tmp_path: Path) -> None:
     assert seen(rows_of(tmp_path), "group") == [(0,)]
 
 
+def test_a_log_that_ends_without_records_is_read_again(tmp_path: Path) -> None:
+    run = RunWriter(tmp_path)
+    run.group(0, [0.5])
+    run.flush()
+    run.flush(is_forced=True)
+    run.close()
+    assert len(rows_of(tmp_path)) == 1
+    assert len(rows_of(tmp_path)) == 1  # by a new viewer, which checks where the log ended
+
+
 def test_two_viewers_of_one_run_see_the_same(tmp_path: Path) -> None:
     run = RunWriter(tmp_path)
     run.group(0, [1.0])
