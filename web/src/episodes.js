@@ -146,7 +146,7 @@ function Chips({ run, filters }) {
   const { data } = useAnswer(`api/runs/${encodeURIComponent(run)}/facets?${query(filters)}`, 10000);
   // These rows are always there, so that the list below stays where it is.
   if (!data) return html`<div class="facets">${SHOWN.slice(0, ALWAYS).map(([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span><span class="chip">…</span></div>`)}</div>`;
-  return html`<div class="facets">${SHOWN.filter(([column], idx) => idx < ALWAYS || data.counts[column].length > 0 || filters[column]).map(
+  return html`<div class="facets" title=${`Counts of the newest ${num(data.num_counted)} episodes`}>${SHOWN.filter(([column], idx) => idx < ALWAYS || data.counts[column].length > 0 || filters[column]).map(
     ([column, label]) => html`<div class="chips" key=${column}><span class="name">${label}</span>${data.counts[column].map(([value, count]) => {
       const isOn = filters[column] === value;
       return html`<a class="chip" key=${value} aria-current=${isOn ? "true" : undefined}
