@@ -159,11 +159,11 @@ async def test_services_that_only_register_make_room(tmp_path: Path) -> None:
         run.service._liveness.max_workers = 3
         alive = ScriptedWorker(run.client, "alive")
         await alive.register()
-        for _ in range(5):
+        for number in range(4):
             while True:
                 await alive.beat()
                 try:
-                    await ScriptedWorker(run.client, "empty").register()
+                    await ScriptedWorker(run.client, f"empty-{number}").register()
                     break
                 except UnavailableError:
                     continue

@@ -24,8 +24,6 @@ _BEATS_PER_S = 500.0
 """With more services than send this many heartbeats per second, those that join get a longer interval."""
 _BEATS_PER_LEASE = 4.0
 """Fewest heartbeats within a lease's timeout."""
-_MAX_WORKERS = 100_000
-"""Most services that can be registered at a time, so that nobody with a token can fill the memory."""
 _MAX_LEFT = 100_000
 """Most drained services that are still remembered."""
 
@@ -63,7 +61,8 @@ class Liveness:
     """Deadlines of leases and services, on the event loop's clock."""
 
     def __init__(self, lease_timeout_s: float, *, heartbeat_s: float = 2.0) -> None:
-        self.max_workers = _MAX_WORKERS
+        self.max_workers = 100_000
+        """Most services that can be registered at a time, so that nobody with a token can fill the memory."""
         self.timeout_s = lease_timeout_s
         self._heartbeat_s = heartbeat_s
         self._workers: dict[str, WorkerLife] = {}

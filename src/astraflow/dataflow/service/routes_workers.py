@@ -244,7 +244,8 @@ class WorkerRoutes:
         """Makes room for another service. Raises: RefusedError if there are too many, and none is silent."""
         if not self._liveness.is_full:
             return
-        if not (silent := self._liveness.silent(self._dispatcher.loop.time())):
+        silent = sorted(self._liveness.silent(self._dispatcher.loop.time()), key=lambda w: w.last_seen_s)
+        if not silent:
             num = self._liveness.max_workers
             problem = f"the maximum of {num} rollout services has joined, and none is silent; join later"
             raise RefusedError(problem, code="unavailable", status=503)
