@@ -90,11 +90,12 @@ def test_the_quickstart_trains_and_generates_in_turns_on_one_gpu(
     settings = (
         *("sampling.max_tokens=8", "table.groups_per_batch=8", "table.group_size=2", "eval.sets={}"),
         *("rollout.max_episodes=16", "rollout.engine.num_slots=16", "train.checkpoint_every=1"),
-        "cluster.lending.train_share=1.0",  # so that all memory is freed
     )
-    for steps in (2, 3):  # the second run goes on
+    # The second run goes on. In the first one, all memory is freed; in the second, the engine only pauses.
+    for steps, share in ((2, 1.0), (3, 0.5)):
         command = ("run", "recipes/quickstart-one-gpu.yaml", "--run-dir", str(run_dir))
-        done = astraflow(*command, f"model={tmp_path / 'actor'}", *settings, f"train.steps={steps}")
+        differing = (f"train.steps={steps}", f"cluster.lending.train_share={share}")
+        done = astraflow(*command, f"model={tmp_path / 'actor'}", *settings, *differing)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     audit = astraflow("audit", str(run_dir))
     assert audit.returncode == 0, audit.stdout

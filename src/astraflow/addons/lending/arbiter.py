@@ -233,7 +233,7 @@ class LendingPool(Pool):
     def _obey(self, device: _Device, orders: Orders) -> None:
         """Records the use that has ended, and sends the baton's orders."""
         if device.use != device.baton.use:
-            self._end_use(device)
+            self._change_use(device)
         for tenant, message in orders:
             if message == Message.GIVE:
                 device.asked_ns = self._now_ns()
@@ -257,7 +257,17 @@ class LendingPool(Pool):
             device.times = device.times.after(cost_s, step=device.num_turns)
         device.asked_ns = 0
 
-    def _end_use(self, device: _Device) -> None:
+    def _change_use(self, device: _Device) -> None:
+        device.begin_ns = self._end_use(device)
+        device.use = device.baton.use
+        self._begin_use(device)
+        if device.use == "train":
+            device.num_turns += 1
+            device.turns_ns.append(device.begin_ns)
+            self._forecast.note_batch(device.policy)
+
+    def _end_use(self, device: _Device) -> int:
+        """Records the present use. Returns when it ended."""
         now_ns = self._now_ns()
         passed_s = (now_ns - device.begin_ns) / 1e9
         self._log.add(
@@ -273,13 +283,7 @@ class LendingPool(Pool):
         device.total_ns[device.use] += now_ns - device.begin_ns
         if device.use == "train":
             device.steps_s.append(passed_s)
-        device.begin_ns = now_ns
-        device.use = device.baton.use
-        self._begin_use(device)
-        if device.use == "train":
-            device.num_turns += 1
-            device.turns_ns.append(now_ns)
-            self._forecast.note_batch(device.policy)
+        return now_ns
 
     def _begin_use(self, device: _Device) -> None:
         self._log.begin(

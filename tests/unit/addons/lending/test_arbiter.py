@@ -470,6 +470,7 @@ async def test_a_session_begins_after_the_one_before_and_a_stale_socket_is_no_ob
         (tmp_path / "lending.sock").touch()
     uses = read_uses(tmp_path / "lending.jsonl")
     assert len({use.session_ns for use in uses}) == 2
+    assert all(use.is_end_known for use in uses), "no launcher was killed"
 
 
 async def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
