@@ -35,13 +35,18 @@ function Field({ name, label, kind, choices, value, change }) {
 
 export function EpisodesPage({ run, params }) {
   const base = `api/runs/${encodeURIComponent(run)}`;
-  const { data: overview } = useAnswer(`${base}/index`, 10_000);
   const filters = Object.fromEntries(NAMES.map((name) => [name, params.get(name) ?? ""]));
   keepWords(run, filters.text);
   const key = query(filters);
   const [found, setFound] = useState({ key: null, rows: [], matches: {}, next: null, total: 0, error: null });
   const [turn, setTurn] = useState(0);
   const [problem, setProblem] = useState(null);
+  const isEmpty = found.key === key && found.rows.length === 0;
+  const { data: overview } = useAnswer(`${base}/index`, isEmpty ? 2000 : 10_000);
+  // An index that is being filled, or a run that has just begun, may have what was sought a moment later.
+  useEffect(() => {
+    if (isEmpty && overview?.num_episodes > found.total) setTurn((old) => old + 1);
+  }, [isEmpty, overview?.num_episodes]);
 
   const search = async (old, signal) => {
     // A search goes on in parts until a page is full; each part is one short question.
@@ -84,7 +89,7 @@ export function EpisodesPage({ run, params }) {
     <${Searches} run=${run} chosen=${readyName} hasFilters=${key !== ""} />
     <${Chips} run=${run} filters=${filters} />
     <${Problem} error=${readyName ? readyError : null} />
-    <${Cards} run=${run} rows=${shown.current} matches=${readyName ? {} : found.matches} words=${filters.text} isDone=${readyName ? ready != null : isFull} />
+    <${Cards} run=${run} rows=${shown.current} matches=${readyName ? {} : found.matches} words=${filters.text} isDone=${readyName ? ready != null : isFull && (overview?.is_complete ?? true)} />
     ${!readyName && isBegun.current && found.next != null && html`<p><button onClick=${more}>Older ones</button></p>`}
     ${isBegun.current && html`<details open=${key !== ""}><summary>All filters, table, and export</summary>
     <form class="filters" onSubmit=${(event) => event.preventDefault()}>
