@@ -1,6 +1,6 @@
 """Worked sums, from which a model learns how to add before it is trained by reward.
 
-Calculate 378 + 937.  ->  8 + 7 = 15, 1 + 7 + 3 = 11, 1 + 3 + 9 = 13. 378 + 937 = 1315
+Calculate 78 + 37.  ->  8 + 7 = 15, 1 + 7 + 3 = 11. 78 + 37 = 115
 """
 
 import random
@@ -15,15 +15,11 @@ HELDOUT_FRAC = 0.1
 
 
 def work_out(a: int, b: int) -> str:
-    """Returns the working of a sum of two numbers of three digits, column by column from the right."""
-    carry = 0
-    columns: list[str] = []
-    for place in range(3):
-        digits = [a // 10**place % 10, b // 10**place % 10]
-        terms = [carry, *digits] if carry else digits
-        columns.append(f"{' + '.join(map(str, terms))} = {sum(terms)}")
-        carry = sum(terms) // 10
-    return f"{', '.join(columns)}. {a} + {b} = {a + b}"
+    """Returns the working of a sum of two numbers of up to two digits, column by column from the right."""
+    ones = f"{a % 10} + {b % 10} = {a % 10 + b % 10}"
+    carry = "1 + " if a % 10 + b % 10 > 9 else ""
+    tens = f"{carry}{a // 10} + {b // 10} = {(a % 10 + b % 10) // 10 + a // 10 + b // 10}"
+    return f"{ones}, {tens}. {a} + {b} = {a + b}"
 
 
 def worked_sums(num: int, seed: int) -> list[Demonstration]:
@@ -31,7 +27,7 @@ def worked_sums(num: int, seed: int) -> list[Demonstration]:
     rng = random.Random(seed)
     made: list[Demonstration] = []
     while len(made) < num:
-        a, b = rng.randint(100, 999), rng.randint(100, 999)
+        a, b = rng.randint(0, 99), rng.randint(0, 99)
         prompt = f"Calculate {a} + {b}."
         if not is_heldout(prompt, frac=HELDOUT_FRAC):
             made.append(Demonstration(prompt, work_out(a, b)))
