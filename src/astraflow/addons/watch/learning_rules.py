@@ -129,8 +129,8 @@ def _find_logprob_gaps(run: RunSnapshot) -> Iterable[Finding]:
         fresh = newest_values(records, "logprob_mismatch", _STEPS)
         gaps = newest_values(records, "behavior_gap", _GAP_STEPS)
         usual = min(max(_MAX_MISMATCH, _MISMATCH_GROWTH * max(first, default=0.0)), _MOST_MISMATCH)
-        if fresh and max(fresh) >= usual:
-            size = f"by {max(fresh):.2g} nats on average for tokens of the newest version"
+        if fresh and fmean(fresh) >= usual:
+            size = f"by {fmean(fresh):.2g} nats on average for tokens of the newest version"
         elif len(gaps) == _GAP_STEPS and min(gaps) >= _MAX_GAP:
             size = f"by at least {min(gaps):.2g} nats on average in each of the last {_GAP_STEPS} steps"
         else:
@@ -178,9 +178,9 @@ LEARNING_RULES = (
     ),
     Rule(
         "logprob_gap",
-        "On average over a step, engine and trainer differ by at least 0.05 nats (if the first 5 steps had "
-        "more, by twice that, at most 0.2) for tokens of the newest version in one of the last 5 steps, or "
-        "by at least 0.5 nats for all tokens in each of the last 3.",
+        "Engine and trainer differ by at least 0.05 nats (or four times the most of the first 5 steps, at "
+        "most 0.2) on average for tokens of the newest version in the last 5 steps, or by at least 0.5 nats "
+        "for all tokens in each of the last 3.",
         "run `astraflow doctor RECIPE --drift`, which compares them without training: temperature, template, "
         "dtype, weights",
         _find_logprob_gaps,
