@@ -70,6 +70,9 @@ OPENED = {
 }
 """A system prompt and a question in the format of each family, as its documentation has it."""
 
+FOR_IMAGES = {"qwen3_vl"}
+"""Templates of models for images. The full recipes are rehearsed with them instead."""
+
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_template_writes_the_format_of_its_family(name: str, models: Models) -> None:
@@ -92,6 +95,6 @@ def test_each_template_has_a_family_and_a_line_in_the_list() -> None:
     listed = re.findall(
         r"^\| `(\w+)\.jinja` \|", (TEMPLATE_DIR / "README.md").read_text(encoding="utf-8"), re.M
     )
-    assert listed == list(FAMILIES)
+    assert [name for name in listed if name not in FOR_IMAGES] == list(FAMILIES)
     assert sorted(listed) == sorted(path.stem for path in TEMPLATE_DIR.glob("*.jinja"))
-    assert len(listed) == 12
+    assert len(listed) == 13
