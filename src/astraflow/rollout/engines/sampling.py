@@ -67,14 +67,15 @@ def pick_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     scaled = logits.float()
     if rows.inverse_temperatures is not None:
         scaled = scaled * rows.inverse_temperatures[:, None]
-    logprobs = torch.log_softmax(scaled, -1)
-    probs = logprobs.exp()
+    probs = torch.softmax(scaled, -1)
+    allowed = probs
     if rows.restriction is not None:
-        probs = probs * _allowed(probs, rows.restriction)
-    picked = _first_above(probs, rows.uniforms[:, None])
+        allowed = probs * _allowed(probs, rows.restriction)
+    picked = _first_above(allowed, rows.uniforms[:, None])
     if rows.is_greedy is not None:
         picked = torch.where(rows.is_greedy[:, None], logits.argmax(-1, keepdim=True), picked)
-    return picked[:, 0], logprobs.gather(1, picked)[:, 0]
+    # Computed as a trainer does, so that both can agree to the last bit.
+    return picked[:, 0], torch.log_softmax(scaled, -1).gather(1, picked)[:, 0]
 
 
 def _first_above(probs: Tensor, shares: Tensor) -> Tensor:
@@ -90,12 +91,14 @@ def _first_above(probs: Tensor, shares: Tensor) -> Tensor:
         picked = torch.searchsorted(cumulative, shares * cumulative[:, -1:], right=True)
         return picked.clamp_(max=size - 1)  # reached only where logits are not finite
     blocks = probs.view(len(probs), -1, size)
-    starts = torch.cumsum(blocks.sum(-1, dtype=torch.float64), -1)
-    wanted = shares * starts[:, -1:]
-    block = torch.searchsorted(starts, wanted, right=True).clamp_(max=blocks.shape[1] - 1)
+    sums = blocks.sum(-1).double()  # summing in float64 takes ten times as long
+    ends = torch.cumsum(sums, -1)
+    wanted = shares * ends[:, -1:]
+    block = torch.searchsorted(ends, wanted, right=True).clamp_(max=blocks.shape[1] - 1)
     own = blocks.gather(1, block[:, :, None].expand(-1, -1, size))[:, 0]
     cumulative = torch.cumsum(own, -1, dtype=torch.float64)
-    wanted -= starts.gather(1, block) - cumulative[:, -1:]
+    wanted -= ends.gather(1, block) - sums.gather(1, block)
+    wanted.clamp_(min=0.0)  # so that no token without probability is picked
     # The two sums of the block are rounded differently. So the token is at most the last likely one.
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
     picked = torch.minimum(torch.searchsorted(cumulative, wanted, right=True), last)
