@@ -46,8 +46,7 @@ async def generate(model_dir: Path, *, exact: bool) -> list[Generation]:
 
     try:
         running = [asyncio.create_task(engine.generate(ask(idx))) for idx in range(len(PROMPTS))]
-        for _ in range(20):  # an answer of the engine's thread comes after a step
-            await engine.resume()
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         await engine.load(snapshot_of(load_causal_lm(model_dir), model_dir, 1), slot="live")
         return list(await asyncio.gather(*running))
     finally:
