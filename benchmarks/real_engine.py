@@ -6,9 +6,11 @@
     engine    the torch engine, which also computes logprobs
     generate  `model.generate` with a dynamic cache: one batch of 64 rows, padded on the left, until its
               longest completion is done
+    vllm      vLLM's CPU build without compilation; only if `.venv-vllm` exists (`make .venv-vllm`)
     earlier   the engine of the checkout given by `--earlier`, by its own environment
 
     speedup_KIND          useful tokens per CPU second of `engine`, divided by those of `generate`
+    speedup_vllm_KIND     the same, divided by those of `vllm`
     speedup_earlier_KIND  the same, divided by those of `earlier`
     error_ratio           mean distance of the engine's logprobs from those of the model in float32, divided
                           by the same distance of the model's own forward pass in bfloat16
@@ -39,10 +41,13 @@ from astraflow.types.host_tensors import WeightSnapshot
 
 _ROWS = 64
 _CONTEXT = 256
+_VLLM = Path(__file__).resolve().parent.parent / ".venv-vllm" / "bin" / "python"
 _KINDS = ("equal", "mixed")
 _AT_LEAST = {
     "speedup_equal": 2.0,
     "speedup_mixed": 3.0,
+    "speedup_vllm_equal": 1.5,
+    "speedup_vllm_mixed": 1.5,
     "speedup_earlier_equal": 2.0,
     "speedup_earlier_mixed": 2.0,
 }
@@ -68,7 +73,8 @@ def main() -> None:
         parser.error(f"{options.model} does not exist; run `astraflow model fetch smollm2` first")
     from harness import Runs, report, show_table
 
-    sides = ["engine", "generate", *(["earlier"] if options.earlier else [])]
+    others = {"vllm": _VLLM.exists(), "earlier": bool(options.earlier)}
+    sides = ["engine", "generate", *(side for side, is_there in others.items() if is_there)]
     found: dict[str, dict[str, list[float]]] = {side: {kind: [] for kind in _KINDS} for side in sides}
     for _ in range(options.repeats):
         for side in sides:
@@ -80,8 +86,8 @@ def main() -> None:
     for kind in _KINDS:
         ours = figures[f"engine_{kind}"].median
         figures[f"speedup_{kind}"] = ours / figures[f"generate_{kind}"].median
-        if options.earlier:
-            figures[f"speedup_earlier_{kind}"] = ours / figures[f"earlier_{kind}"].median
+        for side in sides[2:]:
+            figures[f"speedup_{side}_{kind}"] = ours / figures[f"{side}_{kind}"].median
     figures |= _in_child("errors", options)
     rows = [[side, *(figures[f"{side}_{kind}"] for kind in _KINDS)] for side in sides]
     show_table("useful tokens per CPU second", ["side", *_KINDS], rows)
@@ -90,11 +96,16 @@ def main() -> None:
 
 def _in_child(side: str, options: argparse.Namespace) -> dict[str, Any]:
     python = sys.executable
+    works = ""
     if side == "earlier":
         python = str(options.earlier / ".venv" / "bin" / "python")
         side = "engine"
     command = [python, __file__, "--one", side, "--model", options.model, "--rounds", str(options.rounds)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    if side == "vllm":
+        script = Path(__file__).with_name("vllm_side.py")
+        command = [str(_VLLM), str(script), options.model, str(options.rounds)]
+        works = json.dumps({kind: _work(kind) for kind in _KINDS})
+    done = subprocess.run(command, check=True, input=works, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
