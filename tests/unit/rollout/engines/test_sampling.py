@@ -121,6 +121,18 @@ def test_tokens_that_may_not_be_picked_are_not_picked_at_the_end_of_a_block() ->
     assert picked.tolist() == [299]
 
 
+def test_tokens_that_may_not_be_picked_are_not_picked_at_the_start_of_a_block() -> None:
+    is_allowed = torch.arange(2048) % 256 >= 10
+    logits = torch.randn(1, 2048, generator=torch.Generator().manual_seed(0)) + 40 * is_allowed
+    probs = torch.softmax(logits[0, is_allowed].double(), -1)
+    ends = probs.cumsum(-1)[245:-1:246]  # of the blocks
+    near = torch.linspace(-1e-6, 1e-6, 2001, dtype=torch.float64)  # where rounding decides on the block
+    borders = (ends[:, None] + near).flatten()
+    limits = Restriction(torch.ones(1, dtype=torch.float64), is_allowed.sum()[None])
+    picked, _ = pick_tokens(logits.expand(len(borders), -1), SamplingRows(borders, None, None, limits))
+    assert is_allowed[picked].all()
+
+
 def test_restricted_rows_report_logprobs_over_the_full_vocabulary() -> None:
     logits = torch.randn(50, VOCAB)
     picked, logprobs = pick_tokens(logits, rows(50, restriction=restriction(50, top_k=2)))
