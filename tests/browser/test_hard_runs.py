@@ -12,12 +12,12 @@ import requests
 
 from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
 from drivers.page_driver import Browser
-from drivers.system_driver import Terminals
+from drivers.system_driver import Terminals, free_ports
 from drivers.view_runs import RunWriter
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
-PORT = 7457
+(PORT,) = free_ports(1)  # another worker may run the other test of this file
 URL = f"http://127.0.0.1:{PORT}"
 
 

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from drivers.page_driver import IMAGES, Browser
-from drivers.system_driver import Runs, Started, Terminals, url_of
+from drivers.system_driver import Runs, Started, Terminals, free_ports, url_of
 from drivers.view_runs import RunWriter
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
@@ -153,12 +153,14 @@ def test_hostile_text_is_shown_as_text(browser: Browser, tmp_path: Path) -> None
     run.transcript(0, 1.0, hostile)
     run.close()
     terminals = Terminals(tmp_path)
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
     try:
         terminals.start_program(
-            sys.executable, "-m", "astraflow.cli.main", "view", str(tmp_path / "runs"), "--port", "7455"
+            sys.executable, "-m", "astraflow.cli.main", "view", str(tmp_path / "runs"), "--port", str(port)
         )
-        browser.until(lambda: _answers("http://127.0.0.1:7455"), "the viewer", timeout_s=60.0)
-        browser.open("http://127.0.0.1:7455/")
+        browser.until(lambda: _answers(url), "the viewer", timeout_s=60.0)
+        browser.open(f"{url}/")
         browser.wait_for("Episodes")
         for page in ("episodes", "episode/1", "episode/2", "group/train/0", "run", "timeline"):
             browser.go(f"{'/'.join(browser.driver.current_url.partition('#')[2].split('/')[:3])}/{page}")
