@@ -1,10 +1,12 @@
-"""A whole run with one trained policy, one that follows it with a lag, and a frozen one."""
+"""Whole runs of several policies: trained, frozen, and one that follows another with a lag."""
 
 import re
 
 import pytest
 import yaml
 
+from astraflow.dataflow.audit import audit
+from astraflow.dataflow.journal.reader import JournalReader
 from drivers.system_driver import Runs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -33,3 +35,28 @@ def test_a_frozen_policy_and_a_follower_take_part_and_only_one_policy_trains(run
     assert served["past"][0] == 0
     assert 1 <= served["past"][-1] <= 5
     assert served["actor"][-1] >= served["past"][-1] + 3
+
+
+def test_the_engines_of_a_service_share_its_device(runs: Runs) -> None:
+    scale = 5.0
+    names = ("actor", "verifier")
+    engine = {"name": "paced", "num_slots": 1, "tokens_per_s": 100.0, "mean_tokens": 50.0, "sigma": 0.0}
+    path = runs.recipe(
+        policies=names,
+        steps=1,
+        workflow={"name": "paced", "time_scale": scale},
+        rollout={"max_episodes": 16, "engine": {**engine, "time_scale": scale}},
+    )
+    settings = {
+        "sampling.max_tokens": 50,
+        "train.backend": f"{{name: paced, step_s: 0, time_scale: {scale}}}",
+    }
+    run = runs.start(
+        path, *(f"policies.{name}.{key}={value}" for name in names for key, value in settings.items())
+    )
+    assert run.finish() == 0, run.report()
+    journal = run.run_dir / "journal"
+    with JournalReader(journal) as reader:
+        ended_s = max(step.at_s for step in reader.steps())
+    alone_s = 16 * 50 / 100.0  # of each policy's completions, one after the other
+    assert scale * (ended_s - audit(journal).first_lease_s) >= 2 * alone_s

@@ -1,7 +1,7 @@
 """Builds and runs the rollout service of a process that joins a run."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -60,6 +60,9 @@ async def run_rollout(
     Raises: ConfigError if a component cannot be built or an address cannot be bound; RefusedError if the
     dataflow refuses the service.
     """
+    # One for all policies, because their engines may share a device.
+    make_engine = engine_maker(rollout.engine, exact=exact)
+    loads_models = isinstance(rollout.engine, TorchEngineConfig)
     async with (
         _open_receiver(cache_dir, peer, token, max_upload_mb_s) as (receiver, peer_url),
         _preload_engine(receiver, rollout.engine) as weights,
@@ -73,7 +76,7 @@ async def run_rollout(
             environments=Environments(tasks.environments),
             weights=weights,
             config=rollout,
-            make_engine=partial(_make_settled_engine, rollout.engine, exact),
+            make_engine=partial(_make_settled_engine, make_engine, loads_models),
             make_renderer=policy_renderer,
             evaluation=Evaluation(evaluation or {}, num_workers=rollout.scorers, private=private),
             labels=labels,
@@ -89,14 +92,14 @@ def _is_resumable(rollout: RolloutConfig, workflow: WorkflowConfig) -> bool:
     return rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow))
 
 
-async def _make_settled_engine(config: EngineConfig, exact: bool, snapshot: WeightSnapshot) -> Engine:
+async def _make_settled_engine(
+    make: Callable[[WeightSnapshot], Engine], loads_model: bool, snapshot: WeightSnapshot
+) -> Engine:
     """Makes an engine, and settles the process's memory: all long-lived objects exist from then on.
 
     An engine that loads a model is made in a thread. Others may need the event loop.
     """
-    make = engine_maker(config, exact=exact)
-    is_torch = isinstance(config, TorchEngineConfig)
-    engine = await load_in_turn(make, snapshot) if is_torch else make(snapshot)
+    engine = await load_in_turn(make, snapshot) if loads_model else make(snapshot)
     settle_memory()
     return engine
 
