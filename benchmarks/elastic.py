@@ -307,7 +307,6 @@ def conclude(plan: list[Phase], folder: Path, args: argparse.Namespace, wall_s: 
     delivered = read_journal(folder / "run" / "journal")
     for phase in plan:
         phase.rates = rates(delivered, phase.begin_s, phase.end_s)
-    figures: dict[str, object] = {}
     header = ("phase", "delivered tokens/s", "emulated tokens/s", "share", "joined in s")
     rows = [
         (p.title, p.rate, p.nominal(args), f"{p.rate / p.nominal(args):.3f}", f"{p.join_s:.1f}") for p in plan
@@ -316,47 +315,12 @@ def conclude(plan: list[Phase], folder: Path, args: argparse.Namespace, wall_s: 
     by_part: defaultdict[str, list[Phase]] = defaultdict(list)
     for phase in plan:
         by_part[phase.part].append(phase)
-    if pool := by_part["pool"]:
-        alone = next((p.rate for p in pool if len(p.members) == 1), pool[0].rate / len(pool[0].members))
-        figures["linear_frac"] = min(p.rate / p.nominal(args) for p in pool)
-        figures["linear_frac_of_first"] = min(p.rate / (alone * len(p.members)) for p in pool)
-        figures["peak_tokens_per_s"] = round(max(p.rate for p in pool))
-    for phase in by_part["mixed"]:
-        parts = [(m.name, phase.rates.get(m.name, 0.0), m.speed) for m in phase.members]
-        unit = args.slots * args.tokens_per_s
-        show_table(
-            "the mix, by service", ("service", "delivered", "share"),
-            [(name, rate, f"{rate / speed / unit:.3f}") for name, rate, speed in parts],
-        )  # fmt: skip
-        slowest = min(m.speed for m in phase.members)
-        figures["mixed_frac"] = phase.rate / phase.nominal(args)
-        figures["mixed_equal_shares_frac"] = slowest * len(parts) * unit / phase.nominal(args)
-    if links := by_part["links"]:
-        losses = {p.title: 1 - p.rate / links[0].rate for p in links[1:]}
-        show_table("links", ("link", "loss"), [(title, f"{loss:.3f}") for title, loss in losses.items()])
-        figures["wan_loss_frac"] = max(losses.values())
-        figures["wan_loss_of_emulated_frac"] = max(1 - p.rate / p.nominal(args) for p in links[1:])
-    steps = _steps(folder)
-    cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    checked = audit(folder / "run" / "journal")
-    actor = checked.policies[0]
-    print(f"audit: {'holds' if checked.ok else checked.problems}; {steps} steps were trained meanwhile")
-    print(
-        f"staleness: mean {actor.staleness_mean:.2f}, max {actor.staleness_max}, bound "
-        f"{actor.staleness_bound}"
-    )
-    cpu_s = cpu.ru_utime + cpu.ru_stime + own.ru_utime + own.ru_stime
-    figures |= {
-        "audit_ok": checked.ok,
-        "reissued_leases": delivered.num_leases - delivered.num_results,
-        "dropped_results": delivered.num_dropped,
-        "episodes": len(delivered.episodes),
-        "steps": steps,
-        "staleness_mean": actor.staleness_mean,
-        "staleness_max": actor.staleness_max,
+    figures = {
+        **_of_pool(by_part["pool"], args),
+        **_of_mix(by_part["mixed"], args),
+        **_of_links(by_part["links"], args),
+        **_of_run(folder, delivered, wall_s),
         "join_s": round(statistics.median(p.join_s for p in plan), 1),
-        "cores_used": round(cpu_s / wall_s, 2),
     }
     if args.picture and by_part["pool"]:
         draw(by_part["pool"], delivered, args)
@@ -365,6 +329,67 @@ def conclude(plan: list[Phase], folder: Path, args: argparse.Namespace, wall_s: 
         at_least={"linear_frac": 0.9, "mixed_frac": 0.9},
         at_most={"wan_loss_frac": 0.1},
     )
+
+
+def _of_pool(pool: list[Phase], args: argparse.Namespace) -> dict[str, object]:
+    """Returns how throughput grows with the number of services."""
+    if not pool:
+        return {}
+    alone = next((p.rate for p in pool if len(p.members) == 1), pool[0].rate / len(pool[0].members))
+    return {
+        "linear_frac": min(p.rate / p.nominal(args) for p in pool),
+        "linear_frac_of_first": min(p.rate / (alone * len(p.members)) for p in pool),
+        "peak_tokens_per_s": round(max(p.rate for p in pool)),
+    }
+
+
+def _of_mix(mixed: list[Phase], args: argparse.Namespace) -> dict[str, object]:
+    """Prints and returns what services of different speeds deliver together."""
+    figures: dict[str, object] = {}
+    unit = args.slots * args.tokens_per_s
+    for phase in mixed:
+        parts = [(m.name, phase.rates.get(m.name, 0.0), m.speed) for m in phase.members]
+        shares = [(name, rate, f"{rate / speed / unit:.3f}") for name, rate, speed in parts]
+        show_table("the mix, by service", ("service", "delivered", "share"), shares)
+        slowest = min(m.speed for m in phase.members)
+        figures["mixed_frac"] = phase.rate / phase.nominal(args)
+        figures["mixed_equal_shares_frac"] = slowest * len(parts) * unit / phase.nominal(args)
+    return figures
+
+
+def _of_links(links: list[Phase], args: argparse.Namespace) -> dict[str, object]:
+    """Prints and returns what slow links cost, compared with the first."""
+    if not links:
+        return {}
+    losses = {p.title: 1 - p.rate / links[0].rate for p in links[1:]}
+    show_table("links", ("link", "loss"), [(title, f"{loss:.3f}") for title, loss in losses.items()])
+    return {
+        "wan_loss_frac": max(losses.values()),
+        "wan_loss_of_emulated_frac": max(1 - p.rate / p.nominal(args) for p in links[1:]),
+    }
+
+
+def _of_run(folder: Path, delivered: Delivered, wall_s: float) -> dict[str, object]:
+    """Prints and returns what the journal of the whole run says, and the cores that it used."""
+    steps = _steps(folder)
+    checked = audit(folder / "run" / "journal")
+    actor = checked.policies[0]
+    print(f"audit: {'holds' if checked.ok else checked.problems}; {steps} steps were trained meanwhile")
+    print(
+        f"staleness: mean {actor.staleness_mean:.2f}, max {actor.staleness_max}, bound "
+        f"{actor.staleness_bound}"
+    )
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)]
+    return {
+        "audit_ok": checked.ok,
+        "reissued_leases": delivered.num_leases - delivered.num_results,
+        "dropped_results": delivered.num_dropped,
+        "episodes": len(delivered.episodes),
+        "steps": steps,
+        "staleness_mean": actor.staleness_mean,
+        "staleness_max": actor.staleness_max,
+        "cores_used": round(sum(each.ru_utime + each.ru_stime for each in used) / wall_s, 2),
+    }
 
 
 def _steps(folder: Path) -> int:
