@@ -14,7 +14,8 @@ float32, one thread in the trainer and one in the rollout service.
 
     python benchmarks/real_vs_trl.py [--quick] [--rows equal TRL] [--seeds 0 1 2] [--trl-threads 2]
 
-Needs models/smollm2 (`astraflow model fetch smollm2`). A run takes 3 to 8 minutes.
+Each row has its best learning rate, the recipe's or twice that; `--rates` tries others. Needs models/smollm2
+(`astraflow model fetch smollm2`). A run takes 1 to 5 minutes, and all of them more than an hour.
 """
 
 import sys
@@ -46,7 +47,7 @@ RACE = Race(
     },
     target=0.3,
     stop=StopRule(reward=1e9, window=1, max_steps=24),
-    rates=(1.0,),
+    rates=(1.0, 2.0),
     every=3,
     num_tasks=56,
     samples=3,
