@@ -1,9 +1,8 @@
 """Builds and runs the rollout service of a process that joins a run."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 from astraflow.errors import ConfigError
@@ -60,14 +59,12 @@ async def run_rollout(
     Raises: ConfigError if a component cannot be built or an address cannot be bound; RefusedError if the
     dataflow refuses the service.
     """
-    # One for all policies, because their engines may share a device.
-    make_engine = engine_maker(rollout.engine, exact=exact)
-    loads_models = isinstance(rollout.engine, TorchEngineConfig)
+    make_engine = _settled_engine_maker(rollout.engine, exact=exact)
     async with (
         _open_receiver(cache_dir, peer, token, max_upload_mb_s) as (receiver, peer_url),
         _preload_engine(receiver, rollout.engine) as weights,
     ):
-        service = RolloutService(
+        await RolloutService(
             link,
             name=name,
             policies=_select_policies(run_info, hosts),
@@ -76,15 +73,14 @@ async def run_rollout(
             environments=Environments(tasks.environments),
             weights=weights,
             config=rollout,
-            make_engine=partial(_make_settled_engine, make_engine, loads_models),
+            make_engine=make_engine,
             make_renderer=policy_renderer,
             evaluation=Evaluation(evaluation or {}, num_workers=rollout.scorers, private=private),
             labels=labels,
             peer_url=peer_url,
             fingerprints=fingerprints,
             resumes=_is_resumable(rollout, workflow),
-        )
-        await service.run(stop)
+        ).run(stop)
 
 
 def _is_resumable(rollout: RolloutConfig, workflow: WorkflowConfig) -> bool:
@@ -92,16 +88,23 @@ def _is_resumable(rollout: RolloutConfig, workflow: WorkflowConfig) -> bool:
     return rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow))
 
 
-async def _make_settled_engine(
-    make: Callable[[WeightSnapshot], Engine], loads_model: bool, snapshot: WeightSnapshot
-) -> Engine:
-    """Makes an engine, and settles the process's memory: all long-lived objects exist from then on.
+def _settled_engine_maker(
+    config: EngineConfig, *, exact: bool
+) -> Callable[[WeightSnapshot], Awaitable[Engine]]:
+    """Returns the function that makes the engines of all policies, because they may share a device.
 
-    An engine that loads a model is made in a thread. Others may need the event loop.
+    It settles the process's memory: all long-lived objects exist from then on. An engine that loads a model
+    is made in a thread. Others may need the event loop.
     """
-    engine = await load_in_turn(make, snapshot) if loads_model else make(snapshot)
-    settle_memory()
-    return engine
+    make = engine_maker(config, exact=exact)
+    loads_model = isinstance(config, TorchEngineConfig)
+
+    async def make_settled(snapshot: WeightSnapshot) -> Engine:
+        engine = await load_in_turn(make, snapshot) if loads_model else make(snapshot)
+        settle_memory()
+        return engine
+
+    return make_settled
 
 
 @asynccontextmanager
