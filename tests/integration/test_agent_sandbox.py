@@ -63,7 +63,7 @@ async def test_a_hostile_agent_reaches_the_gateway_and_nothing_else(
     assert len(episode.trajectories) == 1
     assert "unboxed" not in {metric.name for metric in episode.metrics}
     assert of_marker(others.marker) == []
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # those of an earlier test may be closed meanwhile
 
 
 LATE = """
