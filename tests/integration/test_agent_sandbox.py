@@ -1,6 +1,7 @@
 """Agent programs in the sandbox: what they see, what they reach, and how they end."""
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -49,10 +50,19 @@ def secret() -> Iterator[Path]:
     path.unlink()
 
 
+def open_files() -> set[tuple[str, str]]:
+    """The descriptors of this process, and what each is."""
+    found = set[tuple[str, str]]()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
+    return found
+
+
 async def test_a_hostile_agent_reaches_the_gateway_and_nothing_else(
     backend: str, secret: Path, tmp_path: Path
 ) -> None:
-    descriptors = len(os.listdir("/proc/self/fd"))
+    files = open_files()
     settings = {"backend": backend, "disk_mb": DISK_BYTES >> 20}
     with outside(secret, tmp_path) as others:
         episode = await play_program(AGENT, others.argument, box="sandbox", sandbox=settings)
@@ -63,7 +73,7 @@ async def test_a_hostile_agent_reaches_the_gateway_and_nothing_else(
     assert len(episode.trajectories) == 1
     assert "unboxed" not in {metric.name for metric in episode.metrics}
     assert of_marker(others.marker) == []
-    assert len(os.listdir("/proc/self/fd")) <= descriptors  # those of an earlier test may be closed meanwhile
+    assert open_files() <= files  # an earlier test's may be closed meanwhile
 
 
 LATE = """
