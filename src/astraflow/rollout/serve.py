@@ -93,8 +93,8 @@ def _settled_engine_maker(
 ) -> Callable[[WeightSnapshot], Awaitable[Engine]]:
     """Returns the function that makes the engines of all policies, because they may share a device.
 
-    It settles the process's memory: all long-lived objects exist from then on. An engine that loads a model
-    is made in a thread. Others may need the event loop.
+    Making an engine settles the process's memory: all long-lived objects exist from then on. An engine that
+    loads a model is made in a thread. Others may need the event loop.
     """
     make = engine_maker(config, exact=exact)
     loads_model = isinstance(config, TorchEngineConfig)
