@@ -192,11 +192,13 @@ class RankGroup:
     def tell(self, command: str, **arguments: Any) -> "list[Future[Any]]":
         """Sends a command to all other ranks. Returns: their future answers.
 
-        Raises: ServiceError if a rank is lost.
+        Raises: ServiceError if a rank is lost, or if the group is closed.
         """
         with self._lock:
             if self.failure.done():
                 self.failure.result()
+            if self._is_closing:
+                raise _closed()
             self._num_commands += 1
             number = self._num_commands
             line = json.dumps({"id": number, "do": command, **arguments}).encode() + b"\n"
@@ -226,8 +228,13 @@ class RankGroup:
             yield self.tell(command, **arguments)
 
     def close(self) -> None:
-        """Ends all ranks. Those that don't end by themselves within a few seconds are killed."""
-        self._is_closing = True
+        """Ends all ranks. Those that don't end by themselves within a few seconds are killed.
+
+        Threads that wait for answers get a ServiceError at once: this process can't end before they do.
+        """
+        with self._lock:
+            self._is_closing = True
+            self._fail_answers(_closed())
         for rank in self._ranks:
             with contextlib.suppress(OSError):
                 rank.link.shutdown(socket.SHUT_RDWR)
@@ -307,10 +314,15 @@ class RankGroup:
             self.failure.set_exception(error)
             for rank in self._ranks:
                 rank.process.kill()
-                for answer in rank.pending.values():
-                    answer.set_exception(error)
-                rank.pending.clear()
+            self._fail_answers(error)
             return error
+
+    def _fail_answers(self, error: Error) -> None:
+        """Gives an error to all who wait for answers. The caller holds the lock."""
+        for rank in self._ranks:
+            for answer in rank.pending.values():
+                answer.set_exception(error)
+            rank.pending.clear()
 
     def _find_culprit(self, own_error: str) -> Error:
         """An error that names the rank with which the failure began, as far as that is known.
@@ -339,6 +351,10 @@ class RankGroup:
         )
 
 
+def _closed() -> Error:
+    return ServiceError("the trainer's ranks do no more, because the trainer ends")
+
+
 def _describe_end(rank: Rank) -> str:
     code = cast("int", rank.process.poll())
     if code == MACHINE_LOST:
@@ -357,6 +373,8 @@ class RankedLink:
     def __init__(self, inner: TrainerLink, group: RankGroup) -> None:
         self._inner = inner
         self._group = group
+        self._failure = asyncio.wrap_future(group.failure)
+        """One for all batches, because the group's would keep each one."""
 
     async def attach(self, policy: str, request: SessionRequest) -> Session:
         """Attaches once, for all ranks."""
@@ -368,11 +386,10 @@ class RankedLink:
         """Rank 0's slice, once all ranks have theirs. Raises: ServiceError if a rank is lost meanwhile."""
         del rank, world
         taking = asyncio.ensure_future(self._take(policy, step, epoch))
-        failure = asyncio.wrap_future(self._group.failure)
         try:
-            await asyncio.wait({taking, failure}, return_when=asyncio.FIRST_COMPLETED)
-            if failure.done():
-                failure.result()
+            await asyncio.wait({taking, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
             return taking.result()
         finally:
             taking.cancel()

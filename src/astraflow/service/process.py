@@ -49,7 +49,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 """On this signal, a service logs the stacks of all its threads, even while its event loop hangs."""
 
 _LAST_MOMENT_S = 10.0
-"""A service that has lost its launcher or a vital task has this long to shut down gracefully."""
+"""A service that has failed, or lost its launcher or a vital task, has this long to shut down gracefully."""
 _GC_THRESHOLD = 50_000
 """Number of new containers between two collections of the youngest generation: 400 episodes that begin and
 end together create and free about 40,000."""
@@ -80,13 +80,15 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
     # Check first: the event loop opens its own pipes, which may get the number of a closed descriptor.
     parent_fd = _checked_pipe(PARENT_FD_VARIABLE)
     life_fd = _checked_pipe(LIFE_FD_VARIABLE)
-    try:
-        faulthandler.register(STACKS_SIGNAL, all_threads=True)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
             return runner.run(_run_guarded(main, name, parent_fd, life_fd))
-    except Error as err:
-        _log.error("%s stopped: %s", name, err)
-        return 1
+        except Error as err:
+            _log.error("%s stopped: %s", name, err)
+            # The runner waits for threads that are still at work, which may take forever.
+            runner.get_loop().call_later(_LAST_MOMENT_S, os._exit, 1)
+            return 1
 
 
 def launcher_pipe(variable: str) -> int | None:

@@ -23,6 +23,21 @@ async def main(stop):
 sys.exit(run_service(main, name="test"))
 """
 
+_FAILING_SERVICE = """
+import asyncio, sys
+from astraflow.errors import ServiceError
+from astraflow.service import process
+from astraflow.service.process import run_service
+
+process._LAST_MOMENT_S = float(sys.argv[1])
+
+async def main(stop):
+    asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    raise ServiceError("the model is gone")
+
+sys.exit(run_service(main, name="test"))
+"""
+
 
 def _ended(variables: dict[str, str], *fds: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -76,3 +91,21 @@ def test_a_service_writes_signs_of_life_to_its_pipe() -> None:
 def test_without_a_launcher_there_is_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PARENT_FD_VARIABLE, raising=False)
     assert launcher_pipe(PARENT_FD_VARIABLE) is None
+
+
+@pytest.mark.parametrize("ends_thread", [True, False])
+def test_a_service_that_fails_says_why_and_then_ends_though_a_thread_is_at_work(ends_thread: bool) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _FAILING_SERVICE, "60" if ends_thread else "0.5"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as service:
+        assert service.stdin is not None
+        assert service.stderr is not None
+        line = service.stderr.readline()
+        if ends_thread:
+            assert service.poll() is None
+            service.stdin.close()
+        assert service.wait(timeout=15) == 1
+    assert "test stopped: the model is gone" in line
