@@ -41,6 +41,8 @@ class RayCluster:
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_TMPDIR": str(self._folder),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # By default, workers run at niceness 15. Beside other work, they would take minutes to start.
+            "RAY_worker_niceness": "0",
         }
         self._nodes: list[subprocess.Popen[bytes]] = []
         self.address = ""
