@@ -6,9 +6,10 @@ are a node per day and 1,000 GPUs, which is twice what Meta reports for Llama 3 
 GPUs in 54 days, arXiv 2407.21783, section 3.3.4), and a loss of each spot node every six hours. A day of
 these failures happens in each hour. A second run has no failures.
 
-The costs of an episode are measured on a real dataflow process, at two lengths: CPU seconds, bytes written to
-the journal, and bytes sent. All costs grow linearly with the length. The benchmark predicts from them what a
-third length costs, and measures that too (`cpu_check`, `journal_check`: measured / predicted).
+The costs of an episode are measured on a real dataflow process, at two lengths and in five rounds: CPU
+seconds, bytes written to the journal, and bytes sent. All costs grow linearly with the length. The benchmark
+predicts from them what a third length costs, and measures that too (`cpu_check`, `journal_check`: measured /
+predicted).
 
     goodput_frac         trained tokens per second with failures, divided by those without
     dataflow_cores       CPU seconds per second of the dataflow process
@@ -25,7 +26,7 @@ import asyncio
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,7 @@ NODE_PER_H = GPUS_PER_NODE / 1000 / 24
 SPOT_PER_H = 1 / 6
 LENGTHS = (1024, 8192)
 CHECKED_LENGTH = 4096
+ROUNDS = 5
 CHUNK = 16
 """Episodes per request, as many as a busy rollout service sends at once."""
 PER_SERVICE_CORES = 3e-5
@@ -117,6 +119,22 @@ async def measure_costs(num_tokens: int, num: int, folder: Path) -> Costs:
         server.close()
     sent = len(wire.encode(make_results("w.0", ["0" * 12], make_trajectory(num_tokens))))
     return Costs(cpu_s / num, written / num, float(sent))
+
+
+async def measure_medians(lengths: Sequence[int], num: int) -> list[Costs]:
+    """Measures each length in several rounds, because CPU time varies by a tenth. Returns: the medians."""
+    rounds: list[list[Costs]] = []
+    for _ in range(ROUNDS):
+        with tempfile.TemporaryDirectory(dir=ROOT, prefix=".thousand-gpus-") as name:
+            rounds.append([await measure_costs(length, num, Path(name)) for length in lengths])
+    return [
+        Costs(
+            statistics.median(costs.cpu_s for costs in of_length),
+            statistics.median(costs.journal_bytes for costs in of_length),
+            of_length[0].sent_bytes,
+        )
+        for of_length in zip(*rounds, strict=True)
+    ]
 
 
 async def _run_episodes(side: Side, num_tokens: int, num: int) -> None:
@@ -234,16 +252,15 @@ def figures_of(plan: Plan, found: Found, calm: Found, rows: list[Resource]) -> d
 
 async def main(args: argparse.Namespace) -> None:
     """Measures the costs, simulates both runs, and prints."""
-    with tempfile.TemporaryDirectory(dir=ROOT, prefix=".thousand-gpus-") as name:
-        folder = Path(name)
-        short, long = [await measure_costs(length, args.episodes, folder) for length in LENGTHS]
-        checked = await measure_costs(CHECKED_LENGTH, args.episodes, folder)
+    short, long, checked = await measure_medians((*LENGTHS, CHECKED_LENGTH), args.episodes)
     predicted = short.at(CHECKED_LENGTH, long, LENGTHS)
     plan = make_plan(args.scale, FAILURES)
     calm_plan = make_plan(args.scale, 0.0)
     found, calm = [
         Fleet(each).run(minutes=args.minutes, warm_minutes=args.warm_minutes) for each in (plan, calm_plan)
     ]
+    if not (found.staleness and calm.staleness):
+        raise SystemExit(f"no policy was trained in {args.minutes:g} minutes; give it more with --minutes")
     tokens = found.num_sampled / found.num_episodes
     rows = resources_of(plan, found, short.at(tokens, long, LENGTHS))
     show(plan, found, calm, rows)
