@@ -82,12 +82,15 @@ def train(
 
 @pytest.fixture(scope="module")
 def samples(model_dir: Path) -> list[Sample]:
-    return samples_of(asyncio.run(generate(model_dir, exact=True)))
+    """Samples of which some go on under the new version. On a busy machine, it may come too late for that."""
+    for _ in range(5):
+        made = samples_of(asyncio.run(generate(model_dir, exact=True)))
+        if {0, 1} in [{span.version for span in sample.trajectory.versions} for sample in made]:
+            return made
+    pytest.fail("no completion went on under the new version in five attempts")
 
 
 def test_engine_and_trainer_agree_to_the_last_bit(model_dir: Path, samples: list[Sample]) -> None:
-    versions = [{span.version for span in sample.trajectory.versions} for sample in samples]
-    assert {0, 1} in versions, "a completion goes on under a new version"
     found = train(model_dir, samples, exact=True)
     assert found["fresh_frac"] > 0.0, "the threads of the engine decide when the new version comes"
     assert found["logprob_mismatch_max"] == 0.0
