@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from selenium.common.exceptions import StaleElementReferenceException
+import pytest
+from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -140,7 +141,10 @@ class Browser:
     def until(self, is_so: Any, what: str, *, timeout_s: float = 60.0) -> None:
         """Waits until something holds on the page, which renews itself."""
         wait = WebDriverWait(self.driver, timeout_s, 0.1, [StaleElementReferenceException])
-        wait.until(lambda _: is_so(), f"{what} did not come; the page says:\n{self.text}")
+        try:
+            wait.until(lambda _: is_so())
+        except TimeoutException:
+            pytest.fail(f"{what} did not come; {self.driver.current_url} says:\n{self.text}")
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
