@@ -119,6 +119,20 @@ def test_episodes_are_read_as_conversations(browser: Browser, tmp_path: Path) ->
         an_episode_that_is_deleted_says_so(browser, base, tmp_path)
 
 
+def test_a_ready_search_finds_episodes_that_come_later(browser: Browser, tmp_path: Path) -> None:
+    run = RunWriter(tmp_path / "runs" / "talk")
+    run.draw(0, task="sums/1+1")
+    run.flush()
+    with viewer(tmp_path) as url:
+        browser.until(lambda: answers(url), "the viewer")
+        browser.open(f"{url}/#/r/talk/episodes?ready=worst")
+        browser.wait_for("No episode matches.")
+        for idx in range(2):
+            run.play(f"0.{idx}.0", talk("1 + 1", said("3")))
+        run.close()
+        browser.until(lambda: browser.count(".cards li b") == 1, "the group with its reason", timeout_s=20)
+
+
 def an_answer_across_versions_is_found(browser: Browser, base: str, tmp_path: Path) -> None:
     for words, found in (
         ("Most often wrong", "No reward|0:"),

@@ -75,7 +75,10 @@ export function EpisodesPage({ run, params }) {
   const more = () => search(found, new AbortController().signal).catch((error) => setProblem(error.message));
   const save = (form) => download(`${base}/export?${query({ ...filters, form })}`, `${run}.${form}`).catch((error) => setProblem(error.message));
   const readyName = params.get("ready") ?? "";
-  const { data: ready, error: readyError } = useAnswer(readyName ? `${base}/ready/${encodeURIComponent(readyName)}` : "");
+  // Asked again while it may find what was not there yet. After that, the list stays as it is.
+  const [isSettled, settle] = useState(false);
+  const { data: ready, error: readyError } = useAnswer(readyName ? `${base}/ready/${encodeURIComponent(readyName)}` : "", isSettled ? 0 : 2000);
+  useEffect(() => settle(overview?.is_complete === true && ready?.length > 0), [overview?.is_complete, ready]);
   // The rows before stay until the next ones are here, so that nothing jumps.
   const shown = useRef([]);
   shown.current = (readyName ? ready : found.rows) ?? shown.current;
@@ -89,7 +92,7 @@ export function EpisodesPage({ run, params }) {
     <${Searches} run=${run} chosen=${readyName} hasFilters=${key !== ""} />
     <${Chips} run=${run} filters=${filters} />
     <${Problem} error=${readyName ? readyError : null} />
-    <${Cards} run=${run} rows=${shown.current} matches=${readyName ? {} : found.matches} words=${filters.text} isDone=${readyName ? ready != null : isFull && (overview?.is_complete ?? true)} />
+    <${Cards} run=${run} rows=${shown.current} matches=${readyName ? {} : found.matches} words=${filters.text} isDone=${(readyName ? ready != null : isFull) && (overview?.is_complete ?? true)} />
     ${!readyName && isBegun.current && found.next != null && html`<p><button onClick=${more}>Older ones</button></p>`}
     ${isBegun.current && html`<details open=${key !== ""}><summary>All filters, table, and export</summary>
     <form class="filters" onSubmit=${(event) => event.preventDefault()}>
