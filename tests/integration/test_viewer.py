@@ -12,6 +12,7 @@ import aiohttp
 import pyarrow.parquet as pq
 import pytest
 
+from astraflow.addons.view import app
 from astraflow.addons.view.remote import RemoteRun
 from astraflow.addons.view.server import Viewing, serve
 from astraflow.errors import ConfigError
@@ -224,6 +225,21 @@ async def test_an_episode_has_its_sequences_its_neighbors_and_a_file(tmp_path: P
         assert b"No reward, because the attempt failed: timeout." in file
         assert b"<script" not in file
         assert (await ask(f"{base}/episodes/99/file"))[0] == 404
+
+
+async def test_a_link_to_an_episode_works_while_the_index_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_FILL_S", 0.0)  # a request fills the index by one record
+    run = RunWriter(tmp_path / "run")
+    for group_id in range(5):
+        run.group(group_id, [0.0, 1.0])
+        run.flush()
+    run.close()
+    async with viewer(tmp_path) as url:
+        status, view = await ask(f"{url}/api/runs/run/episodes/10")
+        assert (status, view["row"]["group"]) == (200, 4)
+        assert (await ask(f"{url}/api/runs/run/episodes/11"))[0] == 404
 
 
 async def test_a_damaged_run_is_shown_with_notes(tmp_path: Path) -> None:

@@ -264,7 +264,14 @@ class _Views:
     async def _view(self, request: Request) -> EpisodeView:
         """Reads the episode that a request names. Raises: HTTPException if there is none."""
         episode_id = int(request.path_params["id"])
-        view = await self._read(request, lambda db, run: episode_view(db, run.folder, run.texts, episode_id))
+
+        def question(database: sqlite3.Connection, run: ShownRun) -> EpisodeView | None:
+            return episode_view(database, run.folder, run.texts, episode_id)
+
+        view = await self._read(request, question)
+        if view is None:  # or the index is being filled, and it comes later
+            await asyncio.to_thread(_fill, self._run(request))
+            view = await self._read(request, question)
         if view is None:
             raise HTTPException(404, f"there is no episode {episode_id}")
         return view
@@ -357,7 +364,7 @@ def _ask(run: ShownRun, question: Callable[[sqlite3.Connection, ShownRun], _T]) 
 
 
 def _fill(run: ShownRun) -> None:
-    """Fills the index completely, in a thread, because an export has to contain all episodes."""
+    """Fills the index completely, in a thread: an export has to contain all episodes."""
     while not _ask(run, lambda database, _: _meta(database, "is_complete") == "1"):
         time.sleep(_PAUSE_S)
 
