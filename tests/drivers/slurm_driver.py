@@ -1,6 +1,6 @@
 """A Slurm cluster on this machine: munged, slurmctld, and a slurmd per node, which has room for one service.
 
-Needs root, and Debian's munge, slurmctld, slurmd and slurm-client.
+Needs root, and Debian's munge, slurmctld, slurmd, slurm-client and iproute2.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from drivers.system_driver import Place, environment, free_ports
+from drivers.host_network import HostNetwork
+from drivers.system_driver import Place, environment, free_ports, own_address
 
 _LONGEST_START_S = 60.0
 _PROGRAMS = (
@@ -30,6 +31,7 @@ _PROGRAMS = (
     "sinfo",
     "squeue",
     "scancel",
+    "ip",
 )
 
 
@@ -39,14 +41,18 @@ def missing_for_slurm() -> str:
         return "the daemons of Slurm need root"
     lacking = [program for program in _PROGRAMS if shutil.which(program) is None]
     return (
-        f"needs {', '.join(lacking)} (apt-get install munge slurmctld slurmd slurm-client)" if lacking else ""
+        f"needs {', '.join(lacking)} (apt-get install munge slurmctld slurmd slurm-client iproute2)"
+        if lacking
+        else ""
     )
 
 
 class SlurmCluster:
     """Nodes n1, n2 ... of a partition `main`."""
 
-    def __init__(self, num_nodes: int) -> None:
+    def __init__(self, num_nodes: int, *, network: HostNetwork | None = None) -> None:
+        """`network`: puts each node on a host of it, and the rest on its head."""
+        self._network = network
         self._folder = Path(tempfile.mkdtemp(prefix="astraflow-slurm-"))
         self.nodes = [f"n{idx + 1}" for idx in range(num_nodes)]
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -61,14 +67,17 @@ class SlurmCluster:
             "munged", ["/usr/sbin/munged", "-F", "--force", f"--socket={self._munge_socket}", *files]
         )
         self._wait(lambda: self._munge_socket.exists())
-        self._daemon("slurmctld", ["/usr/sbin/slurmctld", "-D"])
+        self._daemon("slurmctld", self._on_head("/usr/sbin/slurmctld", "-D"))
         for node in self.nodes:
             self.start(node)
 
     def start(self, node: str) -> None:
         """Switches a node on."""
         (self._folder / node).mkdir(exist_ok=True)
-        self._daemon(node, ["/usr/sbin/slurmd", "-D", "-N", node])
+        command = ["/usr/sbin/slurmd", "-D", "-N", node]
+        if self._network is not None:
+            command = self._network.on_host(self.address_of(node), *command)
+        self._daemon(node, command)
         self._wait(
             lambda: self._call("sinfo", "-h", "-n", node, "-o", "%t").strip() in {"idle", "mix", "alloc"}
         )
@@ -87,7 +96,16 @@ class SlurmCluster:
     @property
     def place(self) -> Place:
         """Where runs start: Slurm's commands find this cluster there."""
-        return Place(env=self.env)
+        return Place(tuple(self._on_head(*Place().command)), self.env)
+
+    @property
+    def head_address(self) -> str:
+        """Where the nodes reach the launcher."""
+        return self._network.head_address if self._network else own_address()
+
+    def address_of(self, node: str) -> str:
+        """The address of a node."""
+        return self._network.addresses[self.nodes.index(node)] if self._network else "127.0.0.1"
 
     def jobs(self) -> dict[str, str]:
         """Number of each job that is not over -> its name."""
@@ -133,13 +151,15 @@ class SlurmCluster:
 
     def _conf(self) -> str:
         ports = free_ports(len(self.nodes) + 1)
+        host = socket.gethostname()
         nodes = [
-            f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} CPUs=1"
+            f"NodeName={node} NodeHostname={host} NodeAddr={self.address_of(node)} Port={port} CPUs=1"
             for node, port in zip(self.nodes, ports[1:], strict=True)
         ]
+        controller = self._network.head_address if self._network else "127.0.0.1"
         lines = [
             "ClusterName=astraflow-test",
-            f"SlurmctldHost={socket.gethostname()}(127.0.0.1)",
+            f"SlurmctldHost={host}({controller})",
             f"SlurmctldPort={ports[0]}",
             "SlurmUser=root",
             f"AuthInfo=socket={self._munge_socket}",
@@ -179,7 +199,11 @@ class SlurmCluster:
         return found
 
     def _call(self, *argv: str) -> str:
-        return subprocess.run(argv, env=self.env, capture_output=True, text=True, check=False).stdout
+        command = self._on_head(*argv)
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, check=False).stdout
+
+    def _on_head(self, *command: str) -> list[str]:
+        return self._network.on_head(*command) if self._network else list(command)
 
     def _wait(self, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _LONGEST_START_S

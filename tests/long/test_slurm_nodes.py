@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.audit import audit
+from drivers.host_network import HostNetwork
 from drivers.nodes_runs import ALIKE, ALIKE_STEPS, first_steps, learn_with_trouble
 from drivers.quickstart_elsewhere import as_settings
 from drivers.slurm_driver import SlurmCluster, missing_for_slurm
@@ -15,7 +16,6 @@ from drivers.system_driver import (
     Runs,
     interrupt,
     num_steps,
-    own_address,
     places_of,
     wait_for_nothing,
     wait_until,
@@ -29,20 +29,29 @@ pytestmark = [
 ]
 
 AGENT = "node-actor-1"
+CUT_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[SlurmCluster]:
-    made = SlurmCluster(2)
+def network() -> Iterator[HostNetwork]:
+    made = HostNetwork(2, name="slurm")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(network: HostNetwork) -> Iterator[SlurmCluster]:
+    made = SlurmCluster(2, network=network)
     try:
         yield made
     finally:
         made.close()
 
 
-def settings() -> list[str]:
-    """A service and the agent as jobs, each with a node of its own."""
-    return as_settings({"launcher": {"name": "slurm", "python": sys.executable, "address": own_address()}})
+def settings(cluster: SlurmCluster) -> list[str]:
+    """Services and agents as jobs, each with a node of its own."""
+    address = cluster.head_address
+    return as_settings({"launcher": {"name": "slurm", "python": sys.executable, "address": address}})
 
 
 def test_two_ranks_on_each_of_two_nodes_train_to_the_byte_what_four_on_one_do(
@@ -50,7 +59,7 @@ def test_two_ranks_on_each_of_two_nodes_train_to_the_byte_what_four_on_one_do(
 ) -> None:
     recipe = runs.recipe(steps=ALIKE_STEPS)
     two = runs.start(
-        recipe, *ALIKE, *settings(), "train.ranks=4", "train.nodes=2", name="two", place=cluster.place
+        recipe, *ALIKE, *settings(cluster), "train.ranks=4", "train.nodes=2", name="two", place=cluster.place
     )
     assert two.finish() == 0, two.report()
     assert two.summary()["audit_ok"]
@@ -62,26 +71,29 @@ def test_two_ranks_on_each_of_two_nodes_train_to_the_byte_what_four_on_one_do(
 
 
 def test_the_quickstart_is_learnt_whatever_is_lost(
-    cluster: SlurmCluster, runs: Runs, quickstart_model: Path
+    cluster: SlurmCluster, network: HostNetwork, runs: Runs, quickstart_model: Path
 ) -> None:
     def kill_one_with(word: str) -> None:
         next(process for process, command in cluster.tasks().items() if word in command).kill()
 
-    def lose_the_node(run_dir: Path) -> None:
-        log = (run_dir / "logs" / f"{AGENT}.log").read_text()
+    def node_of_agent() -> str:
+        log = (runs.folder / "run" / "logs" / f"{AGENT}.log").read_text()
         (*_, last) = [line for line in log.splitlines() if line.startswith("--- on machine ")]
-        node = last.removeprefix("--- on machine ")
+        return last.removeprefix("--- on machine ")
+
+    def lose_the_node() -> None:
+        node = node_of_agent()
         cluster.kill_node(node)
         cluster.start(node)
 
-    run_dir = runs.folder / "run"
     troubles = [
         lambda: kill_one_with("--rank"),
         lambda: kill_one_with("--node"),
         lambda: cluster.cancel(f"astraflow-{AGENT}"),
-        lambda: lose_the_node(run_dir),
+        lambda: network.cut_cable(cluster.address_of(node_of_agent()), CUT_S),
+        lose_the_node,
     ]
-    run = learn_with_trouble(runs, quickstart_model, troubles, *settings(), place=cluster.place)
+    run = learn_with_trouble(runs, quickstart_model, troubles, *settings(cluster), place=cluster.place)
     assert "was lost with its machine" in (run.run_dir / "logs" / "trainer-actor.log").read_text()
     wait_for_nothing(cluster.left_over, timeout_s=30.0)
 
@@ -93,7 +105,7 @@ def test_agents_get_their_nodes_all_at_once_and_the_trainer_goes_on_without_a_lo
         others = [cluster.hold("n2"), cluster.hold("n3")]
         recipe = runs.recipe(steps=100_000)
         nodes = ("train.ranks=3", "train.nodes=3", "supervision.node_timeout_s=20")
-        run = runs.start(recipe, *settings(), *nodes, place=cluster.place)
+        run = runs.start(recipe, *settings(cluster), *nodes, place=cluster.place)
         log = run.run_dir / "logs" / "trainer-actor.log"
         wait_until(run, lambda: places_of(run, "rollout-0") == ["n1"], timeout_s=120)
         cluster.cancel(others[0])
