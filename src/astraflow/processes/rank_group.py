@@ -230,7 +230,7 @@ class RankGroup:
     def close(self) -> None:
         """Ends all ranks. Those that don't end by themselves within a few seconds are killed.
 
-        Threads that wait for answers get a ServiceError at once: this process can't end before they do.
+        Threads that wait for answers get a ServiceError at once. This process can't end before they do.
         """
         with self._lock:
             self._is_closing = True
@@ -352,7 +352,7 @@ class RankGroup:
 
 
 def _closed() -> Error:
-    return ServiceError("the trainer's ranks do no more, because the trainer ends")
+    return ServiceError("the trainer is ending, and its ranks take no more commands")
 
 
 def _describe_end(rank: Rank) -> str:
@@ -374,7 +374,7 @@ class RankedLink:
         self._inner = inner
         self._group = group
         self._failure = asyncio.wrap_future(group.failure)
-        """One for all batches, because the group's would keep each one."""
+        """Wrapped once: the group's future keeps every wrapper as long as it lives."""
 
     async def attach(self, policy: str, request: SessionRequest) -> Session:
         """Attaches once, for all ranks."""

@@ -43,14 +43,14 @@ def test_a_thread_that_waits_for_an_answer_does_not_outlive_the_group(
 ) -> None:
     began_s = time.monotonic()
     group.close()
-    with pytest.raises(ServiceError, match="because the trainer ends"):
+    with pytest.raises(ServiceError, match="the trainer is ending"):
         waiting.result(_TIMEOUT_S)
     assert time.monotonic() - began_s < _TIMEOUT_S / 2
 
 
 def test_a_closed_group_takes_no_commands(group: RankGroup) -> None:
     group.close()
-    with pytest.raises(ServiceError, match="because the trainer ends"):
+    with pytest.raises(ServiceError, match="the trainer is ending"):
         group.tell("write_full")
 
 
