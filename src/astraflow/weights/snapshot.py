@@ -1,8 +1,4 @@
-"""Writes snapshots as model folders, and writes and reads safetensors files without torch.
-
-A safetensors file consists of the length of its header (uint64), a JSON header `{name: {dtype, shape,
-data_offsets}}`, and the tensors' bytes without gaps, all little-endian.
-"""
+"""Writes snapshots as model folders, and writes and reads safetensors files without torch."""
 
 import json
 import os
@@ -11,15 +7,13 @@ import struct
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import DataError
 from astraflow.models.adapters import adapter_config, is_adapter, merge_adapters
-from astraflow.models.weight_files import weight_paths
+from astraflow.models.weight_files import read_header, weight_paths
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.manifest import ITEM_BYTES, is_model_file
 
@@ -41,14 +35,6 @@ ADAPTER_FILE = "adapter_model.safetensors"
 
 _TO_SAFETENSORS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _FROM_SAFETENSORS = {code: dtype for dtype, code in _TO_SAFETENSORS.items()}
-_MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    dtype: Literal["BF16", "F16", "F32"]
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
 
 
 def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = "") -> None:
@@ -113,32 +99,22 @@ def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
 def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
     """The tensors of a file as views of its memory map, in file order. Writing into one changes no file.
 
-    Raises: DataError if it is not a safetensors file, is truncated, or contains another dtype.
+    Raises: DataError if it is not a complete safetensors file, or contains another dtype.
     """
     try:
-        size = path.stat().st_size
-        data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="c") if size else np.zeros(0, np.uint8)
-    except OSError as err:
-        raise DataError(f"{path} cannot be read: {err}") from err
-    # A file too short to hold the length is refused below, like one whose header is too long.
-    length = struct.unpack("<Q", data[:8].tobytes())[0] if size >= 8 else _MAX_HEADER_BYTES
-    if length + 8 > min(size, _MAX_HEADER_BYTES):
-        raise DataError(
-            f"{path} is not a safetensors file: it has {size} bytes and claims a header of {length}"
-        )
-    try:
-        header = msgspec.json.decode(data[8 : 8 + length].tobytes(), type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
-    except msgspec.DecodeError as err:
-        raise DataError(f"{path}: header: {err}; supported dtypes are {', '.join(ITEM_BYTES)}") from err
-    body = data[8 + length :]
+        headers = read_header(path)
+    except DataError as err:
+        raise DataError(f"{path.parent}: {err}") from err
+    data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="c")
     tensors: list[HostTensor] = []
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        start, end = entry.data_offsets
-        if not 0 <= start <= end <= body.nbytes:
-            raise DataError(f"{path}: tensor {name!r} lies at {start}-{end} of {body.nbytes} bytes")
-        tensors.append(HostTensor(name, entry.shape, _FROM_SAFETENSORS[entry.dtype], body[start:end]))
+    for name, header in headers.items():
+        if header.dtype not in _FROM_SAFETENSORS:
+            raise DataError(
+                f"{path}: tensor {name} has the dtype {header.dtype}; supported dtypes are "
+                f"{', '.join(ITEM_BYTES)}"
+            )
+        start, end = header.data_offsets
+        tensors.append(HostTensor(name, header.shape, _FROM_SAFETENSORS[header.dtype], data[start:end]))
     return tuple(tensors)
 
 
