@@ -127,7 +127,7 @@ def empty_causal_lm(
         _drop_parameters(model)  # nothing was written, so the system has given them no memory
         model.tie_weights()
         return model
-    return model.to(device)
+    return cast("Any", model).to(device)
 
 
 def build_model(model_dir: Path, *, dtype: DtypeName, device: str) -> "PreTrainedModel":
@@ -150,7 +150,7 @@ def build_model(model_dir: Path, *, dtype: DtypeName, device: str) -> "PreTraine
             "its config.json is not a causal language model known to transformers, or its "
             f"generation_config.json is damaged: {_first_line(err)}"
         ) from err
-    return cast("Any", model).eval()
+    return model.eval()
 
 
 def _drop_parameters(model: nn.Module) -> None:

@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder: a model that takes 512 tokens, 10 tasks, and a reward."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    write_model_folder(tmp_path / "model", '{"model_type": "qwen3", "max_position_embeddings": 2048}')
+    write_model_folder(tmp_path / "model", '{"max_position_embeddings": 2048}')
     rows = [json.dumps({"prompt": f"What is {n} + 1?", "answer": str(n + 1)}) for n in range(10)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(rows))
     (tmp_path / "my_rewards.py").write_text(REWARD)
@@ -68,7 +68,7 @@ def test_the_smallest_recipe_has_few_keys_and_passes_every_check(folder: Path) -
     assert num_keys(smallest()) <= 8
     checked = check_recipe(load(folder), folder / "run")
     assert find_open_keys(checked.recipe) == []
-    # 15 bytes of the longest prompt, 256 of a template, 256 of a completion: a multiple of 64
+    # up to 15 tokens of the longest prompt, 256 of a template, 256 of a completion: a multiple of 64
     assert sizes(checked.recipe) == (10, 576)
     assert load_recipe(written(folder, dump_yaml(checked.recipe))) == checked.recipe
 
@@ -90,7 +90,7 @@ def test_values_that_a_recipe_names_stay(folder: Path) -> None:
         (["policies.actor.sampling.max_tokens=1000"], 1280),
         (["policies.actor.sampling.max_tokens=4000"], 2048),  # all that the model takes
         (["workflow=multi_turn"], 2048),  # less than a conversation gets
-        (["tasks.sources.mine.system='" + 600 * "x" + "'"], 1152),
+        (["tasks.sources.mine.system='" + 600 * "x " + "'"], 1152),
     ],
 )
 def test_a_context_holds_what_tasks_and_completions_need(
