@@ -24,6 +24,7 @@ import xxhash
 from astraflow import wire
 from astraflow.errors import DataError, WireError
 from astraflow.types import Item
+from astraflow.weights.snapshot import declare_dtype
 
 __all__ = ["RECORD_FILE", "Checkpoint", "CheckpointRecord", "CheckpointStore", "FileRecord", "sync_path"]
 
@@ -110,6 +111,7 @@ class CheckpointStore:
         """Makes a staged checkpoint durable and visible, then removes the oldest ones beyond `keep`."""
         if staged.write is not None:
             staged.write()
+        declare_dtype(staged.path)
         (staged.path / RECORD_FILE).unlink(missing_ok=True)  # of a checkpoint that training began with
         paths = sorted(staged.path.rglob("*"))
         files = [path for path in paths if path.is_file()]

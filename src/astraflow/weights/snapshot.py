@@ -5,25 +5,30 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import DataError
 from astraflow.models.adapters import adapter_config, is_adapter, merge_adapters
+from astraflow.models.model_folder import check_model_folder
 from astraflow.models.weight_files import read_header, weight_paths
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+from astraflow.user_input.user_files import json_value
 from astraflow.weights.manifest import ITEM_BYTES, is_model_file
 
 __all__ = [
     "ADAPTER_FILE",
     "ADAPTER_FOLDER",
+    "declare_dtype",
     "model_files",
     "read_model",
     "read_safetensors",
     "snapshot_to_folder",
+    "with_dtype",
     "write_adapter",
     "write_safetensors",
 ]
@@ -35,10 +40,13 @@ ADAPTER_FILE = "adapter_model.safetensors"
 
 _TO_SAFETENSORS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _FROM_SAFETENSORS = {code: dtype for dtype, code in _TO_SAFETENSORS.items()}
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+"""The key for the dtype of weights in configs, and its name before transformers 5."""
 
 
 def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = "") -> None:
     """Writes a complete Hugging Face folder: the tensors of a version with its config and tokenizer files.
+    The config names their dtype.
 
     Adapters are merged into the weights, so that the folder opens like any other. They are also in
     `adapter/`, in PEFT's format, for users who have the base model, which is called `base` there. The folder
@@ -54,12 +62,50 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = ""
         for path in snapshot.model_dir.iterdir():
             shutil.copy(path, aside / path.name)
         write_safetensors(aside / "model.safetensors", merge_adapters(snapshot.tensors))
+        declare_dtype(aside)
         if adapters := [tensor for tensor in snapshot.tensors if is_adapter(tensor.name)]:
             write_adapter(aside / ADAPTER_FOLDER, adapters, base=base)
         aside.chmod(0o755)
         os.rename(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def declare_dtype(folder: Path) -> None:
+    """Makes the config in a folder name the dtype of its weights, in which `from_pretrained` then loads them.
+
+    A config of the model that was trained may name a narrower one, in which small updates are rounded away.
+    """
+    config = folder / "config.json"
+    weights = folder / "model.safetensors"
+    if config.is_file() and weights.is_file():
+        dtypes = {header.dtype for header in read_header(weights).values()}
+        content = config.read_bytes()
+        declared = with_dtype(content, {_FROM_SAFETENSORS[dtype] for dtype in dtypes})
+        if declared != content:
+            config.write_bytes(declared)
+
+
+def with_dtype(config: bytes, dtypes: Collection[str]) -> bytes:
+    """A `config.json` that names the dtype of weights; float32 if they have several."""
+    content: object = json_value(config, "config.json")
+    if not dtypes or not isinstance(content, dict):
+        return config
+    dtype = next(iter(dtypes)) if len(dtypes) == 1 else "float32"
+    whole = cast("dict[str, Any]", content)
+    found = [
+        (section, key)
+        for section in (whole, *(part for part in whole.values() if isinstance(part, dict)))
+        for key in _DTYPE_KEYS
+        if key in section
+    ]
+    if len(dtypes) > 1 and "dtype" not in whole:
+        found.append((whole, "dtype"))  # else readers take the dtype of any tensor
+    if all(section.get(key) == dtype for section, key in found):
+        return config
+    for section, key in found:
+        section[key] = dtype
+    return json.dumps(whole, indent=2, ensure_ascii=False).encode()
 
 
 def write_adapter(
@@ -96,9 +142,10 @@ def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
             file.write(tensor.data.data)
 
 
-def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
+def read_safetensors(path: Path, names: Collection[str] = ()) -> tuple[HostTensor, ...]:
     """The tensors of a file as views of its memory map, in file order. Writing into one changes no file.
 
+    `names`: the tensors to read; empty means all.
     Raises: DataError if it is not a complete safetensors file, or contains another dtype.
     """
     try:
@@ -107,7 +154,10 @@ def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
         raise DataError(f"{path.parent}: {err}") from err
     data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="c")
     tensors: list[HostTensor] = []
+    wanted = frozenset(names or headers)
     for name, header in headers.items():
+        if name not in wanted:
+            continue
         if header.dtype not in _FROM_SAFETENSORS:
             raise DataError(
                 f"{path}: tensor {name} has the dtype {header.dtype}; supported dtypes are "
@@ -119,14 +169,21 @@ def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
 
 
 def read_model(folder: Path) -> tuple[HostTensor, ...]:
-    """All tensors of a Hugging Face folder with one or more safetensors files, ordered by name.
+    """The tensors of a Hugging Face folder as its version 0 has them, ordered by name.
 
-    Raises: DataError if there is none.
+    They are views of the files, unless transformers must convert them from an older layout.
+    Raises: DataError unless they are exactly the weights of the folder's config.
     """
-    paths = weight_paths(folder)
-    if not paths:
-        raise DataError(f"{folder} has no *.safetensors file; is it a Hugging Face model folder?")
-    return tuple(sorted((t for path in paths for t in read_safetensors(path)), key=lambda t: t.name))
+    try:
+        names = check_model_folder(folder)
+    except DataError as err:
+        raise DataError(f"model folder {folder}: {err}") from err
+    if names is None:
+        from astraflow.models.loading import export_tensors, load_causal_lm  # heavy: imports torch
+
+        return tuple(sorted(export_tensors(load_causal_lm(folder)), key=lambda tensor: tensor.name))
+    found = {tensor.name: tensor for path in weight_paths(folder) for tensor in read_safetensors(path, names)}
+    return tuple(found[name] for name in sorted(names))
 
 
 def model_files(folder: Path) -> dict[str, Path]:
