@@ -400,6 +400,31 @@ async def test_heartbeats_keep_leases_and_revoke_what_is_over(tmp_path: Path) ->
         assert (status.num_leases, status.load.num_running, status.name) == (1, 2, "w0")
 
 
+async def test_a_version_that_no_service_can_install_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        _, worker = await ready(run)
+        other = ScriptedWorker(run.client, "w1")
+        await other.register()
+        leaving = ScriptedWorker(run.client, "w2")
+        await leaving.register()
+        assert await leaving.lease(1)
+        await run.client.drain(leaving.id)
+
+        async def refuse(by: ScriptedWorker, version: int = 0) -> str:
+            reason = WaitReason(
+                kind="version_refused", policy="actor", version=version, detail="tensor w is missing"
+            )
+            beat = Heartbeat(lease_ids=(), load=Load(waits_for=(reason,)))
+            return (await run.client.heartbeat(by.id, beat)).state
+
+        assert await refuse(other) == "running"  # the first service may still install it
+        assert await refuse(worker, version=1) == "running"
+        await refuse(worker)
+        status = await run.client.status()
+        assert status.state == "failed"
+        assert status.reason == ("no rollout service can install version 0 of actor: tensor w is missing")
+
+
 async def test_a_draining_service_finishes_what_it_has_and_leaves(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         _, worker = await ready(run)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from astraflow.errors import DataError, WeightsError
+from astraflow.errors import DataError, UnfitVersionError, WeightsError
 from astraflow.models.adapters import adapted_names, is_adapter, merge_weight, peft_names
 from astraflow.models.hub import model_path
 from astraflow.models.images import reads_images
@@ -267,7 +267,7 @@ def fit_tensors(
     occur under any or all of its names, as in real safetensors files; the values must then agree. `changed`:
     set this if the model holds a version that was checked before, and differs from `tensors` at most at these
     flat positions of the named tensors. Then nothing else is read or written.
-    Raises: WeightsError that names the tensors at fault.
+    Raises: UnfitVersionError that names the tensors at fault.
     """
     given = _by_name(tensors)
     adapted = set(adapted_names(given))
@@ -279,7 +279,7 @@ def fit_tensors(
     if extra or missing:
         parts = [f"missing {format_names(missing)}"] if missing else []
         parts += [f"unknown {format_names(extra)}"] if extra else []
-        raise WeightsError(
+        raise UnfitVersionError(
             f"the tensors do not fit the model: {'; '.join(parts)}; are they of another architecture?"
         )
     pairs: list[tuple[Tensor, Tensor]] = []
@@ -298,7 +298,9 @@ def fit_tensors(
         new = _check_values(found[0], own)
         for alias in found[1:]:
             if not torch.equal(_check_values(alias, own), new):
-                raise WeightsError(f"tied weights {found[0].name} and {alias.name} differ in their values")
+                raise UnfitVersionError(
+                    f"tied weights {found[0].name} and {alias.name} differ in their values"
+                )
         # Merged weights take new memory until `install`, so they are converted to the model's dtype.
         pairs.append((own, new.to(own.dtype) if found[0].name in adapted else new))
     return FittedTensors(tuple(pairs), tuple(patches), is_partial=changed is not None)
@@ -348,13 +350,15 @@ def _check_values_at(tensor: HostTensor, positions: NDArray[np.int64]) -> tuple[
 
 def _check_shape(tensor: HostTensor, own: Tensor) -> None:
     if tensor.shape != tuple(own.shape):
-        raise WeightsError(f"tensor {tensor.name} has shape {tensor.shape}; the model has {tuple(own.shape)}")
+        raise UnfitVersionError(
+            f"tensor {tensor.name} has shape {tensor.shape}; the model has {tuple(own.shape)}"
+        )
 
 
 def _check_finite(tensor: HostTensor, new: Tensor) -> None:
     if not is_finite(new):
         bad = int((~torch.isfinite(new)).sum())
-        raise WeightsError(f"tensor {tensor.name} holds {bad} values that are not finite")
+        raise UnfitVersionError(f"tensor {tensor.name} holds {bad} values that are not finite")
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -366,7 +370,7 @@ def _by_name(tensors: Iterable[HostTensor]) -> dict[str, HostTensor]:
     given: dict[str, HostTensor] = {}
     for tensor in tensors:
         if tensor.name in given:
-            raise WeightsError(f"tensor {tensor.name} is given twice")
+            raise UnfitVersionError(f"tensor {tensor.name} is given twice")
         given[tensor.name] = tensor
     return given
 

@@ -60,6 +60,7 @@ WaitKind: TypeAlias = Literal[
     "no_dataflow",
     "first_version",
     "weights_failed",
+    "version_refused",
     "scoring",
 ]
 
@@ -99,7 +100,8 @@ class WaitReason(Item, frozen=True, kw_only=True):
     policy: Label = ""
     """The policy that the reason is about."""
     version: Version = -1
-    """The version that is missing (`unpublished`, `behind`) or evaluated (`eval_version`)."""
+    """The version that is missing (`unpublished`, `behind`), evaluated (`eval_version`), or does not fit the
+    model (`version_refused`)."""
     served: Version = -1
     """`behind`: the newest version that the service has."""
     step: Count = 0

@@ -93,12 +93,8 @@ def with_dtype(config: bytes, dtypes: Collection[str]) -> bytes:
         return config
     dtype = next(iter(dtypes)) if len(dtypes) == 1 else "float32"
     whole = cast("dict[str, Any]", content)
-    found = [
-        (section, key)
-        for section in (whole, *(part for part in whole.values() if isinstance(part, dict)))
-        for key in _DTYPE_KEYS
-        if key in section
-    ]
+    parts = [cast("dict[str, Any]", part) for part in whole.values() if isinstance(part, dict)]
+    found = [(section, key) for section in (whole, *parts) for key in _DTYPE_KEYS if key in section]
     if len(dtypes) > 1 and "dtype" not in whole:
         found.append((whole, "dtype"))  # else readers take the dtype of any tensor
     if all(section.get(key) == dtype for section, key in found):
