@@ -10,6 +10,7 @@ are read, too; those of large ones are checked when they are loaded.
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -64,17 +65,18 @@ def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None
     model = build_model(folder, dtype="float32", device="meta")
     weights = [(names, tuple(weight.shape)) for names, weight in tied_names(model)]
     headers = {name: header for name, (_, header) in tensors.items()}
-    _check_fit(model, weights, headers)
+    tied = _check_fit(model, weights, headers)
     if foreign := [name for name, header in headers.items() if header.dtype not in _DTYPES]:
         plain = {name: header for name, header in headers.items() if name not in foreign}
-        if any(_load_headers(model, plain)):  # the model needs them
+        loaded = _load_headers(model, plain)
+        if loaded.missing or loaded.misshapen or loaded.error:  # the model needs them
             dtypes = ", ".join(sorted({headers[name].dtype for name in foreign}))
             raise DataError(
                 f"its tensors {format_names(foreign)} have the dtype {dtypes}; versions hold plain float32, "
                 "float16 or bfloat16 numbers, so use or save the model in one of these"
             )
-    for names, _ in weights:
-        _check_tied([name for name in names if name in tensors], tensors)
+    for pair in tied:
+        _check_tied(*pair, tensors)
     files = {path for path, _ in tensors.values()}
     if sum(path.stat().st_size for path in files) <= _MAX_VALUE_BYTES:
         for name, header in headers.items():
@@ -87,11 +89,22 @@ def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None
     return tuple(shapes) if is_plain else None
 
 
-def _load_headers(
-    model: "PreTrainedModel", headers: Mapping[str, TensorHeader]
-) -> tuple[Collection[str], Collection[str], Collection[tuple[str, Sequence[int], Sequence[int]]], str]:
-    """What transformers says when it loads the headers: missing, unexpected, and misshapen weights, and its
-    error if it can't convert the tensors."""
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What transformers makes of the headers."""
+
+    missing: Sequence[str] = ()
+    unexpected: Sequence[str] = ()
+    misshapen: Sequence[tuple[str, Sequence[int], Sequence[int]]] = ()
+    """Name, shape in the files, and shape in the model."""
+    error: str = ""
+    """Why it can't convert the tensors; empty if it can."""
+    tied: Sequence[tuple[str, str]] = ()
+    """Pairs of tensors of the files that the model ties."""
+
+
+def _load_headers(model: "PreTrainedModel", headers: Mapping[str, TensorHeader]) -> _Loaded:
+    """Loads the headers into another model of the same class."""
     from transformers.utils import logging
 
     empty = {name: torch.empty(header.shape, device="meta") for name, header in headers.items()}
@@ -99,7 +112,7 @@ def _load_headers(
     logging.set_verbosity_error()  # else it prints a table of what is returned here
     try:
         with progress_bars_off():
-            _, info = cast("Any", type(model)).from_pretrained(
+            loaded, info = cast("Any", type(model)).from_pretrained(
                 None,
                 config=model.config,
                 state_dict=empty,
@@ -109,36 +122,56 @@ def _load_headers(
                 ignore_mismatched_sizes=True,
             )
     except Exception as err:  # noqa: BLE001 - a damaged folder may break its code anywhere
-        return (), (), (), str(err).splitlines()[0] or type(err).__name__
+        return _Loaded(error=(str(err) or type(err).__name__).splitlines()[0])
     finally:
         logging.set_verbosity(verbosity)
-    return sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), sorted(info["mismatched_keys"]), ""
+    # A parameter shares the storage of the tensor that was loaded into it.
+    names = {_storage(tensor): name for name, tensor in empty.items()}
+    state = cast("Mapping[str, torch.Tensor]", loaded.state_dict(keep_vars=True))
+    tied = [
+        tuple(names.get(_storage(state[name]), "") for name in pair)
+        for pair in loaded.all_tied_weights_keys.items()
+    ]
+    return _Loaded(
+        sorted(info["missing_keys"]),
+        sorted(info["unexpected_keys"]),
+        sorted(info["mismatched_keys"]),
+        tied=[(one, other) for one, other in tied if one and other and one != other],
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return cast("Any", tensor.untyped_storage())._cdata
 
 
 def _check_fit(
     model: "PreTrainedModel",
     weights: Sequence[tuple[list[str], tuple[int, ...]]],
     headers: Mapping[str, TensorHeader],
-) -> None:
-    """Raises: DataError unless transformers loads exactly these tensors into the model."""
-    missing, unexpected, misshapen, error = _load_headers(model, headers)
-    if not (missing or unexpected or misshapen or error):
-        return
+) -> Sequence[tuple[str, str]]:
+    """Returns pairs of tensors that the model ties.
+
+    Raises: DataError unless transformers loads exactly these tensors into the model.
+    """
+    loaded = _load_headers(model, headers)
+    missing, unexpected, misshapen = loaded.missing, loaded.unexpected, loaded.misshapen
+    if not (missing or unexpected or misshapen or loaded.error):
+        return loaded.tied
     shapes = {name: shape for names, shape in weights for name in names}
-    if error or 2 * len(shapes.keys() & headers.keys()) > len(shapes):
+    if loaded.error or 2 * len(shapes.keys() & headers.keys()) > len(shapes):
         # The files have the usual names, in which the reader knows the tensors better than in the model's.
         missing = [names[0] for names, _ in weights if not any(name in headers for name in names)]
-        unexpected = [name for name in headers if name not in shapes] if error else unexpected
+        unexpected = [name for name in headers if name not in shapes] if loaded.error else unexpected
         common = [name for name in headers if name in shapes]
         misshapen = [(name, headers[name].shape, shapes[name]) for name in common]
         misshapen = [entry for entry in misshapen if tuple(entry[1]) != tuple(entry[2])]
-    parts = [f"missing: {format_names(list(missing))}"] if missing else []
-    parts += [f"not in the model: {format_names(list(unexpected))}"] if unexpected else []
+    parts = [f"missing: {format_names(missing)}"] if missing else []
+    parts += [f"not in the model: {format_names(unexpected)}"] if unexpected else []
     other = [f"{name} is {tuple(own)} instead of {tuple(wanted)}" for name, own, wanted in misshapen]
     parts += [f"of another shape: {format_names(other)}"] if other else []
     raise DataError(
         f"its weights are not those of a {type(model).__name__} as its config.json describes it ("
-        f"{'; '.join(parts) or error}); {_advice(list(missing), list(unexpected), shapes)}"
+        f"{'; '.join(parts) or loaded.error}); {_advice(missing, unexpected, shapes)}"
     )
 
 
@@ -159,7 +192,7 @@ def _advice(missing: Sequence[str], unexpected: Sequence[str], shapes: Collectio
     layers = [_num_layers(names) for names in (shapes, [*(set(shapes) - set(missing)), *unexpected])]
     if layers[0] != layers[1]:
         return f"config.json has {layers[0]} layers, the files {layers[1]}; {DO_THEY_BELONG}"
-    if list(missing) == ["lm_head.weight"]:
+    if missing == ["lm_head.weight"]:
         return (
             "if the model uses its embedding as the output head, set tie_word_embeddings: true in "
             "config.json, else add the head"
@@ -171,18 +204,17 @@ def _num_layers(names: Iterable[str]) -> int:
     return max((int(found[1]) + 1 for name in names if (found := _LAYER.search(name))), default=0)
 
 
-def _check_tied(names: Sequence[str], tensors: _Tensors) -> None:
-    """Raises: DataError if tensors that the model ties are different."""
-    for name in names[1:]:
-        first, other = tensors[names[0]], tensors[name]
-        if first[1].dtype != other[1].dtype or any(
-            not np.array_equal(*blocks) for blocks in zip(_blocks(*first), _blocks(*other), strict=True)
-        ):
-            raise DataError(
-                f"its config.json ties {names[0]} and {name}, but its files hold different values for them; "
-                "set tie_word_embeddings: false in config.json if the model was trained with both, else "
-                f"remove {name}"
-            )
+def _check_tied(name: str, source: str, tensors: _Tensors) -> None:
+    """Raises: DataError if two tensors that the model ties are different."""
+    copy, first = tensors[name], tensors[source]
+    if copy[1].dtype != first[1].dtype or any(
+        not np.array_equal(*blocks) for blocks in zip(_blocks(*copy), _blocks(*first), strict=True)
+    ):
+        raise DataError(
+            f"its config.json ties {source} and {name}, but its files hold different values for them; set "
+            "tie_word_embeddings: false in config.json if the model was trained with both, else remove "
+            f"{name}"
+        )
 
 
 def _check_finite(name: str, path: Path, header: TensorHeader) -> None:
