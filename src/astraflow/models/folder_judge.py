@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from astraflow.errors import DataError
-from astraflow.models.loading import build_model, format_names, is_finite, tied_names
+from astraflow.models.loading import build_model, file_views, format_names, is_finite, tied_names
 from astraflow.models.model_folder import DO_THEY_BELONG, TOKENIZER_FILES, Judgment, read_headers
 from astraflow.models.weight_files import TensorHeader
 from astraflow.service.progress_bars import progress_bars_off
@@ -85,8 +85,10 @@ def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         _check_tokenizer(folder, num_rows=int(cast("Any", model.get_input_embeddings()).weight.shape[0]))
     shapes = {names[0]: shape for names, shape in weights}
-    is_plain = all(name in headers and headers[name].shape == shape for name, shape in shapes.items())
-    return tuple(shapes) if is_plain else None
+    if all(name in headers and headers[name].shape == shape for name, shape in shapes.items()):
+        return tuple(shapes)
+    _check_order(model, headers)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,9 @@ def _check_fit(
     Raises: DataError unless transformers loads exactly these tensors into the model.
     """
     loaded = _load_headers(model, headers)
-    missing, unexpected, misshapen = loaded.missing, loaded.unexpected, loaded.misshapen
+    missing = loaded.missing
+    unexpected = loaded.unexpected
+    misshapen = loaded.misshapen
     if not (missing or unexpected or misshapen or loaded.error):
         return loaded.tied
     shapes = {name: shape for names, shape in weights for name in names}
@@ -204,9 +208,27 @@ def _num_layers(names: Iterable[str]) -> int:
     return max((int(found[1]) + 1 for name in names if (found := _LAYER.search(name))), default=0)
 
 
+def _check_order(model: "PreTrainedModel", names: Collection[str]) -> None:
+    """Raises: DataError if only some of the tensors that make up one weight have the usual names.
+
+    transformers joins the experts of a layer in the order of their names.
+    """
+    parts: dict[str, list[str]] = {}
+    for view in file_views(model):
+        parts.setdefault(view.weight, []).append(view.name)
+    for own in parts.values():
+        absent = [name for name in own if name not in names]
+        if absent and len(absent) < len(own):
+            raise DataError(
+                f"its files hold {format_names(absent)} under other names than the rest of the same weight, "
+                "so transformers would load them in another order; rename them"
+            )
+
+
 def _check_tied(name: str, source: str, tensors: _Tensors) -> None:
     """Raises: DataError if two tensors that the model ties are different."""
-    copy, first = tensors[name], tensors[source]
+    copy = tensors[name]
+    first = tensors[source]
     if copy[1].dtype != first[1].dtype or any(
         not np.array_equal(*blocks) for blocks in zip(_blocks(*copy), _blocks(*first), strict=True)
     ):

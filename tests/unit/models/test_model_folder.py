@@ -201,6 +201,12 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
     assert "layers.1.mlp.experts.3.up_proj.weight" in problem_of(folder)
 
 
+def test_an_expert_under_another_name_would_be_loaded_in_anothers_place(tmp_path: Path) -> None:
+    folder = save_tiny("mixtral", tmp_path / "model")
+    change(folder, renamed(r"^model\.(.*\.0\..*experts\.2\.w1)", r"model.model.\1"))
+    assert re.search(r"experts\.2\.w1\.weight under other names .*in another order", problem_of(folder))
+
+
 def test_a_process_without_torch_asks_a_child(folder: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom astraflow.errors import DataError\n"
