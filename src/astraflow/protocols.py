@@ -290,7 +290,9 @@ class CompleteGroup(Protocol):
         ...
 
     @property
-    def num_trained_tokens(self) -> int: ...
+    def num_trained_tokens(self) -> int:
+        """Without those of samples that a rule set to zero."""
+        ...
 
     @property
     def advantage_square_sum(self) -> float:

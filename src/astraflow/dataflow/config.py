@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from astraflow.algorithms.credit import CreditConfig, GdpoCredit, GroupRelativeCredit, ReinforcePlusPlusCredit
-from astraflow.algorithms.filters import FilterConfig, TruncatedFilter
+from astraflow.algorithms.filters import FilterConfig
 from astraflow.algorithms.limiters import LimiterConfig, TicketLimiter
 from astraflow.algorithms.removers import CapacityRemover, KeepRemover, RemoverConfig
 from astraflow.algorithms.samplers import FifoSampler, ReplayConfig, SamplerConfig
@@ -76,11 +76,6 @@ class TableConfig(Config):
     def normalization(self) -> Literal["none", "scale", "whiten"]:
         """`normalize`, but always `whiten` for `reinforce_plus_plus` and `gdpo`, which include it."""
         return "whiten" if isinstance(self.credit, ReinforcePlusPlusCredit | GdpoCredit) else self.normalize
-
-    @property
-    def masks_truncated(self) -> bool:
-        """Whether truncated trajectories get no advantage."""
-        return any(isinstance(f, TruncatedFilter) and f.action == "mask" for f in self.filters)
 
     @property
     def max_replayed(self) -> int:

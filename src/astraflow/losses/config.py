@@ -7,7 +7,7 @@ function (`losses.policy`, `losses.m2po`).
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from astraflow.config import Config, Use
 
@@ -107,6 +107,15 @@ class PpoLossConfig(_ClipBounds):
     dual_clip: float = Field(default=3.0, ge=0)
     """Bound on the loss of a token with a negative advantage: this number times the size of the advantage.
     Above 1, or 0 for no bound."""
+
+    @field_validator("dual_clip")
+    @classmethod
+    def _bounds_no_fresh_token(cls, value: float) -> float:
+        if 0 < value <= 1:
+            raise ValueError(
+                f"must be above 1, or 0 for no bound (got {value:g}); at 1, fresh tokens are cut"
+            )
+        return value
 
 
 class GspoLossConfig(Config):
@@ -382,9 +391,15 @@ class AuxiliaryConfig(Config):
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus; above 0, the backward pass also keeps the softmax of the logits."""
     reference: str = ""
-    """Folder of the reference model, or its name on the hub; empty: the model that the policy starts from."""
+    """Folder of the reference model, or its name on the hub, which also loads it for a loss of your own that
+    reads `reference_logprobs`. Empty: the model that the policy starts from, if `kl.coef` is above 0."""
     teacher: str = ""
     """Folder of a teacher model with the same tokenizer, or its name on the hub; empty: no teacher, or one
     whose logprobs come with the trajectories as the stream `teacher_logprobs`."""
     offline: OfflineConfig | None = None
     """Offline data that is mixed into each batch."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the trainer loads a reference model."""
+        return self.kl.coef > 0 or bool(self.reference)

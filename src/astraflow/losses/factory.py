@@ -27,6 +27,7 @@ from astraflow.losses.policy import (
     LossInputs,
     LossOutput,
     LossTraits,
+    absent_columns,
     cispo,
     decoupled_ppo,
     decoupled_ppo_approx,
@@ -42,6 +43,7 @@ from astraflow.losses.policy import (
     sft,
 )
 from astraflow.types import StreamRule
+from astraflow.user_input.own_code import describe_error
 
 __all__ = ["LOSSES", "HasStatistics", "HasTraits", "Loss", "LossFunction", "make_loss"]
 
@@ -74,6 +76,10 @@ class Loss:
     needs_advantage: bool = False
     streams: tuple[StreamRule, ...] = ()
     needs_teacher: bool = False
+    needs_entropies: bool = False
+    compares: bool = False
+    """Whether the policy loss alone, without penalty and bonus, learns from advantages only. Samples that
+    credit can't compare are then left out."""
 
 
 def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
@@ -95,6 +101,8 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
     # The KL penalty and the entropy bonus have a gradient even for tokens with advantage 0.
     moves_all = auxiliary.entropy_coef > 0 or (auxiliary.kl.coef > 0 and auxiliary.kl.place == "loss")
     function = partial(target, **args)
+    if isinstance(config, Use):
+        function = partial(_call_own, name, function)
     return Loss(
         function=partial(_complete, function, correction, auxiliary) if correction or moves_all else function,
         statistics=partial(traits.statistics, **args) if traits.statistics else None,
@@ -102,6 +110,8 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
         needs_advantage=traits.needs_advantage and not moves_all,
         streams=tuple(StreamRule(name=s) if isinstance(s, str) else s for s in traits.streams),
         needs_teacher=traits.needs_teacher,
+        compares=traits.needs_advantage,
+        needs_entropies=traits.needs_entropies or auxiliary.entropy_coef > 0,
     )
 
 
@@ -110,6 +120,19 @@ def _traits_of(target: object) -> LossTraits:
     if traits.statistics is None and isinstance(target, HasStatistics):
         return replace(traits, statistics=target.statistics)
     return traits
+
+
+def _call_own(name: str, function: LossFunction, inputs: LossInputs) -> LossOutput:
+    """Calls a user's own loss. Raises: ConfigError that lists the absent columns if it may have read one."""
+    try:
+        return function(inputs)
+    except (TypeError, AttributeError) as err:  # what arithmetic with None raises
+        if absent := absent_columns(inputs):
+            raise ConfigError(
+                f"the loss {name} raised {describe_error(err)}; if it reads a column of LossInputs that is "
+                f"None, this makes the trainer provide it: {absent}"
+            ) from err
+        raise
 
 
 def _complete(

@@ -48,7 +48,15 @@ from astraflow.types.bounds import (
     UnixSeconds,
     Version,
 )
-from astraflow.types.item import PROTOCOL_VERSION, FinishReason, Item, LeaseKind, Reduction, RunState
+from astraflow.types.item import (
+    PROTOCOL_VERSION,
+    FinishReason,
+    Item,
+    LeaseKind,
+    Reduction,
+    RunState,
+    ZeroedBy,
+)
 from astraflow.types.waits import WaitReason, WaitReasons
 
 __all__ = [
@@ -610,7 +618,8 @@ class AdvantageSpan(Item, frozen=True, array_like=True):
     value: Advantage
 
 
-class Sample(Item, frozen=True, kw_only=True):
+# `omit_defaults`: only the samples that a rule zeroed carry the field.
+class Sample(Item, frozen=True, kw_only=True, omit_defaults=True):
     """A training sequence: a trajectory with its advantages."""
 
     group_id: Count
@@ -619,6 +628,10 @@ class Sample(Item, frozen=True, kw_only=True):
     trajectory: Trajectory
     advantages: Annotated[tuple[AdvantageSpan, ...], Meta(max_length=4096)]
     """Cover every token whose mask is 1."""
+    zeroed_by: ZeroedBy = ""
+    """The part of the table that set the advantages to 0, where they stay, so that the sample isn't trained:
+    a `filter` masked it, or `credit` had nothing to compare it with. A loss that needs no advantages trains
+    the latter. Empty for all other samples."""
 
 
 class BatchTotals(Item, frozen=True, kw_only=True):

@@ -132,6 +132,7 @@ def encode_slice(
                     task_id=sample.task_id,
                     trajectory=trajectory(payload),
                     advantages=tuple([AdvantageSpan(*span) for span in sample.advantages]),
+                    zeroed_by=sample.zeroed_by,
                 )
                 for sample, payload in zip(chosen, payloads, strict=True)
             ]
