@@ -49,6 +49,7 @@ __all__ = [
     "Variant",
     "apply_overrides",
     "check_args",
+    "check_order",
     "dump_yaml",
     "load_attr",
     "parse_config",
@@ -79,6 +80,14 @@ class Config(BaseModel):
             if abs(value) > most:
                 raise ValueError(f"must be within {most:g}")
         return value
+
+
+def check_order(config: Config, low: str, high: str) -> None:
+    """Raises: ValueError if one bound of a section exceeds the other one, so that nothing could be within."""
+    if getattr(config, low) > getattr(config, high):
+        raise ValueError(
+            f"{low} ({getattr(config, low):g}) must not exceed {high} ({getattr(config, high):g})"
+        )
 
 
 class Use(Config):

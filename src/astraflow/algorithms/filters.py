@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from astraflow.algorithms.group_statistics import ROUNDING, group_mean
 from astraflow.algorithms.own import load_own_function
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, check_order
 from astraflow.types.facts import GroupFacts, episode_weights
 
 __all__ = [
@@ -59,6 +59,11 @@ class LengthFilter(Config):
     max_frac: float = Field(default=0.5, ge=0, le=1)
     """Largest share of the group that may be outside these bounds."""
 
+    @model_validator(mode="after")
+    def _are_ordered(self) -> "LengthFilter":
+        check_order(self, "min_tokens", "max_tokens")
+        return self
+
     def __call__(self, facts: GroupFacts) -> bool:
         """Keeps a group unless more than `max_frac` of it is outside [min_tokens, max_tokens]."""
         claims = [not self.min_tokens <= t.num_trained_tokens <= self.max_tokens for t in facts.trajectories]
@@ -71,16 +76,16 @@ class TruncatedFilter(Config):
 
     name: Literal["truncated"] = "truncated"
     action: Literal["drop", "mask"] = "drop"
-    """`drop`: drop the group. `mask`: keep it, give truncated trajectories advantage 0, and compare the
-    others without them (overlong filtering, arXiv:2503.14476)."""
+    """`drop`: drop the group. `mask`: keep it, but don't train truncated trajectories; the filters that
+    follow, and credit, get the others alone (overlong filtering, arXiv:2503.14476)."""
     max_frac: float = Field(default=0.5, ge=0, le=1)
     """With `drop`, largest share of the group that may be truncated."""
 
     def __call__(self, facts: GroupFacts) -> bool:
         """Keeps a group unless more than `max_frac` of its trajectories hit the token limit.
 
-        `mask`: keeps the group unless all trajectories hit the limit. The table then gives truncated ones
-        advantage 0, and compares the others among themselves (arXiv:2503.14476, section 3.4).
+        `mask`: keeps the group unless all trajectories hit the limit. The table then leaves truncated ones
+        out, and compares the others among themselves (arXiv:2503.14476, section 3.4).
         """
         claims = [t.is_truncated for t in facts.trajectories]
         return not all(claims) if self.action == "mask" else _holds_for_few(facts, claims, self.max_frac)
@@ -110,6 +115,11 @@ class RewardRangeFilter(Config):
     """Smallest mean reward."""
     high: float = 0.9
     """Largest mean reward."""
+
+    @model_validator(mode="after")
+    def _are_ordered(self) -> "RewardRangeFilter":
+        check_order(self, "low", "high")
+        return self
 
     def __call__(self, facts: GroupFacts) -> bool:
         """Keeps a group whose mean reward is within [low, high]."""

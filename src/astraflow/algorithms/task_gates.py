@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from astraflow.algorithms.filters import ZeroVarianceFilter
 from astraflow.algorithms.group_statistics import group_mean
 from astraflow.algorithms.seeded import chance
-from astraflow.config import Config
+from astraflow.config import Config, check_order
 from astraflow.protocols import TaskGate
 from astraflow.types.facts import GroupFacts, Outcome
 
@@ -311,6 +311,11 @@ class GresoConfig(TaskGateConfig):
     """Smallest probability with which a hard task is drawn."""
     easy_above: float = 0.5
     """Mean reward above which a group without variance counts as easy; otherwise it counts as hard."""
+
+    @model_validator(mode="after")
+    def _are_ordered(self) -> "GresoConfig":
+        check_order(self, "min_p", "max_p")
+        return self
 
     def make(self, *, seed: int) -> "Greso":
         """The curator with these settings."""

@@ -5,7 +5,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from astraflow.algorithms.credit import CreditConfig, GdpoCredit, GroupRelativeCredit, ReinforcePlusPlusCredit
+from astraflow.algorithms.credit import (
+    CreditConfig,
+    GdpoCredit,
+    GroupRelativeCredit,
+    PassAtKCredit,
+    ReinforcePlusPlusCredit,
+)
 from astraflow.algorithms.filters import FilterConfig
 from astraflow.algorithms.limiters import LimiterConfig, TicketLimiter
 from astraflow.algorithms.removers import CapacityRemover, KeepRemover, RemoverConfig
@@ -47,7 +53,8 @@ class TableConfig(Config):
     """Turns rewards into advantages."""
     normalize: Literal["none", "scale", "whiten"] = "none"
     """Normalizes advantages over the trained tokens of a batch: `scale` divides by their root mean square;
-    `whiten` subtracts their mean and divides by their standard deviation."""
+    `whiten` subtracts their mean and divides by their standard deviation. Trajectories that a filter masks or
+    that credit can't compare keep 0 and don't count."""
     limiter: LimiterConfig = TicketLimiter()
     """Decides how many groups may be in flight: drawn, and neither committed nor discarded."""
     sampler: SamplerConfig = FifoSampler()
@@ -95,6 +102,8 @@ class TableConfig(Config):
             )
         if self.max_failed >= self.group_size:
             raise ValueError(f"max_failed ({self.max_failed}) must be below group_size ({self.group_size})")
+        if isinstance(self.credit, PassAtKCredit) and self.credit.k >= self.group_size:
+            raise ValueError(f"credit.k ({self.credit.k}) must be below group_size ({self.group_size})")
         if self.replay.reserve > self.max_staleness - self.engine_lag:
             raise ValueError(
                 f"replay.reserve ({self.replay.reserve}) must not exceed max_staleness - engine_lag "

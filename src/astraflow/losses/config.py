@@ -7,9 +7,9 @@ function (`losses.policy`, `losses.m2po`).
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, check_order
 
 __all__ = [
     "AuxiliaryConfig",
@@ -88,13 +88,13 @@ class GrpoLossConfig(_HigherClipBounds):
 
 
 class DapoLossConfig(_HigherClipBounds):
-    """The same as `grpo` with DAPO's bounds (arXiv:2503.14476); use it with `denominator: tokens`."""
+    """The same as `grpo` with DAPO's bounds (arXiv:2503.14476), whose denominator is `tokens`."""
 
     name: Literal["dapo"] = "dapo"
 
 
 class DrGrpoLossConfig(_ClipBounds):
-    """The same as `grpo` with symmetric bounds (arXiv:2503.20783); use it with `denominator: fixed` and with
+    """The same as `grpo` with symmetric bounds. The paper (arXiv:2503.20783) has `denominator: fixed`, and
     credit that does not divide by the standard deviation."""
 
     name: Literal["dr_grpo"] = "dr_grpo"
@@ -119,8 +119,8 @@ class PpoLossConfig(_ClipBounds):
 
 
 class GspoLossConfig(Config):
-    """Clips the ratio of whole sequences (arXiv:2507.18071); use it with `denominator: sequence_means`, or
-    `episode_means` where histories fork."""
+    """Clips the ratio of whole sequences. The paper (arXiv:2507.18071) has `denominator: sequence_means`;
+    where histories fork, that is `episode_means`."""
 
     name: Literal["gspo"] = "gspo"
     clip_low: float = Field(default=3e-4, ge=0)
@@ -130,8 +130,8 @@ class GspoLossConfig(Config):
 
 
 class GmpoLossConfig(Config):
-    """Takes the geometric mean of a sequence's clipped ratios (arXiv:2507.20673); use it with `denominator:
-    sequence_means`, or `episode_means` where histories fork."""
+    """Takes the geometric mean of a sequence's clipped ratios. The paper (arXiv:2507.20673) has
+    `denominator: sequence_means`; where histories fork, that is `episode_means`."""
 
     name: Literal["gmpo"] = "gmpo"
     clip_low: float = Field(default=0.4, ge=0)
@@ -289,6 +289,11 @@ class MaskedCorrectionConfig(Config):
     max_weight: float = Field(default=2.0, gt=0)
     """Tokens or sequences with a larger weight are left out."""
 
+    @model_validator(mode="after")
+    def _are_ordered(self) -> "MaskedCorrectionConfig":
+        check_order(self, "min_weight", "max_weight")
+        return self
+
 
 class GeometricCorrectionConfig(Config):
     """Rejects sequences by the geometric mean of their weights; the other sequences have weight 1."""
@@ -298,6 +303,11 @@ class GeometricCorrectionConfig(Config):
     """Sequences with a smaller mean are left out."""
     max_weight: float = Field(default=1.001, gt=0)
     """Sequences with a larger mean are left out."""
+
+    @model_validator(mode="after")
+    def _are_ordered(self) -> "GeometricCorrectionConfig":
+        check_order(self, "min_weight", "max_weight")
+        return self
 
 
 class DivergenceCorrectionConfig(Config):
@@ -333,6 +343,15 @@ class KlConfig(Config):
     place: Literal["loss", "reward"] = "loss"
     """`loss`: add the penalty to the loss. `reward`: subtract it from the advantages; each token loses the
     sum of the behavior policy's distances over the rest of its sequence."""
+
+    @model_validator(mode="after")
+    def _has_a_gradient(self) -> "KlConfig":
+        if self.coef > 0 and self.place == "loss" and self.estimator == "k1":
+            raise ValueError(
+                "estimator = 'k1' needs place: reward, because its mean gradient in the loss is zero; in the "
+                "loss, use k2 or k3"
+            )
+        return self
 
 
 class NoCriticConfig(Config):
