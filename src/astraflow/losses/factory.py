@@ -8,7 +8,7 @@ arguments.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from torch import Tensor
 
@@ -47,6 +47,7 @@ from astraflow.user_input.own_code import describe_error
 
 __all__ = ["LOSSES", "HasStatistics", "HasTraits", "Loss", "LossFunction", "make_loss"]
 
+_ResultT = TypeVar("_ResultT")
 LossFunction = Callable[[LossInputs], LossOutput]
 StatisticsFunction = Callable[[LossInputs], Mapping[str, Tensor]]
 
@@ -101,11 +102,13 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
     # The KL penalty and the entropy bonus have a gradient even for tokens with advantage 0.
     moves_all = auxiliary.entropy_coef > 0 or (auxiliary.kl.coef > 0 and auxiliary.kl.place == "loss")
     function = partial(target, **args)
+    statistics = partial(traits.statistics, **args) if traits.statistics else None
     if isinstance(config, Use):
         function = partial(_call_own, name, function)
+        statistics = partial(_call_own, name, statistics) if statistics else None
     return Loss(
         function=partial(_complete, function, correction, auxiliary) if correction or moves_all else function,
-        statistics=partial(traits.statistics, **args) if traits.statistics else None,
+        statistics=statistics,
         needs_proximal=traits.needs_proximal or correction is not None,
         needs_advantage=traits.needs_advantage and not moves_all,
         streams=tuple(StreamRule(name=s) if isinstance(s, str) else s for s in traits.streams),
@@ -122,14 +125,15 @@ def _traits_of(target: object) -> LossTraits:
     return traits
 
 
-def _call_own(name: str, function: LossFunction, inputs: LossInputs) -> LossOutput:
-    """Calls a user's own loss. Raises: ConfigError that lists the absent columns if it may have read one."""
+def _call_own(name: str, function: Callable[[LossInputs], _ResultT], inputs: LossInputs) -> _ResultT:
+    """Calls a user's own loss or correction. Raises: ConfigError that lists the absent columns if it may have
+    read one."""
     try:
         return function(inputs)
     except (TypeError, AttributeError) as err:  # what arithmetic with None raises
         if absent := absent_columns(inputs):
             raise ConfigError(
-                f"the loss {name} raised {describe_error(err)}; if it reads a column of LossInputs that is "
+                f"{name} raised {describe_error(err)}; if it reads a column of LossInputs that is "
                 f"None, this makes the trainer provide it: {absent}"
             ) from err
         raise
@@ -159,7 +163,8 @@ def _load_loss(config: Config) -> tuple[str, Callable[..., LossOutput], dict[str
 
 def _make_correction(config: Config) -> Correction | None:
     if isinstance(config, Use):
-        return partial(_load_users_own(config, "train.auxiliary.correction"), **config.args)
+        own = _load_users_own(config, "train.auxiliary.correction")
+        return partial(_call_own, config.use, partial(own, **config.args))
     name, args = _name_and_args(config)
     return partial(CORRECTIONS[name], **args) if name in CORRECTIONS else None
 

@@ -49,7 +49,8 @@ class TrajectoryFacts:
     state_keys: tuple[int, ...] = ()
     """One key per turn. Two keys are equal if the policy was shown the same state."""
     repeated_frac: float = 0.0
-    """Share of 8-grams of sampled tokens that occurred before. Computed only if a filter may read it."""
+    """Share of 8-grams of sampled tokens that occurred before. Computed if the filter `repetition` or a part
+    of your own may read it, and 0 otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ class GroupFacts:
     source: str = ""
     """The task's source; empty for a pushed task."""
     metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
-    """The metrics of each episode by its `episode_idx`. Empty unless a component of the table reads them."""
+    """The metrics of each episode by its `episode_idx`. Empty if nothing but built-in parts that don't read
+    them gets the group."""
 
     @property
     def weights(self) -> tuple[float, ...]:

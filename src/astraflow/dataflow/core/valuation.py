@@ -56,10 +56,11 @@ class Valuation:
         self._shaping = tuple((config.name, make_shaping(config)) for config in table.shaping)
         self._filters = tuple((config, make_filter(config)) for config in table.filters)
         self._credit = make_credit(table.credit)
-        self._has_own = any(
+        self.has_own = any(
             isinstance(config, Use) for config in (*table.shaping, *table.filters, table.credit)
         )
-        self._reads_metrics = self._has_own or isinstance(table.credit, GdpoCredit)
+        """Whether any of them is the user's own."""
+        self._reads_metrics = self.has_own or isinstance(table.credit, GdpoCredit)
         self.credit_name = component_name("credit", table.credit)
         """For messages that already name the policy."""
 
@@ -82,7 +83,7 @@ class Valuation:
                 return self._value_group(policy, group)
         except ComponentError as err:
             is_too_large = isinstance(err, _NotFiniteError) or isinstance(err.__cause__, OverflowError)
-            if self._has_own or not is_too_large:
+            if self.has_own or not is_too_large:
                 raise
             return Discard("filtered", _NOT_FINITE)
 
@@ -165,12 +166,15 @@ def _replace_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> Gr
 def outcome_of(group: GroupState, versions: Mapping[str, int]) -> Outcome:
     """The facts of a complete group for curators. `versions`: each policy's newest version."""
     groups: dict[str, GroupFacts] = {}
+    metrics = _metrics(group)
     for policy in versions:
         if metas := _trainable_metas(policy, group):
-            groups[policy] = _make_group_facts(policy, group, metas)
+            facts = _make_group_facts(policy, group, metas)
+            groups[policy] = dataclasses.replace(facts, metrics=metrics)
     # The empty name stands for no policy in particular: curators that follow none read the episodes' scores.
     scored = [(idx, episode.score) for idx, episode in enumerate(group.episodes) if episode.status == "good"]
-    groups[""] = GroupFacts("", group.id, tuple(_make_score_facts(idx, score) for idx, score in scored))
+    score_facts = tuple(_make_score_facts(idx, score) for idx, score in scored)
+    groups[""] = GroupFacts("", group.id, score_facts, source=group.source, metrics=metrics)
     return Outcome(task_idx=group.task_idx, groups=groups, versions={**versions, "": sum(versions.values())})
 
 
