@@ -618,7 +618,7 @@ class AdvantageSpan(Item, frozen=True, array_like=True):
     value: Advantage
 
 
-# `omit_defaults`: only the samples that a rule zeroed carry the field.
+# `omit_defaults`: only trainers that ask for `zeroed_by` get it, since others may refuse unknown fields.
 class Sample(Item, frozen=True, kw_only=True, omit_defaults=True):
     """A training sequence: a trajectory with its advantages."""
 
