@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -23,6 +23,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 
@@ -49,7 +50,6 @@ __all__ = [
     "Variant",
     "apply_overrides",
     "check_args",
-    "check_order",
     "dump_yaml",
     "load_attr",
     "parse_config",
@@ -68,6 +68,8 @@ class Config(BaseModel):
     """A frozen, strictly validated section of a recipe. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    ordered_bounds: ClassVar[tuple[str, str] | None] = None
+    """A lower and an upper bound among the fields; the first must not exceed the second."""
 
     @field_validator("*")
     @classmethod
@@ -81,13 +83,15 @@ class Config(BaseModel):
                 raise ValueError(f"must be within {most:g}")
         return value
 
-
-def check_order(config: Config, low: str, high: str) -> None:
-    """Raises: ValueError if one bound of a section exceeds the other one, so that nothing could be within."""
-    if getattr(config, low) > getattr(config, high):
-        raise ValueError(
-            f"{low} ({getattr(config, low):g}) must not exceed {high} ({getattr(config, high):g})"
-        )
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> Self:
+        if self.ordered_bounds:
+            low, high = (getattr(self, name) for name in self.ordered_bounds)
+            if low > high:
+                raise ValueError(
+                    f"{self.ordered_bounds[0]} ({low:g}) must not exceed {self.ordered_bounds[1]} ({high:g})"
+                )
+        return self
 
 
 class Use(Config):

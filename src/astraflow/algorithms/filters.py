@@ -1,13 +1,13 @@
 """Filters: decide which complete groups are trained on. Each is a config that is called with a group."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from astraflow.algorithms.group_statistics import ROUNDING, group_mean
 from astraflow.algorithms.own import load_own_function
-from astraflow.config import Config, Use, check_order
+from astraflow.config import Config, Use
 from astraflow.types.facts import GroupFacts, episode_weights
 
 __all__ = [
@@ -52,17 +52,13 @@ class LengthFilter(Config):
     """Drops groups in which too many trajectories are too short or too long."""
 
     name: Literal["length"] = "length"
+    ordered_bounds: ClassVar = ("min_tokens", "max_tokens")
     min_tokens: int = Field(default=1, ge=0)
     """Smallest number of trained tokens of a trajectory."""
     max_tokens: int = Field(default=1_000_000, ge=1)
     """Largest number of trained tokens of a trajectory."""
     max_frac: float = Field(default=0.5, ge=0, le=1)
     """Largest share of the group that may be outside these bounds."""
-
-    @model_validator(mode="after")
-    def _are_ordered(self) -> "LengthFilter":
-        check_order(self, "min_tokens", "max_tokens")
-        return self
 
     def __call__(self, facts: GroupFacts) -> bool:
         """Keeps a group unless more than `max_frac` of it is outside [min_tokens, max_tokens]."""
@@ -111,15 +107,11 @@ class RewardRangeFilter(Config):
     """Keeps only groups whose mean reward lies within bounds (arXiv:2504.03380)."""
 
     name: Literal["reward_range"] = "reward_range"
+    ordered_bounds: ClassVar = ("low", "high")
     low: float = 0.1
     """Smallest mean reward."""
     high: float = 0.9
     """Largest mean reward."""
-
-    @model_validator(mode="after")
-    def _are_ordered(self) -> "RewardRangeFilter":
-        check_order(self, "low", "high")
-        return self
 
     def __call__(self, facts: GroupFacts) -> bool:
         """Keeps a group whose mean reward is within [low, high]."""

@@ -116,7 +116,8 @@ def group_mean(facts: GroupFacts) -> float:
 
 def are_equal(values: Sequence[float] | Floats) -> bool:
     """Whether values differ by rounding alone: by a few steps of float32, in which rewards may come."""
-    lowest, highest = min(values), max(values)
+    lowest = min(values)
+    highest = max(values)
     return highest - lowest <= _FLOAT32_STEPS * max(abs(lowest), abs(highest)) + _FLOAT64_NOISE
 
 

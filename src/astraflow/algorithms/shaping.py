@@ -5,14 +5,14 @@ Only credit receives the shaped rewards; filters, curators and reports use the o
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from astraflow.algorithms.group_statistics import by_role
 from astraflow.algorithms.own import load_own_function
-from astraflow.config import Config, Use, check_order
+from astraflow.config import Config, Use
 from astraflow.types.facts import GroupFacts
 
 __all__ = ["LengthShaping", "OverlongShaping", "Shaping", "ShapingConfig", "make_shaping"]
@@ -25,17 +25,13 @@ class OverlongShaping(Config):
     """Penalizes trajectories softly as they approach the token limit (DAPO, arXiv:2503.14476, eq. 13)."""
 
     name: Literal["overlong"] = "overlong"
+    ordered_bounds: ClassVar = ("cache_tokens", "max_tokens")
     max_tokens: int = Field(default=20_480, ge=1)
     """Number of trained tokens from which a trajectory gets the full penalty."""
     cache_tokens: int = Field(default=4_096, ge=1)
     """Number of tokens below `max_tokens` over which the penalty grows from 0; at most `max_tokens`."""
     weight: float = Field(default=1.0, ge=0)
     """Size of the full penalty."""
-
-    @model_validator(mode="after")
-    def _are_ordered(self) -> "OverlongShaping":
-        check_order(self, "cache_tokens", "max_tokens")
-        return self
 
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
         """r + weight * R, where |y| is the number of trained tokens of the trajectory.

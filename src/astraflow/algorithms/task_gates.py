@@ -6,14 +6,14 @@ Nothing here is random: each chance is a hash of the run's seed and a counter.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from astraflow.algorithms.filters import ZeroVarianceFilter
 from astraflow.algorithms.group_statistics import group_mean
 from astraflow.algorithms.seeded import chance
-from astraflow.config import Config, check_order
+from astraflow.config import Config
 from astraflow.protocols import TaskGate
 from astraflow.types.facts import GroupFacts, Outcome
 
@@ -292,6 +292,7 @@ class GresoConfig(TaskGateConfig):
     """Skips tasks whose latest groups had rewards without variance (GRESO, arXiv:2506.02177)."""
 
     name: Literal["greso"] = "greso"
+    ordered_bounds: ClassVar = ("min_p", "max_p")
     target_easy: float = Field(default=0.25 / 3, ge=0, le=1)
     """Target share of groups with only right answers; below it, easy tasks are drawn more often."""
     target_hard: float = Field(default=0.5 / 3, ge=0, le=1)
@@ -311,11 +312,6 @@ class GresoConfig(TaskGateConfig):
     """Smallest probability with which a hard task is drawn."""
     easy_above: float = 0.5
     """Mean reward above which a group without variance counts as easy; otherwise it counts as hard."""
-
-    @model_validator(mode="after")
-    def _are_ordered(self) -> "GresoConfig":
-        check_order(self, "min_p", "max_p")
-        return self
 
     def make(self, *, seed: int) -> "Greso":
         """The curator with these settings."""

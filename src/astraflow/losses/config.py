@@ -5,11 +5,11 @@ Imports no torch, so a recipe can be read anywhere. The formula of a loss and it
 function (`losses.policy`, `losses.m2po`).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from astraflow.config import Config, Use, check_order
+from astraflow.config import Config, Use
 
 __all__ = [
     "AuxiliaryConfig",
@@ -282,6 +282,7 @@ class MaskedCorrectionConfig(Config):
     bounds."""
 
     name: Literal["masked"] = "masked"
+    ordered_bounds: ClassVar = ("min_weight", "max_weight")
     level: Literal["token", "sequence"] = "token"
     """`token`: the weight of each token. `sequence`: the product of the weights of its sequence."""
     min_weight: float = Field(default=0.5, ge=0)
@@ -289,25 +290,16 @@ class MaskedCorrectionConfig(Config):
     max_weight: float = Field(default=2.0, gt=0)
     """Tokens or sequences with a larger weight are left out."""
 
-    @model_validator(mode="after")
-    def _are_ordered(self) -> "MaskedCorrectionConfig":
-        check_order(self, "min_weight", "max_weight")
-        return self
-
 
 class GeometricCorrectionConfig(Config):
     """Rejects sequences by the geometric mean of their weights; the other sequences have weight 1."""
 
     name: Literal["geometric"] = "geometric"
+    ordered_bounds: ClassVar = ("min_weight", "max_weight")
     min_weight: float = Field(default=0.999, ge=0)
     """Sequences with a smaller mean are left out."""
     max_weight: float = Field(default=1.001, gt=0)
     """Sequences with a larger mean are left out."""
-
-    @model_validator(mode="after")
-    def _are_ordered(self) -> "GeometricCorrectionConfig":
-        check_order(self, "min_weight", "max_weight")
-        return self
 
 
 class DivergenceCorrectionConfig(Config):

@@ -148,15 +148,8 @@ def with_traits(
 
     Example: `@with_traits(streams=("teacher",))` above a function that reads `inputs.streams["teacher"]`.
     """
-    traits = LossTraits(
-        needs_proximal=needs_proximal,
-        needs_advantage=needs_advantage,
-        weighs_behavior=weighs_behavior,
-        streams=streams,
-        needs_teacher=needs_teacher,
-        needs_entropies=needs_entropies,
-        statistics=statistics,
-    )
+    needs = (needs_proximal, needs_advantage)
+    traits = LossTraits(*needs, weighs_behavior, streams, needs_teacher, needs_entropies, statistics)
 
     def mark(function: _FunctionT) -> _FunctionT:
         vars(function)["traits"] = traits

@@ -112,7 +112,7 @@ class LossLearner:
             raise TrainingError(
                 f"got the batch of step {batch.step + 1}, expected step {self.num_steps_done + 1}"
             )
-        samples, is_idle = self._trained_samples(batch.samples)
+        samples, untrained_frac = self._trained_samples(batch.samples)
         columns = columns_from_samples(
             samples,
             vocab_size=self.backend.vocab_size,
@@ -124,8 +124,7 @@ class LossLearner:
             trainer_version=batch.trainer_version,
             ranks=self._ranks,
             needs_proximal=self._loss.needs_proximal,
-            is_idle=is_idle,
-            num_untrained=len(batch.samples) - (0 if is_idle else len(samples)),
+            untrained_frac=untrained_frac,
         )
         with run.time_phase("pack_s"):
             minibatches = self._minibatches(columns)
@@ -162,18 +161,16 @@ class LossLearner:
         """Restores what `save` wrote. Raises: DataError if the folder does not fit the model."""
         self.num_steps_done = self.backend.load(folder)
 
-    def _trained_samples(self, samples: Sequence[Sample]) -> tuple[Sequence[Sample], bool]:
-        """This rank's samples without those that a rule set to zero.
+    def _trained_samples(self, samples: Sequence[Sample]) -> tuple[Sequence[Sample], float]:
+        """This rank's samples without those that a rule set to zero, and the share of these in the batch.
 
-        If that leaves none on any rank, all samples, and True: the step must happen, but trains nothing.
+        If no rank has others, the result is all samples: the step must happen, though it trains nothing.
         """
-        trained = [
-            sample
-            for sample in samples
-            if not sample.zeroed_by or (sample.zeroed_by == "credit" and not self._loss.compares)
-        ]
-        is_idle = not any(self._ranks.gather_values(len(trained)))
-        return (samples if is_idle else trained), is_idle
+        zeroing = {"filter", "credit"} if self._loss.compares else {"filter"}
+        trained = [sample for sample in samples if sample.zeroed_by not in zeroing]
+        counts = self._ranks.gather_values((len(trained), len(samples)))
+        num_trained, num_samples = (sum(kind) for kind in zip(*counts, strict=True))
+        return (trained if num_trained else samples), 1 - num_trained / max(1, num_samples)
 
     def _minibatches(self, columns: Columns) -> list[Minibatch]:
         cut = self._own_minibatches(columns)

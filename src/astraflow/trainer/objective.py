@@ -100,7 +100,7 @@ class PolicyObjective:
         output = self.loss.function(inputs)
         loss = self.run.total(trained, output.per_token, self.denominator) / self.divisor
         self._parts.add(trained, predicted, output.per_token)
-        self.run.add(inputs, output, loss, is_beyond, entropies)
+        self.run.add(replace(inputs, entropies=entropies), output, loss, is_beyond)
         # A minibatch without any advantage is computed nevertheless; its tokens have no gradient.
         if not self.run.is_idle and (not self.needs_advantage or self.run.advantages[trained].any()):
             self.run.num_gradient_tokens += len(trained)

@@ -88,10 +88,8 @@ class StepRun:
     trainer_version: int
     ranks: Ranks = ALONE
     """The ranks that have the rest of the batch."""
-    is_idle: bool = False
-    """Whether nothing of the batch is trained: all gradients are 0."""
-    num_untrained: int = 0
-    """Number of this rank's samples that aren't trained because a rule set them to zero."""
+    untrained_frac: float = 0.0
+    """Share of the batch's samples that aren't trained because a rule set them to zero."""
     needs_proximal: bool = True
     """Whether the loss reads the proximal logprobs."""
     proximal: Floats = field(init=False)
@@ -125,6 +123,11 @@ class StepRun:
         self.is_at_start = np.zeros(len(self.proximal), dtype=np.bool_)
         self.staleness = (self.trainer_version - self.columns.versions).astype(np.float32)
         self.advantages = self.columns.advantages
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of the batch is trained: all gradients are 0."""
+        return self.untrained_frac == 1
 
     @contextmanager
     def time_phase(self, name: str) -> Generator[None, None, None]:
@@ -210,19 +213,12 @@ class StepRun:
         divisors = torch.from_numpy(counts[self.columns.sample_of(trained)])
         return (per_token / divisors.to(per_token.device, non_blocking=True)).sum()
 
-    def add(
-        self,
-        inputs: LossInputs,
-        output: LossOutput,
-        loss: Tensor,
-        is_beyond: Tensor,
-        entropies: Tensor | None,
-    ) -> None:
+    def add(self, inputs: LossInputs, output: LossOutput, loss: Tensor, is_beyond: Tensor) -> None:
         """Adds one microbatch to the metrics. `is_beyond`: see `with_bounded_ratios`."""
         with torch.no_grad():
             found = {"ratio_bounded_frac": is_beyond, **output.metrics}
-            if entropies is not None:
-                found = {"entropy": entropies, **found}
+            if inputs.entropies is not None:
+                found = {"entropy": inputs.entropies, **found}
             if inputs.proximal_logprobs is not None:
                 ratio = torch.exp(inputs.logprobs - inputs.proximal_logprobs)
                 found = {"ratio_mean": ratio, **found}
@@ -244,16 +240,9 @@ class StepRun:
         staleness = whole(self.staleness)
         is_fresh = staleness == 0
         counts = self.ranks.gather_values(
-            [
-                len(columns.token_ids),
-                self.num_gradient_tokens,
-                self.num_computed,
-                float(self.losses),
-                self.num_untrained,
-                0 if self.is_idle else len(columns.lengths),
-            ]
+            [len(columns.token_ids), self.num_gradient_tokens, self.num_computed, float(self.losses)]
         )
-        num_tokens, num_gradient_tokens, num_computed, losses, num_untrained, num_trained = (
+        num_tokens, num_gradient_tokens, num_computed, losses = (
             sum(own) for own in zip(*counts, strict=True)
         )
         values = {
@@ -274,8 +263,8 @@ class StepRun:
             **further,
         }
         values |= statistics_metrics(self.statistics)
-        if num_untrained:
-            values["untrained_frac"] = num_untrained / (num_untrained + num_trained)
+        if self.untrained_frac:
+            values["untrained_frac"] = self.untrained_frac
         if left_out := max(self.ranks.gather_values(columns.num_left_out)):
             values["streams_left_out"] = float(left_out)
         if self.values is not None and self.returns is not None:
@@ -338,17 +327,15 @@ def metric_items(values: Mapping[str, float]) -> tuple[MetricItem, ...]:
 def statistics_metrics(found: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """`statistics/NAME`: the mean of a statistic over the minibatches in which it is finite; and
     `unbounded_frac`: the share of minibatches in which one is not, so that it bounds nothing."""
-    by_name: dict[str, list[float]] = {}
-    for statistics in found:
-        for name, value in statistics.items():
-            if value.numel() == 1:
-                by_name.setdefault(name, []).append(float(value))
-    if not by_name:
-        return {}
-    finite = {name: [v for v in values if math.isfinite(v)] for name, values in by_name.items()}
-    means = {f"statistics/{name}": sum(values) / len(values) for name, values in finite.items() if values}
-    least = min(len(finite[name]) / len(values) for name, values in by_name.items())
-    return {**means, "unbounded_frac": 1 - least}
+    metrics: dict[str, float] = {}
+    for name in (name for name, value in found[0].items() if value.numel() == 1) if found else ():
+        values = [float(statistics[name]) for statistics in found]
+        finite = [value for value in values if math.isfinite(value)]
+        if finite:
+            metrics[f"statistics/{name}"] = sum(finite) / len(finite)
+        unbounded_frac = 1 - len(finite) / len(values)
+        metrics["unbounded_frac"] = max(unbounded_frac, metrics.get("unbounded_frac", 0.0))
+    return metrics
 
 
 def statistics_inputs(inputs: LossInputs, ranks: Ranks) -> LossInputs:
@@ -358,17 +345,14 @@ def statistics_inputs(inputs: LossInputs, ranks: Ranks) -> LossInputs:
         column = column.detach()
         return column if ranks.world == 1 else torch.from_numpy(ranks.gather_column(column.cpu().numpy()))
 
-    def whole_or_none(column: Tensor | None) -> Tensor | None:
-        return None if column is None else whole(column)
-
+    optional = ("proximal_logprobs", "staleness", "reference_logprobs", "teacher_logprobs")
+    columns = {name: getattr(inputs, name) for name in optional}
+    given: dict[str, Any] = {name: None if c is None else whole(c) for name, c in columns.items()}
     return LossInputs(
         logprobs=whole(inputs.logprobs),
-        proximal_logprobs=whole_or_none(inputs.proximal_logprobs),
         behavior_logprobs=whole(inputs.behavior_logprobs),
         advantages=whole(inputs.advantages),
-        staleness=whole_or_none(inputs.staleness),
-        reference_logprobs=whole_or_none(inputs.reference_logprobs),
-        teacher_logprobs=whole_or_none(inputs.teacher_logprobs),
+        **given,
         streams={name: whole(column) for name, column in sorted(inputs.streams.items())},
     )
 

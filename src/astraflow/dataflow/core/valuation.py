@@ -243,8 +243,7 @@ def _make_ready_group(
     total = 0.0
     square_total = 0.0
     num_tokens = 0
-    num_trained_tokens = 0
-    num_zeroed_tokens = 0
+    num_sampled_tokens = num_zeroed_tokens = 0
     episodes = [(episode_idx, meta.role) for episode_idx, meta in metas]
     shares = episode_weights(episodes, [meta.num_trained_tokens for _, meta in metas])
     for (episode_idx, meta), (advantage, zeroed_by) in zip(metas, worth, strict=True):
@@ -256,10 +255,8 @@ def _make_ready_group(
         total += part
         square_total += square_part
         num_tokens += meta.num_tokens
-        if zeroed_by:
-            num_zeroed_tokens += meta.num_trained_tokens
-        else:
-            num_trained_tokens += meta.num_trained_tokens
+        num_sampled_tokens += meta.num_trained_tokens
+        num_zeroed_tokens += meta.num_trained_tokens * (zeroed_by != "")
         samples.append(
             SampleView(
                 group_id=group.id,
@@ -276,7 +273,7 @@ def _make_ready_group(
         samples=tuple(samples),
         oldest_version=min(meta.oldest_version for _, meta in metas),
         num_tokens=num_tokens,
-        num_trained_tokens=num_trained_tokens,
+        num_trained_tokens=num_sampled_tokens - num_zeroed_tokens,
         advantage_sum=total,
         advantage_square_sum=square_total,
         reward_sum=finite_sum(meta.reward for _, meta in metas),
