@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -161,6 +162,7 @@ def is_zero(sample: SampleView) -> bool:
 def assert_zero_is_final(table: TableConfig, kept: ReadyGroup, drawn: Sequence[Drawn]) -> None:
     """What the rules zero is 0 to the bit, and the group's sums are those of the other samples."""
     assert len(kept.samples) == len(drawn)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=ReadyGroup) == kept  # as in snapshots
     for sample, wanted in zip(kept.samples, expected_zeros(table, drawn), strict=True):
         assert not wanted or (sample.zeroed_by and is_zero(sample))
         assert not sample.zeroed_by or is_zero(sample)

@@ -288,11 +288,11 @@ def _advantage_spans(
 ) -> tuple[tuple[tuple[int, int, float], ...], tuple[int, ...]]:
     """(start, end, advantage) of each span, and the number of trained tokens in it."""
     if not isinstance(advantage, tuple):
-        spans = ((0, meta.num_tokens, advantage),)
+        spans = ((0, meta.num_tokens, float(advantage)),)  # a plain float, also for `UNCOMPARED`
         weights = (meta.num_trained_tokens,)
     elif len(advantage) == len(meta.turn_spans):
         pairs = zip(meta.turn_spans, advantage, strict=True)
-        spans = tuple((s, e, a) for (s, e), a in pairs)
+        spans = tuple((s, e, float(a)) for (s, e), a in pairs)
         weights = meta.num_trained_by_turn
     else:
         raise ComponentError(f"{what} gave {len(advantage)} advantages for {len(meta.turn_spans)} turns")

@@ -119,6 +119,7 @@ def test_the_only_trajectory_of_a_role_keeps_0_when_the_batch_is_whitened(credit
     _, (view,) = play(lone, TRUNCATED, credit={"name": credit}, normalize="whiten")
     assert advantages(view)[0] == 0.0
     assert view.samples[0].zeroed_by == "credit"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(view), type=BatchView) == view
 
 
 def test_zeros_stay_zero_when_a_group_is_replayed() -> None:
