@@ -171,7 +171,7 @@ class StepRun:
         self.proximal[trained] = logprobs
         self.is_at_start[trained] = True
 
-    def inputs(self, trained: NDArray[np.int64], logprobs: Tensor, *, is_first: bool) -> LossInputs:
+    def inputs(self, trained: NDArray[np.int64], logprobs: Tensor, *, is_first: bool = True) -> LossInputs:
         """The loss's columns of one microbatch. The caller adds entropies and statistics. `is_first`: the
         weights are those of the step's start, so these logprobs are also the proximal ones."""
 
