@@ -82,11 +82,6 @@ class RunRecord(Item, frozen=True, kw_only=True):
         """Wall time of all periods in `active` together."""
         return sum(end - begin for begin, end in self.active)
 
-    def active_s(self, begin_s: float, end_s: float) -> float:
-        """Returns for how much of `[begin_s, end_s]` a launcher ran. The time between an interruption and a
-        resume does not count."""
-        return sum(max(0.0, min(end, end_s) - max(begin, begin_s)) for begin, end in self.active)
-
 
 class RunFolder:
     """The paths of one run folder, with reads and writes that never leave half a file.

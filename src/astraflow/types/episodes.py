@@ -305,6 +305,9 @@ class Failure(Item, frozen=True, kw_only=True, tag="failure"):
     error_class: Label
     message: ErrorText
     is_retryable: bool = True
+    place: Label = ""
+    """Line of code that raised the error, e.g. `my_rewards:12`; failures of one class and place are counted
+    together."""
 
     @property
     def is_handed_in(self) -> bool:

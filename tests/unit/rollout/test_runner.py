@@ -187,7 +187,9 @@ async def outcome_of(engine: ScriptedEngine, workflow=single_turn, timeout_s: fl
 async def test_an_engine_failure_is_retryable_and_no_reward() -> None:
     engine = ScriptedEngine()
     engine.error = RolloutError("out of memory")
-    assert await outcome_of(engine) == Failure(error_class="RolloutError", message="out of memory")
+    failure = await outcome_of(engine)
+    assert (failure.error_class, failure.message) == ("RolloutError", "out of memory")
+    assert failure.is_retryable
 
 
 async def test_an_episode_over_its_deadline_fails_and_names_the_setting() -> None:
@@ -282,6 +284,24 @@ def test_failures_are_classified_in_one_place() -> None:
         (ExceptionGroup("g", [RolloutError("x"), KeyError("y")]), False),
     ]
     assert [classify_failure(error).is_retryable for error, _ in cases] == [expected for _, expected in cases]
+
+
+def test_a_failure_names_the_line_of_code_that_raised_its_error() -> None:
+    def fail(number: int) -> None:
+        if number > 1:
+            raise KeyError(number)
+        raise RolloutError("the engine is gone")
+
+    places: list[str] = []
+    for number in (1, 2, 3):
+        try:
+            fail(number)
+        except (KeyError, RolloutError) as err:
+            places.append(classify_failure(err).place)
+    module, line = places[0].split(":")
+    assert module == __name__
+    assert places[1] == places[2] == f"{module}:{int(line) - 1}"
+    assert classify_failure(KeyError(1)).place == ""
     assert issubclass(DeadlineError, Error)
 
 
@@ -439,7 +459,9 @@ async def test_scoring_errors_pass_through_a_workflow_as_failures() -> None:
 
     runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine())}, single_turn, broken)
     outcome = (await runner.run(make_lease("1"))).outcome
-    assert outcome == Failure(error_class="RolloutError", message="task sums/0: too slow", is_retryable=False)
+    assert isinstance(outcome, Failure)
+    assert (outcome.error_class, outcome.message) == ("RolloutError", "task sums/0: too slow")
+    assert not outcome.is_retryable
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -84,7 +84,8 @@ def answer_of_summary(summary: Summary) -> RunAnswer:
             waits[policy] = min(1.0, waits.get(policy, 0.0) + wait.frac)
     # While trainers work and do not overlap with generation, generation stands still.
     idle = max(0.0, 1.0 - min(waits.values()) - summary.overlap_frac) if waits else None
-    speed = _speed(summary.generated_tokens / max(summary.rl_wall_s, 1e-9), "generated, on average")
+    seconds = summary.rl_wall_s
+    speed = _speed(summary.generated_tokens / seconds if seconds else 0.0, "generated, on average")
     found = _answer(held_out, progress, speed, _Limit(waits, idle), is_over=True)
     if first is None and summary.audit_problems:
         sentence = f"There are no results: {summary.audit_problems[0]}."
