@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -187,7 +187,7 @@ def parse_config(
         for path, problem in problems(_with_names(mapping, config_type))
     ]
     if wrong:
-        raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(wrong)))
+        raise _wrong(where, wrong)
     try:
         return config_type.model_validate_json(json.dumps(_with_names(mapping, config_type)))
     except ValidationError as err:
@@ -198,7 +198,12 @@ def parse_config(
             # Invalid items don't count, so a list with only such items would also be reported as empty.
             if error["type"] != "too_short" or not any(_is_below(other, error) for other in errors)
         ]
-        raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(lines))) from err
+        raise _wrong(where, lines) from err
+
+
+def _wrong(where: str, lines: Iterable[str]) -> ConfigError:
+    mistakes = list(dict.fromkeys(lines))
+    return ConfigError(f"{where}: " + "\n".join(mistakes), mistakes=mistakes)
 
 
 def salvage(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _ConfigT | None:

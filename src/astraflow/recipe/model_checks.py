@@ -29,6 +29,7 @@ from astraflow.rollout.engine_config import ModelEngineConfig, TorchEngineConfig
 from astraflow.user_input.hub_names import is_hub_name
 from astraflow.user_input.mistakes import near_path
 from astraflow.user_input.user_files import check_regular, is_there
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["check_family", "check_model", "is_to_be_fetched", "models_of"]
 
@@ -55,11 +56,12 @@ def check_model(name: str, policy: PolicyConfig) -> bool:
     for key, model in models_of(name, policy).items():
         if is_to_be_fetched(model):
             continue
-        where = f"{key} = {model!r}"
+        where = f"{as_written(key)} = {model!r}"
         _check_folder(where, model)
         if key == f"policies.{name}.model":
             _check_tokenizer(where, policy.model_dir)
-            check_template_args(policy.template_args, policy.model_dir, f"policies.{name}.template_args")
+            args_key = as_written(f"policies.{name}.template_args")
+            check_template_args(policy.template_args, policy.model_dir, args_key)
     return True
 
 
@@ -87,7 +89,7 @@ def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exa
     Raises: ConfigError if they can't.
     """
     config = json.loads((policy.model_dir / "config.json").read_text(encoding="utf-8"))
-    who = f"policies.{name}.model = {policy.model!r} ({family_of(config)})"
+    who = f"{as_written(f'policies.{name}.model')} = {policy.model!r} ({family_of(config)})"
     if method := quantization_of(config):
         raise ConfigError(
             f"{who}: its weights are quantized ({method}); versions hold plain float32, float16 or bfloat16 "
@@ -102,7 +104,7 @@ def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exa
     if exact and shard.context > 1:
         reason = f"context = {shard.context}: exact: true computes whole sequences; set context: 1"
     if policy.role == "trained" and reason:
-        raise ConfigError(f"{who}: policies.{name}.train.shard.{reason}")
+        raise ConfigError(f"{who}: {as_written(f'policies.{name}.train.shard')}.{reason}")
     engine = rollout.engine
     if isinstance(engine, TorchEngineConfig) and (reason := engine_refusal(config)):
         raise ConfigError(

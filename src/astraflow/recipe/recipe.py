@@ -27,6 +27,7 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Name
+from astraflow.user_input.written_keys import as_written
 from astraflow.user_input.yaml_files import override_pairs, place_in
 from astraflow.weights.addresses import choose_announced_host, listens_everywhere
 from astraflow.weights.config import WeightsConfig
@@ -322,9 +323,8 @@ class Recipe(Config):
     def _parts_agree(self) -> "Recipe":
         sizes = {name: p.table.group_size for name, p in self.trained.items()}
         if len(set(sizes.values())) > 1:
-            raise ValueError(
-                f"policies.*.table.group_size must be equal, since a draw is shared (got {sizes})"
-            )
+            key = as_written("policies.*.table.group_size")
+            raise ValueError(f"{key} must be equal, since a draw is shared (got {sizes})")
         keys = [tracker_key(config) for config in self.trackers]
         if repeated := [key for key in keys if keys.count(key) > 1]:
             raise ValueError(f"trackers: {repeated[0]} is named twice; a run has one tracker of a kind")
@@ -364,8 +364,8 @@ class Recipe(Config):
         backends = [key for key in scales if key.startswith("policies.")]
         if backends and isinstance(self.rollout.engine, TorchEngineConfig):
             raise ValueError(
-                f"{backends[0]} publishes weights of no model, which rollout.engine `torch` cannot serve; "
-                "emulate the engine, too"
+                f"{as_written(backends[0])} publishes weights of no model, which rollout.engine `torch` "
+                "cannot serve; emulate the engine, too"
             )
 
     def _check_exact(self) -> None:
@@ -373,7 +373,7 @@ class Recipe(Config):
             return
         parts: dict[str, Config] = {"rollout.engine": self.rollout.engine}
         for name, policy in self.trained.items():
-            where = f"policies.{name}.train"
+            where = as_written(f"policies.{name}.train")
             parts[f"{where}.backend"] = policy.train.backend
             if policy.train.ranks > 1:
                 raise ValueError(_not_exact(f"{where}.ranks", policy.train.ranks, 1))
@@ -397,7 +397,8 @@ class Recipe(Config):
             )
         if policy.model != self.policies[policy.follows].model:
             raise ValueError(
-                f"policies.{name}.model must be that of {policy.follows!r}, whose versions it serves"
+                f"{as_written(f'policies.{name}.model')} must be that of {policy.follows!r}, whose versions "
+                "it serves"
             )
 
 

@@ -16,6 +16,7 @@ from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, StopConfig
 from astraflow.types import Item
+from astraflow.user_input.written_keys import as_written
 
 __all__ = [
     "MAY_CHANGE",
@@ -116,7 +117,7 @@ def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
     if not refused:
         return
     listed = "; ".join(
-        f"{c.key} was {c.old or 'unset'} and is {c.new or 'unset'}" for c in refused[:_MAX_LISTED]
+        f"{as_written(c.key)} was {c.old or 'unset'} and is {c.new or 'unset'}" for c in refused[:_MAX_LISTED]
     )
     more = f" (and {len(refused) - _MAX_LISTED} more)" if len(refused) > _MAX_LISTED else ""
     reasons = [text for start, text in _REMEDIES.items() if refused[0].key.startswith(start)]
@@ -159,9 +160,9 @@ def refuse_fewer_steps(recipe: Recipe, done: Mapping[str, int], folder: Path) ->
     for name, policy in recipe.trained.items():
         if policy.train.steps < done.get(name, 0):
             raise ConfigError(
-                f"policies.{name}.train.steps = {policy.train.steps}, but the run in {folder} has done "
-                f"{done[name]} steps, which cannot be undone; set it to {done[name]} to end the run there, "
-                "or to more to train longer. Pass another --run-dir to start a new run"
+                f"{as_written(f'policies.{name}.train.steps')} = {policy.train.steps}, but the run in "
+                f"{folder} has done {done[name]} steps, which cannot be undone; set it to {done[name]} to "
+                "end the run there, or to more to train longer. Pass another --run-dir to start a new run"
             )
 
 

@@ -58,6 +58,7 @@ from astraflow.service.client import ServiceClient
 from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
 from astraflow.types.alarm import Alarm
 from astraflow.user_input.mistakes import hint
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["Run", "launch"]
 
@@ -569,7 +570,8 @@ def _prepare(folder: RunFolder, recipe: Recipe) -> None:
         if folder.is_finished and not has_more_steps(recipe, before, done):
             raise ConfigError(
                 f"{folder.path} holds a finished run of {max(done.values(), default=0)} steps; raise "
-                "policies.*.train.steps or `stop` to train longer, or pass another folder to start a new run"
+                f"{as_written('policies.*.train.steps')} or `stop` to train longer, or pass another folder "
+                "to start a new run"
             )
         if changes:
             folder.note_changes(changes)

@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from astraflow.user_input.installed import where_to_find
 from astraflow.user_input.synonyms import SYNONYMS
+from astraflow.user_input.written_keys import as_written
 
 __all__ = [
     "configs_in",
@@ -242,7 +243,7 @@ class _Place:
     def dotted(self, policy: str) -> str:
         name = policy if self.section[:1] == ("policies",) else "NAME"
         parts = [name if part == "*" else part for part in self.section]
-        return ".".join([*parts, self.key])
+        return as_written(".".join([*parts, self.key]))
 
 
 def _unknown_key(
@@ -291,7 +292,7 @@ def _translate(key: str, section: tuple[str, ...], config_type: ConfigType, poli
     *parts, last = target.split(".")
     if not any(place.section == tuple(parts) and place.key == last for place in _places(config_type)):
         return ""
-    name = f'"{last}"' if tuple(parts) == section else target.replace("*", policy)
+    name = f'"{last}"' if tuple(parts) == section else as_written(target.replace("*", policy))
     return f"; did you mean {name}?" + (f" ({note})" if note else "")
 
 
@@ -347,9 +348,8 @@ def path_of(loc: Sequence[str | int], config_type: ConfigType) -> tuple[str | in
 def dotted_path(path: Sequence[str | int]) -> str:
     """Returns the path for a message. Long parts are truncated, and hidden characters are written out."""
     texts = [str(part) for part in path]
-    return ".".join(
-        text if text.isprintable() and len(text) <= _MAX_SHOWN else format_value(text) for text in texts
-    )
+    shown = (text if text.isprintable() and len(text) <= _MAX_SHOWN else format_value(text) for text in texts)
+    return as_written(".".join(shown))
 
 
 def _walk(loc: tuple[Any, ...], config_type: ConfigType) -> tuple[list[Any], list[ConfigType]]:

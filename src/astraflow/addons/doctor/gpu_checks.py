@@ -25,6 +25,7 @@ from astraflow.trainer.backend_config import BackendVariant, torch_settings
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, find_interpreter
 from astraflow.user_input.mistakes import hint
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["GpuUser", "check_devices", "check_shared_memory", "check_shares", "gpu_users"]
 
@@ -206,7 +207,7 @@ def _check_ranks(recipe: Recipe, found: _Found) -> None:
         ranks = policy.train.ranks
         if ranks == 1 or backend is None or not backend.device.startswith("cuda"):
             continue
-        where = f"policies.{name}.train.ranks = {ranks}"
+        where = f"{as_written(f'policies.{name}.train.ranks')} = {ranks}"
         first = int(backend.device.partition(":")[2] or 0)
         if any(" MIG " in gpu.name for gpu in found.gpus[first : first + policy.train.local_ranks]):
             raise ConfigError(
@@ -239,9 +240,11 @@ def _devices(recipe: Recipe) -> dict[str, tuple[str, int, str]]:
         config = policy.train.backend
         if (backend := torch_settings(config)) is not None:
             own = backend is config or "device" in type(config).model_fields
-            where = f"policies.{name}.train.backend{'' if own else '.torch'}.device"
+            where = as_written(f"policies.{name}.train.backend{'' if own else '.torch'}.device")
             named = policy.train.other_python
-            python = find_interpreter(named, f"policies.{name}.train.backend.python") if named else ""
+            python = (
+                find_interpreter(named, as_written(f"policies.{name}.train.backend.python")) if named else ""
+            )
             devices[where] = (backend.device, policy.train.local_ranks, python)
     engine = recipe.rollout.engine
     if isinstance(engine, TorchEngineConfig) and has_services_here(recipe):

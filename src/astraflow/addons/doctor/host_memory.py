@@ -17,6 +17,7 @@ from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.engine_config import TorchEngineConfig
 from astraflow.run.start_checks import has_services_here
 from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["HostNeed", "check_host_memory", "host_memory_finding", "host_needs"]
 
@@ -123,7 +124,7 @@ def _savings_text(recipe: Recipe, needs: Sequence[HostNeed]) -> str:
         if not isinstance(backend, TorchBackendConfig):
             continue
         size = float(num_parameters(policy.model_dir))
-        where = f"policies.{name}.train.backend"
+        where = as_written(f"policies.{name}.train.backend")
         if _is_on_cpu(backend) and not backend.lora.rank:
             savings[f"{where}.lora.rank: 16"] = 12 * size
         if _is_on_cpu(backend) and backend.optimizer_state == "float32":
