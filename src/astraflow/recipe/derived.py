@@ -26,6 +26,7 @@ from astraflow.recipe.sources import OpenSources, open_sources, workflow_of
 from astraflow.rollout.engine_config import ModelEngineConfig
 from astraflow.tasks.config import judges_of
 from astraflow.tasks.selection import longest_prompt
+from astraflow.user_input.mistakes import problem_of
 from astraflow.workflows.config import SingleTurnConfig
 
 __all__ = ["derive_numbers", "find_open_keys", "stop_notes"]
@@ -96,7 +97,7 @@ def _change(config: _ConfigT, **values: object) -> _ConfigT:
     try:
         return type(config)(**{**dict(config), **values})
     except ValidationError as err:
-        problems = "; ".join(str(error["msg"]).removeprefix("Value error, ") for error in err.errors())
+        problems = "; ".join(map(problem_of, err.errors()))
         raise ConfigError(f"{problems}; the number of tasks makes the batch that small: add tasks") from err
 
 

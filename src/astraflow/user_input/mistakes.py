@@ -37,6 +37,7 @@ __all__ = [
     "near_path",
     "nearest_hint",
     "path_of",
+    "problem_of",
     "tag_of",
 ]
 
@@ -91,24 +92,30 @@ def _explain_one(error: Mapping[str, Any], config_type: ConfigType, mapping: Map
     given = error["input"]
     if loc[-1:] == ("[key]",):
         names = dotted_path(path_of(loc[:-2], config_type))
-        return f"{names}: the name {format_value(given)}: {str(error['msg']).removeprefix('Value error, ')}"
+        return f"{names}: the name {format_value(given)}: {problem_of(error)}"
     ctx = error.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(loc, given, config_type, mapping)
     if kind == "union_tag_invalid":
-        return _unknown_variant(path, str(ctx["tag"]), str(ctx["expected_tags"]), loc)
+        return _unknown_variant(path, str(ctx["tag"]), loc, config_type)
     if kind == "missing":
         return f"{path} is required and missing{_other_entry(loc, config_type, mapping)}"
     if kind == "literal_error":
-        near = _near_literal(given, ctx)
+        near = nearest_hint(str(given), _literals_at(loc, config_type))
         return f"{path} = {format_value(given)} is not valid; expected {ctx['expected']}{near}"
     if expected := _describe_expected(kind, given, loc, config_type):
         other = _other_entry(loc, config_type, mapping)
         return f"{path} {'is empty' if given is None else f'= {format_value(given)}'}: {expected}{other}"
-    message = str(error["msg"]).removeprefix("Value error, ")
+    message = problem_of(error)
     if isinstance(given, dict | list):  # a rule about a whole section, whose message names the keys
         return f"{path}: {message}" if path else message
     return f"{path} = {format_value(given)}: {message}"
+
+
+def problem_of(error: Mapping[str, Any]) -> str:
+    """Returns what one of pydantic's errors says: our own text if a validator of ours raised it."""
+    own: object = error.get("ctx", {}).get("error")
+    return str(own if isinstance(own, ValueError) else error["msg"])
 
 
 def hint(given: str, choices: Sequence[str]) -> str:
@@ -180,19 +187,29 @@ def _describe_expected(kind: str, given: object, loc: tuple[Any, ...], config_ty
     return ""
 
 
-def _unknown_variant(path: str, tag: str, expected_tags: str, loc: tuple[Any, ...]) -> str:
+def _unknown_variant(path: str, tag: str, loc: tuple[Any, ...], config_type: ConfigType) -> str:
     if place := where_to_find(tag):
         return f'{path}.name = "{tag}" {place}'
-    choices = [choice.strip(" '") for choice in expected_tags.split(",")]
+    choices = [str(name) for config in _walk(loc, config_type)[1] if (name := tag_of(config)) is not None]
     thing = next((part for part in reversed(loc) if isinstance(part, str)), "name")
     thing = thing.removesuffix("s") if loc and loc[-1] != thing else thing  # an item of `filters`
     article = "an" if thing[:1] in "aeiou" else "a"
     return f'{path}.name = "{tag}" is not {article} {thing}{hint(tag, choices)}'
 
 
-def _near_literal(given: object, ctx: Mapping[str, Any]) -> str:
-    choices = [choice.strip(" '") for choice in str(ctx["expected"]).replace(" or ", ", ").split(",")]
-    return nearest_hint(str(given), choices)
+def _literals_at(loc: tuple[Any, ...], config_type: ConfigType) -> list[str]:
+    """Returns the words that a key may have as its value."""
+    configs = _walk(loc[:-1], config_type)[1]
+    fields = [config.model_fields[loc[-1]] for config in configs if loc[-1] in config.model_fields]
+    return [str(word) for field in fields for word in _words_of(field.annotation)]
+
+
+def _words_of(annotation: Any) -> Iterator[object]:
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    else:
+        for part in get_args(annotation):
+            yield from _words_of(part)
 
 
 def _other_entry(loc: tuple[Any, ...], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
