@@ -34,7 +34,10 @@ _DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xla", "xpu")
 _GPU_FILES = ("nvidiactl", "nvidia0", "kfd", "dxg", "nvhost-gpu", "nvmap")
 """Files in /dev that exist if an NVIDIA or AMD GPU can be used, including under WSL and on Jetson."""
 _DESCRIBE_GPUS = """
-import json, sys, torch
+import importlib.util, json, sys
+if importlib.util.find_spec("torch") is None:
+    sys.exit(3)
+import torch
 gpus, problem = [], ""
 try:
     for idx in range(torch.cuda.device_count()):
@@ -46,6 +49,8 @@ except (RuntimeError, AssertionError) as err:
 found = {"gpus": gpus, "problem": problem, "version": torch.__version__, "arches": torch.cuda.get_arch_list()}
 print(json.dumps(found))
 """
+_NO_TORCH = 3
+"""Exit code of this program where PyTorch is not installed."""
 _KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)[a-z]?")
 """An entry of PyTorch's list of architectures: kernels, or code that newer GPUs can compile."""
 _SHARED_BYTES = 64 << 20
@@ -317,7 +322,7 @@ def _describe_gpus(python: str = "") -> _Found:
     env = {**os.environ, **OWN_MODULES_HIDDEN} if python else None
     output = ask_program([python or sys.executable, "-P", "-c", _DESCRIBE_GPUS], env=env)
     if output.returncode:
-        if "No module named 'torch'" in output.stderr:
+        if output.returncode == _NO_TORCH:
             raise ConfigError(install_hint("a recipe that computes on a GPU", ["torch"]))
         raise ConfigError(f"PyTorch cannot report its GPUs: {last_line(output.stderr)}")
     return msgspec.json.decode(last_line(output.stdout), type=_Found)
