@@ -231,14 +231,10 @@ def token_of(token_file: Path | None) -> str:
     Removes the token from the environment, so that no child process inherits it.
     """
     from astraflow.processes.program import TOKEN_VARIABLE
+    from astraflow.user_input.user_files import read_token
 
     token = _taken_from_environment(TOKEN_VARIABLE)
-    if token_file is None:
-        return token
-    try:
-        return token_file.read_text(encoding="utf-8").strip()
-    except OSError as err:
-        raise ConfigError(f"--token-file {token_file} cannot be read: {err.strerror}") from err
+    return read_token(token_file) if token_file else token
 
 
 def _taken_from_environment(name: str) -> str:

@@ -19,6 +19,8 @@ import msgspec
 from astraflow.errors import ConfigError, DataError
 from astraflow.types import Item
 from astraflow.types.alarm import Alarm
+from astraflow.types.bounds import UnixSeconds
+from astraflow.user_input.user_files import read_part
 
 if TYPE_CHECKING:  # most readers of a run folder need no recipe, whose classes take long to import
     from astraflow.recipe.recipe import Recipe
@@ -64,9 +66,9 @@ class RunRecord(Item, frozen=True, kw_only=True):
     reason: str = ""
     """Why the run ended; empty while it is running."""
     launcher_pid: int = 0
-    at_s: float = 0.0
+    at_s: UnixSeconds = 0.0
     """When this was written. A running launcher writes it every few seconds."""
-    active: tuple[tuple[float, float], ...] = ()
+    active: tuple[tuple[UnixSeconds, UnixSeconds], ...] = ()
     """Start and end of each period in which a launcher ran the services. The last end advances while a
     launcher runs them."""
     services: tuple[ServiceRecord, ...] = ()
@@ -134,9 +136,10 @@ class RunFolder:
     def load_record(self) -> RunRecord:
         """Reads `run.json`. Raises: DataError if it is missing or broken."""
         try:
-            return msgspec.json.decode(self.record.read_bytes(), type=RunRecord)
-        except FileNotFoundError as err:
-            raise DataError(f"{self.path} is not a run folder: it has no run.json") from err
+            data = read_part(self.record, "run record")
+            if not data and not self.record.exists():
+                raise DataError(f"{self.path} is not a run folder: it has no run.json")
+            return msgspec.json.decode(data, type=RunRecord)
         except msgspec.DecodeError as err:
             raise DataError(f"{self.record} is broken: {err}; delete it to start the services again") from err
 
@@ -190,7 +193,7 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether a launcher holds the folder."""
         try:
-            with self._lock.open("r", encoding="utf-8") as file:
+            with open(self._lock, "rb", opener=_without_waiting) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -202,7 +205,7 @@ class RunFolder:
     def lock(self) -> Generator[None]:
         """Holds the folder for one launcher. Raises: ConfigError if another launcher holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with self._lock.open("w", encoding="utf-8") as file:
+        with open(self._lock, "r+b", buffering=0, opener=_without_waiting) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as err:
@@ -211,6 +214,11 @@ class RunFolder:
                     f"{self.path}`, or choose another --run-dir"
                 ) from err
             yield
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a lock, which is created for writing only; a pipe in its place is opened without a peer."""
+    return os.open(path, flags | os.O_NONBLOCK | (os.O_CREAT if flags & os.O_RDWR else 0), 0o644)
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:

@@ -15,6 +15,7 @@ from astraflow.report.summary import PolicySummary, Summary
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import ShownRun, make_pages
 from astraflow.types import FateCounts
+from astraflow.user_input.user_files import read_file
 
 if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe
@@ -67,8 +68,8 @@ def load_summary(folder: RunFolder) -> Summary:
 
         return summarize(folder, folder.load_recipe())
     try:
-        return msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
-    except (msgspec.MsgspecError, OSError) as err:
+        return msgspec.json.decode(read_file(folder.summary, "summary"), type=Summary)
+    except (msgspec.MsgspecError, DataError) as err:
         raise DataError(
             f"{folder.summary} cannot be read: {err}; delete it, and it is rebuilt from the journal"
         ) from err
