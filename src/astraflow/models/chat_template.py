@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.user_input.mistakes import hint
-from astraflow.user_input.user_files import json_value, read_file
+from astraflow.user_input.user_files import json_value, line_at, read_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -71,6 +71,8 @@ def readable_args(template: str, model_dir: Path) -> frozenset[str]:
         names = find_undeclared_variables(_environment().parse(template))
     except TemplateSyntaxError as err:
         raise DataError(f"{model_dir}: line {err.lineno} of its chat template is invalid: {err}") from err
+    except RecursionError as err:
+        raise DataError(f"{model_dir}: its chat template is nested too deeply") from err
     return frozenset(name for name in names if name not in _BUILT_IN and not name.endswith("_token"))
 
 
@@ -89,11 +91,18 @@ def write_template_defaults(folder: Path, args: Mapping[str, object]) -> None:
 
 def _templates(folder: Path) -> list[str]:
     """The texts of all templates in a folder. Raises: DataError if a file is not valid JSON."""
-    texts = [path.read_text(encoding="utf-8") for path in _jinja_files(folder)]
+    texts = [_text(path) for path in _jinja_files(folder)]
     for name in _JSON_FILES:
         entry = _json(folder / name).get(_KEY)
         texts += [entry] if isinstance(entry, str) else [each["template"] for each in entry or ()]
     return texts
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_file(path, "chat template").decode()
+    except UnicodeDecodeError as err:
+        raise DataError(f"chat template {path}: line {line_at(err)} is not UTF-8") from err
 
 
 def _jinja_files(folder: Path) -> list[Path]:

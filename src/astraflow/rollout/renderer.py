@@ -23,6 +23,7 @@ from astraflow.errors import DataError, HistoryRewrittenError, ImageError, Rollo
 from astraflow.models.chat_template import check_template_args
 from astraflow.models.images import ImageRules, image_rules, place_images
 from astraflow.models.stop_ids import folder_stop_ids
+from astraflow.models.template_limits import render_chat
 from astraflow.types import MediaRef, Message, PolicyInfo, ToolSpec
 
 __all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer", "load_tokenizer", "policy_renderer"]
@@ -266,23 +267,16 @@ class _HuggingFaceTokenizer:
             self._compiled.no_padding()
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
-        from jinja2 import TemplateError
-
         conversation = [_to_template_message(message) for message in messages]
         try:
-            text = self._tokenizer.apply_chat_template(
-                conversation,
-                tools=[_to_function(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self._template_args,
-            )
-        except TemplateError as err:
+            shown = [_to_function(tool) for tool in tools] or None
+            arguments = {"tools": shown, "add_generation_prompt": True, **self._template_args}
+            return render_chat(self._tokenizer, conversation, arguments)
+        except DataError as err:
             roles = ", ".join(message.role for message in messages)
             raise RolloutError(
                 f"the chat template refuses a conversation of ({roles}): {err}", is_retryable=False
             ) from err
-        return cast("str", text)
 
     def encode(self, text: str) -> list[int]:
         if self._compiled is not None:
