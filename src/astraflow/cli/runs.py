@@ -185,7 +185,7 @@ def _source_of(recipe: str, overrides: list[str], run_dir: Path | None) -> _Sour
     known = Path(recipe) if recipe else run_dir
     if known is None:
         raise ConfigError("pass a recipe, or the folder of a run to resume, e.g. runs/quickstart")
-    if recipe and run_dir is not None and run_dir.resolve() != known.resolve():
+    if recipe and run_dir is not None and os.path.realpath(run_dir) != os.path.realpath(known):
         raise ConfigError(
             f"{recipe} is the folder of a run, which resumes there; leave out --run-dir {run_dir}, or name a "
             "recipe file to start a new run"

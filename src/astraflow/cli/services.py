@@ -143,6 +143,9 @@ def join(
     ] = "",
 ) -> None:
     """Join a run as a rollout service. Without --peer, the service only needs outbound connections."""
+    from astraflow.service.client import check_url
+
+    check_url(url)
     if peer and url.startswith("https:"):
         raise ConfigError("--peer serves plain HTTP, and this run uses HTTPS; leave --peer out")
     trust(ca_file)
@@ -234,6 +237,8 @@ def token_of(token_file: Path | None) -> str:
     from astraflow.user_input.user_files import read_token
 
     token = _taken_from_environment(TOKEN_VARIABLE)
+    if not token.isprintable():
+        raise ConfigError(f"${TOKEN_VARIABLE} must be one line of printable UTF-8")
     return read_token(token_file) if token_file else token
 
 

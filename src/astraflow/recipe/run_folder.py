@@ -5,6 +5,7 @@ using the same folder. It knows no service.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -223,6 +224,8 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Writes a file completely or not at all: syncs a temporary file in the same folder, then renames it."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

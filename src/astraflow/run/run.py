@@ -500,7 +500,7 @@ async def launch(
 
     Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
-    folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
+    folder = RunFolder(Path(os.path.realpath(run_dir)))  # noqa: ASYNC240 # before anything else runs
     tell = view.note if view is not None else _log.info
     recipe = await asyncio.to_thread(with_fetched_models, recipe, folder.path, tell)
     recipe = check_recipe(recipe, folder.path).recipe

@@ -81,13 +81,14 @@ def read_part(path: Path, what: str, start: int = 0, *, max_bytes: int = _MAX_BY
         raise DataError(f"{what} {format_path(path)} cannot be read: {_reason(err)}") from err
 
 
-def read_token(path: Path | None) -> str:
+def read_token(path: Path | None, what: str = "--token-file") -> str:
     """Reads the token in a file; empty without a path. Raises: DataError if the file doesn't hold a token."""
     if path is None:
         return ""
-    token = read_file(path, "token file", max_bytes=_MAX_TOKEN_BYTES).decode("utf-8", "replace").strip()
-    if not token.isascii() or not token.isprintable():
-        raise DataError(f"token file {format_path(path)} must hold one line of ASCII characters")
+    content = read_file(path, what, max_bytes=_MAX_TOKEN_BYTES)
+    token = content.decode("utf-8", "surrogateescape").strip()
+    if not token.isprintable():
+        raise DataError(f"{what} {format_path(path)} must hold one line of printable UTF-8")
     return token
 
 

@@ -16,6 +16,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import policy_info
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.service.client import check_url
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
 
@@ -68,6 +69,7 @@ def find_target(
 
 def _kind(where: str) -> str:
     if where.startswith(("http://", "https://")):
+        check_url(where)
         return "endpoint"
     path = Path(where)
     if (path / "recipe.yaml").is_file():
