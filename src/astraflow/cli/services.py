@@ -151,12 +151,11 @@ def join(
     trust(ca_file)
     from astraflow.processes.rollout_process import run_rollout_service
 
-    token = token_of(token_file)
     main = partial(
         run_rollout_service,
         url=url,
         name=name,
-        token=token,
+        token=token_of(token_file),
         allow=tuple(allow or ()),
         cache=cache,
         peer=peer,
