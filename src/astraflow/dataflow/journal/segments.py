@@ -42,6 +42,7 @@ __all__ = [
     "PendingWrite",
     "SegmentReader",
     "SegmentStore",
+    "open_segment",
     "read_plans",
     "read_records",
     "segment_numbers",
