@@ -20,7 +20,6 @@ import msgspec
 from astraflow.errors import ConfigError, DataError
 from astraflow.types import Item
 from astraflow.types.alarm import Alarm
-from astraflow.types.bounds import UnixSeconds
 from astraflow.user_input.user_files import read_part
 
 if TYPE_CHECKING:  # most readers of a run folder need no recipe, whose classes take long to import
@@ -67,9 +66,9 @@ class RunRecord(Item, frozen=True, kw_only=True):
     reason: str = ""
     """Why the run ended; empty while it is running."""
     launcher_pid: int = 0
-    at_s: UnixSeconds = 0.0
+    at_s: float = 0.0
     """When this was written. A running launcher writes it every few seconds."""
-    active: tuple[tuple[UnixSeconds, UnixSeconds], ...] = ()
+    active: tuple[tuple[float, float], ...] = ()
     """Start and end of each period in which a launcher ran the services. The last end advances while a
     launcher runs them."""
     services: tuple[ServiceRecord, ...] = ()
