@@ -422,9 +422,9 @@ def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
             return recipe
         from astraflow.recipe.scale import scale_recipe  # here, because that module imports this one
 
-        return apply_overrides(
-            scale_recipe(recipe, str(scale)), full_overrides(pairs, mapping), where=str(path)
-        )
+        # Null removed what files set, which the scaled recipe no longer has.
+        values = {key: value for key, value in full_overrides(pairs, mapping).items() if value is not None}
+        return apply_overrides(scale_recipe(recipe, str(scale)), values, where=str(path))
 
 
 def _place(path: Path, overrides: Sequence[str], keys: Sequence[str | int]) -> str:
