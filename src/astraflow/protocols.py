@@ -163,6 +163,22 @@ class Score(float):
         return type(self), (float(self), dict(self.parts))
 
 
+class CompletionText(str):
+    """The text of a completion that a policy sampled, with the ids of its tokens.
+
+    Example: `CompletionText.of("5", (20, 2)).token_ids` is `(20, 2)`.
+    """
+
+    token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, token_ids: tuple[int, ...]) -> Self:
+        """Returns the text with its ids."""
+        made = cls(text)
+        made.token_ids = token_ids
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class ScoringCall:
     """A completion to score."""
@@ -171,7 +187,7 @@ class ScoringCall:
     text: str
     """The part of the completion that `tasks.extract` selects."""
     completion: str
-    """The whole completion."""
+    """The whole completion. It is a `CompletionText` unless the workflow composed or changed it."""
     extract: str = "whole"
     """The value of `tasks.extract`."""
 

@@ -140,6 +140,7 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
     from astraflow.config import dump_yaml
     from astraflow.recipe.derived import stop_notes
     from astraflow.recipe.gallery import missing_models
+    from astraflow.recipe.model_checks import date_notes
     from astraflow.run.hub_models import cache_notes, pin_models
     from astraflow.run.preflight import check_recipe
 
@@ -149,7 +150,8 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
     unbuilt = [model for model, _ in missing_models(models)] if builds else []
     checked = check_recipe(recipe, run_dir, unbuilt=unbuilt)
     sys.stdout.write(dump_yaml(checked.recipe))
-    for note in (*cache_notes(recipe), *stop_notes(checked.recipe, checked.sources)):
+    dates = date_notes(recipe)
+    for note in (*cache_notes(recipe), *dates, *stop_notes(checked.recipe, checked.sources)):
         print(note, file=sys.stderr)
 
 

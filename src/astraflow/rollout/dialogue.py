@@ -24,7 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, HistoryRewrittenError, ImageError, RolloutError
-from astraflow.protocols import Engine, ImageRenderer, ReasoningRenderer, Renderer, ToolRenderer
+from astraflow.protocols import (
+    CompletionText,
+    Engine,
+    ImageRenderer,
+    ReasoningRenderer,
+    Renderer,
+    ToolRenderer,
+)
 from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
@@ -203,6 +210,8 @@ class Dialogue:
         self.generate_s = 0.0
         self._seed = seed
         self._num_generations = 0
+        self._sampled: dict[str, tuple[int, ...]] = {}
+        """The tokens of each completion by its text."""
         self._pinned = pinned or {}
         self._sampling = sampling or {}
         self._progress = progress
@@ -277,6 +286,7 @@ class Dialogue:
         if is_new and self._progress is not None:
             self._progress.add(hosted.info.name, request, generation)
         message = hosted.renderer.parse(generation.token_ids)
+        self._sampled[message.content] = generation.token_ids
         completion = Completion(
             hosted.info.name,
             message.content,
@@ -286,6 +296,11 @@ class Dialogue:
             begins_in_reasoning=hosted.opens_reasoning(token_ids),
         )
         return completion, generation
+
+    def with_token_ids(self, text: str) -> str:
+        """The text, as a `CompletionText` if it is that of a completion."""
+        ids = self._sampled.get(text)
+        return text if ids is None else CompletionText.of(text, ids)
 
     async def _generate(
         self, hosted: HostedPolicy, request: GenerateRequest, begun: Generation | None

@@ -39,6 +39,7 @@ from astraflow.types import (
     Task,
     Trajectory,
 )
+from astraflow.types.bounds import as_text
 from astraflow.types.facts import episode_weights
 from astraflow.user_input.own_code import error_text, find_own_line, own_frames
 from astraflow.workflows.calls import CallParser
@@ -85,7 +86,7 @@ def classify_failure(error: BaseException) -> Failure:
     is_retryable = error.is_retryable if isinstance(error, RolloutError) else isinstance(error, OSError)
     return Failure(
         error_class=type(error).__name__,
-        message=_describe(error)[:_MAX_MESSAGE],
+        message=as_text(_describe(error))[:_MAX_MESSAGE],
         is_retryable=is_retryable,
     )
 
@@ -278,7 +279,12 @@ class EpisodeRunner:
             progress=progress,
         )
         proposals = Proposals(self._proposals if is_training else None)
-        timed = self._make_task(task, proposals, seed, self._count_failures(overrides.score or self._score))
+        scorer = self._count_failures(overrides.score or self._score)
+
+        async def score(task: Task, text: str) -> float:
+            return await scorer(task, dialogue.with_token_ids(text))
+
+        timed = self._make_task(task, proposals, seed, score)
         rewards = await self._run_workflow(overrides.workflow or self._workflow, timed, dialogue)
         trajectories = _make_trajectories(rewards, dialogue)
         metrics = _metrics(dialogue, timed, trajectories)

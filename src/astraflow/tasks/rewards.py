@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, cast
 
 from astraflow.config import Use
@@ -39,7 +38,7 @@ from astraflow.tasks.rows import name_row_in_errors
 from astraflow.tasks.selection import tasks_to_check
 from astraflow.tasks.variants import JudgeVariant, PromptsConfig, RewardVariant, RowsConfig, SourceVariant
 from astraflow.types import Task
-from astraflow.types.bounds import as_label
+from astraflow.types.bounds import as_label, as_number
 from astraflow.types.row_columns import is_of_row
 from astraflow.user_input.mistakes import configs_in, tag_of
 from astraflow.user_input.own_code import describe_error
@@ -286,7 +285,7 @@ class _Part:
         metrics: dict[str, float] = {}
         for key, number in fields.items():
             # Other values, such as text for people to read, are not metrics.
-            if isinstance(number, Real):
+            if as_number(number) is not None:
                 name = "/".join(["reward", *([self.name] if self.name else []), as_label(str(key))])
                 metrics[name] = self._number(task, number, f"returned, under {str(key)[:64]!r},")
         if len(metrics) > _MAX_REPORTED:
@@ -297,12 +296,13 @@ class _Part:
         return metrics
 
     def _number(self, task: Task, value: object, how: str) -> float:
-        if not isinstance(value, Real) or not math.isfinite(value):
+        number = as_number(value)
+        if number is None or not math.isfinite(number):
             raise RolloutError(
                 f"{self._who(task)} {how} {_format_value(value)}; expected a finite number",
                 is_retryable=False,
             )
-        return float(value)
+        return number
 
 
 def _format_value(value: object) -> str:

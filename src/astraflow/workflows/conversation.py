@@ -34,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 from astraflow.errors import RolloutError
 from astraflow.protocols import Observation, Score
 from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Stream, Task, ToolSpec
-from astraflow.types.bounds import Label, LongText, Reward
+from astraflow.types.bounds import Label, LongText, Reward, as_number
 from astraflow.types.row_columns import row_of, with_row
 from astraflow.wire import ColumnType, column
 from astraflow.workflows.calls import CallParser, tagged_calls, text_before_calls, without_reasoning
@@ -564,8 +564,10 @@ class OpenWorkflow(Protocol):
         ...
 
 
-def _finite(value: float, what: str) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise RolloutError(f"{what} is {number}; the workflow must return finite numbers", is_retryable=False)
+def _finite(value: object, what: str) -> float:
+    number = as_number(value)
+    if number is None or not math.isfinite(number):
+        raise RolloutError(
+            f"{what} is {value!r:.200}; the workflow must return finite numbers", is_retryable=False
+        )
     return number

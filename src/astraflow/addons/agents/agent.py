@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from astraflow.errors import RolloutError
 from astraflow.types import Item, Message
+from astraflow.types.bounds import as_number
 from astraflow.workflows.calls import CALL_PARSERS, CallParser
 from astraflow.workflows.conversation import AgentReport, Endpoint, Policies, Rewards, ScoredTask
 
@@ -105,8 +106,8 @@ def _report(returned: object) -> AgentReport | None:
         return returned
     if isinstance(returned, str):
         return AgentReport(text=returned)
-    if isinstance(returned, int | float):
-        return AgentReport(reward=float(returned))
+    if (reward := as_number(returned)) is not None:
+        return AgentReport(reward=reward)
     raise RolloutError(
         f"the agent returned {type(returned).__name__}; expected its text, a reward, an AgentReport or None",
         is_retryable=False,

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from astraflow import wire
 from astraflow.addons.agents.agent import AgentTask, agent
 from astraflow.addons.agents.config import ProgramConfig
 from astraflow.addons.agents.kept_program import KeptPrograms
@@ -137,7 +138,7 @@ def _read_report(result: bytes | None) -> AgentReport | None:
     if result is None:
         return None
     try:
-        return msgspec.json.decode(result, type=AgentReport)
+        return wire.decode_foreign_json(result, AgentReport)
     except msgspec.DecodeError as err:
         raise RolloutError(
             f"the agent's result file cannot be read: {err}; expected JSON such as "

@@ -6,7 +6,7 @@ run ends with its message. Training on a guess would be worse.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from astraflow.dataflow.core.state import GroupState, ReadyGroup
 from astraflow.dataflow.core.table_parts import component_name
 from astraflow.errors import ComponentError
 from astraflow.protocols import Stateful
-from astraflow.types.bounds import MAX_ADVANTAGE
+from astraflow.types.bounds import MAX_ADVANTAGE, as_number
 from astraflow.types.facts import GroupFacts, Outcome, TrajectoryFacts, episode_weights
 
 __all__ = ["Discard", "Valuation", "outcome_of"]
@@ -95,7 +95,7 @@ class Valuation:
         at = f"policy {policy!r}, group {group.id}"
         for name, keep in self._filters:
             kept = call_component(f"{at}: filter {name!r}", keep, facts)
-            if kept is not True:  # False, or a text that says why the group is dropped
+            if as_number(kept) != 1:  # False, or a text that says why the group is dropped
                 return Discard("filtered", name)
         for name, shape in self._shaping:
             what = f"{at}: shaping {name!r}"
@@ -134,9 +134,11 @@ def _to_float(value: Any) -> float:
 
 
 def _to_advantages(answer: Iterable[Any]) -> list[_Advantage]:
-    """Converts an answer to one number per trajectory, or one per turn. Numpy arrays count as lists."""
-    lists = (list, tuple, np.ndarray)
-    return [_to_floats(cast("Any", e)) if isinstance(e, lists) else _to_float(e) for e in answer]
+    """Converts an answer to one number per trajectory, or one per turn. Arrays and tensors count as lists."""
+    return [
+        _to_floats(cast("Any", e)) if isinstance(e, (list, tuple)) or getattr(e, "ndim", 0) else _to_float(e)
+        for e in answer
+    ]
 
 
 def _replace_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> GroupFacts:
