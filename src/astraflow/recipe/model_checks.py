@@ -51,8 +51,8 @@ def date_notes(recipe: Recipe) -> Iterator[str]:
     for name, policy in recipe.policies.items():
         if folder_prints_date(policy.model_dir):
             yield (
-                f"policies.{name}: the chat template of {policy.model} prints today's date; in a run, that is "
-                "always the day (UTC) on which the run began"
+                f"policies.{name}: the chat template of {policy.model} prints today's date; in a run, that "
+                "is always the day (UTC) on which the run began"
             )
 
 

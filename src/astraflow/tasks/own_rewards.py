@@ -133,11 +133,12 @@ class _TrlForm(_Form):
         return {name: [value] for name, value in values.items()}
 
     def result(self, returned: object) -> object:
+        values = cast("Any", returned)
         try:
-            (value,) = () if isinstance(returned, str | Mapping) else cast("list[object]", returned)
+            (value,) = iter(()) if isinstance(returned, str | Mapping) else values
         except (TypeError, ValueError) as err:  # not iterable, or not one value
             raise DataError(
-                f"it returned {repr(cast('object', returned))[:200]} for one completion; expected a list with one number"
+                f"it returned {str(values)[:200]!r} for one completion; expected a list with one number"
             ) from err
         return value
 

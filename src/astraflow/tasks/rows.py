@@ -150,9 +150,7 @@ def _text(value: object, key: str, where: str) -> str:
     value."""
     if value is None or (isinstance(value, float) and math.isnan(value)) or value in _MISSING:
         way_out = (
-            f" (if it is the right answer, write it as a list, in JSON: [{value!r}])"
-            if value in _MISSING
-            else ""
+            f" (if it is the right answer, write it as a list: [{value!r}])" if value in _MISSING else ""
         )
         raise DataError(
             f"{where}: {key!r} is {value!r}, which means a missing value; expected a text or a number: fill "

@@ -157,7 +157,7 @@ def merge(base: JsonMap, top: JsonMap) -> JsonMap:
         old = merged.get(key)
         if value is None and key in merged:
             del merged[key]
-        elif value and (isinstance(old, dict) or isinstance(value, dict)):
+        elif value and dict in (type(old), type(value)):
             below, above = _section(old), _section(value)
             merged[key] = value if below is None or above is None else merge(below, above)
         else:

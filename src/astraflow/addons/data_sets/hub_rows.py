@@ -64,7 +64,7 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
     except (OSError, ValueError, KeyError, RecursionError, DatasetsError, Warning) as err:
         # Only the cause of the library's error names the line and file that it could not read.
         cause = f": {err.__cause__}" if err.__cause__ else ""
-        if isinstance(err.__cause__, UnicodeDecodeError):
+        if isinstance(err.__cause__ or err, UnicodeDecodeError):
             cause += "; save the file as UTF-8"
         raise DataError(f"{where} cannot be loaded: {err}{cause}") from err
 
@@ -102,19 +102,20 @@ def _json_row(line: str, number: int) -> Any:
 def _load(path: str, split: str, **options: Any) -> Any:
     """Loads a data set. CSV files have only texts, so each column of theirs is one: `0042`, `NA`, `1E5`."""
     import datasets
+    import pandas as pd
     from datasets.packaged_modules.csv.csv import Csv
-    from pandas.errors import ParserWarning
 
     library = cast("Any", datasets)
-    if isinstance(library.load_dataset_builder(path, **options), Csv):
-        options |= {"na_filter": False, "index_col": False}
-        # pandas only warns about values that it drops.
-        with warnings.catch_warnings(action="error", category=ParserWarning):
-            splits = library.load_dataset(path, streaming=True, **options)
-            names = next(iter(next(iter(splits.values()))), cast("Mapping[str, Any]", {}))
-            texts = library.Features({name: library.Value("string") for name in names}) if names else None
-            return library.load_dataset(path, split=split, features=texts, **options)
-    return library.load_dataset(path, split=split, **options)
+    builder = library.load_dataset_builder(path, **options)
+    if not isinstance(builder, Csv):
+        return library.load_dataset(path, split=split, **options)
+    config = cast("Any", builder.config)
+    first = next(iter(config.data_files.values()))[0]
+    names = cast("Any", pd).read_csv(first, sep=config.sep, nrows=0, index_col=False).columns
+    options |= {"features": library.Features({name: library.Value("string") for name in names})}
+    # pandas only warns about values that it drops.
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+        return library.load_dataset(path, split=split, na_filter=False, index_col=False, **options)
 
 
 def _split_of(loaded: Any, config: HubSourceConfig) -> Any:

@@ -218,10 +218,13 @@ class OpenAiEngine:
             return await self._ask(plain)
         try:
             reply = await self._ask(body)
-        except _RefusedSettingsError:
+        except _RefusedSettingsError as refusal:
             if self._takes_all or is_needed:
                 raise
-            reply = await self._ask(plain)
+            try:
+                reply = await self._ask(plain)
+            except RolloutError:
+                raise refusal from None  # it is about something else
             if self._takes_all is None:
                 _log.warning(
                     "%s refuses top_k, min_p, and repetition_penalty: its own defaults apply, if it has any",

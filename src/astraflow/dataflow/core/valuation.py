@@ -6,7 +6,7 @@ run ends with its message. Training on a guess would be worse.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -136,7 +136,7 @@ def _to_float(value: Any) -> float:
 def _to_advantages(answer: Iterable[Any]) -> list[_Advantage]:
     """Converts an answer to one number per trajectory, or one per turn. Arrays and tensors count as lists."""
     return [
-        _to_floats(cast("Any", e)) if isinstance(e, (list, tuple)) or getattr(e, "ndim", 0) else _to_float(e)
+        _to_floats(cast("Any", e)) if isinstance(e, list | tuple) or getattr(e, "ndim", 0) else _to_float(e)
         for e in answer
     ]
 

@@ -75,12 +75,30 @@ async def test_messages_go_out_and_text_comes_back() -> None:
     assert generation.finish_reason == "length"
     assert endpoint.asked[0] == {
         "model": "tiny", "max_tokens": 5, "temperature": 0.5, "seed": 9,
+        # Without these, servers may use defaults of the model's generation_config.json.
+        "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
         "messages": [{"role": m.role, "content": m.content} for m in HELLO],
     }  # fmt: skip
     assert endpoint.keys == {"Bearer secret"}
 
 
-async def test_further_sampling_settings_go_out_only_if_they_are_set() -> None:
+async def test_an_endpoint_that_refuses_settings_beyond_the_api_of_openai_gets_only_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusal = Response("unrecognized argument: top_k", status_code=400)
+    endpoint = Endpoint(refusal, answer("one"), answer("two"), refusal)
+    async with served(endpoint, model="tiny") as engine:
+        generations = [await engine.generate(ask()) for _ in range(2)]
+        with pytest.raises(RolloutError, match="answered 400"):
+            await engine.generate(ask(sampling=Sampling(top_k=5)))
+    assert [TextRenderer().parse(g.token_ids).content for g in generations] == ["one", "two"]
+    assert ["top_k" in body for body in endpoint.asked[:3]] == [True, False, False]
+    assert all(body["top_p"] == 1.0 for body in endpoint.asked)
+    assert endpoint.asked[3]["top_k"] == 5  # needed, so it isn't left out
+    assert "refuses top_k, min_p, and repetition_penalty" in caplog.text
+
+
+async def test_further_sampling_settings_go_out_as_they_are_set() -> None:
     endpoint = Endpoint(answer("ok"))
     sampling = Sampling(top_p=0.9, top_k=5, stop=("\n",), seed=2**40 + 3)
     async with served(endpoint, model="large") as engine:
