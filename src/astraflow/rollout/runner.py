@@ -279,12 +279,8 @@ class EpisodeRunner:
             progress=progress,
         )
         proposals = Proposals(self._proposals if is_training else None)
-        scorer = self._count_failures(overrides.score or self._score)
-
-        async def score(task: Task, text: str) -> float:
-            return await scorer(task, dialogue.with_token_ids(text))
-
-        timed = self._make_task(task, proposals, seed, score)
+        score = self._with_token_ids(overrides.score or self._score, dialogue)
+        timed = self._make_task(task, proposals, seed, self._count_failures(score))
         rewards = await self._run_workflow(overrides.workflow or self._workflow, timed, dialogue)
         trajectories = _make_trajectories(rewards, dialogue)
         metrics = _metrics(dialogue, timed, trajectories)
@@ -328,6 +324,10 @@ class EpisodeRunner:
             ) from err
         _check_rewards(rewards, dialogue)
         return rewards
+
+    def _with_token_ids(self, score: ScoreFunction, dialogue: Dialogue) -> ScoreFunction:
+        """Wraps a score function so that the texts of completions come with their token ids."""
+        return lambda task, text: score(task, dialogue.with_token_ids(text))
 
     def _count_failures(self, score: ScoreFunction) -> ScoreFunction:
         """Wraps a score function so that late scores and scorer errors are counted."""

@@ -158,7 +158,8 @@ def merge(base: JsonMap, top: JsonMap) -> JsonMap:
         if value is None and key in merged:
             del merged[key]
         elif value and dict in (type(old), type(value)):
-            below, above = _section(old), _section(value)
+            below = _section(old)
+            above = _section(value)
             merged[key] = value if below is None or above is None else merge(below, above)
         else:
             merged[key] = value
