@@ -45,6 +45,7 @@ __all__ = [
     "BatchObserver",
     "Capacity",
     "CompleteGroup",
+    "CompletionText",
     "Curator",
     "Engine",
     "EntropyUse",

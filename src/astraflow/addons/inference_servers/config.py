@@ -147,8 +147,8 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
         for other in ServerEngineConfig.__subclasses__():
             if other.share_option != self.share_option and other.share_option in given:
                 raise ConfigError(
-                    f"rollout.engine.args has {other.share_option}, which is an option of another server; that "
-                    f"of {self.name} is {self.share_option}"
+                    f"rollout.engine.args has {other.share_option}, an option of another server; that of "
+                    f"{self.name} is {self.share_option}"
                 )
         if not self.attach.url:
             check_python(self.python, library=self.name, env=self.env)
