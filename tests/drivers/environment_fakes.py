@@ -122,11 +122,11 @@ class Counting(InteractiveEnvironment):
             case "nan":
                 return Observation(reward=float("nan"))
             case "tensor":
-                return Observation("caf\udce9", reward=torch.tensor([0.5]))  # pyright: ignore[reportArgumentType] - as users return
+                return Observation("name\udce9", reward=torch.tensor([0.5]))  # pyright: ignore[reportArgumentType] - as users return
             case "text":
                 return Observation(reward="0.5")  # pyright: ignore[reportArgumentType] - as users return
             case "mangled":
-                raise ValueError("caf\udce9")
+                raise ValueError("name\udce9")
             case _:
                 return None
 

@@ -161,7 +161,7 @@ async def test_a_reward_may_be_a_tensor_and_a_text_may_have_half_a_surrogate_pai
         )
         episode = await runner.episode(task_of("count"), seed=1)
     assert [turn.reward for turn in episode.trajectories[0].turns] == [0.5, 0.5]
-    assert episode.messages[2] == Message(role="user", content="caf\ufffd")
+    assert episode.messages[2] == Message(role="user", content="name\ufffd")
 
 
 async def test_each_turn_has_the_reward_of_its_reply() -> None:

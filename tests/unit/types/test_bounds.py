@@ -147,7 +147,7 @@ def test_an_item_made_in_python_can_be_checked() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("caf\udce9.txt", "caf\ufffd.txt"),
+        ("name\udce9.txt", "name\ufffd.txt"),
         ("\ud83d", "\ufffd"),
         ("\ude00\ud83d", "\ufffd\ufffd"),
         ("a\ud83d\ude00b", "a\U0001f600b"),  # both halves, as some JSON writes them
@@ -162,9 +162,9 @@ def test_halves_of_surrogate_pairs_become_replacement_characters(given: str, exp
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (rb'{"a": "caf\udce9"}', {"a": "caf\ufffd"}),
+        (rb'{"a": "name\udce9"}', {"a": "name\ufffd"}),
         (rb'{"a": ["\ud83d", {"\ude00": "\ud83d\ude00"}]}', {"a": ["\ufffd", {"\ufffd": "\U0001f600"}]}),
-        (b'{"a": "caf\xe9"}', {"a": "caf\ufffd"}),
+        (b'{"a": "name\xe9"}', {"a": "name\ufffd"}),
     ],
 )
 def test_json_of_other_programs_may_have_texts_that_are_no_unicode(body: bytes, expected: Any) -> None:
