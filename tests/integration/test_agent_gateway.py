@@ -66,7 +66,9 @@ async def test_a_history_that_goes_on_extends_one_trajectory() -> None:
 async def test_half_a_surrogate_pair_in_a_request_becomes_a_replacement_character() -> None:
     engine = ScriptedEngine("5")
     async with episode(letters(engine)) as open_:
-        body = json.dumps({"model": "actor", "messages": [user("name\udce9")]})  # as Python's clients write it
+        body = json.dumps(
+            {"model": "actor", "messages": [user("name\udce9")]}
+        )  # as Python's clients write it
         headers = {"Authorization": f"Bearer {open_.endpoint.api_key}", "Content-Type": "application/json"}
         url = f"{open_.endpoint.base_url}/chat/completions"
         async with aiohttp.ClientSession(headers=headers) as client, client.post(url, data=body) as reply:
