@@ -129,9 +129,10 @@ async def _calling(target: Target) -> AsyncGenerator[HostedPolicy]:
 
 def _date(target: Target) -> str:
     """The day on which a run began, for chat templates; empty for other targets."""
-    if target.kind != "run":
+    journal = RunFolder(Path(target.where)).journal
+    if target.kind != "run" or not journal.is_dir():
         return ""
-    with JournalReader(RunFolder(Path(target.where)).journal) as reader:
+    with JournalReader(journal) as reader:
         return reader.date
 
 
