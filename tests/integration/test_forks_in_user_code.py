@@ -135,9 +135,7 @@ def make_pool(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, form: ty
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("OF_TEST", str(folder))
     sources = {"s": JsonlSourceConfig(path="x")}
-    return ScoringPool(
-        TasksConfig(sources=sources, reward=form(use="forking:reward"), score_timeout_s=20.0)
-    )
+    return ScoringPool(TasksConfig(sources=sources, reward=form(use="forking:reward"), score_timeout_s=20.0))
 
 
 def scoring_processes(folder: Path) -> list[psutil.Process]:
