@@ -141,6 +141,8 @@ class RankGroup:
         """A private folder, through which torch's ranks find each other."""
         self.meeting = f"file://{self.folder / 'store'}"
         """Where they do: an `init_method` of torch."""
+        self.listener: socket.socket | None = None
+        """The socket on which rank 0 listens there, if they meet at an address."""
         self.failure: Future[None] = Future()
         """Has an exception as soon as a rank is lost."""
         self._ranks: list[Rank] = []
@@ -171,7 +173,7 @@ class RankGroup:
         self._await_start(answers)
         self._check_identities(self.wait(answers), mine)
         with self._naming_culprit():
-            return join_ranks(0, **group)
+            return join_ranks(0, **group, listener=self.listener)
 
     def start_others(self, program: RankProgram) -> None:
         """Starts all ranks but 0, which are on this machine here."""
@@ -245,6 +247,8 @@ class RankGroup:
                 rank.process.kill()
                 rank.process.wait()
             rank.link.close()
+        if self.listener is not None:
+            self.listener.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- parts ---
@@ -278,10 +282,15 @@ class RankGroup:
                     )
 
     def _listen(self, rank: Rank) -> None:
-        """Reads a rank's answers until the socket closes, which means that the rank is lost."""
-        with rank.link.makefile("rb") as lines, contextlib.suppress(OSError):
-            for line in lines:
-                self._take_answer(rank, json.loads(line))
+        """Reads a rank's answers until the socket closes or an answer is invalid. Then the rank is lost."""
+        try:
+            with rank.link.makefile("rb") as lines, contextlib.suppress(OSError):
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        break  # it ended in the middle of an answer
+                    self._take_answer(rank, json.loads(line))
+        except (ValueError, LookupError, TypeError) as err:
+            rank.error = f"it sent an invalid answer: {err!r}"
         if not self._is_closing:
             try:
                 rank.process.wait(_END_S)

@@ -50,6 +50,7 @@ from astraflow.types import (
 )
 from astraflow.types.bounds import MAX_ERROR_CHARS
 from astraflow.types.host_tensors import HostTensor
+from astraflow.user_input.own_code import ending_forks
 
 __all__ = ["STOP_S", "Trainer", "TrainerLink", "TrainerSettings", "run_trainer"]
 
@@ -373,7 +374,13 @@ class Trainer:
     # --- small parts ---
 
     async def _in_thread(self, function: Callable[[], _ResultT]) -> _ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        """Runs a function of the learner, whose loss may be the user's."""
+
+        def run() -> _ResultT:
+            with ending_forks():
+                return function()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
 
     def _record_span(self, kind: str, began_s: float) -> None:
         self._spans.append(BusySpan(kind, began_s, time.time()))

@@ -2,7 +2,9 @@
 
     tool_use -> ToolProcesses.call -> socket -> process: `serve` -> the function
 
-Each call and its answer have a number. A frame consists of its length in eight bytes and a pickled object. A process runs one call at a time and is then reused. A caller that stops waiting kills the process and
+Each call and its answer have a number. A frame consists of its length in eight bytes and a pickled object.
+
+A process runs one call at a time and is then reused. A caller that stops waiting kills the process and
 everything that it started in its session, and another process replaces it. All processes end with the
 service, however the service ends.
 """
