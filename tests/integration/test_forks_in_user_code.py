@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from astraflow.config import Use
+from astraflow.errors import RolloutError
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.tasks.config import JsonlSourceConfig, TasksConfig
 from astraflow.types import Task
@@ -23,10 +24,23 @@ import os
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 
 
 def own(text):
     return len(text) / 100
+
+
+def write_to_sockets(data, *, is_framed=True):
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                if is_framed:
+                    Connection(os.dup(int(name))).send_bytes(data)
+                else:
+                    os.write(int(name), data)
+
 
 """
 FORKS = {
@@ -121,6 +135,11 @@ def reward(task, text):
         os._exit(0)
     return own(text)
 """,
+    "answers for another call": """
+def reward(task, text):
+    write_to_sockets(ForkingPickler.dumps((99, [-1.0])))
+    return own(text)
+""",
     "prints": """
 def reward(task, text):
     print("[1, 2]", flush=True)
@@ -167,3 +186,37 @@ async def test_each_text_gets_its_own_score_from_a_reward_that_forks(
         await pool.close()
     assert [*one_by_one, *at_once] == [length / 100 for length in range(12)]
     assert wait_gone([process.pid for process in scoring_processes(tmp_path)], timeout_s=20.0) == []
+
+
+BAD_ANSWERS = {
+    "no pickle": 'write_to_sockets(b"hello")',
+    "no pair": "write_to_sockets(ForkingPickler.dumps(7))",
+    "a frame without an end": 'write_to_sockets(b"\\0\\0\\0\\x50x", is_framed=False); os._exit(3)',
+    "an end": "os._exit(3)",
+    "an end as if all were well": "os._exit(0)",
+    "a closed pipe": "os.closerange(3, 100)",
+}
+
+
+@pytest.mark.parametrize("how", BAD_ANSWERS)
+async def test_an_invalid_answer_of_a_reward_costs_its_call_alone(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"""
+def reward(task, text):
+    if len(text) == 3:
+        {BAD_ANSWERS[how]}
+    return own(text)
+"""
+    pool = make_pool(tmp_path, monkeypatch, code)
+    outcomes: list[float | str] = []
+    try:
+        await pool.start()
+        for length in range(6):
+            try:
+                outcomes.append(await score_text(pool, length))
+            except RolloutError as err:
+                outcomes.append("lost" if err.is_retryable and "died" in str(err) else str(err))
+    finally:
+        await pool.close()
+    assert outcomes == [0.0, 0.01, 0.02, "lost", 0.04, 0.05]

@@ -291,6 +291,7 @@ class RankGroup:
                     self._take_answer(rank, json.loads(line))
         except (ValueError, LookupError, TypeError) as err:
             rank.error = f"it sent an invalid answer: {err!r}"
+            self._fail()
         if not self._is_closing:
             try:
                 rank.process.wait(_END_S)

@@ -157,7 +157,7 @@ class _Keeper:
             self._is_used_up = any(isinstance(found, Problem) and found.is_final for found in outcomes)
             return outcomes
         except Exception:  # noqa: BLE001 - the process died, or sent something that isn't an answer
-            code = self._clean_up()
+            code = self._clean_up() or 1  # the pool would take 0 for the end of an idle worker
             os._exit(code if code >= 0 else 128 - code)
 
     def _connect(self) -> Connection:

@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import os
 import re
 import sys
 import weakref
@@ -562,3 +563,26 @@ async def test_a_state_without_a_name_is_refused() -> None:
     runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine("here"))}, workflow, exact)
     with pytest.raises(RolloutError, match="the state of a turn is ''"):
         await runner.episode(make_task(), seed=1)
+
+
+def exit_code(pid: int) -> int:
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+async def test_a_fork_in_a_workflow_ends_where_the_workflow_does() -> None:
+    forked: list[int] = []
+
+    async def forks(task: ScoredTask, policies: Policies) -> Rewards:
+        forked.append(os.fork())
+        return await single_turn(task, policies)
+
+    own = os.getpid()
+    try:
+        runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine("5"))}, forks, exact)
+        episode = await runner.episode(make_task(), seed=1)
+    finally:
+        if os.getpid() != own:
+            os._exit(0)  # it must not come here
+    assert exit_code(forked[0]) == 70
+    assert len(episode.trajectories) == 1

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from astraflow.addons.pool.pool import PoolDecision, SizedPool
 from astraflow.processes.pool import seats_of
