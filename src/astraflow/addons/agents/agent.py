@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from astraflow.errors import RolloutError
 from astraflow.types import Item, Message
+from astraflow.user_input.own_code import ending_forks
 from astraflow.workflows.calls import CALL_PARSERS, CallParser
 from astraflow.workflows.conversation import AgentReport, Endpoint, Policies, Rewards, ScoredTask
 
@@ -86,7 +87,7 @@ def function_run(function: Callable[..., Any]) -> AgentRun:
             if inspect.iscoroutinefunction(inspect.unwrap(function)):
                 returned: object = await function(task, endpoint)
             else:
-                returned = await asyncio.to_thread(function, task, endpoint)
+                returned = await asyncio.to_thread(ending_forks()(function), task, endpoint)
         except RolloutError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as err:
