@@ -85,7 +85,7 @@ def join_ranks(
     store = None
     if place.scheme == "tcp":
         fd = None if listener is None else listener.detach()
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage] - torch has no other place for it
             place.hostname or "", place.port or 0, world, rank == 0, timeout, master_listen_fd=fd
         )
     dist.init_process_group(
