@@ -176,8 +176,9 @@ class LendingPool(Pool):
                 _log.warning("%s keeps the device of %s; it is killed", device.rollout, device.policy)
                 supervisor.kill(device.rollout)
             self._decide(device)
-        note, self._note = self._note, ""
-        return Look(note=note)
+        look = Look(note=self._note)
+        self._note = ""
+        return look
 
     def close(self) -> None:
         """Records the uses in progress, and answers no tenant anymore."""

@@ -101,8 +101,9 @@ class SizedPool(Pool):
         if status.state != "running":
             return Look()
         if self._note:
-            note, self._note = self._note, ""
-            return Look(note=note)
+            look = Look(note=self._note)
+            self._note = ""
+            return look
         asked = self._end_leaving(status, supervisor)
         change = self._sizer.decide(self._clock(), status.scaling, self._states(status, supervisor))
         if change is None:
