@@ -174,13 +174,11 @@ class _Keeper:
         self._pipe = ours
         try:
             self._built = self._receive(ours, BUILD_S)
-        except TimeoutError:
-            self._clean_up()
-            self._built = BuiltReward(f"it was not built within {BUILD_S:g} s")
-            self._pipe = ours
-        except Exception:  # noqa: BLE001 - as in `score`
+        except Exception as err:  # noqa: BLE001 - as in `score`
             code = self._clean_up()
-            self._built = BuiltReward(f"its process ended with {code} while the reward was built")
+            is_late = isinstance(err, TimeoutError)
+            what = f"was not built within {BUILD_S:g} s" if is_late else f"ended its process with {code}"
+            self._built = BuiltReward(f"it {what}")
             self._pipe = ours
         return ours
 

@@ -374,13 +374,8 @@ class Trainer:
     # --- small parts ---
 
     async def _in_thread(self, function: Callable[[], _ResultT]) -> _ResultT:
-        """Runs a function of the learner, whose loss may be the user's."""
-
-        def run() -> _ResultT:
-            with ending_forks():
-                return function()
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+        # The loss may be the user's.
+        return await asyncio.get_running_loop().run_in_executor(self._thread, ending_forks()(function))
 
     def _record_span(self, kind: str, began_s: float) -> None:
         self._spans.append(BusySpan(kind, began_s, time.time()))
