@@ -19,8 +19,8 @@ LARGEST_TOLERANCE = 0.1
 
 
 class CodeTestsReward(RewardVariant):
-    """Runs the program in a completion, which is its last block of code, on the test cases of its task, in a
-    sandbox."""
+    """Runs the program in a completion, which is its last whole block of Python, on the test cases of its
+    task, in a sandbox."""
 
     needs_sandbox: ClassVar[bool] = True
     is_harmless: ClassVar[bool] = True
