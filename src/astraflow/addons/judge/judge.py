@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from astraflow.addons.inference_servers.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.addons.judge.config import JudgeReward
@@ -18,10 +17,6 @@ __all__ = ["ModelJudge"]
 
 _MARK = re.compile(r"\{(prompt|answer|text)\}")
 """All marks are replaced in one pass, because the inserted texts may contain marks themselves."""
-
-
-class _NoRoomError(RolloutError):
-    """Raised if a conversation with the judge fills its context."""
 
 
 class ModelJudge:
@@ -66,8 +61,12 @@ class ModelJudge:
         if not verdict:
             again = f"Reply with only your verdict: {' or '.join(config.verdicts)}."
             messages += [Message(role="assistant", content=reply), Message(role="user", content=again)]
-            with suppress(_NoRoomError):
+            try:
                 verdict = last_choice(await self._ask(task, messages, policies), tuple(config.verdicts))
+            except RolloutError as err:
+                if err.is_retryable:
+                    raise
+                # The longer conversation is refused, e.g. because it doesn't fit into the context.
         return config.verdicts.get(verdict, config.unclear), bool(verdict)
 
     async def _ask(self, task: Task, messages: Sequence[Message], policies: Mapping[str, HostedModel]) -> str:
@@ -76,7 +75,7 @@ class ModelJudge:
         prompt = renderer.render(messages)
         max_context = engine.capacity().max_context
         if len(prompt) >= max_context:
-            raise _NoRoomError(
+            raise RolloutError(
                 f"task {task.id}: the judge's prompt has {len(prompt)} tokens, its context {max_context}: "
                 "raise rollout.engine.max_context",
                 is_retryable=False,

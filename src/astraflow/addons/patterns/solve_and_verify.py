@@ -45,8 +45,8 @@ class SolveAndVerifyConfig(PolicyRoles):
     retry_prompt: Annotated[str, template("prompt", "answer", "critique")] = RETRY_PROMPT
     """Prompt of the solver after a rejection, with `{prompt}`, `{answer}` and `{critique}`."""
     approve: str = Field(default="yes", min_length=1)
-    """Text that approves: on a line such as `Verdict: yes`, on a last line that only states it, or as the first
-    word. Any other verdict is unclear."""
+    """Text that approves: on a line such as `Verdict: yes`, on a last line that only states it, or as the
+    first word. Any other verdict is unclear."""
     reject: str = Field(default="no", min_length=1)
     """Text that rejects."""
     keeps_history: bool = True
@@ -100,9 +100,9 @@ async def solve_and_verify(
 ) -> Rewards:
     """Lets the solver answer until the verifier approves, at most `rounds` times. The last answer counts.
 
-    An unclear verdict doesn't approve, is never right, and counts in `unreadable`. With `splits_verdicts`, the
-    verifier's role is recorded as `verifier_of_right` or `verifier_of_wrong`, depending on the answer that it
-    judges. The verifier doesn't see this role.
+    An unclear verdict doesn't approve, is never right, and counts in `unreadable`. With
+    `splits_verdicts`, the verifier's role is recorded as `verifier_of_right` or `verifier_of_wrong`,
+    depending on the answer that it judges. The verifier doesn't see this role.
 
     Rewards: the solver's conversation gets the score of its last answer. Without `keeps_history`, each
     attempt is a conversation with its own score. Each verdict gets 1 if it is right, else 0. `team_share`
