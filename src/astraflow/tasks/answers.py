@@ -90,8 +90,8 @@ class AnswerScorer(Scorer):
 
 
 def has_text(answer: str) -> bool:
-    """Whether an answer has text that can be compared."""
-    return bool(answer.strip())
+    """Whether an answer has text that can be compared. Blanks and invisible characters are none."""
+    return any(char.isprintable() and not char.isspace() for char in answer)
 
 
 def right_answers(task: Task, is_answer: Callable[[str], bool]) -> tuple[str, ...]:

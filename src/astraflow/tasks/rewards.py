@@ -13,6 +13,7 @@ import inspect
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -375,7 +376,8 @@ def _make_scorer(reward: SingleRewardConfig, config: TasksConfig, where: str) ->
 
 
 def _exact(text: str, answers: Sequence[str]) -> float:
-    return float(any(text.strip() == answer.strip() for answer in answers))
+    said, *right = (unicodedata.normalize("NFC", each).strip() for each in (text, *answers))
+    return float(said in right)
 
 
 class _FormatScorer(Scorer):
