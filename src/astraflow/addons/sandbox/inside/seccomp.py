@@ -32,6 +32,8 @@ _ERRNO = 0x00050000
 _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x7E020000
 """All `CLONE_NEW...` flags of clone(2)."""
+_MAP_SHARED = 0x01
+_MAP_ANONYMOUS = 0x20
 _AF_UNIX = 1
 _AF_INET = 2
 _AF_INET6 = 10
@@ -60,13 +62,15 @@ def filter_of(*, may_start_processes: bool) -> bytes:
     pairs = [*_answer_if(_AF_UNIX, _ALLOW), _instruction(_RETURN, _KILL)]
     judged = {
         "clone": (0, _clone_rules(may_start_processes=may_start_processes, otherwise=_KILL)),
+        "mmap": (3, _mapping_rules()),
         "socketpair": (0, pairs),
         "ioctl": (1, _only(_IOCTLS, errno.ENOTTY)),
         "prctl": (0, _only(_PRCTLS, errno.EINVAL)),
     }
+    allowed = {name: numbers for name, numbers in ALLOWED.items() if name not in judged}
     if may_start_processes:
-        return _filter(ALLOWED | PROCESSES, REFUSED, _KILL, judged)
-    return _filter(ALLOWED, REFUSED | PROCESSES, _KILL, judged)
+        return _filter(allowed | PROCESSES, REFUSED, _KILL, judged)
+    return _filter(allowed, REFUSED | PROCESSES, _KILL, judged)
 
 
 def agent_filter() -> bytes:
@@ -118,7 +122,7 @@ def _filter(
     for number in numbers(refused):
         code += _answer_if(number, refusal)
     for name, (idx, rules) in judged.items():
-        (number,) = numbers({name: (JUDGED | REFUSED)[name]})
+        (number,) = numbers({name: (ALLOWED | JUDGED | REFUSED)[name]})
         code += _with_argument(number, idx, rules)
     # `clone3` is among the other calls. When it fails, glibc calls `clone`, whose flags a filter can see.
     code.append(_instruction(_RETURN, _ERRNO | errno.ENOSYS))
@@ -133,6 +137,18 @@ def _clone_rules(*, may_start_processes: bool, otherwise: int) -> list[bytes]:
     if not may_start_processes:
         rules += [_instruction(_JUMP_ANY_BIT, _CLONE_THREAD, if_true=1), _instruction(_RETURN, otherwise)]
     return [*rules, _instruction(_RETURN, _ALLOW)]
+
+
+def _mapping_rules() -> list[bytes]:
+    """Refuses shared memory without a file, which stays in use after most of it is unmapped. No limit counts
+    that."""
+    return [
+        _instruction(_JUMP_ANY_BIT, _MAP_ANONYMOUS, if_true=1),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_JUMP_ANY_BIT, _MAP_SHARED, if_false=1),
+        _instruction(_RETURN, _ERRNO | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
+    ]
 
 
 def _socket_rules() -> list[bytes]:
