@@ -101,6 +101,9 @@ HOSTILE: dict[str, HostileProgram] = {
     "hides memory in a shared mapping": attack(
         "import mmap\nmmap.mmap(-1, 1 << 20)", FAILED, error="Operation not permitted"
     ),
+    "hides much memory in a shared mapping": attack(
+        "import mmap\nmmap.mmap(-1, (1 << 32) + 4096)", FAILED, error="Operation not permitted"
+    ),
     "hides memory behind a device": attack(
         "import mmap, os\nmmap.mmap(os.open('/dev/zero', 0), 1 << 20, mmap.MAP_SHARED, mmap.PROT_READ)",
         FAILED,

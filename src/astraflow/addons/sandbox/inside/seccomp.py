@@ -1,7 +1,7 @@
 """Builds the filter of system calls in classic BPF: see seccomp(2) and `syscalls.py`.
 
-The filter looks at the number of a call and at the low 32 bits of one argument. That is enough, because the
-kernel itself ignores the high bits of the arguments that are compared here.
+The filter looks at the number of a call and at the low 32 bits of one argument. For most arguments that is
+enough, because the kernel itself ignores their high bits.
 """
 
 import errno
@@ -19,6 +19,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Instructions of classic BPF, and where `struct seccomp_data` has its fields.
 _LOAD_WORD = 0x20
 _JUMP_EQUAL = 0x15
+_JUMP_GREATER = 0x25
 _JUMP_ANY_BIT = 0x45
 _RETURN = 0x06
 _OFFSET_NUMBER = 0
@@ -34,6 +35,7 @@ _CLONE_NAMESPACES = 0x7E020000
 """All `CLONE_NEW...` flags of clone(2)."""
 _MAP_SHARED = 0x01
 _MAP_ANONYMOUS = 0x20
+_PAGE_BYTES = 4096
 _AF_UNIX = 1
 _AF_INET = 2
 _AF_INET6 = 10
@@ -140,13 +142,20 @@ def _clone_rules(*, may_start_processes: bool, otherwise: int) -> list[bytes]:
 
 
 def _mapping_rules() -> list[bytes]:
-    """Refuses shared memory without a file, which stays in use after most of it is unmapped. No limit counts
-    that."""
+    """Refuses shared memory without a file, except for single pages: parts of it stay in use after they are
+    unmapped, and no limit counts them."""
+    refuse = _instruction(_RETURN, _ERRNO | errno.EPERM)
     return [
         _instruction(_JUMP_ANY_BIT, _MAP_ANONYMOUS, if_true=1),
         _instruction(_RETURN, _ALLOW),
-        _instruction(_JUMP_ANY_BIT, _MAP_SHARED, if_false=1),
-        _instruction(_RETURN, _ERRNO | errno.EPERM),
+        _instruction(_JUMP_ANY_BIT, _MAP_SHARED, if_true=1),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_LOAD_WORD, _OFFSET_ARGUMENTS + 8 * 1 + 4),  # the high half of the length
+        _instruction(_JUMP_EQUAL, 0, if_true=1),
+        refuse,
+        _instruction(_LOAD_WORD, _OFFSET_ARGUMENTS + 8 * 1),
+        _instruction(_JUMP_GREATER, _PAGE_BYTES, if_false=1),
+        refuse,
         _instruction(_RETURN, _ALLOW),
     ]
 
