@@ -41,14 +41,14 @@ def is_right(score: float) -> bool:
 
 
 _LABEL = (
-    r"(?:verdict|judge?ment|decision|conclusion|assessment|evaluation|answer|choice|selection|grade|rating|score"
+    r"(?:verdict|judgment|judgement|decision|conclusion|assessment|evaluation|answer|choice|selection|grade|rating|score"
     r"|label|result|(?:is[ _])?correct(?:ness)?)"
 )
 _BEFORE_LABEL = r"(?:(?:so|thus|hence|therefore|and|then|my|the|your|final|finally|overall)\W{1,3}){0,4}"
 _BEFORE = (
     r"(?:(?:so|thus|hence|therefore|overall|finally|then|well|no|wait|rather|and|in|short|conclusion|summary|my|i|we|would|d|ll|will|say"
     r"|choose|pick|select|go|with|for|vote|the|a|an|this|that|it|its|s|is|are|was|be|must|given|proposed|final"
-    r"|student|student's|model|answer|solution|response|result|verdict|judge?ment|decision|choice|option|number"
+    r"|student|student's|model|answer|solution|response|result|verdict|judgment|judgement|decision|choice|option|number"
     r"|proposal|claim|statement|program|code|clearly|definitely|indeed|which|means)\W{1,3}){0,12}"
 )
 """Words that may come before a choice, in a sentence that only states it."""

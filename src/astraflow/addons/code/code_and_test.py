@@ -41,7 +41,10 @@ FAILED_PROMPT = (
     "Your program fails this test case, unless the case is wrong.\nInput:\n```\n{input}\n```\n"
     "Expected output:\n```\n{output}\n```\n\nSolve the problem again:\n{prompt}"
 )
-CASE_PATTERN = r"Input:\s*```[^\n`]*\n(?P<input>[^`]*)```\s*Output:\s*```[^\n`]*\n(?P<output>[^`]*)```"
+CASE_PATTERN = (
+    r"Input:[*_]*\s*```[^\n`]*\n(?P<input>[^`]*)```\s*"
+    r"[*_]*Output:[*_]*\s*```[^\n`]*\n(?P<output>[^`]*)(?:```|\Z)"
+)
 
 _Case = Mapping[str, str]
 """`input` and `output`, as in the column `tests`."""

@@ -513,7 +513,7 @@ _ANY_CONSTANT = re.compile(
 """What says that a constant is any number, as in `x^2+C, C\\in\\mathbb{R}`."""
 _VARIABLE = re.compile(r"(?<![A-Za-z\\])[r-zθ](?![A-Za-z])|\\(?:theta|phi)(?![A-Za-z])")
 _SMALL_NAMES = {
-    "c": re.compile(r"(?<![A-Za-z\\])[abd](?![A-Za-z])"),
+    "c": re.compile(r"(?<![A-Za-z\\])[adb](?![A-Za-z])"),
     "k": re.compile(r"(?<![A-Za-z\\])[hijlmn](?![A-Za-z])"),
 }
 """Names next to which a small `c` or `k` is not a constant of integration, as in `ax^2+bx+c`."""
