@@ -119,6 +119,7 @@ _ALPHABETS = re.compile("[\U0001d400-\U0001d7ff]")
 
 def _ascii(text: str) -> str:
     """Replaces known characters by LaTeX and ASCII."""
+    text = unicodedata.normalize("NFC", text)
     text = _RAISED.sub(lambda match: f"^{{{match.group().translate(_SCRIPTS['^'])}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match.group().translate(_SCRIPTS['_'])}}}", text)
     text = _VULGAR.sub(_as_fraction, text)
