@@ -86,7 +86,7 @@ def last_choice(text: str, choices: Sequence[str]) -> str:
         rf"{_NOT}(?<![\w-])(?<!\d\.)(?P<choice>{named})(?!\w|[.,]\d)(?!{_HESITATES}|\W*and\W+(?:{named})\b)"
     )
     labelled = re.compile(
-        rf"(?:^[^\w\n]*{_BEFORE_LABEL}{_LABEL}[\"')\]]*\s{{0,4}}(?:is\s*:?|[:=>\uff1a]|\n)|[\"']{_LABEL}[\"']\s?:"
+        rf"(?:^[^\w\n]*{_BEFORE_LABEL}{_LABEL}[\"')\]]*\s{{0,4}}(?:is\s*:?|[:=>\uff1a]|[-\u2013\u2014]{{1,2}}\s|\n)|[\"']{_LABEL}[\"']\s?:"
         rf"|\\boxed\{{|\[\[)\W{{0,8}}{choice}{_ENDS}",
         re.IGNORECASE | re.MULTILINE,
     )

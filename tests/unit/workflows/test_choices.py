@@ -33,6 +33,8 @@ NUMBERS = tuple(str(number) for number in range(1, 11))
         ('```json\n{"correct": "no", "why": "yes is wrong"}\n```', YES, "no"),
         ("Verdict: correct\n\nThe other one is incorrect.", RIGHT, "correct"),
         ("Verdict: INCORRECT", RIGHT, "incorrect"),
+        ("Verdict \u2014 correct. Nothing is incorrect.", RIGHT, "correct"),
+        ("My answer: no.\nYes would be wrong", YES, "no"),
         ("Verdict: not correct", RIGHT, "incorrect"),
         ("Verdict: no\nWait.\nVerdict: yes\nSorry.", YES, "yes"),
         ("Rating: 8/10. I counted 3 errors.", NUMBERS, "8"),

@@ -4,7 +4,7 @@ import ast
 import builtins
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import dedent
 
 from astraflow.addons.sandbox.fences import Block, fenced_blocks
@@ -24,9 +24,10 @@ def program_of(reply: str, function: str = "") -> str:
     """The program in a reply: its last block of Python that is a whole program; the reply if it has no block.
 
     A block is Python if its fence names Python or no language. It is a whole program if Python can parse it,
-    if it does something (`6` is an example's output), and if it needs no function or class that only an
-    earlier block defines, as an example of use does. If the task names a function, blocks that define it come
-    first. If no block is a whole program, the last block of Python counts.
+    if it does something (`6` is an example's output), and if it needs no name that only an earlier block
+    defines, as an example of use or a part that is explained does. But if the earlier block prints nothing,
+    both together are the program. If the task names a function, blocks that define it come first. If no block
+    is a whole program, the last block of Python counts.
     """
     reply = reply.replace("\r\n", "\n")
     parser = _Parser()
@@ -37,7 +38,7 @@ def program_of(reply: str, function: str = "") -> str:
     blocks = _blocks(reply, parser)
     ours = [block for block in blocks if not block.tag or _PYTHON.fullmatch(block.tag)]
     for group in (ours, blocks):
-        programs = _whole_programs(group, parser)
+        programs = _whole_programs(group, parser, joins=not function)
         defining = [text for text in programs if function and _defines(parser.tree(text), function)]
         if defining or programs:
             return (defining or programs)[-1]
@@ -73,8 +74,11 @@ def _leading_program(text: str, parser: "_Parser") -> str:
     return ""
 
 
-def _whole_programs(blocks: Sequence[Block], parser: "_Parser") -> list[str]:
-    """The texts of the blocks that are whole programs, in order."""
+def _whole_programs(blocks: Sequence[Block], parser: "_Parser", *, joins: bool) -> list[str]:
+    """The texts of the blocks that are whole programs, in order.
+
+    `joins`: whether a block that prints completes an earlier one that it needs and that prints nothing.
+    """
     programs: list[str] = []
     defined: set[str] = set()
     for block in blocks:
@@ -84,12 +88,37 @@ def _whole_programs(blocks: Sequence[Block], parser: "_Parser") -> list[str]:
             continue
         if not _unbound_names(tree) & defined:
             programs.append(text)
-        defined |= {node.name for node in tree.body if isinstance(node, _DEFINITIONS)}
+        elif joins and programs and _prints(tree) and not _prints(parser.tree(programs[-1])):
+            programs[-1] += text
+        defined |= set(_defined_names(tree))
     return programs
 
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _DOING = (*_DEFINITIONS, ast.Call, ast.Import, ast.ImportFrom, ast.For, ast.While, ast.Lambda)
+
+
+def _prints(tree: ast.Module | None) -> bool:
+    """Whether a program may print: it names a function such as `print` or `sys.stdout.write`."""
+    return tree is not None and any(
+        (isinstance(node, ast.Name) and node.id == "print")
+        or (isinstance(node, ast.Attribute) and node.attr.startswith(("write", "print")))
+        for node in ast.walk(tree)
+    )
+
+
+def _defined_names(tree: ast.Module) -> Iterator[str]:
+    """The names of functions, classes and variables outside functions. What is imported doesn't count: some
+    tasks import it for the solution."""
+    nodes: list[ast.AST] = list(tree.body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, _DEFINITIONS):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif not isinstance(node, ast.Lambda):
+            nodes += ast.iter_child_nodes(node)
 
 
 def _defines(tree: ast.Module | None, function: str) -> bool:

@@ -16,7 +16,7 @@ _FENCE = re.compile(
 )
 _FENCE_AFTER_TEXT = re.compile(r"[^`~]*(?P<indent>)(?P<fence>`{3,})(?P<info>[A-Za-z][\w+#.-]*)[ \t]*")
 _INFO = re.compile(
-    r"\s*(?:|(?P<python>(?i:python|py)\b.*)|[{.]*(?P<tag>[A-Za-z][\w+#-]*)(?:[.}]\S*|\s*[{:=].*|\s+[\w-]+=.*)?)\s*"
+    r"\s*(?:|(?P<python>(?i:python|py)\b.*|\S+\.py)|[{.]*(?P<tag>[A-Za-z][\w+#-]*)(?:[.}]\S*|\s*[{:=].*|\s+[\w-]+=.*)?)\s*"
 )
 """What follows an opening fence: nothing, or a language and attributes. Other text follows a closing one."""
 _MARKDOWN = ("markdown", "md")
