@@ -43,7 +43,7 @@ FAILED_PROMPT = (
 )
 CASE_PATTERN = (
     r"Input:[*_]*\s*```[^\n`]*\n(?P<input>[^`]*)```\s*"
-    r"[*_]*Output:[*_]*\s*```[^\n`]*\n(?P<output>[^`]*)(?:```|\Z)"
+    r"[*_]*Output:[*_]*\s*```[^\n`]*\n(?P<output>[^`]*)(?:```)?"
 )
 
 _Case = Mapping[str, str]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 __all__ = ["Block", "fenced_blocks"]
 
 _FENCE = re.compile(
-    r"(?P<indent>[ \t]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)"
+    r"(?P<indent>[\x20\t]*(?:(?:[-*+]|\d{1,3}[.)])[\x20\t]+)?)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)"
 )
-_FENCE_AFTER_TEXT = re.compile(r"[^`~]*(?P<indent>)(?P<fence>`{3,})(?P<info>[A-Za-z][\w+#.-]*)[ \t]*")
+_FENCE_AFTER_TEXT = re.compile(r"[^`~]*(?P<indent>)(?P<fence>`{3,})(?P<info>[A-Za-z][\w+#.-]*)[\x20\t]*")
 _INFO = re.compile(
     r"\s*(?:|(?P<python>(?i:python|py)\b.*|\S+\.py)|[{.]*(?P<tag>[A-Za-z][\w+#-]*)(?:[.}]\S*|\s*[{:=].*|\s+[\w-]+=.*)?)\s*"
 )

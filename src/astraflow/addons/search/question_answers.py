@@ -27,7 +27,7 @@ from astraflow.types import Task
 
 __all__ = ["ExactMatchReward", "F1Reward", "exact_match", "normalize", "word_f1"]
 
-_ARTICLE = re.compile(r"(?<!\S)(?:a|an|the) (?=\S)")
+_ARTICLE = re.compile(r"(?<!\S)(?:a|an|the)\s(?=\S)")
 _WIDE_OR_NARROW = re.compile("[\u3000\uff00-\uffef]+")
 _HYPHENS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe58\ufe63"), "-")
 _THOUSANDS = re.compile(r"(?<![\w.,])(-?\d{1,3}(?:,\d{3})+)(?![\w,])")
@@ -93,7 +93,7 @@ def normalize(text: str) -> str:
 
     The result is empty for a text that is only punctuation.
     """
-    text = re.sub(r"([<>]=?) +(?=-?\.?\d)", r"\1", _lower(text))
+    text = re.sub(r"([<>]=?)\s+(?=-?\.?\d)", r"\1", _lower(text))
     text = _THOUSANDS.sub(lambda number: number.group().replace(",", ""), text)
     return _ARTICLE.sub("", " ".join(_SIGN.sub(_sign, text).split()))
 
