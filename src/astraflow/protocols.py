@@ -817,6 +817,8 @@ class ProcessSpec:
     max_restarts: int = 5
     ends_with_run: bool = False
     """True if exit code 0 is its normal end. Otherwise, every unrequested end is a crash."""
+    memory_advice: str = ""
+    """What a person can change so that it needs less memory, for the message about a lack of memory."""
     longest_silence_s: float = 0.0
     """The process is restarted after this many seconds without a sign of life; 0 means never."""
 
@@ -865,6 +867,8 @@ class ProcessLife:
     if no problem is known."""
     is_starved: bool = False
     """Whether it only lacks CPU time."""
+    memory_bytes: int = 0
+    """The memory that it uses; 0 if unknown, or if it runs on another machine than the launcher."""
 
 
 @runtime_checkable

@@ -78,6 +78,8 @@ _SCORES = "the scores before and after it could not be compared: give a changed 
 _REMEDIES = {"eval.sets": _SCORES, "eval.temperature": _SCORES}
 """What else to say about a refused key, by the beginning of the key."""
 _MAX_LISTED = 5
+_DERIVED = (".table.groups_per_batch", ".engine.max_context", ".engine.num_slots")
+"""Endings of the keys that may be `auto`."""
 
 
 class RecipeChange(Item, frozen=True, kw_only=True):
@@ -107,7 +109,7 @@ def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
 
 def _is_left_open(key: str, now: Mapping[str, str]) -> bool:
     """Returns whether a key is `auto` in the new recipe; the run's own recipe has the derived number."""
-    return now.get(key) == '"auto"' and key.endswith((".table.groups_per_batch", ".engine.max_context"))
+    return now.get(key) == '"auto"' and key.endswith(_DERIVED)
 
 
 def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:

@@ -144,10 +144,12 @@ def check_recipe(
     for name, policy in recipe.trained.items():
         mistakes.collect(_check_learns, name, policy)
     sources = _check_sources(recipe, mistakes, broken, unbuilt)
-    _check_machine(recipe, mistakes, run_dir)
+    whole = recipe
+    if not mistakes.texts and not any(policy.model in unbuilt for policy in recipe.policies.values()):
+        whole = mistakes.collect(derive_numbers, recipe, sources) or recipe
+    _check_machine(recipe, whole, mistakes, run_dir)
     mistakes.raise_all()
-    is_unbuilt = any(policy.model in unbuilt for policy in recipe.policies.values())
-    return CheckedRecipe(recipe if is_unbuilt else derive_numbers(recipe, sources), sources)
+    return CheckedRecipe(whole, sources)
 
 
 def with_other_mistakes(
@@ -184,15 +186,18 @@ def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
         )
         if is_alone and not _counts_tokens(config):
             mistakes.collect(open_source, config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
-    _check_machine(recipe, mistakes, run_dir)
+    _check_machine(recipe, recipe, mistakes, run_dir)
     return mistakes.texts
 
 
-def _check_machine(recipe: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
-    """Checks servers, and what packages add; with a run folder, also the folder, ports and certificates."""
+def _check_machine(recipe: Recipe, whole: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
+    """Checks servers, and what packages add; with a run folder, also the folder, ports and certificates.
+
+    `whole`: the recipe with numbers in place of `auto`, as far as they are known.
+    """
     for entry in find_entries("astraflow.checks"):
         if (check := load_or_explain(entry)) is not None:
-            mistakes.collect(check, recipe)
+            mistakes.collect(check, whole)
     mistakes.collect(check_engine, recipe)
     if run_dir is None:
         return

@@ -438,7 +438,7 @@ class Run:
                 status = await self.status()
                 answered_s = self._clock()
             if status is not None:
-                supervisor.note_progress(*(w.name for w in status.workers if w.load.generated_tokens > 0))
+                supervisor.note_progress(*_find_working(status, supervisor))
                 await self._size(status, supervisor)
                 _note_done(status, supervisor)
             alarms = self._watch(status, supervisor, max(0.0, self._clock() - answered_s))
@@ -538,6 +538,19 @@ def _report(folder: RunFolder, recipe: Recipe) -> None:
         write_report(folder, recipe)
     except Exception:  # noqa: BLE001 - a broken matplotlib, for example; it is logged
         _log.exception("the report on %s could not be made", folder.path)
+
+
+def _find_working(status: StatusReply, supervisor: Supervisor) -> list[str]:
+    """Returns the services that have generated since their process started.
+
+    The dataflow still lists a service for a while after its process has ended.
+    """
+    ages = {state.name: state.age_s for state in supervisor.states if state.state == "running"}
+    return [
+        worker.name
+        for worker in status.workers
+        if worker.load.generated_tokens > 0 and status.now_s - worker.last_seen_s < ages.get(worker.name, 0.0)
+    ]
 
 
 def _note_done(status: StatusReply, supervisor: Supervisor) -> None:
