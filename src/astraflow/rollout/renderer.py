@@ -134,7 +134,8 @@ class ChatRenderer:
         if hidden:
             raise RolloutError(
                 f"the chat template does not show the tool {hidden[0]!r}, so the model wouldn't know about "
-                "it; use a model whose template takes `tools`",
+                "it; use a model whose template takes `tools`, or add them to the chat_template.jinja of its "
+                "folder",
                 is_retryable=False,
             )
         return ChatRenderer(self._tokenizer, self._stop_ids, tools=tools, images=self._images)

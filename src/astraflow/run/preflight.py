@@ -341,7 +341,7 @@ def _check_sources(
     for name in sources.eval:
         mistakes.collect(_check_eval_size, name, recipe, sources)
     _check_answers(recipe, sources, mistakes, broken)
-    _check_fits_workflow(recipe, sources, mistakes)
+    _check_fits_workflow(recipe, sources, mistakes, has_models=not unbuilt)
     return sources
 
 
@@ -440,10 +440,17 @@ def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config
     return True
 
 
-def _check_fits_workflow(recipe: Recipe, sources: OpenSources, mistakes: _Mistakes) -> None:
+def _check_fits_workflow(
+    recipe: Recipe, sources: OpenSources, mistakes: _Mistakes, *, has_models: bool
+) -> None:
     """Checks that the workflow can use the reward and the tasks."""
     if not isinstance(recipe.workflow, Use):
         mistakes.collect(recipe.workflow.check_scoring, recipe.tasks.reward, recipe.tasks.extract)
+    if has_models and not mistakes.texts:  # so the models are complete
+        models = {name: (p.model_dir, p.template_args) for name, p in recipe.policies.items()}
+        for workflow in (recipe.workflow, *(workflow_of(each, recipe) for each in recipe.eval.sets.values())):
+            if not isinstance(workflow, Use):
+                mistakes.collect(workflow.check_templates, models)
     for name, source in sources.train.items():
         tasks = tasks_to_check(source, recipe.tasks.sources[name])
         mistakes.collect(_check_tasks, f"tasks.sources.{name}", tasks, recipe.workflow)

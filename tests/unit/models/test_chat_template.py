@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
-from astraflow.errors import ConfigError, DataError
-from astraflow.models.chat_template import check_template_args, readable_args, write_template_defaults
+from astraflow.errors import ConfigError, DataError, RolloutError
+from astraflow.models.chat_template import (
+    check_template_args,
+    readable_args,
+    with_tools,
+    write_template_defaults,
+)
 from astraflow.rollout.renderer import load_renderer, policy_renderer
-from astraflow.types import Message, PolicyInfo, Sampling
+from astraflow.types import Message, PolicyInfo, Sampling, ToolSpec
 from drivers.chat_folders import CHATML, make_folder
 
 THINKING = CHATML.replace(
@@ -147,3 +152,29 @@ def test_a_folder_without_arguments_stays_as_it_is(tmp_path: Path) -> None:
     before = (folder / "tokenizer_config.json").read_bytes()
     write_template_defaults(folder, {})
     assert (folder / "tokenizer_config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("system", [(), (Message(role="system", content="Be brief."),)])
+@pytest.mark.parametrize("template", [CHATML, "\n  " + CHATML])
+def test_a_template_that_ignores_tools_can_show_them_and_is_otherwise_the_same(
+    tmp_path: Path, template: str, system: tuple[Message, ...]
+) -> None:
+    plain = load_renderer(make_folder(tmp_path, template=template))
+    messages = [*system, *ASK]
+    without = plain.render(messages)
+    shows = load_renderer(make_folder(tmp_path, template=with_tools(template)))
+    assert shows.render(messages) == without
+    tool = ToolSpec(name="add", description="Adds.", parameters='{"type": "object"}')
+    with pytest.raises(RolloutError, match="does not show the tool 'add'"):
+        plain.with_tools([tool])
+    prompt = shows.with_tools([tool]).render(messages)
+    text = "".join(shows.parse((idx,)).content for idx in prompt)
+    assert '"name": "add"' in text
+    assert '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>' in text
+    assert text.index("Be brief.") < text.index("<tools>") if system else "<tools>" in text
+    assert text.count("system\n") == 1
+
+
+def test_a_template_that_shows_tools_stays_as_it_is() -> None:
+    template = "{% if tools %}{{ tools }}{% endif %}"
+    assert with_tools(template) == template

@@ -37,7 +37,7 @@ from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Failure, Item, Message, Trajectory
 
-__all__ = ["MAX_TOKENS", "EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view"]
+__all__ = ["MAX_TOKENS", "EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view", "result_of"]
 
 MAX_TOKENS = 20_000
 """Maximum number of tokens shown of one trajectory."""
