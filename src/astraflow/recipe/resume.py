@@ -15,6 +15,8 @@ from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, StopConfig
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.trainer.checkpoint import newest_step
 from astraflow.types import Item
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "RecipeChange",
     "changes_between",
     "has_more_steps",
+    "redo_notes",
     "refuse_changes",
     "refuse_fewer_steps",
     "steps_done",
@@ -141,6 +144,16 @@ def steps_done(journal: Path) -> dict[str, int]:
         return {}
     with JournalReader(journal) as reader:
         return dict(Counter(record.policy for record in reader.steps()))
+
+
+def redo_notes(folder: RunFolder, recipe: Recipe, done: Mapping[str, int]) -> Iterator[str]:
+    """Yields which of the `done` steps each trainer repeats, because its newest checkpoint is older."""
+    for name in recipe.trained:
+        first = newest_step(folder.checkpoints / name) + 1
+        last = done.get(name, 0)
+        if first <= last:
+            steps = f"step {last}" if first == last else f"steps {first}-{last}"
+            yield f"{name}: redoing {steps} from the same batches, because no checkpoint has them"
 
 
 def has_more_steps(recipe: Recipe, before: Recipe, done: Mapping[str, int]) -> bool:
