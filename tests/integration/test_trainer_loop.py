@@ -414,10 +414,7 @@ async def test_a_stop_lets_a_long_step_end_and_saves_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path, MemoryTrainerLink(num_steps=9, num_ready=9), checkpoint_every=100)
     bench.backend.may_train.clear()
     work = bench.start(stop_s=0.2)
-    async with asyncio.timeout(DEADLINE_S):
-        while not bench.dataflow.taken:
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)  # the step has begun
+    assert await asyncio.to_thread(bench.backend.begun_steps.acquire, timeout=DEADLINE_S)
     bench.stop.set()
     await asyncio.sleep(0.5)  # longer than a publication may take
     assert not work.done()
