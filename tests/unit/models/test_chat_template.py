@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.gguf.tools_template import with_tools
 from astraflow.errors import ConfigError, DataError, RolloutError
 from astraflow.models.chat_template import (
     check_template_args,
     readable_args,
-    with_tools,
     write_template_defaults,
 )
 from astraflow.rollout.renderer import load_renderer, policy_renderer

@@ -27,8 +27,8 @@ from transformers.utils import logging as transformers_logging
 
 from astraflow.addons.gguf.capacity import Capacity, check_disk, check_memory, measure_capacity
 from astraflow.addons.gguf.folder import holds_model, new_folder, write_origin
+from astraflow.addons.gguf.tools_template import with_tools
 from astraflow.errors import DataError
-from astraflow.models.chat_template import with_tools
 from astraflow.user_input.own_code import describe_error
 
 __all__ = ["ModelCard", "convert_file", "write_model"]

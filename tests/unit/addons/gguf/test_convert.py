@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astraflow.addons.gguf.capacity import Capacity
 from astraflow.addons.gguf.convert import convert_file
+from astraflow.addons.gguf.tools_template import with_tools
 from astraflow.errors import DataError
-from astraflow.models.chat_template import with_tools
 from astraflow.models.loading import load_causal_lm
 from drivers.gguf_files import CHATML, SIZES, folder_weights, write_gguf
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.gguf.tools_template import with_tools
 from astraflow.addons.tools.config import ToolUseConfig
 from astraflow.config import Config, parse_config
 from astraflow.errors import ConfigError
-from astraflow.models.chat_template import with_tools
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.workflows.conversation import Workflow
