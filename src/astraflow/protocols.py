@@ -33,6 +33,7 @@ from astraflow.types import (
 )
 from astraflow.types.facts import Outcome
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+from astraflow.types.model_text import without_reasoning
 from astraflow.types.token_columns import Columns
 
 if TYPE_CHECKING:  # seams are read without loading torch
@@ -169,11 +170,16 @@ class ScoringCall:
 
     task: Task
     text: str
-    """The part of the completion that `tasks.extract` selects."""
+    """The part of the reply that `tasks.extract` selects."""
     completion: str
-    """The whole completion."""
+    """The whole completion, with its reasoning."""
     extract: str = "whole"
     """The value of `tasks.extract`."""
+
+    @property
+    def reply(self) -> str:
+        """The completion without its reasoning; empty if the reasoning never ends."""
+        return without_reasoning(self.completion)
 
 
 class Scorer(Protocol):

@@ -30,8 +30,8 @@ __all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer", "load_tokenizer", "
 _MARKER = "\ue000end\ue001"
 """Private-use characters: no template handles them specially, and the text with them is never tokenized."""
 
-_THINK_ENDINGS = ("<think>", "<think>\n", "<think>\n\n")
-"""Endings of a prompt if the template opens the model's reasoning."""
+_THINK_ENDINGS = tuple(f"{before}<think>{after}" for before in ("", " ") for after in ("", "\n", "\n\n"))
+"""Endings of a prompt if the template opens the model's reasoning. Some tokenizers join a space to `<`."""
 
 _CACHED_PROMPTS = 64
 """Number of cached prompts: those of the groups in flight. The episodes of a group share their prompt."""
@@ -52,7 +52,7 @@ class ChatTokenizer(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decodes ids, without special tokens."""
+        """Decodes ids. Special tokens keep their text, except those that only end or pad a text."""
         ...
 
 
@@ -260,6 +260,8 @@ class _HuggingFaceTokenizer:
 
         self._tokenizer = tokenizer
         self._template_args = template_args
+        # Only these are dropped: `<tool_call>`, `<think>`, and `<answer>` may be special tokens too.
+        self._without_text = {tokenizer.eos_token_id, tokenizer.pad_token_id}
         self._compiled: Any = None
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             self._compiled = tokenizer.backend_tokenizer
@@ -291,10 +293,14 @@ class _HuggingFaceTokenizer:
         return cast("list[int]", self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        ids = [token for token in token_ids if token not in self._without_text]
         if self._compiled is not None:
-            return cast("str", self._compiled.decode(token_ids, skip_special_tokens=True))
+            return cast("str", self._compiled.decode(ids, skip_special_tokens=False))
         text = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ids,
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
+            clean_up_tokenization_spaces=False,
         )
         return cast("str", text)
 

@@ -1,20 +1,27 @@
 """Finds function calls in a model's text; each style of chat template has its own parser.
 
-Calls inside of reasoning (`<think>...</think>`) are ignored, because reasoning is not part of the answer. A
-tag inside a string of a call's JSON is text, not a tag.
+A call names a tool that was offered, and has `arguments` or `parameters`. A call in tags that lacks one of
+them has a `problem`, which the model is told, so it can correct the call. JSON without tags may be an answer,
+so it is a call only if it has both.
+
+Calls inside of reasoning (`types.model_text`) are ignored. A tag inside a string of a call's JSON is text.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
+
+from astraflow.types.model_text import find_reasoning, past_separators, without_reasoning
 
 __all__ = [
     "CALL_PARSERS",
     "CallParser",
     "ToolCall",
     "bare_json_calls",
+    "looks_like_call",
+    "offered_calls",
     "tagged_calls",
     "text_before_calls",
     "without_reasoning",
@@ -42,11 +49,14 @@ limit."""
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
-_THINK = "<think>"
-_THINK_END = "</think>"
-_MARK = re.compile(f"{_THINK}|{_THINK_END}|{_OPEN}")
-_BETWEEN = re.compile(r"(?:[\s;,]|<\|python_tag\|>)*")
-"""Text that may precede a call. Llama 3 writes the tag before calls, and separates calls with `;`."""
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:')
+_JSON_START = re.compile(r"(?:```\w*\s*)?(?:[{]|\[\s*[{])")
+_CALL_MARK = re.compile(
+    r"<tool_calls?\b|<function\b|<invoke\b|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_|<｜tool▁calls?▁"  # noqa: RUF001 - DeepSeek's own bars
+    r"|<\|channel\|>commentary to="
+)
+"""Openings of calls in the styles of common model families, most of which no parser reads."""
 _EXPECTED = 'expected {"name": ..., "arguments": {...}}'
 
 
@@ -76,12 +86,17 @@ def tagged_calls(text: str) -> tuple[ToolCall, ...]:
 
 
 def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
-    """Reads a text that is JSON: an object with a name, several of them, or a list, as Llama 3 writes it."""
+    """Reads a text that is JSON: an object with a name, several of them, or a list, as Llama 3 writes it.
+
+    Other JSON is an answer: `{"name": "Alice", "age": 5}`, or a list in which one object is not a call.
+    """
     text = without_reasoning(text)
-    start = _past_separators(text, 0)
-    if not text.startswith(("{", "["), start) or '"name"' not in text:
+    start = past_separators(text, 0)
+    if not text.startswith(("{", "["), start) or not _NAME.search(text) or not _ARGUMENTS.search(text):
         return ()
     values, end, problem = _values_at(text, start)
+    if not all(_is_call(part) for part in _flat(values)):
+        return ()
     if not problem and end < len(text):
         problem = f"text follows the JSON, at character {end - start}; write the call alone"
     if problem:
@@ -89,52 +104,43 @@ def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
     return _calls(values)
 
 
-def without_reasoning(text: str, *, begins_inside: bool = False) -> str:
-    """A model's text without its reasoning, <think>...</think>. The closing tag may be missing.
+def offered_calls(parser: CallParser, text: str, offered: Collection[str]) -> tuple[ToolCall, ...]:
+    """The calls in a text; none if it is JSON without tags that doesn't name `offered` tools.
 
-    `begins_inside`: the prompt ended with <think>, so the text starts with reasoning. Even without this, a
-    </think> without its <think> ends reasoning that started before the text.
+    In tags, a call of an unknown tool stays, because it can't be anything else.
     """
-    return "".join(text[start:end] for start, end in _spans(text, begins_inside)).strip()
+    calls = tuple(parser(text))
+    reply = without_reasoning(text)
+    if not calls or not reply.startswith(("{", "[")):
+        return calls
+    names = {call.name for call in calls if not call.problem} or set(_NAME.findall(reply)[:1])
+    return calls if names <= set(offered) else ()
+
+
+def looks_like_call(text: str, offered: Collection[str]) -> bool:
+    """Whether a text looks like a call of an `offered` tool, in any of the styles that models write."""
+    reply = without_reasoning(text)
+    if not offered or _CALL_MARK.search(reply):
+        return bool(offered)
+    if _JSON_START.match(reply):
+        return any(f'"{name}"' in reply for name in offered)
+    return reply.startswith(tuple(f"{bracket}{name}(" for name in offered for bracket in ("", "[")))
 
 
 def text_before_calls(text: str, *, begins_inside: bool = False) -> str | None:
     """The text before the first <tool_call>, with its reasoning; None if there is no such tag."""
-    for start, end in _spans(text, begins_inside):
-        if (opening := text.find(_OPEN, start, end)) >= 0:
-            return text[:opening].strip()
-    return None
-
-
-def _spans(text: str, begins_inside: bool) -> list[tuple[int, int]]:
-    """The parts of a text that are not reasoning, as `[start, end)`."""
-    spans: list[tuple[int, int]] = []
-    start = _end_of_reasoning(text, 0) if begins_inside else 0
-    pos = _values_at(text, start)[1]
-    while mark := _MARK.search(text, pos):
-        if mark[0] == _OPEN:
-            pos = _values_at(text, mark.end())[1]
-            continue
-        if mark[0] == _THINK:
-            spans.append((start, mark.start()))
-            start = _end_of_reasoning(text, mark.end())
-        else:
-            spans.clear()  # a </think> without its <think>: all text so far was reasoning
-            start = mark.end()
-        pos = _values_at(text, start)[1]
-    return [*spans, (start, len(text))]
-
-
-def _end_of_reasoning(text: str, start: int) -> int:
-    end = text.find(_THINK_END, start)
-    return end + len(_THINK_END) if end >= 0 else len(text)
+    reasoning = find_reasoning(text, begins_inside=begins_inside)
+    opening = text.find(_OPEN, 0, reasoning.start if reasoning else len(text))
+    if opening < 0 and reasoning:
+        opening = text.find(_OPEN, reasoning.end)
+    return text[:opening].strip() if opening >= 0 else None
 
 
 def _values_at(text: str, start: int) -> tuple[list[object], int, str]:
     """Reads consecutive JSON objects and lists from `start`. Returns them, the position after them, and why
     the next one cannot be read (empty if no JSON follows)."""
     values: list[object] = []
-    pos = _past_separators(text, start)
+    pos = past_separators(text, start)
     while text.startswith(("{", "["), pos):
         try:
             value, length = _load_json(text[pos:])
@@ -143,13 +149,8 @@ def _values_at(text: str, start: int) -> tuple[list[object], int, str]:
         except ValueError as err:
             return values, pos, str(err)
         values.append(value)
-        pos = _past_separators(text, pos + length)
+        pos = past_separators(text, pos + length)
     return values, pos, ""
-
-
-def _past_separators(text: str, pos: int) -> int:
-    found = _BETWEEN.match(text, pos)
-    return found.end() if found else pos
 
 
 def _load_json(text: str) -> tuple[object, int]:
@@ -193,12 +194,24 @@ def _parts(value: object) -> Iterable[object]:
     return cast("list[object]", value) if isinstance(value, list) else ()
 
 
-def _calls(values: Sequence[object]) -> tuple[ToolCall, ...]:
-    """Reads the calls in JSON values; a list counts as its items."""
+def _flat(values: Sequence[object]) -> list[object]:
+    """The values; a list counts as its items."""
     flat: list[object] = []
     for value in values:
         flat += cast("list[object]", value) if isinstance(value, list) else [value]
-    return tuple(_read_call(part) for part in flat or values)
+    return flat
+
+
+def _calls(values: Sequence[object]) -> tuple[ToolCall, ...]:
+    return tuple(_read_call(part) for part in _flat(values) or values)
+
+
+def _is_call(value: object) -> bool:
+    """Whether a value has the form of a call: an object with a name and arguments."""
+    if not isinstance(value, dict):
+        return False
+    call = cast("dict[str, object]", value)
+    return isinstance(call.get("name"), str) and ("arguments" in call or "parameters" in call)
 
 
 def _read_call(loaded: object) -> ToolCall:
@@ -208,6 +221,8 @@ def _read_call(loaded: object) -> ToolCall:
     name = call.get("name")
     if not isinstance(name, str) or not name.strip():
         return ToolCall(problem=f"the call has no name; {_EXPECTED}")
+    if not _is_call(call):
+        return ToolCall(problem=f"the call of {name!r} has no arguments; {_EXPECTED}")
     # Llama 3 writes `parameters` for `arguments`.
     given = call.get("arguments")
     try:

@@ -70,13 +70,14 @@ class Completion:
 
     policy: str
     text: str
-    """The text without end tokens. It includes a stop text that ended the completion."""
+    """The text without end tokens. It includes a stop text that ended the completion, and a <think> with
+    which the chat template ended the prompt."""
     finish_reason: FinishReason
     num_tokens: int
     idx: int
     """Position among the completions of the episode."""
     begins_in_reasoning: bool = False
-    """Whether the chat template opened <think> in the prompt, so the text starts with reasoning."""
+    """Whether the chat template opened <think> in the prompt, so the policy didn't sample that tag."""
 
     @property
     def is_truncated(self) -> bool:
@@ -229,6 +230,14 @@ class Endpoint(Protocol):
         """Share of the completions that lack the form that their request asked for.
 
         Requests ask for a form with `tool_choice` or `response_format`. None if no request did.
+        """
+        ...
+
+    @property
+    def num_unread_calls(self) -> int | None:
+        """Number of completions that look like a call of an offered tool, but that no call was read from.
+
+        None if no request offered tools.
         """
         ...
 

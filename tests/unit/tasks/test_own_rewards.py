@@ -308,7 +308,7 @@ def test_a_judge_that_does_not_answer_is_asked_again() -> None:
         (
             own("by_level"),
             [],
-            r"^tasks\.reward\.use = .*'level'.*\(columns: none; always available: completion\)",
+            r"^tasks\.reward\.use = .*'level'.*\(columns: none; always available: completion, reply\)",
         ),
         (own("by_level", args={"bonnus": 1}), ["level"], r"args\.bonnus is not an argument; did you mean"),
         (own("trl_reward"), [], r"has the parameter 'completions'.*write \{name: trl, use: "),

@@ -16,7 +16,7 @@ from astraflow.addons.search.retrieval.documents import Document
 from astraflow.config import Use
 from astraflow.errors import QueryError, RolloutError
 from astraflow.types import Message, ToolSpec
-from astraflow.workflows.calls import ToolCall, tagged_calls
+from astraflow.workflows.calls import ToolCall, looks_like_call, tagged_calls
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import policy_at
 from astraflow.workflows.variant import PolicyRoles, template
@@ -139,7 +139,8 @@ async def search(
     Rewarded: the whole conversation with the answer's score. A failed search returns an error message; a
     search that takes too long fails the episode.
     Metrics: `searches`; `search_errors`, which failed; `empty_searches`, which found nothing; `search_s`,
-    seconds of all searches; `search_call_s_p50` and `_p95`, seconds of single searches.
+    seconds of all searches; `search_call_s_p50` and `_p95`, seconds of single searches; in `tools`,
+    `unread_calls`, 1 if the scored answer looks like a call.
     """
     in_calls = style == "tools"
     chat = policy_at(policies, policy, 0).conversation(
@@ -166,6 +167,8 @@ async def search(
     rewards = Rewards()
     rewards.add(chat, await task.score(answer.text))
     searches.report(rewards)
+    if in_calls:
+        rewards.add_metric("unread_calls", float(looks_like_call(answer.reply, (SEARCH_TOOL.name,))))
     return rewards
 
 
