@@ -106,9 +106,9 @@ async def test_several_choices_share_a_prompt_and_only_one_trains_each_token() -
 
 
 async def test_a_call_in_reasoning_is_shown_as_text_and_not_made() -> None:
-    thought = '<think>Or <tool_call>{"name": "drop"}</tool_call></think>'
-    replies = iter([f'{thought}I. <tool_call>{{"name": "add"}}', f"{thought}5"])
-    async with episode(letters(ScriptedEngine(lambda _: next(replies)))) as open_:
+    thought = '<think>Or <tool_call>{"name": "drop", "arguments": {}}</tool_call></think>'
+    replies = iter([f'{thought}I. <tool_call>{{"name": "add", "arguments": {{}}}}', f"{thought}5"])
+    async with episode(letters(ScriptedEngine(lambda _: next(replies)), max_tokens=200)) as open_:
         chat = open_.client.chat.completions
         asked: Any = {"model": "actor", "messages": [user("2+3")], "tools": [ADD]}
         said = [(await chat.create(**asked)).choices[0].message for _ in range(2)]

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 __all__ = [
     "REASONING_TAGS",
     "Reasoning",
-    "Reply",
     "find_reasoning",
     "past_separators",
     "with_opening",
@@ -36,12 +35,6 @@ _DECODER = json.JSONDecoder(strict=False)
 _AFTER_MENTION = frozenset(" \t.,;:!?)")
 
 
-class Reply(str):
-    """A text without its reasoning. Tags in it are plain text."""
-
-    __slots__ = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Reasoning:
     """The reasoning in a text, including its tags."""
@@ -56,10 +49,10 @@ class Reasoning:
 
 def find_reasoning(text: str, *, begins_inside: bool = False) -> Reasoning | None:
     """Finds the reasoning in a text. `begins_inside`: the prompt ended with the opening tag."""
-    if isinstance(text, Reply) or not (begins_inside or _TAG.search(text)):
-        return None
     if begins_inside:
         return _reasoning_from(text, 0, 0, "</think>")
+    if not _TAG.search(text):
+        return None
     last_closings = {tag[0]: tag.start() for tag in _TAG.finditer(text) if _closes(text, tag)}
     pos = _past_json(text, 0)
     while tag := _TAG.search(text, pos):
@@ -77,11 +70,11 @@ def find_reasoning(text: str, *, begins_inside: bool = False) -> Reasoning | Non
     return None
 
 
-def without_reasoning(text: str, *, begins_inside: bool = False) -> Reply:
+def without_reasoning(text: str, *, begins_inside: bool = False) -> str:
     """The text without its reasoning, and without white space around it."""
     reasoning = find_reasoning(text, begins_inside=begins_inside)
     rest = text[: reasoning.start] + text[reasoning.end :] if reasoning else text
-    return Reply(rest.strip())
+    return rest.strip()
 
 
 def with_opening(text: str) -> str:

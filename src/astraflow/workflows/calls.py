@@ -54,7 +54,7 @@ _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:')
 _JSON_START = re.compile(r"(?:```\w*\s*)?(?:[{]|\[\s*[{])")
 _CALL_MARK = re.compile(
     r"<tool_calls?\b|<function\b|<invoke\b|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_|<｜tool▁calls?▁"  # noqa: RUF001 - DeepSeek's own bars
-    r"|<\|channel\|>commentary to="
+    r"|<\|channel\|>commentary"
 )
 """Openings of calls in the styles of common model families, most of which no parser reads."""
 _EXPECTED = 'expected {"name": ..., "arguments": {...}}'
@@ -66,7 +66,10 @@ def tagged_calls(text: str) -> tuple[ToolCall, ...]:
     A pair of tags may hold several calls, and the last closing tag may be missing.
     Example: `tagged_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')`.
     """
-    text = without_reasoning(text)
+    return _tagged_calls_in(without_reasoning(text))
+
+
+def _tagged_calls_in(text: str) -> tuple[ToolCall, ...]:
     calls: list[ToolCall] = []
     pos = 0
     while (opening := text.find(_OPEN, pos)) >= 0:
@@ -90,7 +93,10 @@ def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
 
     Other JSON is an answer: `{"name": "Alice", "age": 5}`, or a list in which one object is not a call.
     """
-    text = without_reasoning(text)
+    return _bare_json_calls_in(without_reasoning(text))
+
+
+def _bare_json_calls_in(text: str) -> tuple[ToolCall, ...]:
     start = past_separators(text, 0)
     if not text.startswith(("{", "["), start) or not _NAME.search(text) or not _ARGUMENTS.search(text):
         return ()
@@ -104,22 +110,25 @@ def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
     return _calls(values)
 
 
-def offered_calls(parser: CallParser, text: str, offered: Collection[str]) -> tuple[ToolCall, ...]:
-    """The calls in a text; none if it is JSON without tags that doesn't name `offered` tools.
+def offered_calls(parser: CallParser, reply: str, offered: Collection[str]) -> tuple[ToolCall, ...]:
+    """The calls in a reply; none if it is JSON without tags that doesn't name `offered` tools.
 
     In tags, a call of an unknown tool stays, because it can't be anything else.
     """
-    calls = tuple(parser(text))
-    reply = without_reasoning(text)
+    # A reply may mention the tags of reasoning, so it isn't searched for reasoning again.
+    if parser is tagged_calls:
+        parser = _tagged_calls_in
+    elif parser is bare_json_calls:
+        parser = _bare_json_calls_in
+    calls = tuple(parser(reply))
     if not calls or not reply.startswith(("{", "[")):
         return calls
     names = {call.name for call in calls if not call.problem} or set(_NAME.findall(reply)[:1])
     return calls if names <= set(offered) else ()
 
 
-def looks_like_call(text: str, offered: Collection[str]) -> bool:
-    """Whether a text looks like a call of an `offered` tool, in any of the styles that models write."""
-    reply = without_reasoning(text)
+def looks_like_call(reply: str, offered: Collection[str]) -> bool:
+    """Whether a reply looks like a call of an `offered` tool, in any of the styles that models write."""
     if not offered or _CALL_MARK.search(reply):
         return bool(offered)
     if _JSON_START.match(reply):

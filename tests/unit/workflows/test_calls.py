@@ -105,13 +105,14 @@ def test_what_a_model_says_is_its_text_without_its_reasoning(text: str, said: st
 
 def test_a_reply_is_not_searched_for_reasoning_again() -> None:
     reply = without_reasoning("<think>a</think>It is 5; see </think>. " + tagged())
-    assert without_reasoning(reply) == reply
-    assert [call.name for call in tagged_calls(reply)] == ["find"]
+    assert reply.startswith("It is 5; see </think>. ")
+    (call,) = offered_calls(tagged_calls, f"{tagged()} See </think>.", ["find"])
+    assert call.name == "find"
 
 
 def test_the_opening_tag_of_reasoning_is_added_where_the_prompt_had_it() -> None:
     assert with_opening("hm</think>5") == "<think>\nhm</think>5"
-    for text in ("<think>hm</think>5", "hm", without_reasoning("<think>a</think>b</think>")):
+    for text in ("<think>hm</think>5", "hm", "<think>a</think>b</think>"):
         assert with_opening(text) == text
 
 
@@ -246,7 +247,6 @@ def test_json_without_a_name_and_arguments_is_an_answer(text: str) -> None:
     ("text", "called"),
     [
         (bare(), 1),
-        (f"<think>a</think>{bare()}", 1),
         (bare("Alice", '{"age": 5}'), 0),
         (f"[{bare()}, {bare('Alice')}]", 0),
         (bare("Alice", '"none"'), 0),
@@ -278,7 +278,6 @@ def test_a_call_in_tags_stays_even_if_nothing_offers_its_tool() -> None:
         ('```json\n{"tool": "find"}\n```', True),
         ('find(q="cats")', True),
         ('[find(q="cats")]', True),
-        (f"<think>{tagged()}</think>It is 5.", False),
     ],
 )
 def test_a_text_that_looks_like_a_call_is_recognized_in_any_style(text: str, expected: bool) -> None:

@@ -16,7 +16,7 @@ from astraflow.addons.search.retrieval.documents import Document
 from astraflow.config import Use
 from astraflow.errors import QueryError, RolloutError
 from astraflow.types import Message, ToolSpec
-from astraflow.workflows.calls import ToolCall, looks_like_call, tagged_calls
+from astraflow.workflows.calls import ToolCall, looks_like_call, offered_calls, tagged_calls
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import policy_at
 from astraflow.workflows.variant import PolicyRoles, template
@@ -227,7 +227,7 @@ def _find_tagged_query(reply: str, pattern: re.Pattern[str]) -> list[_Query]:
 
 
 def _find_called_queries(reply: str) -> list[_Query]:
-    return [_read_query(call) for call in tagged_calls(reply)]
+    return [_read_query(call) for call in offered_calls(tagged_calls, reply, (SEARCH_TOOL.name,))]
 
 
 def _read_query(call: ToolCall) -> _Query:
