@@ -6,8 +6,8 @@ Everything that has to know it asks here: the parsers of calls, the scorers, the
   reply, including tags that it mentions later.
 - A closing tag without an opening tag ends reasoning that the prompt opened.
 - Reasoning that has no closing tag takes the rest of the text, so there may be no reply.
-- A tag in quotes, in backticks, or in the JSON of a call is plain text. So is an opening tag that nothing
-  closes and that stands within a sentence, as in `Use the <think> tag.`
+- A tag in quotes, in backticks, or in the JSON of a call is plain text. Outside of reasoning, so is a tag
+  that stands in a sentence like a word: `Use the <think> tag.`
 """
 
 import json
@@ -32,7 +32,7 @@ _TAG = re.compile("|".join(map(re.escape, (*REASONING_TAGS, *_OPENINGS, _CALL)))
 _BETWEEN = re.compile(r"(?:[\s;,]|<\|python_tag\|>)*")
 """Text that may precede a call. Llama 3 writes the tag before calls, and separates calls with `;`."""
 _DECODER = json.JSONDecoder(strict=False)
-_AFTER_MENTION = frozenset(" \t.,;:!?)")
+_AFTER_MENTION = frozenset(("", *" \t.,;:!?)"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +50,28 @@ class Reasoning:
 def find_reasoning(text: str, *, begins_inside: bool = False) -> Reasoning | None:
     """Finds the reasoning in a text. `begins_inside`: the prompt ended with the opening tag."""
     if begins_inside:
-        return _reasoning_from(text, 0, 0, "</think>")
+        return _to_closing(text, 0, _find_closing(text, 0, "</think>"))
     if not _TAG.search(text):
         return None
     last_closings = {tag[0]: tag.start() for tag in _TAG.finditer(text) if _closes(text, tag)}
     pos = _past_json(text, 0)
     while tag := _TAG.search(text, pos):
         pos = tag.end()
+        is_mentioned = _is_mentioned(text, tag)
         if tag[0] == _CALL:
             pos = _past_json(text, pos)
-        elif _closes(text, tag):
-            return Reasoning(0, pos, opening=_OPENINGS[tag[0]])
-        elif tag[0] in REASONING_TAGS and not _is_quoted(text, tag):
+        elif _is_quoted(text, tag):
+            continue
+        elif tag[0] in _OPENINGS:
+            if not is_mentioned:
+                return Reasoning(0, pos, opening=_OPENINGS[tag[0]])
+        else:
             closing = REASONING_TAGS[tag[0]]
-            # The text after a tag isn't searched here, which takes quadratic time if no tag is closed.
-            is_closed = last_closings.get(closing, -1) >= pos
-            if is_closed or not _is_mentioned(text, tag):
-                return _reasoning_from(text, tag.start(), pos, closing)
+            # Without a closing tag, each search would read the whole text.
+            end = _find_closing(text, pos, closing) if last_closings.get(closing, -1) >= pos else None
+            if not is_mentioned or (end and not _is_mentioned(text, end)):
+                return _to_closing(text, tag.start(), end)
+            pos = end.end() if end else pos
     return None
 
 
@@ -89,11 +94,14 @@ def past_separators(text: str, pos: int) -> int:
     return found.end() if found else pos
 
 
-def _reasoning_from(text: str, start: int, pos: int, closing: str) -> Reasoning:
-    """The reasoning from `start` to the first closing tag after `pos`, or to the end of the text."""
+def _find_closing(text: str, pos: int, closing: str) -> re.Match[str] | None:
     tags = (tag for tag in _TAG.finditer(text, pos) if tag[0] == closing and not _is_quoted(text, tag))
-    end = next(tags, None)
-    return Reasoning(start, end.end()) if end else Reasoning(start, len(text), is_finished=False)
+    return next(tags, None)
+
+
+def _to_closing(text: str, start: int, closing: re.Match[str] | None) -> Reasoning:
+    """The reasoning from `start` to a closing tag; without one, to the end of the text."""
+    return Reasoning(start, closing.end()) if closing else Reasoning(start, len(text), is_finished=False)
 
 
 def _past_json(text: str, pos: int) -> int:
@@ -118,9 +126,10 @@ def _is_quoted(text: str, tag: re.Match[str]) -> bool:
 
 
 def _is_mentioned(text: str, tag: re.Match[str]) -> bool:
-    """Whether an opening tag stands within a sentence: after other text on its line, and before a space or
+    """Whether a tag stands in a sentence like a word: after text and a space, and before a space or
     punctuation."""
     start = tag.start()
-    while start and text[start - 1] in " \t":
+    while start and text[start - 1] in " \t(":
         start -= 1
-    return start > 0 and text[start - 1] != "\n" and text[tag.end() : tag.end() + 1] in {"", *_AFTER_MENTION}
+    follows_text = 0 < start < tag.start() and text[start - 1] != "\n"
+    return follows_text and text[tag.end() : tag.end() + 1] in _AFTER_MENTION

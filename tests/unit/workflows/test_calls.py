@@ -89,6 +89,12 @@ def test_a_bare_call_in_reasoning_is_not_a_call(text: str, called: list[str]) ->
         ("<think>a</think>\n<think>b</think>5", "<think>b</think>5"),
         ("<think>\nWrite `</think>` then?\n</think>\n\n5", "5"),
         ("Use the <think> tag. It is 5.", "Use the <think> tag. It is 5."),
+        ("The tag </think> ends thoughts: 5", "The tag </think> ends thoughts: 5"),
+        ("Write <think> before and </think> after it: 5", "Write <think> before and </think> after it: 5"),
+        ("Sure. <think>4?</think> It is 5.", "Sure.  It is 5."),
+        ("Sure. <think> It may be 4.\n</think>\n5", "Sure. \n5"),
+        ("So 4?\n</think>\n5", "5"),
+        ("So 4?</think> 5", "5"),
         ("Thoughts go between `<think>` and `</think>`.", "Thoughts go between `<think>` and `</think>`."),
         ('print("</think>")', 'print("</think>")'),
         ("Let me see.\n<think>\nSo 5", "Let me see."),
@@ -296,5 +302,6 @@ def test_a_long_text_of_broken_tags_is_read() -> None:
     assert len(tagged_calls('<tool_call>{"a": ["' * 5_000)) == 1
     assert tagged_calls("<think>" * 100_000) == ()
     assert tagged_calls("a <think> " * 50_000) == ()
+    assert tagged_calls("a <think> or </think> " * 20_000) == ()
     assert tagged_calls("`</think>` a <think> " * 50_000) == ()
     assert names("tagged", "</think><tool_call>[" * 5_000)[0].endswith("at character 1")
