@@ -5,7 +5,7 @@ tokenizer is a real one, whose tags are special tokens, and programs run in a re
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from astraflow.config import parse_config
 from astraflow.protocols import Score
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.judging import make_scoring
-from astraflow.rollout.renderer import ChatRenderer, load_renderer
+from astraflow.rollout.renderer import ChatRenderer, load_renderer, load_tokenizer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.tasks.config import TasksConfig
 from astraflow.tasks.rewards import is_waiting, make_reward
@@ -166,49 +166,56 @@ WORKFLOWS = ("single turn", "tools", "agent", "several policies", "boxed code")
 class TokenEngine(ScriptedEngine):
     """Says its replies one after the other in tokens of a real tokenizer."""
 
-    def __init__(self, renderer: ChatRenderer, *replies: str) -> None:
+    def __init__(self, tokenizer: Any, *replies: str) -> None:
         super().__init__(max_context=9999)
-        self._renderer = renderer
+        self._tokenizer = tokenizer
         self._left = list(replies)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         self.requests.append(request)
         text = self._left.pop(0) if len(self._left) > 1 else self._left[0]
-        ids = (*self._renderer._tokenizer.encode(text), END)
+        ids = (*self._tokenizer.encode(text), END)
         return Generation(
             token_ids=ids, logprobs=(-0.25,) * len(ids), versions=(0,) * len(ids), finish_reason="stop"
         )
 
 
-@pytest.fixture(scope="module")
-def renderers(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, ChatRenderer]:
-    """By whether the template opens the reasoning."""
+@dataclass(frozen=True)
+class Model:
+    """A model folder without weights."""
 
-    def load(template: str) -> ChatRenderer:
+    renderer: ChatRenderer
+    tokenizer: Any
+
+    def host(self, name: str, *replies: str) -> HostedPolicy:
+        engine = TokenEngine(self.tokenizer, *replies)
+        return HostedPolicy(make_policy(name, max_tokens=999), engine, self.renderer)
+
+
+Models = dict[bool, Model]
+"""By whether the template opens the reasoning."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    def load(template: str) -> Model:
         folder = tmp_path_factory.mktemp("model")
         config = {"eos_token_id": END}
-        return load_renderer(
-            make_folder(folder, eos="<|im_end|>", template=template, tags=TAGS, generation_config=config)
-        )
+        make_folder(folder, eos="<|im_end|>", template=template, tags=TAGS, generation_config=config)
+        return Model(load_renderer(folder), load_tokenizer(folder))
 
     return {False: load(TEMPLATE), True: load(OPENING)}
 
 
-def host(name: str, renderer: ChatRenderer, *replies: str) -> HostedPolicy:
-    return HostedPolicy(make_policy(name, max_tokens=999), TokenEngine(renderer, *replies), renderer)
-
-
 @asynccontextmanager
-async def scores(
-    kind: Kind, renderer: ChatRenderer
-) -> AsyncIterator[Callable[[Task, str], Awaitable[float]]]:
+async def scores(kind: Kind, judge: Model) -> AsyncGenerator[Callable[[Task, str], Awaitable[float]]]:
     """The reward of a kind, in this process."""
     source = {"name": "jsonl", "path": "unused.jsonl"}
     section = {"sources": {"s": source}, "reward": kind.reward, "extract": kind.extract}
     config = parse_config(section, TasksConfig, where="tasks")
     if kind.verdict:
         judged: Any = make_scoring(config)
-        judged.host({"judge": host("judge", renderer, kind.verdict)})
+        judged.host({"judge": judge.host("judge", kind.verdict)})
         yield judged.score
         await judged.close()
         return
@@ -230,15 +237,13 @@ def make_task(answer: str) -> Task:
     return with_row(Task(id="t", source="s", prompt="2+3", answer=answer), row)
 
 
-async def play(
-    kind: Kind, name: str, renderers: dict[bool, ChatRenderer], *replies: str
-) -> tuple[Episode, dict[str, float]]:
+async def play(kind: Kind, name: str, models: Models, *replies: str) -> tuple[Episode, dict[str, float]]:
     hosted = {
-        "actor": host("actor", renderers[kind.opens], *(replies or (kind.text,))),
-        "other": host("other", renderers[False], "no"),
+        "actor": models[kind.opens].host("actor", *(replies or (kind.text,))),
+        "other": models[False].host("other", "no"),
     }
     async with (
-        scores(kind, renderers[False]) as score,
+        scores(kind, models[False]) as score,
         EpisodeRunner(hosted, workflow(name, kind.parser), score) as runner,
     ):
         episode = await runner.episode(make_task(kind.answer), seed=1)
@@ -247,47 +252,43 @@ async def play(
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-async def test_a_reply_is_worth_the_same_in_every_workflow(
-    kind: Kind, name: str, renderers: dict[bool, ChatRenderer]
-) -> None:
-    episode, found = await play(kind, name, renderers)
+async def test_a_reply_is_worth_the_same_in_every_workflow(kind: Kind, name: str, models: Models) -> None:
+    episode, found = await play(kind, name, models)
     assert episode.score == kind.paid
     assert found["turns"] == (1 if name in {"single turn", "tools", "agent"} else 2)
 
 
 @pytest.mark.parametrize("opens", [False, True])
-async def test_a_call_whose_tags_are_special_tokens_is_made(
-    opens: bool, renderers: dict[bool, ChatRenderer]
-) -> None:
+async def test_a_call_whose_tags_are_special_tokens_is_made(opens: bool, models: Models) -> None:
     thought = "hm\n</think>\n\n" if opens else "<think>hm</think>"
     kind = Kind("", 1, opens=opens)
-    episode, found = await play(kind, "tools", renderers, f"{thought}{CALL}", f"{thought}{FIVE}")
+    episode, found = await play(kind, "tools", models, f"{thought}{CALL}", f"{thought}{FIVE}")
     assert (episode.score, found["tool_calls"], found["unread_calls"]) == (1, 1, 0)
     assert [t.is_fork for t in episode.trajectories if t.policy == "actor"] == [False]
 
 
-async def test_reasoning_that_never_ends_is_counted(renderers: dict[bool, ChatRenderer]) -> None:
+async def test_reasoning_that_never_ends_is_counted(models: Models) -> None:
     for name in WORKFLOWS:
         for text, unfinished in ((f"So {FIVE}", 1.0), (f"hm</think>{FIVE}", 0.0)):
-            _, found = await play(Kind(text, 0, opens=True), name, renderers)
+            _, found = await play(Kind(text, 0, opens=True), name, models)
             assert found["unfinished_reasoning"] == unfinished
 
 
-async def test_calls_that_an_agent_gets_as_text_are_counted(renderers: dict[bool, ChatRenderer]) -> None:
+async def test_calls_that_an_agent_gets_as_text_are_counted(models: Models) -> None:
     for said, unread in ((CALL.replace("add", "drop"), 1.0), ('{"name": "add"}', 1.0), (FIVE, 0.0)):
-        _, found = await play(Kind(said, 0), "agent", renderers)
+        _, found = await play(Kind(said, 0), "agent", models)
         assert found["unread_calls"] == unread
 
 
 async def test_another_policy_reads_the_reply_without_its_reasoning(
-    renderers: dict[bool, ChatRenderer],
+    models: Models,
 ) -> None:
     kind = Kind(f"So {SIX}?\n</think>\n\n{FIVE}", 1, opens=True)
     hosted = {
-        "actor": host("actor", renderers[True], kind.text),
-        "other": host("other", renderers[False], "no"),
+        "actor": models[True].host("actor", kind.text),
+        "other": models[False].host("other", "no"),
     }
-    async with scores(kind, renderers[False]) as score, EpisodeRunner(hosted, several, score) as runner:
+    async with scores(kind, models[False]) as score, EpisodeRunner(hosted, several, score) as runner:
         episode = await runner.episode(make_task("5"), seed=1)
     asked, answered, question, _ = [message.content for message in episode.messages]
     assert (asked, answered) == ("2+3", f"<think>\n{kind.text}")

@@ -296,12 +296,7 @@ class _HuggingFaceTokenizer:
         ids = [token for token in token_ids if token not in self._without_text]
         if self._compiled is not None:
             return cast("str", self._compiled.decode(ids, skip_special_tokens=False))
-        text = self._tokenizer.decode(
-            ids,
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-        )
+        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return cast("str", text)
 
 
