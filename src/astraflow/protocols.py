@@ -425,7 +425,7 @@ class Environment(Protocol):
         ...
 
     def score(self, task: Task, text: str) -> float:
-        """Reward of a completion. Runs in a scoring process, under a hard deadline."""
+        """Reward of a reply. Runs in a scoring process, under a hard deadline."""
         raise RolloutError(f"{type(self).__name__} does not score texts", is_retryable=False)
 
     def open(self) -> Awaitable[None] | None:

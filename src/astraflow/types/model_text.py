@@ -121,8 +121,8 @@ def _closes(text: str, tag: re.Match[str]) -> bool:
 
 
 def _is_quoted(text: str, tag: re.Match[str]) -> bool:
-    before, after = text[tag.start() - 1 : tag.start()], text[tag.end() : tag.end() + 1]
-    return before == after and before in {"`", '"', "'"}
+    before = text[tag.start() - 1 : tag.start()]
+    return before in {"`", '"', "'"} and text.startswith(before, tag.end())
 
 
 def _is_mentioned(text: str, tag: re.Match[str]) -> bool:

@@ -152,24 +152,24 @@ def _values_at(text: str, start: int) -> tuple[list[object], int, str]:
     pos = past_separators(text, start)
     while text.startswith(("{", "["), pos):
         try:
-            value, length = _load_json(text[pos:])
+            value, end = _load_json(text, pos)
         except json.JSONDecodeError as err:
-            return values, pos, f"{err.msg}, at character {pos - start + err.pos}"
+            return values, pos, f"{err.msg}, at character {err.pos - start}"
         except ValueError as err:
             return values, pos, str(err)
         values.append(value)
-        pos = past_separators(text, pos + length)
+        pos = past_separators(text, end)
     return values, pos, ""
 
 
-def _load_json(text: str) -> tuple[object, int]:
-    """Decodes the JSON at the start of a text; returns the value and its length.
+def _load_json(text: str, pos: int = 0) -> tuple[object, int]:
+    """Decodes the JSON at `pos`; returns the value and the position after it.
 
     Raises: ValueError if it is not JSON, is nested too deeply, has a key with two values, or has a value that
     cannot be encoded as JSON again: an infinite number, `NaN`, half of a surrogate pair.
     """
     try:
-        loaded, end = _DECODER.raw_decode(text)
+        loaded, end = _DECODER.raw_decode(text, pos)
     except RecursionError:
         raise ValueError(f"nested deeper than {_MAX_DEPTH}") from None
     level = [loaded]  # all values at one depth

@@ -139,8 +139,8 @@ async def search(
     Rewarded: the whole conversation with the answer's score. A failed search returns an error message; a
     search that takes too long fails the episode.
     Metrics: `searches`; `search_errors`, which failed; `empty_searches`, which found nothing; `search_s`,
-    seconds of all searches; `search_call_s_p50` and `_p95`, seconds of single searches; in `tools`,
-    `unread_calls`, 1 if the scored answer looks like a call.
+    seconds of all searches; `search_call_s_p50` and `_p95`, seconds of single searches; `unread_calls`, 1 if
+    the scored answer looks like a call of the tool.
     """
     in_calls = style == "tools"
     chat = policy_at(policies, policy, 0).conversation(
@@ -166,9 +166,7 @@ async def search(
         answer = await chat.send(messages)
     rewards = Rewards()
     rewards.add(chat, await task.score(answer.text))
-    searches.report(rewards)
-    if in_calls:
-        rewards.add_metric("unread_calls", float(looks_like_call(answer.reply, (SEARCH_TOOL.name,))))
+    searches.report(rewards, answer.reply if in_calls else "")
     return rewards
 
 
@@ -207,8 +205,9 @@ class _SearchLog:
         finally:
             self._times.append(time.perf_counter() - started)
 
-    def report(self, rewards: Rewards) -> None:
-        """Adds the episode's metrics."""
+    def report(self, rewards: Rewards, reply: str) -> None:
+        """Adds the episode's metrics. `reply`: the scored answer if the policy can call the tool."""
+        rewards.add_metric("unread_calls", float(looks_like_call(reply, (SEARCH_TOOL.name,))))
         rewards.add_metric("searches", self.num)
         rewards.add_metric("search_errors", self._num_errors)
         rewards.add_metric("empty_searches", self._num_empty)
