@@ -138,9 +138,8 @@ async def search(
     in `tools`, the policy calls the tool `search`. After `max_searches` queries, the next answer is scored.
     Rewarded: the whole conversation with the answer's score. A failed search returns an error message; a
     search that takes too long fails the episode.
-    Metrics: `searches`; `search_errors`, which failed; `empty_searches`, which found nothing; `search_s`,
-    seconds of all searches; `search_call_s_p50` and `_p95`, seconds of single searches; `unread_calls`, 1 if
-    the scored answer looks like a call of the tool.
+    Metrics: `searches`; `search_errors`, which failed; `empty_searches`, which found nothing; `search_s`, seconds
+    of all searches; `search_call_s_p50` and `_p95`, of single ones; `unread_calls`, answers that look like calls.
     """
     in_calls = style == "tools"
     chat = policy_at(policies, policy, 0).conversation(
