@@ -12,6 +12,7 @@ Everything that has to know it asks here: the parsers of calls, the scorers, the
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 __all__ = [
@@ -48,30 +49,28 @@ class Reasoning:
 
 
 def find_reasoning(text: str, *, begins_inside: bool = False) -> Reasoning | None:
-    """Finds the reasoning in a text. `begins_inside`: the prompt ended with the opening tag."""
+    """Finds the reasoning in a text. `begins_inside`: the prompt ended with <think>."""
+    tags = list(_tags(text))
     if begins_inside:
-        return _to_closing(text, 0, _find_closing(text, 0, "</think>"))
-    if not _TAG.search(text):
-        return None
-    last_closings = {tag[0]: tag.start() for tag in _TAG.finditer(text) if _closes(text, tag)}
-    pos = _past_json(text, 0)
-    while tag := _TAG.search(text, pos):
-        pos = tag.end()
-        is_mentioned = _is_mentioned(text, tag)
-        if tag[0] == _CALL:
-            pos = _past_json(text, pos)
-        elif _is_quoted(text, tag):
+        end = next((tag.end() for tag in tags if tag[0] == "</think>"), None)
+        return Reasoning(0, end or len(text), is_finished=end is not None)
+    next_tags: dict[str, re.Match[str]] = {}
+    closings: list[re.Match[str] | None] = []
+    for tag in reversed(tags):
+        closings.append(next_tags.get(REASONING_TAGS.get(tag[0], "")))
+        next_tags[tag[0]] = tag
+    pos = 0
+    for tag, closing in zip(tags, reversed(closings), strict=True):
+        if tag.start() < pos:
             continue
-        elif tag[0] in _OPENINGS:
-            if not is_mentioned:
-                return Reasoning(0, pos, opening=_OPENINGS[tag[0]])
-        else:
-            closing = REASONING_TAGS[tag[0]]
-            # Without a closing tag, each search would read the whole text.
-            end = _find_closing(text, pos, closing) if last_closings.get(closing, -1) >= pos else None
-            if not is_mentioned or (end and not _is_mentioned(text, end)):
-                return _to_closing(text, tag.start(), end)
-            pos = end.end() if end else pos
+        is_mentioned = _is_mentioned(text, tag)
+        if tag[0] in _OPENINGS and not is_mentioned:
+            return Reasoning(0, tag.end(), opening=_OPENINGS[tag[0]])
+        if tag[0] in REASONING_TAGS:
+            if not is_mentioned or (closing and not _is_mentioned(text, closing)):
+                end = closing.end() if closing else len(text)
+                return Reasoning(tag.start(), end, is_finished=closing is not None)
+            pos = closing.end() if closing else pos
     return None
 
 
@@ -94,14 +93,16 @@ def past_separators(text: str, pos: int) -> int:
     return found.end() if found else pos
 
 
-def _find_closing(text: str, pos: int, closing: str) -> re.Match[str] | None:
-    tags = (tag for tag in _TAG.finditer(text, pos) if tag[0] == closing and not _is_quoted(text, tag))
-    return next(tags, None)
-
-
-def _to_closing(text: str, start: int, closing: re.Match[str] | None) -> Reasoning:
-    """The reasoning from `start` to a closing tag; without one, to the end of the text."""
-    return Reasoning(start, closing.end()) if closing else Reasoning(start, len(text), is_finished=False)
+def _tags(text: str) -> Iterator[re.Match[str]]:
+    """The tags of reasoning in a text, other than those in quotes and in the JSON of calls."""
+    pos = _past_json(text, 0)
+    while tag := _TAG.search(text, pos):
+        pos = tag.end()
+        quote = text[tag.start() - 1 : tag.start()]
+        if tag[0] == _CALL:
+            pos = _past_json(text, pos)
+        elif quote not in {"`", '"', "'"} or not text.startswith(quote, pos):
+            yield tag
 
 
 def _past_json(text: str, pos: int) -> int:
@@ -109,20 +110,10 @@ def _past_json(text: str, pos: int) -> int:
     pos = past_separators(text, pos)
     while text.startswith(("{", "["), pos):
         try:
-            _, end = _DECODER.raw_decode(text, pos)
+            pos = past_separators(text, _DECODER.raw_decode(text, pos)[1])
         except (ValueError, RecursionError):
             break
-        pos = past_separators(text, end)
     return pos
-
-
-def _closes(text: str, tag: re.Match[str]) -> bool:
-    return tag[0] in _OPENINGS and not _is_quoted(text, tag)
-
-
-def _is_quoted(text: str, tag: re.Match[str]) -> bool:
-    before = text[tag.start() - 1 : tag.start()]
-    return before in {"`", '"', "'"} and text.startswith(before, tag.end())
 
 
 def _is_mentioned(text: str, tag: re.Match[str]) -> bool:

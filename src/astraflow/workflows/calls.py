@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
-from astraflow.types.model_text import find_reasoning, past_separators, without_reasoning
+from astraflow.types.model_text import past_separators, without_reasoning
 
 __all__ = [
     "CALL_PARSERS",
@@ -23,7 +23,6 @@ __all__ = [
     "looks_like_call",
     "offered_calls",
     "tagged_calls",
-    "text_before_calls",
     "without_reasoning",
 ]
 
@@ -134,15 +133,6 @@ def looks_like_call(reply: str, offered: Collection[str]) -> bool:
     if _JSON_START.match(reply):
         return any(f'"{name}"' in reply for name in offered)
     return reply.startswith(tuple(f"{bracket}{name}(" for name in offered for bracket in ("", "[")))
-
-
-def text_before_calls(text: str, *, begins_inside: bool = False) -> str | None:
-    """The text before the first <tool_call>, with its reasoning; None if there is no such tag."""
-    reasoning = find_reasoning(text, begins_inside=begins_inside)
-    opening = text.find(_OPEN, 0, reasoning.start if reasoning else len(text))
-    if opening < 0 and reasoning:
-        opening = text.find(_OPEN, reasoning.end)
-    return text[:opening].strip() if opening >= 0 else None
 
 
 def _values_at(text: str, start: int) -> tuple[list[object], int, str]:

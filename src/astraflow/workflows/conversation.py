@@ -37,7 +37,7 @@ from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, 
 from astraflow.types.bounds import Label, LongText, Reward
 from astraflow.types.row_columns import row_of, with_row
 from astraflow.wire import ColumnType, column
-from astraflow.workflows.calls import CallParser, tagged_calls, text_before_calls, without_reasoning
+from astraflow.workflows.calls import CallParser, tagged_calls, without_reasoning
 
 __all__ = [
     "MAX_TIMES",
@@ -88,11 +88,6 @@ class Completion:
     def reply(self) -> str:
         """The text without its reasoning, for others to read. Unfinished reasoning is left out too."""
         return without_reasoning(self.text, begins_inside=self.begins_in_reasoning)
-
-    @property
-    def text_before_calls(self) -> str | None:
-        """The text before the first <tool_call>, with its reasoning; None if there is no such tag."""
-        return text_before_calls(self.text, begins_inside=self.begins_in_reasoning)
 
 
 class Conversation(Protocol):

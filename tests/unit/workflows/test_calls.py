@@ -128,13 +128,6 @@ def test_reasoning_that_began_in_the_prompt_and_did_not_end_is_not_said() -> Non
     assert Completion("actor", text, "length", 1, 0, begins_in_reasoning=True).reply == ""
     ended = Completion("actor", f"{text}</think>{tagged()}", "stop", 1, 0, begins_in_reasoning=True)
     assert ended.reply == tagged()
-    assert ended.text_before_calls == f"{text}</think>"
-
-
-def test_the_text_before_the_calls_has_all_of_the_reasoning() -> None:
-    text = f"<think>Maybe {tagged('drop')}</think>So: "
-    assert Completion("actor", text + tagged(), "stop", 1, 0).text_before_calls == text.strip()
-    assert Completion("actor", text, "stop", 1, 0).text_before_calls is None
 
 
 # --- how calls are written ------------------------------------------------------------------------

@@ -138,8 +138,8 @@ async def search(
     in `tools`, the policy calls the tool `search`. After `max_searches` queries, the next answer is scored.
     Rewarded: the whole conversation with the answer's score. A failed search returns an error message; a
     search that takes too long fails the episode.
-    Metrics: `searches`; `search_errors`, which failed; `empty_searches`, which found nothing; `search_s`, seconds
-    of all searches; `search_call_s_p50` and `_p95`, of single ones; `unread_calls`, answers that look like calls.
+    Metrics: `searches`; `search_errors`, which failed; `empty_searches`, which found nothing; `search_s`,
+    seconds of all searches; `search_call_s_p50` and `_p95`, of single ones; `unread_calls`, as in `tool_use`.
     """
     in_calls = style == "tools"
     chat = policy_at(policies, policy, 0).conversation(

@@ -56,6 +56,7 @@ from astraflow.rollout.dialogue import (
 )
 from astraflow.types import PolicyInfo, Sampling
 from astraflow.types.bounds import as_label
+from astraflow.types.model_text import find_reasoning
 from astraflow.workflows.calls import CallParser, ToolCall, looks_like_call, offered_calls
 from astraflow.workflows.conversation import AgentReport, Completion, EndpointConversation
 
@@ -508,9 +509,19 @@ def _sampling_refusal(info: PolicyInfo, request: ChatRequest, name: str) -> Refu
 def _content(completion: Completion, text: str, hint: Hint, *, has_calls: bool) -> str | None:
     """The text for the client, in addition to the calls. `text` has no stop text at its end."""
     if has_calls:
-        return completion.text_before_calls or None  # without a tag, the whole text is the call
+        return _text_before_calls(completion.text) or None
     # A client parses the JSON that it asked for, so the reasoning is left out.
     return completion.reply if hint.json_kind and completion.reply else text
+
+
+def _text_before_calls(text: str) -> str:
+    """The text before the first <tool_call>, with its reasoning; empty without such a tag, because then the
+    whole reply is the call."""
+    reasoning = find_reasoning(text)
+    opening = text.find("<tool_call>")
+    if reasoning and reasoning.start <= opening < reasoning.end:
+        opening = text.find("<tool_call>", reasoning.end)
+    return text[:opening].strip() if opening >= 0 else ""
 
 
 def _to_request_message(choice: Choice) -> ChatMessage:
