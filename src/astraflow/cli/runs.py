@@ -85,9 +85,10 @@ def run(
 ) -> None:
     """Train: start all services of a recipe and show their progress.
 
-    Ctrl-C stops the run cleanly within 5 seconds; the same command resumes it. A second Ctrl-C ends
-    everything at once. The exit code is 0 if the run finished, 1 if it failed, 2 if the recipe is wrong, and
-    130 if the run was interrupted. To train a stopped, failed or finished run longer, ask for more steps.
+    Ctrl-C lets trainers finish and save their steps, for at most a minute, and ends the run. The same command
+    resumes it. A second Ctrl-C ends everything at once. The exit code is 0 if the run finished, 1 if it
+    failed, 2 if the recipe is wrong, and 130 if the run was interrupted. To train a stopped, failed or
+    finished run longer, ask for more steps.
 
     Examples: `astraflow run math/tiny`, `astraflow run runs/quickstart steps=60`.
     """

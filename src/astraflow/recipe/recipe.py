@@ -17,6 +17,7 @@ from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
 from astraflow.recipe.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.eval_config import EvalConfig
+from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping, full_overrides, keys_as_written
 from astraflow.recipe.trackers import TrackerVariant, tracker_key
 from astraflow.rollout.config import RolloutConfig
@@ -302,6 +303,15 @@ class Recipe(Config):
         pool = self.cluster
         room = sum(kind.most for kind in pool.kinds.values())
         return min(pool.max_services, room) if pool.max_services else self.rollout.services
+
+    @property
+    def has_services_here(self) -> bool:
+        """Whether rollout services run on this machine."""
+        launcher = self.launcher
+        starts_here = isinstance(launcher, LocalLauncherConfig) or (
+            isinstance(launcher, LauncherVariant) and not launcher.spans_machines
+        )
+        return starts_here and self.max_services > 0
 
     @property
     def tokenizer_dir(self) -> Path:

@@ -87,6 +87,11 @@ class HostedPolicy:
         """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
         return self._reasoning_renderer is not None and self._reasoning_renderer.opens_reasoning(prompt)
 
+    def read(self, prompt: Sequence[int], sampled: Sequence[int]) -> str:
+        """The text of a completion. If its prompt ends with <think>, the text begins with that tag."""
+        text = self.renderer.parse(sampled).content
+        return f"<think>\n{text}" if self.opens_reasoning(prompt) else text
+
     @cached_property
     def _reasoning_renderer(self) -> ReasoningRenderer | None:
         # `isinstance` with a protocol is slow, so its result is cached.
@@ -285,11 +290,11 @@ class Dialogue:
         idx = self.recorder.record(speaker, conversation, token_ids, generation, media=prompt.media)
         if is_new and self._progress is not None:
             self._progress.add(hosted.info.name, request, generation)
-        message = hosted.renderer.parse(generation.token_ids)
-        self._sampled[message.content] = generation.token_ids
+        text = hosted.read(token_ids, generation.token_ids)
+        self._sampled[text] = generation.token_ids
         completion = Completion(
             hosted.info.name,
-            message.content,
+            text,
             generation.finish_reason,
             len(generation.token_ids),
             idx,
@@ -338,7 +343,7 @@ class Dialogue:
                 is_retryable=False,
             )
         # The tokens mean something to another policy only if both have the same tokenizer.
-        read = hosted.renderer.parse(token_ids[start:]).content
+        read = hosted.read(token_ids[:start], token_ids[start:])
         if read != completion.text:
             raise RolloutError(
                 f"policy {name} reads a completion of {completion.policy} as {read[:80]!r} instead of "

@@ -24,7 +24,7 @@ from astraflow.tasks.config import EnvironmentConfig
 from astraflow.tasks.environment import make_environment, without_environment
 from astraflow.types import Task
 from astraflow.types.bounds import as_number
-from astraflow.user_input.own_code import describe_error
+from astraflow.user_input.own_code import describe_error, ending_forks
 
 __all__ = ["EnvironmentEpisode", "Environments"]
 
@@ -293,7 +293,8 @@ class _ThreadCall:
     def run(self) -> None:
         """Makes the call. Runs in the thread."""
         try:
-            outcome: _Outcome = (self._method(*self._arguments), None)
+            with ending_forks():
+                outcome: _Outcome = (self._method(*self._arguments), None)
         except BaseException as error:  # noqa: BLE001 - raised again in the event loop
             outcome = (None, error)
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for the outcome
@@ -318,6 +319,7 @@ async def _await_outcome(method: Callable[..., Any], arguments: Collection[objec
     """Awaits a method, and returns its error, since raised here an exit would end the event loop, and a
     TimeoutError would be taken for the deadline."""
     try:
-        return await method(*arguments), None
+        with ending_forks():
+            return await method(*arguments), None
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised again by the caller
         return None, error

@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 _MARKER = "\ue000end\ue001"
 """Private-use characters: no template handles them specially, and the text with them is never tokenized."""
 
-_THINK_ENDINGS = ("<think>", "<think>\n", "<think>\n\n")
-"""Endings of a prompt if the template opens the model's reasoning."""
+_THINK_ENDINGS = tuple(f"{before}<think>{after}" for before in ("", " ") for after in ("", "\n", "\n\n"))
+"""Endings of a prompt if the template opens the model's reasoning. Some tokenizers join a space to `<`."""
 
 _CACHED_PROMPTS = 64
 """Number of cached prompts: those of the groups in flight. The episodes of a group share their prompt."""
@@ -57,7 +57,7 @@ class ChatTokenizer(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decodes ids, without special tokens."""
+        """Decodes ids. Special tokens keep their text, except those that only end or pad a text."""
         ...
 
 
@@ -139,7 +139,8 @@ class ChatRenderer:
         if hidden:
             raise RolloutError(
                 f"the chat template does not show the tool {hidden[0]!r}, so the model wouldn't know about "
-                "it; use a model whose template takes `tools`",
+                "it; use a model whose template takes `tools`, or add them to the chat_template.jinja of its "
+                "folder",
                 is_retryable=False,
             )
         return ChatRenderer(self._tokenizer, self._stop_ids, tools=tools, images=self._images)
@@ -267,6 +268,8 @@ class _HuggingFaceTokenizer:
         if prints_date(tokenizer.chat_template):
             _log.info("the chat template of %s prints the date %s", tokenizer.name_or_path, date)
             tokenizer.chat_template = with_date(tokenizer.chat_template, date)
+        # Only these are dropped: `<tool_call>`, `<think>`, and `<answer>` may be special tokens too.
+        self._without_text = {tokenizer.eos_token_id, tokenizer.pad_token_id}
         self._compiled: Any = None
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             self._compiled = tokenizer.backend_tokenizer
@@ -299,11 +302,10 @@ class _HuggingFaceTokenizer:
         return cast("list[int]", self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        ids = [token for token in token_ids if token not in self._without_text]
         if self._compiled is not None:
-            return cast("str", self._compiled.decode(token_ids, skip_special_tokens=True))
-        text = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+            return cast("str", self._compiled.decode(ids, skip_special_tokens=False))
+        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return cast("str", text)
 
 

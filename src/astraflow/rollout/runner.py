@@ -41,7 +41,7 @@ from astraflow.types import (
 )
 from astraflow.types.bounds import as_text
 from astraflow.types.facts import episode_weights
-from astraflow.user_input.own_code import error_text, find_own_line, own_frames
+from astraflow.user_input.own_code import ending_forks, error_text, find_own_line, own_frames
 from astraflow.workflows.calls import CallParser
 from astraflow.workflows.conversation import (
     MAX_TIMES,
@@ -314,7 +314,8 @@ class EpisodeRunner:
         try:
             with GuardedTasks():
                 async with timeout:
-                    rewards = await workflow(task, dialogue.policies)
+                    with ending_forks():
+                        rewards = await workflow(task, dialogue.policies)
         except TimeoutError as err:
             if not timeout.expired():  # a TimeoutError of the workflow itself
                 raise

@@ -6,9 +6,11 @@
 | `trl` | `reward(completions, ...)` | one-entry lists: `prompts`, `completions`, `answer`, `completion_ids` |
 | `verl` | `compute_score(...)` | `data_source`, `solution_str`, `ground_truth`, `extra_info` |
 
-Columns are also passed by name: those for which the function has a parameter, or all if it takes `**columns`.
-So are the recipe's `args`. A function may be `async`; then it returns an awaitable, which the caller of
-`OwnReward` waits for. A class is instantiated once, with the `args`, and the instance is called.
+The reply is the completion without its reasoning. A function that has a parameter `reply` (in the form `trl`,
+`replies`) gets it. Columns are also passed by name: those for which the function has a parameter, or all if
+it takes `**columns`. So are the recipe's `args`. A function may be `async`; then it returns an awaitable,
+which the caller of `OwnReward` waits for. A class is instantiated once, with the `args`, and the instance is
+called.
 """
 
 import inspect
@@ -66,9 +68,10 @@ class OwnReward(Scorer):
         positional = self._form.positional(call)
         skipped = (*self._parameters.first[: len(positional)], *self._args)
         values = self._form.values(call, row_of(without_environment(call.task)[1]))
+        replies = {k: v for k, v in self._form.replies(call).items() if k in self._parameters.names}
         named = {
             name: value
-            for name, value in values.items()
+            for name, value in {**replies, **values}.items()
             if self._parameters.has(name) and name not in skipped
         }
         if "completion_ids" in self._parameters.required and "completion_ids" not in named:
@@ -92,7 +95,7 @@ class _Form:
     """The parameter by which a function in this form is recognized; empty: none."""
     num_positional = 2
     gets_all = False
-    own = ("completion",)
+    own = ("completion", "reply")
     """Parameters that the function may have in addition to columns."""
 
     def positional(self, call: ScoringCall) -> tuple[object, ...]:
@@ -102,6 +105,10 @@ class _Form:
     def values(self, call: ScoringCall, row: Row) -> Mapping[str, Any]:
         """All values that the function may get by name."""
         return {**row.columns, "completion": call.completion}
+
+    def replies(self, call: ScoringCall) -> Mapping[str, Any]:
+        """The reply, for a function with a parameter of this name. `**columns` doesn't get it."""
+        return {"reply": call.reply}
 
     def result(self, returned: object) -> object:
         """The completion's value, from what the function returned."""
@@ -114,7 +121,7 @@ class _TrlForm(_Form):
     main = "completions"
     num_positional = 0
     gets_all = True
-    own = ("prompts", "completions", "completion_ids", "answer")
+    own = ("prompts", "completions", "replies", "completion_ids", "answer")
 
     def positional(self, call: ScoringCall) -> tuple[object, ...]:
         return ()
@@ -131,6 +138,9 @@ class _TrlForm(_Form):
         if isinstance(call.completion, CompletionText):
             values["completion_ids"] = list(call.completion.token_ids)
         return {name: [value] for name, value in values.items()}
+
+    def replies(self, call: ScoringCall) -> Mapping[str, Any]:
+        return {"replies": [call.reply]}
 
     def result(self, returned: object) -> object:
         values = cast("Any", returned)
@@ -150,7 +160,7 @@ class _VerlForm(_Form):
     main = "solution_str"
     num_positional = 0
     gets_all = True
-    own = ("data_source", "solution_str", "ground_truth", "extra_info")
+    own = ("data_source", "solution_str", "ground_truth", "extra_info", "reply")
 
     def positional(self, call: ScoringCall) -> tuple[object, ...]:
         return ()

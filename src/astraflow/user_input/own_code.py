@@ -1,11 +1,15 @@
-"""Finds where in the user's own code an exception was raised: file, line, function and source line.
+"""Finds where in the user's own code an exception was raised: file, line, function and source line. Also ends
+forks that return from that code.
 
 The author of a reward, a workflow or a sampler needs the line that failed. The surrounding frames of this
 package, of the standard library and of installed packages only hide it.
 """
 
 import linecache
+import os
 import sysconfig
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +17,7 @@ from typing import cast
 
 from astraflow.types.bounds import as_text
 
-__all__ = ["describe_error", "error_text", "find_own_line", "own_frames"]
+__all__ = ["describe_error", "ending_forks", "error_text", "find_own_line", "own_frames"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
@@ -26,6 +30,26 @@ _MAX_TEXT = 1_000
 """Number of characters of an exception's text that are shown; enough for any message that a person wrote."""
 _MAX_LINE = 160
 """Number of characters of a source line that are shown."""
+_RETURNED = 70
+"""Exit code of a fork that has returned from the user's code (`EX_SOFTWARE`)."""
+
+
+@contextmanager
+def ending_forks() -> Generator[None]:
+    """Runs the user's code in a block. A process that this code forks, and that leaves the block, ends here.
+
+    Otherwise, it would go on as a second copy of this process, on the same pipes and sockets, and answer each
+    call a second time. Children of `subprocess` and `multiprocessing` don't return, so they aren't affected.
+    """
+    pid = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != pid:
+            note = f"process {os.getpid()}, forked by process {pid}, returned from user code and was ended; "
+            with suppress(OSError):
+                os.write(2, f"{note}end a fork with os._exit, or use subprocess\n".encode())
+            os._exit(_RETURNED)
 
 
 @dataclass(frozen=True, slots=True)

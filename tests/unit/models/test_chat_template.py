@@ -9,7 +9,8 @@ from typing import Any
 import jinja2
 import pytest
 
-from astraflow.errors import ConfigError, DataError
+from astraflow.addons.gguf.tools_template import with_tools
+from astraflow.errors import ConfigError, DataError, RolloutError
 from astraflow.models.chat_template import (
     check_template_args,
     readable_args,
@@ -17,7 +18,7 @@ from astraflow.models.chat_template import (
     write_template_defaults,
 )
 from astraflow.rollout.renderer import load_renderer, policy_renderer
-from astraflow.types import Message, PolicyInfo, Sampling
+from astraflow.types import Message, PolicyInfo, Sampling, ToolSpec
 from drivers.chat_folders import CHATML, make_folder
 
 THINKING = CHATML.replace(
@@ -198,3 +199,29 @@ def test_templates_by_name_all_get_the_date() -> None:
     assert {name: jinja2.Template(text).render() for name, text in made.items()} == {
         "default": "2026", "tool_use": "05",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("system", [(), (Message(role="system", content="Be brief."),)])
+@pytest.mark.parametrize("template", [CHATML, "\n  " + CHATML])
+def test_a_template_that_ignores_tools_can_show_them_and_is_otherwise_the_same(
+    tmp_path: Path, template: str, system: tuple[Message, ...]
+) -> None:
+    plain = load_renderer(make_folder(tmp_path, template=template))
+    messages = [*system, *ASK]
+    without = plain.render(messages)
+    shows = load_renderer(make_folder(tmp_path, template=with_tools(template)))
+    assert shows.render(messages) == without
+    tool = ToolSpec(name="add", description="Adds.", parameters='{"type": "object"}')
+    with pytest.raises(RolloutError, match="does not show the tool 'add'"):
+        plain.with_tools([tool])
+    prompt = shows.with_tools([tool]).render(messages)
+    text = "".join(shows.parse((idx,)).content for idx in prompt)
+    assert '"name": "add"' in text
+    assert '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>' in text
+    assert text.index("Be brief.") < text.index("<tools>") if system else "<tools>" in text
+    assert text.count("system\n") == 1
+
+
+def test_a_template_that_shows_tools_stays_as_it_is() -> None:
+    template = "{% if tools %}{{ tools }}{% endif %}"
+    assert with_tools(template) == template

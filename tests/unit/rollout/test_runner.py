@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import math
+import os
 import re
 import sys
 import weakref
@@ -610,3 +611,26 @@ def test_rewards_and_metrics_may_be_numbers_of_libraries(value: Any) -> None:
 def test_the_text_of_a_failure_can_always_be_sent() -> None:
     for error in (ValueError("name\udce9"), RolloutError("name\udce9")):
         assert "name\ufffd" in wire.checked(classify_failure(error)).message
+
+
+def exit_code(pid: int) -> int:
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+async def test_a_fork_in_a_workflow_ends_where_the_workflow_does() -> None:
+    forked: list[int] = []
+
+    async def forks(task: ScoredTask, policies: Policies) -> Rewards:
+        forked.append(os.fork())
+        return await single_turn(task, policies)
+
+    own = os.getpid()
+    try:
+        runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine("5"))}, forks, exact)
+        episode = await runner.episode(make_task(), seed=1)
+    finally:
+        if os.getpid() != own:
+            os._exit(0)  # it must not come here
+    assert exit_code(forked[0]) == 70
+    assert len(episode.trajectories) == 1

@@ -79,6 +79,21 @@ def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_
     return {"score": 0.5, "acc": True, "pred": "5"}
 
 
+def sees_reply(task: Task, text: str, *, reply: str, completion: str) -> float:
+    SEEN.append((text, reply, completion))
+    return 1.0
+
+
+def trl_replies(completions: Any, replies: list[str]) -> list[float]:
+    SEEN.append((completions, replies))
+    return [1.0]
+
+
+def verl_reply(data_source: str, solution_str: str, ground_truth: Any, reply: str) -> float:
+    SEEN.append((solution_str, reply))
+    return 1.0
+
+
 def broken(task: Task, text: str) -> float:
     return {"a": 1.0}["b"]
 
@@ -163,6 +178,30 @@ def test_a_reward_that_takes_any_name_gets_all_columns() -> None:
         "completion": "2+3=5", "level": 3, "data_source": "own/sums", "extra_info": {"index": 7}
     }  # fmt: skip
     assert reward(own("sees_completion"), extract="after_equals")(TASK, "2+3=5") == 4
+
+
+def test_own_rewards_get_the_whole_text_and_may_ask_for_the_reply() -> None:
+    SEEN.clear()
+    text = "<think>So 6?</think>\n\nSo 5=5"
+    reward(own("sees_reply"))(TASK, text)
+    reward(own("sees_reply"), extract="after_equals")(TASK, text)
+    reward({**own("trl_replies"), "name": "trl"})(TASK, text)
+    reward({**own("verl_reply"), "name": "verl"})(TASK, text)
+    completion = [{"role": "assistant", "content": text}]
+    assert [
+        (text, "So 5=5", text),
+        ("5", "So 5=5", text),
+        ([completion], ["So 5=5"]),
+        (text, "So 5=5"),
+    ] == SEEN
+
+
+def test_an_own_reward_is_not_asked_for_an_answer_that_is_only_in_the_reasoning() -> None:
+    SEEN.clear()
+    score = reward(own("sees_reply"), extract="after_equals")(TASK, "<think>2+3=5")
+    assert (score, score.parts, SEEN) == (0.0, {"unfinished_reasoning": 1.0}, [])
+    reward(own("sees_reply"))(TASK, "<think>2+3=5")
+    assert SEEN == [("<think>2+3=5", "", "<think>2+3=5")]
 
 
 def test_a_class_is_made_once_with_the_arguments() -> None:
@@ -427,7 +466,7 @@ def test_a_judge_that_does_not_answer_is_asked_again() -> None:
         (
             own("by_level"),
             [],
-            r"^tasks\.reward\.use = .*'level'.*\(columns: none; always available: completion\)",
+            r"^tasks\.reward\.use = .*'level'.*\(columns: none; always available: completion, reply\)",
         ),
         (own("by_level", args={"bonnus": 1}), ["level"], r"args\.bonnus is not an argument; did you mean"),
         (own("trl_reward"), [], r"has the parameter 'completions'.*write \{name: trl, use: "),

@@ -329,9 +329,18 @@ def _num_completion_tokens(reply: Mapping[str, Any]) -> int:
 def _answer(reply: Mapping[str, Any], url: str) -> tuple[Message, FinishReason]:
     try:
         choice = cast("Mapping[str, Any]", reply["choices"][0])
-        content = choice["message"]["content"] or ""
+        content = _with_reasoning(choice["message"])
     except (KeyError, IndexError, TypeError) as err:
         told = json.dumps(reply)[:_MAX_TOLD]
         raise RolloutError(f"{url} answered without choices[0].message.content: {told}") from err
     finish_reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
-    return Message(role="assistant", content=str(content)), finish_reason
+    return Message(role="assistant", content=content), finish_reason
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> str:
+    """The text of a message. Servers that separate the reasoning from it call it by one of two names."""
+    reply = message["content"] or ""
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if not isinstance(reasoning, str):
+        return str(reply)
+    return f"<think>\n{reasoning}\n</think>\n\n{reply}" if reply else f"<think>\n{reasoning}"

@@ -71,7 +71,7 @@ class SglangApi:
             "--port": str(address.port),
             "--weight-version": label,
             "--dtype": config.dtype,
-            "--max-running-requests": str(config.num_slots),
+            "--max-running-requests": str(config.slots),
             "--context-length": str(config.context),
         }
         argv = (

@@ -76,7 +76,7 @@ class VllmApi:
             "--uds": address.socket,
             "--logprobs-mode": "processed_logprobs",
             "--dtype": config.dtype,
-            "--max-num-seqs": str(config.num_slots),
+            "--max-num-seqs": str(config.slots),
             "--max-model-len": str(config.context),
         }
         argv = (

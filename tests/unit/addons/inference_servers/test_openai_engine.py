@@ -20,8 +20,9 @@ from astraflow.types import GenerateRequest, Message, Sampling
 HELLO = (Message(role="system", content="Be brief.\nPlease."), Message(role="user", content="Grüße"))
 
 
-def answer(text: str, finish_reason: str = "stop") -> JSONResponse:
-    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+def answer(text: str | None, finish_reason: str = "stop", **fields: Any) -> JSONResponse:
+    message = {"role": "assistant", "content": text, **fields}
+    choice = {"message": message, "finish_reason": finish_reason}
     return JSONResponse({"choices": [choice], "usage": {"completion_tokens": 7}})
 
 
@@ -63,6 +64,14 @@ def ask(*messages: Message, sampling: Sampling | None = None) -> GenerateRequest
     return GenerateRequest(
         token_ids=ids, sampling=sampling or Sampling(max_tokens=5, temperature=0.5, seed=9)
     )
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_reasoning_that_an_endpoint_separates_is_part_of_the_text(name: str) -> None:
+    endpoint = Endpoint(answer("5", **{name: "2+3"}), answer(None, "length", **{name: "2+"}), answer("6"))
+    async with served(endpoint, model="tiny") as engine:
+        texts = [TextRenderer().parse((await engine.generate(ask())).token_ids).content for _ in range(3)]
+    assert texts == ["<think>\n2+3\n</think>\n\n5", "<think>\n2+", "6"]
 
 
 async def test_messages_go_out_and_text_comes_back() -> None:

@@ -443,7 +443,7 @@ def test_advantages_and_verdicts_may_be_of_numpy_or_torch(credit: Callable[..., 
         (own("credit", "12"), "'1' is a text, not a number"),
         (
             own("shaping", None),
-            "the answer None of policy 'actor', group 0: shaping 'use' raised TypeError",
+            f"the answer None of policy 'actor', group 0: shaping '{__name__}:answers' raised TypeError",
         ),
         (own("shaping", [1.0]), "shaping gave (1.0,) for 2 trajectories"),
         (own("shaping", ["1", "2"]), "'1' is a text, not a number"),
