@@ -258,10 +258,32 @@ def apply_overrides(
 
     Raises: ConfigError, like `parse_config`.
     """
-    mapping = cast("JsonMap", json.loads(config.model_dump_json()))
+    # Without defaults, which another variant need not have.
+    mapping = cast("JsonMap", _without_defaults(config, json.loads(config.model_dump_json())))
     for dotted, value in override_pairs(overrides):
         set_dotted(mapping, dotted, value)
     return parse_config(cast("JsonMap", name_uses(mapping)), type(config), where=where)
+
+
+def _without_defaults(value: Any, dumped: Any) -> Any:
+    """Returns the dump of a value in which variants lack the keys that have their defaults."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        kept = {key: getattr(value, key) for key in dumped}
+        if tag_of(type(value)):
+            kept = {
+                key: item
+                for key, item in kept.items()
+                if key == "name" or item != fields[key].get_default(call_default_factory=True)
+            }
+        return {key: _without_defaults(item, dumped[key]) for key, item in kept.items()}
+    if isinstance(value, dict):
+        items = cast("JsonMap", value).items()
+        return {key: _without_defaults(item, dumped[key]) for key, item in items}
+    if isinstance(value, tuple):
+        items = cast("tuple[Any, ...]", value)
+        return [_without_defaults(item, other) for item, other in zip(items, dumped, strict=True)]
+    return dumped
 
 
 def _with_names(mapping: Mapping[str, Any], config_type: type[BaseModel]) -> JsonMap:

@@ -5,8 +5,10 @@ types, values beyond the bounds of `types.py` (such as numbers that are not fini
 Decoding runs no pickle and no code of the sender, and imports nothing that a message names.
 """
 
+import json
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from itertools import repeat
 from types import UnionType
@@ -17,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import BoundError, TooLargeError, WireError
+from astraflow.types.bounds import as_text
 
 __all__ = [
     "JSON",
@@ -27,6 +30,7 @@ __all__ = [
     "checked",
     "column",
     "decode",
+    "decode_foreign_json",
     "encode",
 ]
 
@@ -97,6 +101,23 @@ def decode(
         raise BoundError(f"{item_type.__name__}: {err}{_shown(found.value, media_type)}") from err
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise WireError(f"{item_type.__name__}: {err}") from err
+
+
+def decode_foreign_json(body: bytes | bytearray | str, kind: type[_ItemT]) -> _ItemT:
+    """Decodes JSON that another program wrote, and whose texts may have halves of surrogate pairs or invalid
+    UTF-8. Those become replacement characters.
+
+    Raises: msgspec.DecodeError.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeError):
+        text = body if isinstance(body, str) else body.decode(errors="replace")
+        with suppress(ValueError, RecursionError):  # not JSON, which the next line explains
+            text = json.dumps(json.loads(text), ensure_ascii=False)
+        return msgspec.json.decode(as_text(text), type=kind)
 
 
 def checked(item: _StructT) -> _StructT:

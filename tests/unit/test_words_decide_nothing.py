@@ -27,7 +27,6 @@ WORDS_OF_OTHERS = {
     "addons/agents/gateway/gateway.py": "the header of HTTP",
     "addons/agents/hosts/inside/relay.py": "the header of HTTP",
     "addons/envs/harbor.py": "escape sequences of terminals",
-    "addons/code/code_tests.py": "fences of code in answers of models",
     "addons/math": "answers of models",
     "addons/words": "answers of models",
     "addons/data_sets/math_rows.py": "prompts of data sets",

@@ -7,6 +7,7 @@ tokenizer.
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,11 +18,20 @@ from astraflow.user_input.user_files import json_value, line_at, read_file
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["check_template_args", "readable_args", "write_template_defaults"]
+__all__ = [
+    "check_template_args",
+    "folder_prints_date",
+    "prints_date",
+    "readable_args",
+    "with_date",
+    "write_template_defaults",
+]
 
 _JSON_FILES = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
 """Files that may hold templates under `chat_template`: one string, or a list of named templates."""
 _KEY = "chat_template"
+_DATE_LETTERS = "aAbBcdDeFHIjmMpRSTuUVwWxXyYzZ"
+"""Letters of the forms that `strftime` replaces, such as `%Y`."""
 _BUILT_IN = frozenset(
     {
         "messages",
@@ -87,6 +97,31 @@ def write_template_defaults(folder: Path, args: Mapping[str, object]) -> None:
         if content.get(_KEY):
             changed = {**content, _KEY: _add_defaults_to_entry(content[_KEY], args)}
             (folder / name).write_text(json.dumps(changed, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def folder_prints_date(folder: Path) -> bool:
+    """Whether a chat template of a folder prints today's date. Raises: DataError if a file isn't JSON."""
+    return any(map(prints_date, _templates(folder)))
+
+
+def prints_date(template: object) -> bool:
+    """Whether a chat template, or one of several by name, prints today's date."""
+    return "strftime_now" in str(template)
+
+
+def with_date(template: Any, date: str) -> Any:
+    """The template, or the templates by name, with a fixed date (`YYYY-MM-DD`) instead of today's.
+
+    Transformers passes no function to a template. So this writes one into it, as a Jinja macro.
+    """
+    if isinstance(template, dict):
+        named = cast("dict[str, str]", template)
+        return {name: with_date(text, date) for name, text in named.items()}
+    day = datetime.fromisoformat(date)
+    forms = [f"%{flag}{letter}" for letter in _DATE_LETTERS for flag in ("-", "")]
+    filters = "".join(f" | replace({_literal(form)}, {_literal(day.strftime(form))})" for form in forms)
+    macro = f"{{{{ form | replace('%%', '\0'){filters} | replace('\0', '%') }}}}"
+    return f"{{% macro strftime_now(form) %}}{macro}{{% endmacro %}}{template}"
 
 
 def _templates(folder: Path) -> list[str]:

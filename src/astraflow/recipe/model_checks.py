@@ -6,12 +6,13 @@ The checks only read files and import no model library, so they take millisecond
 
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.losses.config import ValueModelConfig
-from astraflow.models.chat_template import check_template_args
+from astraflow.models.chat_template import check_template_args, folder_prints_date
 from astraflow.models.exact import exact_passes
 from astraflow.models.families import (
     engine_refusal,
@@ -23,7 +24,7 @@ from astraflow.models.families import (
 )
 from astraflow.models.hub import is_cached, model_path
 from astraflow.models.weight_files import check_weight_files
-from astraflow.recipe.recipe import PolicyConfig
+from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.engine_config import ModelEngineConfig, TorchEngineConfig
 from astraflow.user_input.hub_names import is_hub_name
@@ -31,7 +32,7 @@ from astraflow.user_input.mistakes import near_path
 from astraflow.user_input.user_files import check_regular, is_there
 from astraflow.user_input.written_keys import as_written
 
-__all__ = ["check_family", "check_model", "is_to_be_fetched", "models_of"]
+__all__ = ["check_family", "check_model", "date_notes", "is_to_be_fetched", "models_of"]
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -44,6 +45,16 @@ _TOKENIZER_FILES = (
 """Every folder with a tokenizer has at least one of these files."""
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 """Files with the chat template if tokenizer_config.json does not contain it."""
+
+
+def date_notes(recipe: Recipe) -> Iterator[str]:
+    """Yields a message for each policy whose chat template prints today's date."""
+    for name, policy in recipe.policies.items():
+        if folder_prints_date(policy.model_dir):
+            yield (
+                f"policies.{name}: the chat template of {policy.model} prints today's date; in a run, that "
+                "is always the day (UTC) on which the run began"
+            )
 
 
 def check_model(name: str, policy: PolicyConfig) -> bool:

@@ -17,6 +17,7 @@ from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
 from astraflow.recipe.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.eval_config import EvalConfig
+from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping, full_overrides, keys_as_written
 from astraflow.recipe.trackers import TrackerVariant, tracker_key
 from astraflow.rollout.config import RolloutConfig
@@ -305,6 +306,15 @@ class Recipe(Config):
         return min(pool.max_services, room) if pool.max_services else self.rollout.services
 
     @property
+    def has_services_here(self) -> bool:
+        """Whether rollout services run on this machine."""
+        launcher = self.launcher
+        starts_here = isinstance(launcher, LocalLauncherConfig) or (
+            isinstance(launcher, LauncherVariant) and not launcher.spans_machines
+        )
+        return starts_here and self.max_services > 0
+
+    @property
     def tokenizer_dir(self) -> Path:
         """Folder of the tokenizer that counts the tokens of prompts: that of the first trained policy."""
         return model_path(self.tokenizer_model)
@@ -423,9 +433,9 @@ def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
             return recipe
         from astraflow.recipe.scale import scale_recipe  # here, because that module imports this one
 
-        return apply_overrides(
-            scale_recipe(recipe, str(scale)), full_overrides(pairs, mapping), where=str(path)
-        )
+        # Null removed what files set, which the scaled recipe no longer has.
+        values = {key: value for key, value in full_overrides(pairs, mapping).items() if value is not None}
+        return apply_overrides(scale_recipe(recipe, str(scale)), values, where=str(path))
 
 
 def _place(path: Path, overrides: Sequence[str], keys: Sequence[str | int]) -> str:

@@ -15,6 +15,8 @@ from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, StopConfig
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.trainer.checkpoint import newest_step
 from astraflow.types import Item
 from astraflow.user_input.written_keys import as_written
 
@@ -24,6 +26,7 @@ __all__ = [
     "RecipeChange",
     "changes_between",
     "has_more_steps",
+    "redo_notes",
     "refuse_changes",
     "refuse_fewer_steps",
     "steps_done",
@@ -79,6 +82,8 @@ _SCORES = "the scores before and after it could not be compared: give a changed 
 _REMEDIES = {"eval.sets": _SCORES, "eval.temperature": _SCORES}
 """What else to say about a refused key, by the beginning of the key."""
 _MAX_LISTED = 5
+_DERIVED = (".table.groups_per_batch", ".engine.max_context", ".engine.num_slots")
+"""Endings of the keys that may be `auto`."""
 
 
 class RecipeChange(Item, frozen=True, kw_only=True):
@@ -108,7 +113,7 @@ def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
 
 def _is_left_open(key: str, now: Mapping[str, str]) -> bool:
     """Returns whether a key is `auto` in the new recipe; the run's own recipe has the derived number."""
-    return now.get(key) == '"auto"' and key.endswith((".table.groups_per_batch", ".engine.max_context"))
+    return now.get(key) == '"auto"' and key.endswith(_DERIVED)
 
 
 def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
@@ -140,6 +145,16 @@ def steps_done(journal: Path) -> dict[str, int]:
         return {}
     with JournalReader(journal) as reader:
         return dict(Counter(record.policy for record in reader.steps()))
+
+
+def redo_notes(folder: RunFolder, recipe: Recipe, done: Mapping[str, int]) -> Iterator[str]:
+    """Yields which of the `done` steps each trainer repeats, because its newest checkpoint is older."""
+    for name in recipe.trained:
+        first = newest_step(folder.checkpoints / name) + 1
+        last = done.get(name, 0)
+        if first <= last:
+            steps = f"step {last}" if first == last else f"steps {first}-{last}"
+            yield f"{name}: redoing {steps} from the same batches, because no checkpoint has them"
 
 
 def has_more_steps(recipe: Recipe, before: Recipe, done: Mapping[str, int]) -> bool:

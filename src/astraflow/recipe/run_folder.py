@@ -7,6 +7,8 @@ using the same folder. It knows no service.
 import contextlib
 import errno
 import fcntl
+import itertools
+import logging
 import os
 import secrets
 import time
@@ -26,8 +28,9 @@ if TYPE_CHECKING:  # most readers of a run folder need no recipe, whose classes 
     from astraflow.recipe.recipe import Recipe
     from astraflow.recipe.resume import RecipeChange
 
-__all__ = ["RunFolder", "RunRecord", "ServiceRecord", "write_atomic"]
+__all__ = ["RunFolder", "RunRecord", "ServiceRecord", "set_aside", "write_atomic"]
 
+_log = logging.getLogger(__name__)
 
 _RESERVE_BYTES = 512 * 1024
 """Space for `run.json`, summary, curve and episodes of a run that ends while its disk is full."""
@@ -237,6 +240,17 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     except OSError:
         part.unlink(missing_ok=True)  # it would take up space on a full disk
         raise
+
+
+def set_aside(path: Path, problem: str) -> str:
+    """Renames a damaged record that the run can do without, so that a new one begins. Returns: what was done,
+    for people. `problem`: what is wrong with it."""
+    free = (path.with_name(f"{path.stem}.damaged-{number}{path.suffix}") for number in itertools.count(1))
+    place = next(name for name in free if not name.exists())
+    path.rename(place)
+    note = f"{problem}. It was renamed to {place.name}; the run goes on with a new one"
+    _log.warning("%s", note)
+    return note
 
 
 def _write_once(path: Path, data: bytes, *, mode: int) -> None:

@@ -8,7 +8,7 @@ Keys at the top belong to the policy that the extended files name, or else to `a
 folder always has the full form.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.gallery import model_folder
+from astraflow.recipe.inherited_policies import Inherited
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.written_keys import spelling
 from astraflow.user_input.yaml_files import JsonMap, layers_of, merge, name_uses, override_pairs, set_dotted
@@ -35,13 +36,28 @@ def full_mapping(path: Path, overrides: Mapping[str, Any] | None = None) -> Json
     Raises: ConfigError, like `load_mapping`; also if keys of a policy are at the top and there isn't exactly
     one policy.
     """
+    overrides = overrides or {}
     mapping: JsonMap = {}
+    inherited = Inherited()
     for file, layer in layers_of(path):
-        mapping = merge(mapping, _full_layer(layer, mapping, file))
-    for dotted, value in full_overrides(overrides or {}, mapping).items():
+        below = _without(mapping, inherited.replaced(mapping))
+        full = _full_layer(layer, below, file)
+        inherited.add(full, policies_of(mapping))
+        mapping = merge(mapping, full)
+    named = [key.split(".")[1] for key in overrides if key.startswith("policies.")]
+    replaced = inherited.replaced(mapping, named)
+    for dotted, value in full_overrides(overrides, _without(mapping, replaced)).items():
         set_dotted(mapping, dotted, value)
-    _extend_policies(mapping)
-    return cast("JsonMap", name_uses(mapping))
+    _extend_policies(mapping)  # which may begin from the keys of a policy that is left out
+    return cast("JsonMap", name_uses(_without(mapping, replaced)))
+
+
+def _without(mapping: JsonMap, names: Collection[str]) -> JsonMap:
+    """Returns the mapping without some of its policies."""
+    if not names:
+        return mapping
+    policies = policies_of(mapping)
+    return {**mapping, "policies": {name: policies[name] for name in policies if name not in names}}
 
 
 def full_overrides(overrides: Mapping[str, Any], mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,9 +39,9 @@ from astraflow.types import (
     Task,
     Trajectory,
 )
-from astraflow.types.bounds import as_label
+from astraflow.types.bounds import as_label, as_text
 from astraflow.types.facts import episode_weights
-from astraflow.user_input.own_code import error_text, find_own_line, own_frames
+from astraflow.user_input.own_code import ending_forks, error_text, find_own_line, own_frames
 from astraflow.workflows.calls import CallParser
 from astraflow.workflows.conversation import (
     MAX_TIMES,
@@ -87,7 +87,7 @@ def classify_failure(error: BaseException) -> Failure:
     is_retryable = error.is_retryable if isinstance(error, RolloutError) else isinstance(error, OSError)
     return Failure(
         error_class=type(error).__name__,
-        message=_describe(error)[:_MAX_MESSAGE],
+        message=as_text(_describe(error))[:_MAX_MESSAGE],
         is_retryable=is_retryable,
         place=_place_of(error),
     )
@@ -289,7 +289,8 @@ class EpisodeRunner:
             progress=progress,
         )
         proposals = Proposals(self._proposals if is_training else None)
-        timed = self._make_task(task, proposals, seed, self._count_failures(overrides.score or self._score))
+        score = self._with_token_ids(overrides.score or self._score, dialogue)
+        timed = self._make_task(task, proposals, seed, self._count_failures(score))
         rewards = await self._run_workflow(overrides.workflow or self._workflow, timed, dialogue)
         trajectories = _make_trajectories(rewards, dialogue)
         metrics = _metrics(dialogue, timed, trajectories)
@@ -323,7 +324,8 @@ class EpisodeRunner:
         try:
             with GuardedTasks():
                 async with timeout:
-                    rewards = await workflow(task, dialogue.policies)
+                    with ending_forks():
+                        rewards = await workflow(task, dialogue.policies)
         except TimeoutError as err:
             if not timeout.expired():  # a TimeoutError of the workflow itself
                 raise
@@ -333,6 +335,10 @@ class EpisodeRunner:
             ) from err
         _check_rewards(rewards, dialogue)
         return rewards
+
+    def _with_token_ids(self, score: ScoreFunction, dialogue: Dialogue) -> ScoreFunction:
+        """Wraps a score function so that the texts of completions come with their token ids."""
+        return lambda task, text: score(task, dialogue.with_token_ids(text))
 
     def _count_failures(self, score: ScoreFunction) -> ScoreFunction:
         """Wraps a score function so that late scores and scorer errors are counted."""

@@ -131,7 +131,9 @@ async def _until_end(
         interrupted.set()
         match len(reasons):
             case 1:
-                view.note("stopping; press Ctrl-C again to end everything at once")
+                view.note(
+                    "stopping after the steps in progress; press Ctrl-C again to end everything at once"
+                )
             case 2:
                 for run in runs:
                     run.kill()

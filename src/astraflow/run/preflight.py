@@ -144,10 +144,12 @@ def check_recipe(
     for name, policy in recipe.trained.items():
         mistakes.collect(_check_learns, name, policy)
     sources = _check_sources(recipe, mistakes, broken, unbuilt)
-    _check_machine(recipe, mistakes, run_dir)
+    whole = recipe
+    if not mistakes.texts and not any(policy.model in unbuilt for policy in recipe.policies.values()):
+        whole = mistakes.collect(derive_numbers, recipe, sources) or recipe
+    _check_machine(recipe, whole, mistakes, run_dir)
     mistakes.raise_all()
-    is_unbuilt = any(policy.model in unbuilt for policy in recipe.policies.values())
-    return CheckedRecipe(recipe if is_unbuilt else derive_numbers(recipe, sources), sources)
+    return CheckedRecipe(whole, sources)
 
 
 def with_other_mistakes(
@@ -182,15 +184,18 @@ def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
         )
         if is_alone and not _counts_tokens(config):
             mistakes.collect(open_source, config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
-    _check_machine(recipe, mistakes, run_dir)
+    _check_machine(recipe, recipe, mistakes, run_dir)
     return mistakes.texts
 
 
-def _check_machine(recipe: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
-    """Checks servers, and what packages add; with a run folder, also the folder, ports and certificates."""
+def _check_machine(recipe: Recipe, whole: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
+    """Checks servers, and what packages add; with a run folder, also the folder, ports and certificates.
+
+    `whole`: the recipe with numbers in place of `auto`, as far as they are known.
+    """
     for entry in find_entries("astraflow.checks"):
         if (check := load_or_explain(entry)) is not None:
-            mistakes.collect(check, recipe)
+            mistakes.collect(check, whole)
     mistakes.collect(check_engine, recipe)
     if run_dir is None:
         return
@@ -335,7 +340,7 @@ def _check_sources(
     for name in sources.eval:
         mistakes.collect(_check_eval_size, name, recipe, sources)
     _check_answers(recipe, sources, mistakes, broken)
-    _check_fits_workflow(recipe, sources, mistakes)
+    _check_fits_workflow(recipe, sources, mistakes, has_models=not unbuilt)
     return sources
 
 
@@ -434,10 +439,17 @@ def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config
     return True
 
 
-def _check_fits_workflow(recipe: Recipe, sources: OpenSources, mistakes: _Mistakes) -> None:
+def _check_fits_workflow(
+    recipe: Recipe, sources: OpenSources, mistakes: _Mistakes, *, has_models: bool
+) -> None:
     """Checks that the workflow can use the reward and the tasks."""
     if not isinstance(recipe.workflow, Use):
         mistakes.collect(recipe.workflow.check_scoring, recipe.tasks.reward, recipe.tasks.extract)
+    if has_models and not mistakes.texts:  # so the models are complete
+        models = {name: (p.model_dir, p.template_args) for name, p in recipe.policies.items()}
+        for workflow in (recipe.workflow, *(workflow_of(each, recipe) for each in recipe.eval.sets.values())):
+            if not isinstance(workflow, Use):
+                mistakes.collect(workflow.check_templates, models)
     for name, source in sources.train.items():
         tasks = tasks_to_check(source, recipe.tasks.sources[name])
         mistakes.collect(_check_tasks, f"tasks.sources.{name}", tasks, recipe.workflow)

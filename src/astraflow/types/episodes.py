@@ -47,6 +47,7 @@ from astraflow.types.bounds import (
     UncheckedLabel,
     UnixSeconds,
     Version,
+    as_text,
 )
 from astraflow.types.item import PROTOCOL_VERSION, FinishReason, Item, LeaseKind, Reduction, RunState
 from astraflow.types.waits import WaitReason, WaitReasons
@@ -129,6 +130,11 @@ class Message(Item, frozen=True, kw_only=True):
     name: Label = ""
     media: Media | msgspec.UnsetType = msgspec.UNSET
     """Images in the content, in order. Left out if there are none, as older readers don't know the field."""
+
+    def __post_init__(self) -> None:
+        # Texts of tools, environments and agents come from anywhere.
+        if isinstance(self.content, str) and not self.content.isascii():  # pyright: ignore[reportUnnecessaryIsInstance] - a user's code
+            msgspec.structs.force_setattr(self, "content", as_text(self.content))
 
     @property
     def images(self) -> Media:

@@ -2,10 +2,11 @@
 
 For an unknown key, the explanation is the first of these that applies:
 
-1. a key of the same section with nearly the same letters
-2. another system's name for a setting (`synonyms`)
-3. the same key in another section
-4. a key that looks somewhat similar
+1. a key of another variant of the section
+2. a key of the same section with nearly the same letters
+3. another system's name for a setting (`synonyms`)
+4. the same key in another section
+5. a key that looks somewhat similar
 
 This module reads config classes and changes no value.
 """
@@ -270,10 +271,15 @@ def _unknown_key(
     key = str(loc[-1])
     path = dotted_path((*parts, key))
     choices = sorted({name for config in configs for name in config.model_fields})
+    section = _pattern(parts, config_type)
+    if owners := _owners(key, section, config_type):
+        return (
+            f"{path} is not a key; it is one of {', '.join(owners)}, but not of {tag_of(configs[0])}: remove "
+            f"{key} = {format_value(given)}, or set {key} to null to drop the value of another file"
+        )
     near = _nearest(key, choices, cutoff=_SURE)
     if near:
         return f"{path} is not a key{hint(key, choices)}"
-    section = _pattern(parts, config_type)
     policy = _policy(parts, mapping)
     if isinstance(given, dict) and (leaves := _leaves(cast("Mapping[str, Any]", given))):
         meanings = [(leaf, _meant(leaf[-1], section, config_type, policy)) for leaf in leaves]
@@ -285,13 +291,16 @@ def _unknown_key(
     return f"{path} is not a key{hint(key, choices)}"
 
 
+def _owners(key: str, section: tuple[str, ...], config_type: ConfigType) -> list[str]:
+    """Returns the variants of a section that have the key."""
+    places = (place for place in _places(config_type) if (place.section, place.key) == (section, key))
+    return sorted({place.variant for place in places if place.variant})
+
+
 def _meant(key: str, section: tuple[str, ...], config_type: ConfigType, policy: str) -> str:
     """Returns a hint at what an unknown key of a section probably means; empty if nothing is likely."""
     places = [place for place in _places(config_type) if place.key == key]
     below = [place for place in places if place.section[: len(section)] == section]
-    variants = sorted({place.variant for place in below if place.section == section and place.variant})
-    if variants:
-        return f"; it is one of {', '.join(variants)}"
     if said := _translate(key, section, config_type, policy):
         return said
     dotted = list(dict.fromkeys(place.dotted(policy) for place in below or places))

@@ -185,3 +185,44 @@ class HubError(ConfigError):
     def __init__(self, message: str, *, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+@pytest.mark.parametrize(
+    ("child", "policies"),
+    [
+        ({"policies": {"solver": POLICY, "verifier": POLICY}}, ["solver", "verifier"]),
+        # The keys of `actor` are still there to begin from.
+        (
+            {"policies": {"solver": {"extends": "actor"}, "verifier": {"extends": "solver"}}},
+            ["solver", "verifier"],
+        ),
+        ({"policies": {"actor": {"role": "trained"}, "verifier": POLICY}}, ["actor", "verifier"]),
+        ({"policies": {"judge": {"model": "./m", "role": "frozen"}}}, ["actor", "judge"]),
+        (
+            {"policies": {"twin": POLICY, "old": {"role": "following", "follows": "actor"}}},
+            ["actor", "old", "twin"],
+        ),
+        (
+            {"policies": {"twin": POLICY}, "workflow": {"use": "m:f", "args": {"first": "actor"}}},
+            ["actor", "twin"],
+        ),
+        ({}, ["actor"]),
+    ],
+)
+def test_a_recipe_that_names_other_policies_than_its_base_does_not_keep_those(
+    tmp_path: Path, child: dict[str, Any], policies: list[str]
+) -> None:
+    write(tmp_path, SHORT, "base.yaml")
+    mapping = full_mapping(write(tmp_path, {"extends": "base.yaml", **child}))
+    assert sorted(mapping["policies"]) == policies
+    assert all(policy["model"] == "./m" for policy in mapping["policies"].values() if "follows" not in policy)
+
+
+def test_a_grandchild_may_have_the_keys_of_the_only_policy_that_is_left(tmp_path: Path) -> None:
+    write(tmp_path, SHORT, "base.yaml")
+    write(tmp_path, {"extends": "base.yaml", "policies": {"solver": POLICY}}, "middle.yaml")
+    top = write(tmp_path, {"extends": "middle.yaml", "train": {"lr": 0.5}})
+    recipe = load_recipe(top, {"sampling.max_tokens": 9, "steps": 3})
+    assert list(recipe.policies) == ["solver"]
+    solver = recipe.policies["solver"]
+    assert (solver.train.lr, solver.train.steps, solver.sampling.max_tokens) == (0.5, 3, 9)

@@ -190,3 +190,36 @@ def test_a_key_beyond_its_bound_is_told_from_a_value_of_the_wrong_type() -> None
     with pytest.raises(WireError) as caught:
         wire.decode(worker % b'"k": 1', RegisterWorker, wire.JSON)
     assert not isinstance(caught.value, BoundError)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("name\udce9.txt", "name\ufffd.txt"),
+        ("\ud83d", "\ufffd"),
+        ("\ude00\ud83d", "\ufffd\ufffd"),
+        ("a\ud83d\ude00b", "a\U0001f600b"),  # both halves, as some JSON writes them
+        ("gr\u00fcn \U0001f600", "gr\u00fcn \U0001f600"),
+    ],
+)
+def test_halves_of_surrogate_pairs_become_replacement_characters(given: str, expected: str) -> None:
+    assert bounds.as_text(given) == expected
+    assert types.Message(role="tool", content=given).content == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (rb'{"a": "name\udce9"}', {"a": "name\ufffd"}),
+        (rb'{"a": ["\ud83d", {"\ude00": "\ud83d\ude00"}]}', {"a": ["\ufffd", {"\ufffd": "\U0001f600"}]}),
+        (b'{"a": "name\xe9"}', {"a": "name\ufffd"}),
+    ],
+)
+def test_json_of_other_programs_may_have_texts_that_are_no_unicode(body: bytes, expected: Any) -> None:
+    assert wire.decode_foreign_json(body, dict[str, Any]) == expected
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"a": NaN}', b"[" * 100_000])
+def test_what_is_no_json_of_the_kind_stays_an_error(body: bytes) -> None:
+    with pytest.raises((msgspec.DecodeError, RecursionError)):
+        wire.decode_foreign_json(body, dict[str, Any])

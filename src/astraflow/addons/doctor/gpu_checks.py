@@ -18,9 +18,10 @@ import msgspec
 from astraflow.addons.doctor.model_size import num_parameters
 from astraflow.errors import ConfigError, DataError
 from astraflow.processes.visible_gpus import VISIBLE, visible_names
+from astraflow.recipe.engine_memory import slot_bytes
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
-from astraflow.run.start_checks import ask_program, has_services_here, last_line
+from astraflow.run.start_checks import ask_program, last_line
 from astraflow.trainer.backend_config import BackendVariant, torch_settings
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, find_interpreter
@@ -83,7 +84,8 @@ class GpuUser:
     """For each program that the process runs there, the share of the memory that it takes at most; 0 if that
     isn't stated. Empty for a trainer, which takes what the shares leave."""
     num_bytes: float = 0.0
-    """Memory that it needs there for the whole run: weights, gradients, and optimizer; 0 if unknown."""
+    """Memory that it needs there for the whole run: weights, gradients, optimizer, and KV caches; 0 if
+    unknown."""
 
 
 def check_devices(recipe: Recipe) -> None:
@@ -126,7 +128,7 @@ def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
         for label in _labels(range(first, first + policy.train.local_ranks)):
             users.setdefault(label, []).append(GpuUser(f"trainer-{name}", num_bytes=num_bytes))
     engine = recipe.rollout.engine
-    for idx in range(recipe.max_services if has_services_here(recipe) else 0):
+    for idx in range(recipe.max_services if recipe.has_services_here else 0):
         lists = recipe.rollout.gpus
         gpus = _labels(lists[idx % len(lists)].split(",")) if lists else []
         if isinstance(engine, TorchEngineConfig) and engine.device.startswith("cuda"):
@@ -135,6 +137,8 @@ def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
             shares = (engine.gpu_share * len(recipe.policies),)
             size = 4.0 if engine.dtype == "float32" else 2.0
             num_bytes = size * sum(_num_parameters(p.model_dir) for p in recipe.policies.values())
+            if engine.num_slots != "auto":  # otherwise the engine chooses by what is free
+                num_bytes += engine.num_slots * slot_bytes(recipe, with_evals=False)
         elif isinstance(engine, EngineVariant):
             num_policies = len(recipe.policies)
             shares = engine.gpu_shares(num_policies=num_policies, has_evals=bool(recipe.eval.sets))
@@ -198,7 +202,10 @@ def _check_gpu(label: str, gpu: _Gpu, users: Sequence[GpuUser], found: _Found) -
     names = ", ".join(user.name for user in users)
     text = f"{where} has {gpu.free / 1e9:.1f} of {gpu.total / 1e9:.1f} GB free, but {names} need at least"
     if need > gpu.total:
-        advice = "it is too small: use a larger GPU or a smaller model, or divide the model with train.ranks"
+        advice = (
+            "it is too small: use a larger GPU or a smaller model, lower rollout.engine.num_slots, or divide "
+            "the model with train.ranks"
+        )
     else:
         advice = "other processes take the rest: end them (`nvidia-smi` lists them), or use another GPU"
     raise ConfigError(f"{text} {need / 1e9:.1f} GB; {advice}")
@@ -252,7 +259,7 @@ def _devices(recipe: Recipe) -> dict[str, tuple[str, int, str]]:
             )
             devices[where] = (backend.device, policy.train.local_ranks, python)
     engine = recipe.rollout.engine
-    if isinstance(engine, TorchEngineConfig) and has_services_here(recipe):
+    if isinstance(engine, TorchEngineConfig) and recipe.has_services_here:
         devices["rollout.engine.device"] = (engine.device, 1, "")
     return devices
 

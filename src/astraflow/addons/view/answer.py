@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from astraflow.report.overview import RunOverview, duration_text, eta_s
+from astraflow.report.overview import RunOverview, duration_text, eta_s, speed_text
 from astraflow.report.summary import PolicySummary, Summary
 from astraflow.types import EvalRecord, Item
 
@@ -187,7 +187,9 @@ def _progress(done: int, total: int, time: str) -> Figure:
 
 
 def _speed(tokens_per_s: float, detail: str) -> Figure:
-    value = f"{tokens_per_s:,.0f}" if tokens_per_s < 100_000 else f"{tokens_per_s / 1000:,.0f}k"
+    value = speed_text(tokens_per_s).removesuffix(" tok/s")
+    if tokens_per_s >= 100_000:
+        value = f"{tokens_per_s / 1000:,.0f}k"
     return Figure(name="Speed", value=f"{value} tokens/s", detail=detail)
 
 
