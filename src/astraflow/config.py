@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
 
@@ -200,7 +200,7 @@ def parse_config(
         for path, problem in problems(_with_names(mapping, config_type))
     ]
     if wrong:
-        raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(wrong)))
+        raise _wrong(where, wrong)
     try:
         return config_type.model_validate_json(json.dumps(_with_names(mapping, config_type)))
     except ValidationError as err:
@@ -211,7 +211,12 @@ def parse_config(
             # Invalid items don't count, so a list with only such items would also be reported as empty.
             if error["type"] != "too_short" or not any(_is_below(other, error) for other in errors)
         ]
-        raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(lines))) from err
+        raise _wrong(where, lines) from err
+
+
+def _wrong(where: str, lines: Iterable[str]) -> ConfigError:
+    mistakes = list(dict.fromkeys(lines))
+    return ConfigError(f"{where}: " + "\n".join(mistakes), mistakes=mistakes)
 
 
 def salvage(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _ConfigT | None:
@@ -266,10 +271,32 @@ def apply_overrides(
 
     Raises: ConfigError, like `parse_config`.
     """
-    mapping = cast("JsonMap", json.loads(config.model_dump_json()))
+    # Without defaults, which another variant need not have.
+    mapping = cast("JsonMap", _without_defaults(config, json.loads(config.model_dump_json())))
     for dotted, value in override_pairs(overrides):
         set_dotted(mapping, dotted, value)
     return parse_config(cast("JsonMap", name_uses(mapping)), type(config), where=where)
+
+
+def _without_defaults(value: Any, dumped: Any) -> Any:
+    """Returns the dump of a value in which variants lack the keys that have their defaults."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        kept = {key: getattr(value, key) for key in dumped}
+        if tag_of(type(value)):
+            kept = {
+                key: item
+                for key, item in kept.items()
+                if key == "name" or item != fields[key].get_default(call_default_factory=True)
+            }
+        return {key: _without_defaults(item, dumped[key]) for key, item in kept.items()}
+    if isinstance(value, dict):
+        items = cast("JsonMap", value).items()
+        return {key: _without_defaults(item, dumped[key]) for key, item in items}
+    if isinstance(value, tuple):
+        items = cast("tuple[Any, ...]", value)
+        return [_without_defaults(item, other) for item, other in zip(items, dumped, strict=True)]
+    return dumped
 
 
 def _with_names(mapping: Mapping[str, Any], config_type: type[BaseModel]) -> JsonMap:

@@ -47,6 +47,7 @@ from astraflow.types.bounds import (
     UncheckedLabel,
     UnixSeconds,
     Version,
+    as_text,
 )
 from astraflow.types.item import (
     PROTOCOL_VERSION,
@@ -137,6 +138,11 @@ class Message(Item, frozen=True, kw_only=True):
     name: Label = ""
     media: Media | msgspec.UnsetType = msgspec.UNSET
     """Images in the content, in order. Left out if there are none, as older readers don't know the field."""
+
+    def __post_init__(self) -> None:
+        # Texts of tools, environments and agents come from anywhere.
+        if isinstance(self.content, str) and not self.content.isascii():  # pyright: ignore[reportUnnecessaryIsInstance] - a user's code
+            msgspec.structs.force_setattr(self, "content", as_text(self.content))
 
     @property
     def images(self) -> Media:
@@ -313,6 +319,9 @@ class Failure(Item, frozen=True, kw_only=True, tag="failure"):
     error_class: Label
     message: ErrorText
     is_retryable: bool = True
+    place: Label = ""
+    """Line of code that raised the error, e.g. `my_rewards:12`; failures of one class and place are counted
+    together."""
 
     @property
     def is_handed_in(self) -> bool:

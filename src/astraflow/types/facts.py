@@ -7,7 +7,15 @@ of the user. They are not sent over the network.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["GroupFacts", "Outcome", "TrajectoryFacts", "episode_weights"]
+__all__ = ["GroupFacts", "Outcome", "TrajectoryFacts", "episode_weights", "is_right"]
+
+_RIGHT_SCORE = 1.0 - 1e-6
+"""The full score of a reward, which a weighted sum may miss by a rounding error."""
+
+
+def is_right(score: float) -> bool:
+    """Whether a score counts as a right answer, for `pass@k` and in workflows. Partial credit doesn't."""
+    return score >= _RIGHT_SCORE
 
 
 def episode_weights(episodes: Sequence[Hashable], num_tokens: Sequence[int]) -> tuple[float, ...]:

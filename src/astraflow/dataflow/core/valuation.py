@@ -24,13 +24,15 @@ from astraflow.dataflow.core.table_parts import component_name
 from astraflow.errors import ComponentError
 from astraflow.protocols import Stateful
 from astraflow.types import ZeroedBy
-from astraflow.types.bounds import MAX_ADVANTAGE
+from astraflow.types.bounds import MAX_ADVANTAGE, as_label, as_number
 from astraflow.types.facts import GroupFacts, Outcome, TrajectoryFacts, episode_weights
 
 __all__ = ["Discard", "Valuation", "outcome_of"]
 
 _Advantage = float | tuple[float, ...]
 """The advantage of all trained tokens of a trajectory, or of each of its turns."""
+_MAX_REASON = 100
+"""Characters of a filter's name and reason in reports."""
 _NOT_FINITE = "not_finite"
 """Name under which groups are counted whose rewards are too large for the built-in functions."""
 
@@ -53,7 +55,7 @@ class Valuation:
     """
 
     def __init__(self, table: TableConfig) -> None:
-        self._shaping = tuple((config.name, make_shaping(config)) for config in table.shaping)
+        self._shaping = tuple((_name_of(config), make_shaping(config)) for config in table.shaping)
         self._filters = tuple((config, make_filter(config)) for config in table.filters)
         self._credit = make_credit(table.credit)
         self.has_own = any(
@@ -97,9 +99,10 @@ class Valuation:
         at = f"policy {policy!r}, group {group.id}"
         counted = tuple(range(len(metas)))
         for config, keep in self._filters:
-            kept = call_component(f"{at}: filter {config.name!r}", keep, facts)
-            if kept is not True:  # False, or a text that says why the group is dropped
-                return Discard("filtered", config.name)
+            name = _name_of(config)
+            kept = call_component(f"{at}: filter {name!r}", keep, facts)
+            if as_number(kept) != 1:  # False, or a text that says why the group is dropped
+                return Discard("filtered", _with_reason(name, kept))
             if isinstance(config, TruncatedFilter) and config.action == "mask":
                 # What it masks takes part in nothing that follows.
                 left = [
@@ -129,6 +132,17 @@ class Valuation:
         return values
 
 
+def _name_of(config: Any) -> str:
+    """The name of a component in reports: for the user's own, where it is from."""
+    return config.use if isinstance(config, Use) else config.name
+
+
+def _with_reason(name: str, kept: object) -> str:
+    """The filter that dropped a group, and the reason if it gave one. Example: `my_filters:easy (solved)`."""
+    reason = " ".join(kept.split())[:_MAX_REASON] if isinstance(kept, str) else ""
+    return as_label(f"{name[:_MAX_REASON]} ({reason})") if reason else name
+
+
 def _to_floats(answer: Iterable[Any]) -> tuple[float, ...]:
     """Converts an answer to floats. Raises: TypeError, ValueError if it contains anything but numbers."""
     return tuple(_to_float(value) for value in answer)
@@ -141,9 +155,11 @@ def _to_float(value: Any) -> float:
 
 
 def _to_advantages(answer: Iterable[Any]) -> list[_Advantage]:
-    """Converts an answer to one number per trajectory, or one per turn. Numpy arrays count as lists."""
-    lists = (list, tuple, np.ndarray)
-    return [_to_floats(cast("Any", e)) if isinstance(e, lists) else _to_float(e) for e in answer]
+    """Converts an answer to one number per trajectory, or one per turn. Arrays and tensors count as lists."""
+    return [
+        _to_floats(cast("Any", e)) if isinstance(e, list | tuple) or getattr(e, "ndim", 0) else _to_float(e)
+        for e in answer
+    ]
 
 
 def _is_compared(advantage: _Advantage) -> bool:
