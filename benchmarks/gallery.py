@@ -33,7 +33,10 @@ PAGE = ROOT / "docs" / "gallery.md"
 IMAGES = ROOT / "docs" / "images" / "gallery"
 
 _SCORE = "score_mean"
-MOST_LINES = 6
+MOST_TURNS = 16
+"""Largest number of messages of an episode on the page."""
+MOST_LINES = 4
+"""Largest number of lines of a message that the model didn't write."""
 MOST_WIDTH = 120
 """Longest line of an episode on the page, in characters."""
 MEASURED = "measured.json"
@@ -300,12 +303,23 @@ def first_episode(episodes: str, title: str) -> str:
 
 
 def clipped(episode: str) -> str:
-    """Shortens an episode for the page: leaves out the middle of long lines and of many lines."""
-    lines = [_clipped(line) for line in episode.splitlines()]
-    if len(lines) > MOST_LINES:
-        half = MOST_LINES // 2
-        lines = [*lines[:half], f"... ({len(lines) - 2 * half} more lines)", *lines[-half:]]
-    return "\n".join(lines)
+    """Shortens an episode for the page: keeps the model's own turns, and leaves out the middle of other
+    messages, of long lines, and of many turns."""
+    turns = [
+        _clipped_turn(turn) for turn in re.split(r"\n(?=(?:assistant|system|tool|user)\b[^:\n]*: )", episode)
+    ]
+    if len(turns) > MOST_TURNS:
+        half = MOST_TURNS // 2
+        turns = [*turns[:half], f"... ({len(turns) - 2 * half} more messages)", *turns[-half:]]
+    return "\n".join(turns)
+
+
+def _clipped_turn(turn: str) -> str:
+    lines = [_clipped(line) for line in turn.splitlines()]
+    if len(lines) <= MOST_LINES or turn.startswith("assistant"):
+        return "\n".join(lines)
+    half = MOST_LINES // 2
+    return "\n".join([*lines[:half], f"... ({len(lines) - 2 * half} more lines)", *lines[-half:]])
 
 
 def _clipped(line: str) -> str:

@@ -4,10 +4,11 @@
     python tools/benchmark_table.py --check    # exit code 1 if the table is not up to date
 
 Each row is one entry of a file's `claims`. The contents of `more` and `tables` are only for readers of the
-file.
+file. In a clone with the whole history, `--check` also fails if a file names a commit that doesn't exist.
 """
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,29 @@ def page() -> str:
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 
+def unknown_commits() -> list[str]:
+    """Returns a line for each result whose commit isn't in the history. Without a history, returns none."""
+    if _git("rev-parse", "--is-shallow-repository") != "false":
+        return []
+    commits = {path.name: json.loads(path.read_text())["commit"] for path in sorted(RESULTS.glob("*.json"))}
+    return [
+        f"benchmarks/results/{name} names commit {commit}, which git doesn't know"
+        for name, commit in commits.items()
+        if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
+    ]
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
 def main() -> int:
     """Writes the table, or checks it."""
     if "--check" in sys.argv[1:]:
+        if problems := unknown_commits():
+            print("\n".join(problems), file=sys.stderr)
+            return 1
         if page() != PAGE.read_text(encoding="utf-8"):
             print(f"{PAGE.relative_to(ROOT)} is out of date; run `make docs`", file=sys.stderr)
             return 1

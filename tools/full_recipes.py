@@ -36,6 +36,8 @@ TOKENS_PER_S = 40_000
 """Generated per second and GPU, times billions of active parameters."""
 FLOP_PER_S = 300e12
 """Of a trainer's GPU."""
+CONTAINER_TURN_S = 10.0
+"""Time of a reply of some hundred tokens and a command in a container, assumed: long commands take longer."""
 _SERVER_GB = 3.0
 """Memory of a server for anything but weights and KV cache: activations, graphs, and the CUDA context."""
 _SHARE = "--gpu-memory-utilization"
@@ -56,9 +58,9 @@ _SIZES = """## Sizes
 Memory is that on one GPU, in GB, as `astraflow doctor` computes it. A service starts one server per policy,
 and as many for evaluation. Tokens are what the KV cache of a server holds. Host memory is that of each
 trainer process (the first also copies the weights for a checkpoint) and of each rollout service. Hours are
-for all steps of the recipe, without evaluation, at
-{tokens:,} tokens per sample, {speed:,} / (billions of active parameters) generated tokens/s per GPU, and
-{flop:.0f} TFLOP/s per training GPU.
+for all steps of the recipe, without evaluation and without the time that other environments, programs,
+and judges take, at {turn:g} s per turn in a container, {tokens:,} tokens per sample, {speed:,} / (billions
+of active parameters) generated tokens/s per GPU, and {flop:.0f} TFLOP/s per training GPU.
 
 | recipe | GPUs | trainer: processes x GB | servers on a GPU x GB | tokens | host memory | hours |
 |---|---|---|---|---|---|---|
@@ -160,8 +162,20 @@ class FullRecipe:
         generating = self.num_generating * TOKENS_PER_S / (num_active / GB)
         training = policy.train.ranks * FLOP_PER_S / (8 * num_active)  # with recomputed activations
         num_policies = len(self.recipe.trained)
-        step_s = max(num_policies * num_tokens / generating, num_tokens / training)
+        step_s = max(num_policies * num_tokens / generating, num_tokens / training, self._containers_s)
         return policy.train.steps * step_s / 3600
+
+    @property
+    def _containers_s(self) -> float:
+        """The time of a step's episodes in containers, of which only so many run at once."""
+        rollout, workflow = self.recipe.rollout, cast("Any", self.recipe.workflow)
+        worlds = self.recipe.tasks.environments.values()
+        if not any("container" in cast("Any", world).use for world in worlds):
+            return 0.0
+        policy = next(iter(self.recipe.trained.values()))
+        num_episodes = policy.table.group_size * policy.table.batch_groups
+        at_once = rollout.services * rollout.max_episodes
+        return num_episodes / at_once * workflow.max_turns * CONTAINER_TURN_S
 
     @cached_property
     def _model(self) -> tuple[Any, int, float]:
@@ -289,7 +303,9 @@ def page() -> str:
         folder = Path(scratch)
         sizes = [_size_row(full) for full in shown_recipes(folder)]
         families = [*_family_rows(folder)]
-    said = _SIZES.format(tokens=TOKENS_PER_SAMPLE, speed=TOKENS_PER_S, flop=FLOP_PER_S / 1e12)
+    said = _SIZES.format(
+        tokens=TOKENS_PER_SAMPLE, speed=TOKENS_PER_S, turn=CONTAINER_TURN_S, flop=FLOP_PER_S / 1e12
+    )
     lines = ["\n".join(part) + "\n" for part in (sizes, families, [*_model_rows()])]
     return _HEAD + said + lines[0] + _FAMILIES + lines[1] + _MODELS + lines[2]
 

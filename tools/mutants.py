@@ -5,8 +5,9 @@ notice.
 `make mutants PACKAGE=trainer` tries one folder and those below it. A mutant is one change inside a function:
 another operator, number, boundary, argument, or keyword. mutmut finds the changes. Changes of text are left
 out, because they only change words. The related tests of a file are the unit, golden, property, and
-integration tests that import it, directly or through other modules; at most the 8 nearest test files run. The
-program prints each survivor, then the share of mutants that were noticed.
+integration tests that import it, directly or through other modules; at most the 8 nearest test files run. If
+they notice nothing, the system tests of the mutant's part of the package run. The program prints each
+survivor and lists them in `--survivors`, and then prints the share of mutants that were noticed.
 """
 
 import argparse
@@ -36,7 +37,32 @@ SOURCE = ROOT / "src"
 TESTS = ROOT / "tests"
 TIERS = ("unit", "golden", "property", "integration")
 """Folders of tests, the fastest first."""
-LEFT_OUT = "not gpu and not long and not vllm and not trackers and not interop and not system and not browser"
+LEFT_OUT = "not gpu and not long and not vllm and not trackers and not interop"
+SYSTEM_TESTS = {
+    "": ("whole_runs",),
+    "addons": (),
+    "addons/cluster": ("nodes_run", "own_launcher"),
+    "addons/envs": ("openenv_run", "hosted_run"),
+    "addons/evaluation": ("evaluation_rounds",),
+    "addons/exact": ("ranks_run",),
+    "addons/experiments": ("sweep",),
+    "addons/lending": ("lending_run",),
+    "addons/sandbox": ("sandbox_attacks",),
+    "addons/trackers": ("whole_runs",),
+    "addons/view": ("stopped_parts",),
+    "addons/watch": ("stopped_parts", "planted_faults"),
+    "cli": ("audit_commands", "whole_runs"),
+    "dataflow": ("whole_runs", "audit_commands"),
+    "processes": ("whole_runs", "fork_server_run", "ranks_run"),
+    "report": ("whole_runs", "stopped_parts"),
+    "rollout": ("whole_runs", "mixed_pool", "evaluation_rounds"),
+    "run": ("whole_runs", "fork_server_run", "policy_roles_run"),
+    "service": ("whole_runs", "https"),
+    "trainer": ("whole_runs", "ranks_run"),
+    "weights": ("whole_runs", "weights_kills", "weights_stores"),
+}
+"""Folder of the package -> the files in `tests/system` that run it. A folder without an entry has its
+parent's."""
 MOST_TESTS = 8
 """Largest number of test files that run for a mutant. A file that everything imports would have hundreds."""
 MOST_STEPS = 3
@@ -45,6 +71,8 @@ NO_TESTS = 5
 """pytest's exit code if it found no test."""
 NOTICED, SURVIVED, UNTESTED = "noticed", "survived", "untested"
 BROKEN = "left out, because its test fails without a change too"
+_ORDER = (UNTESTED, SURVIVED, BROKEN, NOTICED)
+"""Outcomes of a mutant's groups of tests: the last one that any group has is the mutant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +86,10 @@ class Mutant:
     """Contents of the whole changed file."""
     diff: str
     """The changed lines, joined into one line."""
+
+    @property
+    def description(self) -> str:
+        return f"{self.file}: {self.function}: {self.diff}"
 
 
 # --- mutants --------------------------------------------------------------------------------------
@@ -182,6 +214,14 @@ def tests_of(file: Path) -> tuple[Path, ...]:
     return tuple(found[:MOST_TESTS])
 
 
+def system_tests_of(file: Path) -> tuple[Path, ...]:
+    """Returns the system tests of the part of the package that a source file is in."""
+    folder = file.parent.relative_to("astraflow").as_posix()
+    while folder not in SYSTEM_TESTS:
+        folder = folder.rpartition("/")[0]
+    return tuple(TESTS / "system" / f"test_{name}.py" for name in SYSTEM_TESTS[folder])
+
+
 # --- running --------------------------------------------------------------------------------------
 
 
@@ -223,20 +263,25 @@ class Workshop:
 
     def outcome(self, mutant: Mutant) -> str:
         """Checks whether a related test fails with the mutant, and passes without it."""
-        tests = [str(test.relative_to(ROOT)) for test in tests_of(mutant.file)]
-        if not tests:
-            return UNTESTED
+        outcome = UNTESTED
         copy = self._copies.get()
+        try:
+            for tests in (tests_of(mutant.file), system_tests_of(mutant.file)):
+                if tests and outcome in (UNTESTED, SURVIVED):
+                    names = [str(test.relative_to(ROOT)) for test in tests]
+                    outcome = max(outcome, self._outcome_of(mutant, names, copy), key=_ORDER.index)
+        finally:
+            self._copies.put(copy)
+        return outcome
+
+    def _outcome_of(self, mutant: Mutant, tests: Sequence[str], copy: Path) -> str:
         try:
             (copy / mutant.file).write_text(mutant.code, encoding="utf-8")
             code, failed = run_tests(tests, copy, self._limit_s)
         finally:
             shutil.copyfile(SOURCE / mutant.file, copy / mutant.file)
-        try:
-            if failed and run_tests([failed], copy, self._limit_s)[0]:
-                return BROKEN
-        finally:
-            self._copies.put(copy)
+        if failed and run_tests([failed], copy, self._limit_s)[0]:
+            return BROKEN
         return UNTESTED if code == NO_TESTS else NOTICED if code else SURVIVED
 
 
@@ -249,10 +294,15 @@ def outcomes(mutants: Sequence[Mutant], num_workers: int, limit_s: float) -> Map
         workshop = Workshop(Path(folder), num_workers, limit_s)
         for mutant, outcome in zip(mutants, pool.map(workshop.outcome, mutants), strict=True):
             if outcome != NOTICED:
-                print(f"{outcome}: {mutant.file}: {mutant.function}: {mutant.diff}", flush=True)
+                print(f"{outcome}: {mutant.description}", flush=True)
             if outcome != BROKEN:
                 found[mutant] = outcome
     return found
+
+
+def survivors(found: Mapping[Mutant, str]) -> list[str]:
+    """Returns a line for each mutant that no test noticed."""
+    return [f"{outcome}: {mutant.description}" for mutant, outcome in found.items() if outcome != NOTICED]
 
 
 def summarize(found: Mapping[Mutant, str]) -> tuple[float, str]:
@@ -273,6 +323,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn")
     parser.add_argument("--package", default="", help="a folder below src/astraflow, for example trainer")
     parser.add_argument("--least", type=float, default=80.0, help="percent to be noticed")
+    parser.add_argument(
+        "--survivors",
+        type=Path,
+        default=ROOT / "build" / "mutants.txt",
+        help="file that lists unnoticed mutants",
+    )
     parser.add_argument("--limit-s", type=float, default=240.0, help="time of one mutant's tests")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     args = parser.parse_args()
@@ -286,6 +342,8 @@ def main() -> int:
         parser.error(f"there is no code in src/astraflow/{args.package}")
     found = outcomes(chosen, args.workers, args.limit_s)
     share, text = summarize(found)
+    args.survivors.parent.mkdir(parents=True, exist_ok=True)
+    args.survivors.write_text("".join(f"{line}\n" for line in survivors(found)), encoding="utf-8")
     minutes = (time.monotonic() - started) / 60
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False

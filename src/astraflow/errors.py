@@ -29,6 +29,8 @@
 Messages say what failed, the value, what was expected, and what to do next.
 """
 
+from collections.abc import Sequence
+
 __all__ = [
     "BoundError",
     "ComponentError",
@@ -63,7 +65,11 @@ class Error(Exception):
 
 
 class ConfigError(Error, ValueError):
-    """A recipe or a command-line value is wrong."""
+    """A recipe or a command-line value is wrong; `mistakes` are the parts of a message about several."""
+
+    def __init__(self, message: str, *, mistakes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.mistakes = tuple(mistakes)
 
 
 class DataError(Error, ValueError):

@@ -82,6 +82,12 @@ class Games:
     async def _raises(self, data: Mapping[str, Any], episode: Any) -> Any:
         raise ValueError("a bug of the game")
 
+    async def _forks(self, data: Mapping[str, Any], episode: Any) -> Any:
+        """Forks, and the fork plays, too."""
+        os.fork()
+        await asyncio.sleep(0.02)
+        return await self._plays(data, episode)
+
     async def _down(self, data: Mapping[str, Any], episode: Any) -> Any:
         raise ConnectionError("the world is down")
 
@@ -113,6 +119,9 @@ class Blocking(Games):
     def run(self, data: Mapping[str, Any], episode: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if data.get("does") == "hangs":
             time.sleep(60)
+        if data.get("does") == "forks":
+            os.fork()
+            data = {}
         return asyncio.run(super().run(data, episode))
 
 

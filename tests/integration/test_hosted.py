@@ -105,6 +105,15 @@ async def test_a_task_of_another_source_is_refused() -> None:
             await play.runner.episode(make_task(), seed=3)
 
 
+@pytest.mark.parametrize("serve", ["drivers.hosted_games:Games", "drivers.hosted_games:Blocking"])
+async def test_a_fork_in_an_episode_answers_nothing_and_costs_nothing(serve: str) -> None:
+    async with hosted(config(serve)) as play:
+        for _ in range(4):
+            assert (await play("forks")).score == 1.0
+            assert (await play()).score == 1.0
+        assert play.host.num_restarts == 0
+
+
 # --- lost hosts -----------------------------------------------------------------------------------
 
 

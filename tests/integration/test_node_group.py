@@ -5,6 +5,8 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -86,6 +88,95 @@ def test_a_stranger_that_says_nothing_keeps_nobody_out(door: Door) -> None:
     assert caller == CALLER
 
 
+DOOR_WITH_FEW_FILES = """
+import resource
+import sys
+
+import msgspec
+
+from astraflow.addons.cluster.node_links import Door
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+door = Door("127.0.0.1")
+print(msgspec.json.encode(door.invitation).decode(), flush=True)
+for _ in sys.stdin:
+    caller, link = door.admitted.get(timeout=30)
+    print(caller.host, flush=True)
+    link.close()
+"""
+
+
+def stranger(invitation: Invitation, data: bytes = b"") -> socket.socket:
+    link = socket.create_connection((invitation.host, invitation.port), timeout=10)
+    with contextlib.suppress(OSError):
+        link.sendall(data)
+    return link
+
+
+def persistent_connect(invitation: Invitation) -> socket.socket:
+    """Calls until it is admitted, as agents do."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            return connect(invitation, CALLER)
+        time.sleep(0.1)
+    raise AssertionError("the door admits nobody")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("data", [b"", b"\xff" * 10, b"\0" * 66 + b"\xff\xff" + b"x" * 4000])
+def test_a_flood_beyond_the_limit_of_open_files_keeps_nobody_out_for_good(data: bytes) -> None:
+    program = [sys.executable, "-c", DOOR_WITH_FEW_FILES]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        invitation = msgspec.json.decode(process.stdout.readline(), type=Invitation)
+        with contextlib.ExitStack() as flood:
+            for _ in range(200):
+                flood.enter_context(stranger(invitation, data))
+            for _ in range(3):  # while all of them are there, and after that
+                persistent_connect(invitation).close()
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == b"gpu-2\n"
+        persistent_connect(invitation).close()
+        process.kill()
+
+
+def test_of_too_many_strangers_the_oldest_has_to_go(door: Door) -> None:
+    with contextlib.ExitStack() as flood:
+        strangers = [flood.enter_context(stranger(door.invitation)) for _ in range(100)]
+        connect(door.invitation, CALLER).close()
+        door.admitted.get(timeout=5)[1].close()
+        first = strangers[0]
+        first.settimeout(5)
+        assert first.recv(32)  # the challenge
+        assert first.recv(32) == b""
+        left = [link for link in strangers[-20:] if is_open(link)]
+        assert len(left) == 20
+
+
+def is_open(link: socket.socket) -> bool:
+    """Whether the other end has sent its challenge, and not closed the connection."""
+    link.settimeout(0.3)
+    try:
+        return len(link.recv(33)) == 32 and link.recv(1) != b""
+    except TimeoutError:
+        return True
+
+
+def test_a_stranger_that_says_one_byte_now_and_then_has_no_longer_than_others() -> None:
+    door = Door("127.0.0.1", handshake_s=1.0)
+    with contextlib.closing(door), stranger(door.invitation) as link:
+        link.settimeout(5)
+        began_s = time.monotonic()
+        assert link.recv(32)
+        with contextlib.suppress(OSError):
+            while time.monotonic() < began_s + 10:
+                link.sendall(b"x")
+                time.sleep(0.2)
+        assert time.monotonic() - began_s < 5
+
+
 def test_nobody_is_admitted_any_more_once_the_door_is_closed(door: Door) -> None:
     door.close()
     with pytest.raises(OSError, match="refused"):
@@ -95,6 +186,40 @@ def test_nobody_is_admitted_any_more_once_the_door_is_closed(door: Door) -> None
 def test_an_invitation_is_for_its_owner_only(door: Door, tmp_path: Path) -> None:
     door.publish(tmp_path / "invitation.json")
     assert (tmp_path / "invitation.json").stat().st_mode & 0o777 == 0o600
+
+
+JOINING_RANK = """
+import sys
+
+import psutil
+import torch
+
+from astraflow.addons.cluster.node_links import listen_at
+from astraflow.processes.rank_process import join_ranks
+
+rank = int(sys.argv[1])
+listener = listen_at("127.0.0.5") if rank == 0 else None
+port = sys.argv[2] if listener is None else listener.getsockname()[1]
+print(port, flush=True)
+join_ranks(rank, world=2, meeting=f"tcp://127.0.0.5:{port}", timeout_s=90, listener=listener)
+count = torch.ones(1)
+torch.distributed.all_reduce(count)
+listens = {each.laddr.ip for each in psutil.Process().net_connections() if each.status == "LISTEN"}
+torch.distributed.barrier()
+print(int(count), *sorted(listens), flush=True)
+"""
+
+
+@pytest.mark.timeout(180)
+def test_ranks_on_several_machines_listen_at_the_address_of_their_route_alone() -> None:
+    program = [sys.executable, "-c", JOINING_RANK]
+    with subprocess.Popen([*program, "0"], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        port = first.stdout.readline().strip()
+        with subprocess.Popen([*program, "1", port], stdout=subprocess.PIPE, text=True) as second:
+            said = [process.communicate(timeout=150)[0].splitlines()[-1] for process in (first, second)]
+    # The store listens where it was told to, and gloo on the interface that the environment names: `lo` here.
+    assert said == ["2 127.0.0.1 127.0.0.5", "2 127.0.0.1"]
 
 
 def test_collectives_use_the_interface_of_the_route(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ def test_a_recorded_result_belongs_to_a_benchmark_and_has_its_commit_and_date() 
         assert (ROOT / "benchmarks" / f"{path.stem}.py").is_file()
         assert re.fullmatch(r"[0-9a-f]{10}", result["commit"])
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", result["date"])
+    assert made.unknown_commits() == []
 
 
 def test_the_page_on_the_paper_shows_the_recorded_results() -> None:

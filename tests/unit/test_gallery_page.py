@@ -105,9 +105,21 @@ def test_the_first_episodes_are_shown_as_text() -> None:
 
 
 def test_a_long_episode_shows_its_beginning_and_its_end() -> None:
-    lines = gallery.clipped("\n".join(f"user: {number}" for number in range(20))).splitlines()
-    assert (lines[0], lines[-1], len(lines)) == ("user: 0", "user: 19", gallery.MOST_LINES + 1)
-    assert "... (14 more lines)" in lines
+    lines = gallery.clipped("\n".join(f"user: {number}" for number in range(40))).splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ("user: 0", "user: 39", gallery.MOST_TURNS + 1)
+    assert "... (24 more messages)" in lines
+
+
+def test_an_episode_keeps_the_turns_of_the_model_and_shortens_other_messages() -> None:
+    page = "\n".join(["user: A page:", *(f"line {number}" for number in range(30))])
+    answer = "\n".join(["assistant (actor): find", *(f"def f{number}" for number in range(9))])
+    text = gallery.clipped("\n".join([page, answer, page, "assistant (actor): done"]))
+    assert answer in text
+    assert text.count("... (27 more lines)") == 2
+    assert text.endswith("assistant (actor): done")
+
+
+def test_a_long_line_of_an_episode_loses_its_middle() -> None:
     line = gallery.clipped("a" * 500 + "b" * 500)
     assert line.startswith("aa")
     assert line.endswith("bb")

@@ -76,8 +76,7 @@ def make_pool(
 ) -> Pool:
     """Makes the pool of a run. `specs`: all processes, including every service that the pool may ever have.
 
-    Raises: ConfigError if the pool sizes itself or lends devices, and no installed package can do that;
-    DataError if its earlier decisions can't be read.
+    Raises: ConfigError if the pool sizes itself or lends devices, and no installed package can do that.
     """
     if recipe.cluster.lend:
         return load_added("astraflow.cluster", "pool.lender", "cluster.lend")(recipe, folder, specs)

@@ -43,6 +43,7 @@ from astraflow.processes.process_state import STOPPED, state_of
 from astraflow.processes.rank_process import identity, join_ranks
 from astraflow.processes.visible_gpus import gpu_variables
 from astraflow.protocols import MACHINE_LOST, Learner, SampleRulesProvider, StepResult, Write
+from astraflow.service.memory import MemoryRecord
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.loop import TrainerLink
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
@@ -141,12 +142,16 @@ class RankGroup:
         """A private folder, through which torch's ranks find each other."""
         self.meeting = f"file://{self.folder / 'store'}"
         """Where they do: an `init_method` of torch."""
+        self.listener: socket.socket | None = None
+        """The socket on which rank 0 listens there, if they meet at an address."""
         self.failure: Future[None] = Future()
         """Has an exception as soon as a rank is lost."""
         self._ranks: list[Rank] = []
         self._lock = threading.Lock()
         self._num_commands = 0
         self._is_closing = False
+        self._memory = MemoryRecord()
+        self._memory.look(0.0)
 
     @property
     def world(self) -> int:
@@ -171,7 +176,7 @@ class RankGroup:
         self._await_start(answers)
         self._check_identities(self.wait(answers), mine)
         with self._naming_culprit():
-            return join_ranks(0, **group)
+            return join_ranks(0, **group, listener=self.listener)
 
     def start_others(self, program: RankProgram) -> None:
         """Starts all ranks but 0, which are on this machine here."""
@@ -245,6 +250,8 @@ class RankGroup:
                 rank.process.kill()
                 rank.process.wait()
             rank.link.close()
+        if self.listener is not None:
+            self.listener.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- parts ---
@@ -278,10 +285,16 @@ class RankGroup:
                     )
 
     def _listen(self, rank: Rank) -> None:
-        """Reads a rank's answers until the socket closes, which means that the rank is lost."""
-        with rank.link.makefile("rb") as lines, contextlib.suppress(OSError):
-            for line in lines:
-                self._take_answer(rank, json.loads(line))
+        """Reads a rank's answers until the socket closes or an answer is invalid. Then the rank is lost."""
+        try:
+            with rank.link.makefile("rb") as lines, contextlib.suppress(OSError):
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        break  # it ended in the middle of an answer
+                    self._take_answer(rank, json.loads(line))
+        except (ValueError, LookupError, TypeError) as err:
+            rank.error = f"it sent an invalid answer: {err!r}"
+            self._fail()
         if not self._is_closing:
             try:
                 rank.process.wait(_END_S)
@@ -335,7 +348,9 @@ class RankGroup:
         if failed:
             return TrainingError(f"rank {failed[0].number} of {self.world}: {failed[0].error}")
         if lost:
-            return ServiceError(f"rank {lost[0].number} of {self.world} {_describe_end(lost[0])}")
+            return ServiceError(
+                f"rank {lost[0].number} of {self.world} {_describe_end(lost[0], self._memory)}"
+            )
         if stopped:
             rank = stopped[0]
             return ServiceError(
@@ -355,10 +370,12 @@ def _closed() -> Error:
     return ServiceError("the trainer is ending, and its ranks take no more commands")
 
 
-def _describe_end(rank: Rank) -> str:
+def _describe_end(rank: Rank, memory: MemoryRecord) -> str:
     code = cast("int", rank.process.poll())
     if code == MACHINE_LOST:
         how = "was lost with its machine"
+    elif code == -signal.SIGKILL:
+        how = f"was {memory.cause(0.0, 0, 'lower train.token_budget, or use fewer services')}"
     elif code < 0:
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
     else:

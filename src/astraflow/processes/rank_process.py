@@ -26,6 +26,7 @@ from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from urllib.parse import urlsplit
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import Error, ServiceError
@@ -39,6 +40,7 @@ from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
 from astraflow.types import Batch
 from astraflow.types.host_tensors import HostTensor
+from astraflow.user_input.own_code import ending_forks
 from astraflow.weights.ranges import RangeJob, RangeWriter, WrittenRange
 
 __all__ = ["identity", "join_ranks", "run_rank"]
@@ -65,9 +67,12 @@ def identity(run_dir: Path) -> dict[str, str]:
     }
 
 
-def join_ranks(rank: int, *, world: int, meeting: str, timeout_s: float) -> ProcessRanks:
+def join_ranks(
+    rank: int, *, world: int, meeting: str, timeout_s: float, listener: socket.socket | None = None
+) -> ProcessRanks:
     """Joins torch's process group, over loopback unless the environment names another interface.
 
+    `listener`: rank 0's, if the ranks meet at an address: torch itself would listen on all interfaces.
     Raises: RuntimeError if a rank doesn't join in time.
     """
     import torch
@@ -75,12 +80,21 @@ def join_ranks(rank: int, *, world: int, meeting: str, timeout_s: float) -> Proc
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    timeout = timedelta(seconds=timeout_s)
+    place = urlsplit(meeting)
+    store = None
+    if place.scheme == "tcp":
+        fd = None if listener is None else listener.detach()
+        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage] - torch has no other place for it
+            place.hostname or "", place.port or 0, world, rank == 0, timeout, master_listen_fd=fd
+        )
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        init_method=meeting,
+        init_method=None if store else meeting,
+        store=store,
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timeout,
     )
     return ProcessRanks()
 
@@ -163,8 +177,10 @@ class _RankProcess:
                 if command["do"] == "save":
                     write = learner.save(Path(command["folder"]))
                     self._writer.submit(self._write, int(command["id"]), write)
-                else:
-                    self._send(id=command["id"], value=actions[command["do"]](command))
+                    continue
+                with ending_forks():  # the loss may be the user's
+                    value = actions[command["do"]](command)
+                self._send(id=command["id"], value=value)
 
     def fail(self, err: Exception) -> None:
         """Reports the error to rank 0, which ends all ranks. If rank 0 doesn't, kills it."""
@@ -183,14 +199,16 @@ class _RankProcess:
             self._channel.sendall(json.dumps(message).encode() + b"\n")
 
     def _read(self) -> None:
-        with self._channel.makefile("rb") as lines, contextlib.suppress(OSError):
-            for line in lines:
-                command = json.loads(line)
-                if command["do"] in _CONCURRENT:
-                    self._publisher.submit(self._publish, command)
-                else:
-                    self._commands.put(command)
-        os._exit(0)  # rank 0 is gone, so all further work would be in vain
+        try:
+            with self._channel.makefile("rb") as lines, contextlib.suppress(OSError):
+                for line in lines:
+                    command = json.loads(line)
+                    if command["do"] in _CONCURRENT:
+                        self._publisher.submit(self._publish, command)
+                    else:
+                        self._commands.put(command)
+        finally:  # perhaps after a part of a command
+            os._exit(0)  # rank 0 is gone, so all further work would be in vain
 
     def _publish(self, command: dict[str, Any]) -> None:
         try:

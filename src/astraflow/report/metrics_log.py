@@ -13,9 +13,8 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from astraflow.errors import DataError
 from astraflow.metrics import MetricRow, eval_from_columns, row_from_record
-from astraflow.recipe.run_folder import write_atomic
+from astraflow.recipe.run_folder import set_aside, write_atomic
 from astraflow.types import EvalRecord, StepRecord
 
 __all__ = ["MetricsLog"]
@@ -25,8 +24,8 @@ class MetricsLog:
     """Appends rows to a run's `metrics.jsonl`. Close it after use.
 
     The constructor reads the file, so that `last_step` and `num_evals` say where to continue. A last line
-    that a crash cut short is dropped and written again.
-    Raises: DataError if any other line is not a row.
+    that a crash cut short is dropped and written again. If any other line is not a row, the file is set
+    aside, and the rows come again from the journal.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,14 +38,14 @@ class MetricsLog:
         whole = [line for line in lines if line.endswith(b"\n")]
         if len(whole) < len(lines):
             write_atomic(path, b"".join(whole))
-        for number, line in enumerate(whole, start=1):
-            try:
+        try:
+            for line in whole:
                 self._load(cast("dict[str, Any]", msgspec.json.decode(line)))
-            except (ValueError, TypeError, msgspec.DecodeError) as err:
-                raise DataError(
-                    f"{path}: line {number} is not a step or evaluation of this version of AstraFlow: {err}; "
-                    "delete the file, and it is rebuilt from the journal"
-                ) from err
+        except (ValueError, TypeError) as err:
+            set_aside(path, f"{path}: a line is not a step or evaluation: {err}")
+            self.earlier_evals = []
+            self.num_evals = 0
+            self._num_steps.clear()
         self._file: IO[bytes] = path.open("ab", buffering=0)
         self._end = self._file.tell()
         """The file has whole lines up to this position."""

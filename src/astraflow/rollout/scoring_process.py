@@ -2,6 +2,9 @@
 
     keeper (the pool's worker) -> reward (its child) -> whatever it starts
 
+Each call and its answer have a number, so no answer is taken for that of another call. A fork of the reward's
+process ends when it returns from the user's code: it must not answer, too.
+
 The keeper runs none of the user's code. It is the subreaper of everything below it: a process that leaves its
 parent or its session becomes the keeper's child, so none can escape. The keeper kills all of them when the
 reward's process dies, when the pool ends the keeper (because a call exceeded its deadline, or the service
@@ -15,12 +18,13 @@ a built-in scorer failed. The worker answers that call, and then refuses the nex
 import asyncio
 import contextlib
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -32,7 +36,7 @@ from astraflow.protocols import Score
 from astraflow.tasks.config import TasksConfig
 from astraflow.tasks.rewards import RecipeReward, is_waiting, keeps_keys, make_reward
 from astraflow.types import Task
-from astraflow.user_input.own_code import describe_error
+from astraflow.user_input.own_code import describe_error, ending_forks
 
 __all__ = [
     "BUILD_S",
@@ -46,6 +50,8 @@ __all__ = [
     "score_calls",
     "start_worker",
 ]
+
+_log = logging.getLogger(__name__)
 
 BUILD_S = 600.0
 """Time limit for importing the libraries of a reward and building it. It usually takes seconds, but much
@@ -115,6 +121,8 @@ class _Keeper:
         self._path = path
         self._pid = 0
         self._pipe: Connection | None = None
+        self._num_calls = 0
+        """Number of the last call of the reward's process; 0: building the reward."""
         self._built = BuiltReward("it is not built yet")
         self._is_used_up = False
         if sys.platform == "linux":
@@ -143,12 +151,13 @@ class _Keeper:
             what = f"the reward could not be built again: {self._built.problem}"
             return [Problem(f"task {task.id}: {what}", is_retryable=True) for task, _ in calls]
         try:
-            pipe.send(calls)
+            self._num_calls += 1
+            pipe.send((self._num_calls, calls))
             outcomes: list[Outcome] = self._receive(pipe)
             self._is_used_up = any(isinstance(found, Problem) and found.is_final for found in outcomes)
             return outcomes
-        except (EOFError, OSError):
-            code = self._clean_up()
+        except Exception:  # noqa: BLE001 - the process died, or sent something that isn't an answer
+            code = self._clean_up() or 1  # the pool would take 0 for the end of an idle worker
             os._exit(code if code >= 0 else 128 - code)
 
     def _connect(self) -> Connection:
@@ -165,36 +174,38 @@ class _Keeper:
         self._pipe = ours
         try:
             self._built = self._receive(ours, BUILD_S)
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            self._clean_up()
-            self._built = BuiltReward(f"it was not built within {BUILD_S:g} s")
-            self._pipe = ours
-        except (EOFError, OSError):
+        except Exception as err:  # noqa: BLE001 - as in `score`
             code = self._clean_up()
-            self._built = BuiltReward(f"its process ended with {code} while the reward was built")
+            is_late = isinstance(err, TimeoutError)
+            what = f"was not built within {BUILD_S:g} s" if is_late else f"ended its process with {code}"
+            self._built = BuiltReward(f"it {what}")
             self._pipe = ours
         return ours
 
     def _receive(self, pipe: Connection, deadline_s: float | None = None) -> Any:
-        """Receives an object from the reward's process. Raises: EOFError if the process died; TimeoutError.
+        """Receives the answer to the last call. Raises: EOFError if the process died; TimeoutError; whatever
+        an invalid answer raises.
 
         It watches the process too, because a child of the reward may hold the pipe open.
         """
-        ended = [os.pidfd_open(self._pid)] if hasattr(os, "pidfd_open") else []
-        try:
-            ready = connection.wait([pipe, *ended], deadline_s)
-            if not ready:
-                raise TimeoutError
-            if pipe not in ready:
-                raise EOFError
-            return pipe.recv()
-        finally:
-            for descriptor in ended:
-                os.close(descriptor)
+        with _watched(self._pid) as ended:
+            while True:
+                ready = connection.wait([pipe, *ended], deadline_s)
+                if not ready:
+                    raise TimeoutError
+                if pipe not in ready:
+                    raise EOFError
+                number, answer = pipe.recv()
+                if number == self._num_calls:
+                    return answer
+                _log.warning("dropped an answer of the reward to call %s, not %d", number, self._num_calls)
 
     def _clean_up(self) -> int:
-        """Ends what is left of the reward's process. Returns: its exit code, negative for a signal."""
+        """Ends the reward's process, which may still run without its pipe, and what is left of it. Returns:
+        its exit code, negative for a signal."""
+        with _watched(self._pid) as ended:
+            connection.wait(ended, _KILLING_S / 4)
+        os.kill(self._pid, signal.SIGKILL)
         _, status = os.waitpid(self._pid, 0)
         if self._pipe is not None:
             self._pipe.close()
@@ -208,6 +219,17 @@ class _Keeper:
     def _end(self, code: int) -> NoReturn:
         _kill_descendants()
         os._exit(code)
+
+
+@contextlib.contextmanager
+def _watched(pid: int) -> Generator[list[int]]:
+    """Yields a descriptor that is readable once the process has ended; none if the system has no such."""
+    ended = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+    try:
+        yield ended
+    finally:
+        for descriptor in ended:
+            os.close(descriptor)
 
 
 _keeper: list[_Keeper] = []
@@ -241,15 +263,18 @@ def _run_reward(pipe: Connection, tasks_json: str, path: tuple[str, ...]) -> Non
         _forget_secrets(() if keeps_keys(tasks) else _SECRET_ENDINGS)
         with asyncio.Runner() as loop:  # one for all calls: clients that a reward keeps belong to a loop
             try:
-                reward = make_reward(tasks)
-                reward.load()
-                loop.run(reward.open())
+                with ending_forks():
+                    reward = make_reward(tasks)
+                    reward.load()
+                    loop.run(reward.open())
             except BaseException as error:  # noqa: BLE001 - the user's code; the service gets the message
-                pipe.send(BuiltReward(str(error) if isinstance(error, Error) else describe_error(error)))
+                problem = str(error) if isinstance(error, Error) else describe_error(error)
+                pipe.send((0, BuiltReward(problem)))
                 os._exit(0)
-            pipe.send(BuiltReward("", reward.is_async))
+            pipe.send((0, BuiltReward("", reward.is_async)))
             while True:
-                pipe.send(_score(reward, pipe.recv(), loop, tasks.score_timeout_s))
+                number, calls = pipe.recv()
+                pipe.send((number, _score(reward, calls, loop, tasks.score_timeout_s)))
     except (EOFError, OSError):
         os._exit(0)
     finally:
@@ -271,7 +296,8 @@ def _score(
 
 def _start_call(reward: RecipeReward, task: Task, text: str) -> list[object] | Problem:
     try:
-        return reward.start(task, text)
+        with ending_forks():
+            return reward.start(task, text)
     except BaseException as error:  # noqa: BLE001 - the user's code
         return _make_problem(task, error)
 
@@ -288,7 +314,8 @@ async def _await_calls(
         timeout = asyncio.timeout(deadline_s)
         try:
             async with timeout:
-                return await reward.waited(task, values)
+                with ending_forks():
+                    return await reward.waited(task, values)
         except BaseException as error:  # noqa: BLE001 - the user's code
             if timeout.expired():
                 return late_problem(task, text, deadline_s)
@@ -300,7 +327,8 @@ async def _await_calls(
 
 def _add_up(reward: RecipeReward, task: Task, text: str, values: list[object]) -> Outcome:
     try:
-        return reward.total(task, text, values)
+        with ending_forks():
+            return reward.total(task, text, values)
     except BaseException as error:  # noqa: BLE001 - reading a user's value may raise
         return _make_problem(task, error)
 

@@ -1,17 +1,23 @@
-"""Finds where in the user's own code an exception was raised: file, line, function and source line.
+"""Finds where in the user's own code an exception was raised: file, line, function and source line. Also ends
+forks that return from that code.
 
 The author of a reward, a workflow or a sampler needs the line that failed. The surrounding frames of this
 package, of the standard library and of installed packages only hide it.
 """
 
 import linecache
+import os
 import sysconfig
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-__all__ = ["describe_error", "error_text", "find_own_line", "own_frames"]
+from astraflow.types.bounds import as_text
+
+__all__ = ["describe_error", "ending_forks", "error_text", "find_own_line", "own_frames"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
@@ -24,6 +30,26 @@ _MAX_TEXT = 1_000
 """Number of characters of an exception's text that are shown; enough for any message that a person wrote."""
 _MAX_LINE = 160
 """Number of characters of a source line that are shown."""
+_RETURNED = 70
+"""Exit code of a fork that has returned from the user's code (`EX_SOFTWARE`)."""
+
+
+@contextmanager
+def ending_forks() -> Generator[None]:
+    """Runs the user's code in a block. A process that this code forks, and that leaves the block, ends here.
+
+    Otherwise, it would go on as a second copy of this process, on the same pipes and sockets, and answer each
+    call a second time. Children of `subprocess` and `multiprocessing` don't return, so they aren't affected.
+    """
+    pid = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != pid:
+            note = f"process {os.getpid()}, forked by process {pid}, returned from user code and was ended; "
+            with suppress(OSError):
+                os.write(2, f"{note}end a fork with os._exit, or use subprocess\n".encode())
+            os._exit(_RETURNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +89,7 @@ def error_text(error: BaseException) -> str:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
     except Exception:  # noqa: BLE001 - code of the user's
         return "its __str__ fails, too"
+    text = as_text(text)
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 

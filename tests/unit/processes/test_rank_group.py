@@ -1,7 +1,10 @@
 """What rank 0 of a trainer does about its other ranks, here a process that never answers."""
 
+import contextlib
+import json
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,3 +63,55 @@ def test_a_thread_that_waits_for_an_answer_learns_which_rank_died(
     rank.process.kill()
     with pytest.raises(ServiceError, match=r"rank 1 of 2 \(process \d+\) was killed by signal 9"):
         waiting.result(_TIMEOUT_S)
+
+
+ANSWERING_RANK = """
+import json, os, socket, sys
+
+link = socket.socket(fileno=int(sys.argv[1]))
+command = json.loads(link.makefile().readline())
+for answer in json.loads(sys.argv[2]):
+    link.sendall(answer.replace("ID", str(command["id"])).encode())
+if sys.argv[3] == "ends":
+    os._exit(3)
+link.recv(1)
+"""
+
+
+def answering_group(answers: list[str], *, ends: bool = False) -> RankGroup:
+    """A group whose rank 1 answers the first command with these lines."""
+    here, there = socket.socketpair()
+    argv = [sys.executable, "-c", ANSWERING_RANK, str(there.fileno()), json.dumps(answers)]
+    with there:
+        process = subprocess.Popen([*argv, "ends" if ends else "stays"], pass_fds=(there.fileno(),))
+    made = RankGroup(TrainConfig(ranks=2), timeout_s=_TIMEOUT_S)
+    made.add(Rank(1, process, here))
+    return made
+
+
+def test_an_answer_to_another_command_or_a_second_answer_is_dropped() -> None:
+    other = '{"id": 99, "value": "of another"}\n'
+    own = '{"id": ID, "value": "own"}\n'
+    again = '{"id": ID, "value": "again"}\n'
+    with contextlib.closing(answering_group([other, own, again])) as group:
+        assert group.wait(group.tell("take")) == ["own"]
+        assert not group.failure.done()
+
+
+@pytest.mark.parametrize("answer", ["no JSON\n", "[]\n", "{}\n", '{"id": "x", "value": 1}\n', "7\n"])
+def test_an_invalid_answer_ends_the_wait_and_names_the_rank(answer: str) -> None:
+    with (
+        contextlib.closing(answering_group([answer])) as group,
+        pytest.raises(ServiceError, match="rank 1: it sent an invalid answer"),
+    ):
+        group.wait(group.tell("take"))
+
+
+def test_a_rank_that_dies_in_the_middle_of_an_answer_is_named() -> None:
+    began_s = time.monotonic()
+    with (
+        contextlib.closing(answering_group(['{"id": ID, "val'], ends=True)) as group,
+        pytest.raises(ServiceError, match=r"rank 1 of 2 \(process \d+\) ended with exit code 3"),
+    ):
+        group.wait(group.tell("take"))
+    assert time.monotonic() - began_s < _TIMEOUT_S / 2

@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from astraflow.errors import DataError
 from astraflow.report.metrics_log import MetricsLog
 from astraflow.types import EvalRecord, MetricItem, StepRecord
 
@@ -126,8 +125,17 @@ def test_lines_wait_while_the_disk_is_full(tmp_path: Path) -> None:
         "\xff",
     ],
 )
-def test_garbage_in_the_log_is_named(tmp_path: Path, line: str) -> None:
+def test_a_damaged_log_is_set_aside_and_written_anew(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(line.encode("latin-1") + b"\n")
-    with pytest.raises(DataError, match=r"metrics\.jsonl: line 1 "):
-        MetricsLog(path)
+    log = MetricsLog(path)
+    log.write(make_step(0))
+    log.write(make_eval())
+    log.close()
+    damaged = path.read_bytes() + line.encode("latin-1") + b"\n"
+    path.write_bytes(damaged)
+    again = MetricsLog(path)
+    assert (again.last_step("actor"), again.num_evals, again.earlier_evals) == (-1, 0, [])
+    again.write(make_step(0))
+    again.close()
+    assert (tmp_path / "metrics.damaged-1.jsonl").read_bytes() == damaged
+    assert len(path.read_bytes().splitlines()) == 1

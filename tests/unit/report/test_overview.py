@@ -1,5 +1,7 @@
-from astraflow.report.overview import eta_s, eta_text
-from drivers.shown_runs import make_step
+import msgspec
+
+from astraflow.report.overview import RunOverview, eta_s, eta_text, speed_text
+from drivers.shown_runs import make_status, make_step
 
 
 def test_the_eta_follows_from_the_pace_of_the_newest_steps() -> None:
@@ -13,3 +15,27 @@ def test_there_is_no_eta_before_the_second_step_and_after_the_last() -> None:
     assert eta_s([make_step(0)], 10) is None
     assert eta_text([make_step(0)], 10) == ""
     assert eta_text([make_step(8, at_s=1.0), make_step(9, at_s=2.0)], 10) == ""
+
+
+def test_the_speed_of_generation_covers_the_pauses_of_slow_steps() -> None:
+    run = RunOverview("demo", "runs/demo", 0.0)
+    for second in range(0, 121, 5):
+        # The service generates 600 tokens within 5 s, then waits for 55 s until the trainer has finished.
+        generated = 600 * (1 + second // 60)
+        status = make_status()
+        load = msgspec.structs.replace(status.workers[0].load, generated_tokens=generated, tokens_per_s=0.0)
+        workers = (msgspec.structs.replace(status.workers[0], load=load),)
+        run.update(msgspec.structs.replace(status, now_s=float(second), workers=workers), ())
+    run.add_step(make_step(0, at_s=60.0))
+    assert round(run.generated_tokens_per_s()) == 10
+
+
+def test_a_speed_below_one_token_per_second_is_not_shown_as_zero() -> None:
+    assert [speed_text(speed) for speed in (None, 0.0, 0.04, 0.4, 12.6, 1250.0)] == [
+        "-",
+        "0 tok/s",
+        "0.040 tok/s",
+        "0.4 tok/s",
+        "13 tok/s",
+        "1,250 tok/s",
+    ]

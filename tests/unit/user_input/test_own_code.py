@@ -1,16 +1,20 @@
-"""Where in the user's own code an exception came from."""
+"""Where in the user's own code an exception came from, and what becomes of forks that return from it."""
 
 import asyncio
+import ctypes
 import importlib
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from astraflow.user_input.own_code import describe_error, own_frames
+from astraflow.user_input.own_code import describe_error, ending_forks, own_frames
 
 REWARD = """
 import json
@@ -134,3 +138,43 @@ def test_an_exception_without_a_line_of_the_users_is_told_without_one() -> None:
     assert describe_error(KeyError("x")) == "KeyError: 'x'"
     assert describe_error(SystemExit(3)) == "SystemExit: 3"
     assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def _forks() -> int:
+    return os.fork()
+
+
+def _forks_and_raises() -> int:
+    if (pid := os.fork()) == 0:
+        raise ValueError("in the fork")
+    return pid
+
+
+def _forks_without_python() -> int:
+    return ctypes.CDLL(None).fork()
+
+
+@pytest.mark.parametrize("fork", [_forks, _forks_and_raises, _forks_without_python])
+def test_a_fork_that_returns_from_the_users_code_ends(
+    fork: Callable[[], int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = os.getpid()
+    try:
+        with ending_forks():
+            pid = fork()
+    finally:
+        if os.getpid() != own:
+            os._exit(0)  # it must not come here
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 70
+    assert f"process {pid}, forked by process {own}, returned from user code" in capfd.readouterr().err
+
+
+def test_a_child_that_ends_by_itself_is_left_alone() -> None:
+    with ending_forks():
+        code = subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], check=False).returncode
+        pid = os.fork()
+        if pid == 0:
+            os._exit(4)
+    _, status = os.waitpid(pid, 0)
+    assert (code, os.waitstatus_to_exitcode(status)) == (3, 4)

@@ -188,8 +188,8 @@ async def _hold(control: socket.socket, ranks: _Ranks, stop: asyncio.Event) -> N
 
 
 async def _obey(reader: asyncio.StreamReader, ranks: _Ranks) -> None:
-    """Kills the ranks that rank 0 names, until rank 0 is gone."""
-    with contextlib.suppress(OSError):
+    """Kills the ranks that rank 0 names, until rank 0 is gone, or says something else."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
         while line := await reader.readline():
             ranks[msgspec.json.decode(line, type=RankKill).rank].kill()
 

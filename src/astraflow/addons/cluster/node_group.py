@@ -11,7 +11,8 @@ that are there. A late machine is admitted, and holds its ranks ready. After the
 ends, so that it starts again with all machines.
 
 Torch's ranks find each other through a TCPStore of rank 0, and their collectives use the network interface on
-the route between the machines.
+the route between the machines. Both listen at that interface's address only, but they admit whoever reaches
+it: torch has no authentication.
 """
 
 import contextlib
@@ -37,6 +38,7 @@ from astraflow.addons.cluster.node_links import (
     address_toward,
     choose_interface,
     invitation_path,
+    listen_at,
     needed_alike,
 )
 from astraflow.errors import ConfigError, ServiceError
@@ -154,7 +156,7 @@ class _Node:
 
     def _listen(self) -> None:
         decoder = msgspec.json.Decoder(list[RankState])
-        with self._link.makefile("rb") as lines, contextlib.suppress(OSError, msgspec.DecodeError):
+        with self._link.makefile("rb") as lines, contextlib.suppress(OSError, ValueError, KeyError):
             for line in lines:
                 for state in decoder.decode(line):
                     self.ranks[state.rank].remote.note(state)
@@ -217,7 +219,8 @@ class NodeGroup(RankGroup):
         self._has = needed_alike(recipe.policies[program.policy].model_dir)
         host = address_toward(urlsplit(program.url).hostname or "")
         choose_interface(host)
-        self.meeting = f"tcp://{_in_url(host)}:{_free_port(host)}"
+        self.listener = listen_at(host)
+        self.meeting = f"tcp://{_in_url(host)}:{self.listener.getsockname()[1]}"
         self.start_local(program, self._num_local)
         door = Door(host)
         self._invitation.callback(door.close)
@@ -329,10 +332,3 @@ def _can_lose_nodes(train: TrainConfig) -> bool:
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as trial:
-        trial.bind((host, 0))
-        return int(trial.getsockname()[1])

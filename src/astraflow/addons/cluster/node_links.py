@@ -5,23 +5,30 @@
     agent    reads the invitation, and opens a link for itself, and then one for each of its ranks
 
 Both ends prove that they know the key: each answers the other's random challenge (HMAC), and nobody sends the
-key. Therefore, only processes that can read the run folder take part, and the folder is known to be shared.
+key. Strangers get a few seconds, and only so many at a time: in a flood, the oldest one has to go. Therefore,
+only processes that can read the run folder take part, and the folder is known to be shared.
 What follows isn't encrypted.
 """
 
 import contextlib
+import errno
 import hmac
 import ipaddress
+import logging
 import os
 import secrets
 import socket
 import threading
+import time
+from collections import deque
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Annotated
 
 import msgspec
 import psutil
 import xxhash
+from msgspec import Meta
 
 from astraflow.errors import ConfigError, ServiceError
 from astraflow.recipe.run_folder import RunFolder, write_atomic
@@ -37,11 +44,20 @@ __all__ = [
     "choose_interface",
     "connect",
     "invitation_path",
+    "listen_at",
     "needed_alike",
 ]
 
+_log = logging.getLogger(__name__)
+
 _HANDSHAKE_S = 10.0
-"""Time for the other end to answer, so that a stranger doesn't hold a connection open."""
+"""Time for the whole handshake, so that a stranger doesn't hold a connection open."""
+_MAX_STRANGERS = 128
+"""Largest number of connections whose other end hasn't yet proved that it knows the key."""
+_MAX_PER_HOST = 32
+"""The same for one address, which a machine with many ranks doesn't reach: it opens one link at a time."""
+_PAUSE_S = 0.1
+"""Pause after a connection that couldn't be accepted, e.g. because too many files are open."""
 _LOST_AFTER_S = 30
 """Time without an answer from the other machine's kernel after which a link is lost."""
 _CHALLENGE_BYTES = 32
@@ -57,7 +73,7 @@ class Invitation(Item, frozen=True):
 
     host: str
     port: int
-    key: str
+    key: Annotated[str, Meta(pattern="^([0-9a-f]{2})+$")]
 
 
 class Caller(Item, frozen=True):
@@ -138,15 +154,25 @@ def choose_interface(address: str) -> None:
         os.environ.setdefault(variable, found[0])
 
 
+def listen_at(host: str) -> socket.socket:
+    """Listens at one address of this machine, at any free port."""
+    family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    return socket.create_server((host, 0), family=family)
+
+
 class Door:
     """Rank 0's end: admits callers that know the key, until `close`. Example: `Door("10.0.0.1").admitted`."""
 
-    def __init__(self, host: str) -> None:
-        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family)
+    def __init__(self, host: str, *, handshake_s: float = _HANDSHAKE_S) -> None:
+        self._handshake_s = handshake_s
+        self._listener = listen_at(host)
         port = int(self._listener.getsockname()[1])
         self.invitation = Invitation(host, port, secrets.token_hex(_CHALLENGE_BYTES))
         self.admitted: SimpleQueue[tuple[Caller, socket.socket]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._strangers: deque[tuple[str, socket.socket]] = deque()
+        """Address and connection of each stranger, in the order in which they came."""
+        self._closing = threading.Event()
         threading.Thread(target=self._accept, name="door", daemon=True).start()
 
     def publish(self, path: Path) -> None:
@@ -155,36 +181,82 @@ class Door:
 
     def close(self) -> None:
         """Admits no further callers, and closes the links of those that nobody has taken."""
+        self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listener.close()
+        self._turn_away(len(self._strangers))
         with contextlib.suppress(Empty):
             while True:
                 self.admitted.get_nowait()[1].close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # the door is closed
-            while True:
-                link, _ = self._listener.accept()
+        """Accepts connections until the door is closed, whatever goes wrong with one of them."""
+        is_failing = False
+        while not self._closing.is_set():
+            try:
+                link, address = self._listener.accept()
+                self._make_room(str(address[0]), link)
                 threading.Thread(target=self._greet, args=(link,), name="greeting", daemon=True).start()
+                is_failing = False
+            except (OSError, RuntimeError) as err:  # too many open files, or threads
+                if self._closing.is_set() or getattr(err, "errno", 0) == errno.ECONNABORTED:
+                    continue
+                if not is_failing:
+                    _log.warning("cannot accept connections of the trainer's other machines: %s", err)
+                is_failing = True
+                self._turn_away(len(self._strangers))
+                self._closing.wait(_PAUSE_S)
+
+    def _make_room(self, host: str, link: socket.socket) -> None:
+        """Notes a stranger. If there are too many now, or from its address, the oldest of them has to go."""
+        with self._lock:
+            own = sum(address == host for address, _ in self._strangers)
+        if own >= _MAX_PER_HOST:
+            self._turn_away(1, host)
+        elif len(self._strangers) >= _MAX_STRANGERS:
+            self._turn_away(1)
+        with self._lock:
+            self._strangers.append((host, link))
+
+    def _turn_away(self, num: int, host: str = "") -> None:
+        """Ends the connections of the oldest strangers, or of those from one address."""
+        with self._lock:
+            oldest = [each for each in self._strangers if host in ("", each[0])][:num]
+            for each in oldest:
+                self._strangers.remove(each)
+                with contextlib.suppress(OSError):
+                    each[1].shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+
+    def _forget(self, link: socket.socket) -> bool:
+        """Removes a connection from the strangers. Returns whether it was still one of them."""
+        with self._lock:
+            found = [each for each in self._strangers if each[1] is link]
+            for each in found:
+                self._strangers.remove(each)
+            return bool(found)
 
     def _greet(self, link: socket.socket) -> None:
         try:
-            link.settimeout(_HANDSHAKE_S)
+            until_s = time.monotonic() + self._handshake_s
             challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+            link.settimeout(self._handshake_s)
             link.sendall(challenge)
-            theirs = _receive(link, _CHALLENGE_BYTES)
-            proof = _receive(link, _PROOF_BYTES)
-            size = int.from_bytes(_receive(link, 2), "big")
-            body = _receive(link, min(size, _MAX_CALLER_BYTES))
+            theirs = _receive(link, _CHALLENGE_BYTES, until_s)
+            proof = _receive(link, _PROOF_BYTES, until_s)
+            size = int.from_bytes(_receive(link, 2, until_s), "big")
+            body = _receive(link, min(size, _MAX_CALLER_BYTES), until_s)
             if not hmac.compare_digest(proof, self._prove(b"caller", challenge, theirs, body)):
                 raise OSError("it doesn't know the key")
             caller = msgspec.json.decode(body, type=Caller)
+            if not self._forget(link):
+                raise OSError("it was turned away meanwhile")
             _settle(link)
             # First into the queue: a caller opens its next link when this one is answered.
             self.admitted.put((caller, link))
             link.sendall(self._prove(b"rank 0", challenge, theirs))
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):
+            self._forget(link)
             link.close()
 
     def _prove(self, who: bytes, *parts: bytes) -> bytes:
@@ -196,12 +268,13 @@ def connect(invitation: Invitation, caller: Caller) -> socket.socket:
     ServiceError if the other end doesn't know the key."""
     link = socket.create_connection((invitation.host, invitation.port), timeout=_HANDSHAKE_S)
     try:
-        challenge = _receive(link, _CHALLENGE_BYTES)
+        until_s = time.monotonic() + _HANDSHAKE_S
+        challenge = _receive(link, _CHALLENGE_BYTES, until_s)
         own = secrets.token_bytes(_CHALLENGE_BYTES)
         body = msgspec.json.encode(caller)
         proof = _prove(invitation, b"caller", challenge, own, body)
         link.sendall(own + proof + len(body).to_bytes(2, "big") + body)
-        answer = _receive(link, _PROOF_BYTES)
+        answer = _receive(link, _PROOF_BYTES, until_s)
         if not hmac.compare_digest(answer, _prove(invitation, b"rank 0", challenge, own)):
             raise ServiceError(f"what listens at {invitation.host}:{invitation.port} is not rank 0")
         _settle(link)
@@ -216,10 +289,12 @@ def _prove(invitation: Invitation, who: bytes, *parts: bytes) -> bytes:
     return hmac.digest(bytes.fromhex(invitation.key), who + b"".join(parts), "sha256")
 
 
-def _receive(link: socket.socket, size: int) -> bytes:
-    """Receives exactly this many bytes, because what follows belongs to the link's user."""
+def _receive(link: socket.socket, size: int, until_s: float) -> bytes:
+    """Receives exactly this many bytes, because what follows belongs to the link's user. Raises: OSError,
+    also if they don't arrive by `until_s`."""
     data = b""
     while len(data) < size:
+        link.settimeout(max(0.001, until_s - time.monotonic()))
         part = link.recv(size - len(data))
         if not part:
             raise OSError("the connection was closed")

@@ -24,6 +24,7 @@ from astraflow.addons.inference_servers import keeper
 from astraflow.addons.inference_servers.config import PASSED_ON_PREFIX, REFERENCE
 from astraflow.errors import ConfigError
 from astraflow.service.loopback import proxy_exemptions
+from astraflow.service.memory import MemoryRecord
 
 __all__ = ["ServerProcess", "server_environment", "server_program"]
 
@@ -40,6 +41,9 @@ _ERROR = re.compile(r"\b[A-Z]\w{0,99}: \S")
 _LOWER_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
 """Lines of these levels don't report errors, although vLLM's warnings name the errors that may follow."""
 _READ_BYTES = 1 << 16
+_LOOK_EVERY_S = 1.0
+_OUTPUT_S = 5.0
+"""Time to read the rest of a server's output after its end."""
 _PRIVATE_PREFIXES = ("ASTRAFLOW_", "PYTHONPATH", "PYTHONHOME")
 """Variables that the server must not get: tokens of the run, and paths to this environment's packages, which
 would hide those of the server's own environment."""
@@ -97,6 +101,8 @@ class ServerProcess:
         self.pid = pid
         self.ended = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._memory = MemoryRecord()
+        self._memory.look(0.0)
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._wait())]
 
     @classmethod
@@ -127,7 +133,7 @@ class ServerProcess:
         except asyncio.CancelledError:
             process.kill()  # a server that already runs dies with its keeper
             raise
-        server = cls(name, process, int(pid or 0))
+        server = cls(name, process, int(pid) if pid.isdecimal() else 0)
         if server.pid == 0:
             await server.stop()
             raise ConfigError(
@@ -144,6 +150,8 @@ class ServerProcess:
         if code is None:
             return "runs"
         # The keeper's exit code is 128 + N for a server that was killed by signal N.
+        if code == 128 + signal.SIGKILL:
+            return f"was {self._memory.cause(0.0, 0, 'use fewer services, or a smaller model')}"
         return f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
 
     def tail(self) -> str:
@@ -167,12 +175,15 @@ class ServerProcess:
         except TimeoutError:
             _log.warning("%s: process %d does not end; it is killed", self._name, self.pid)
             self.kill()
+            with contextlib.suppress(ProcessLookupError):
+                self._keeper.kill()  # it may be stopped, and then it wouldn't notice
             await self.ended.wait()
-        await asyncio.gather(*self._tasks)
+        # Not until its end: a process that left the server's session may hold the output open.
+        await asyncio.wait(self._tasks, timeout=_OUTPUT_S)
 
     def kill(self) -> None:
         """Kills the server and everything that it started. `ended` is set soon afterwards."""
-        if self._keeper.returncode is None:
+        if self._keeper.returncode is None and self.pid:
             self._kill_session()
 
     def _kill_session(self) -> None:
@@ -191,7 +202,12 @@ class ServerProcess:
                 _log.info("%s | %s", self._name, self._lines[-1])
 
     async def _wait(self) -> None:
-        if await self._keeper.wait() < 0 and self.pid:
+        # Before Python 3.13, one long wait may go on until nobody holds the keeper's output open.
+        while self._keeper.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._keeper.wait()
+        if self._keeper.returncode < 0 and self.pid:
             self._kill_session()  # when the keeper is killed, only its direct child dies with it
         self.ended.set()
 

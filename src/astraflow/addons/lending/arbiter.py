@@ -50,6 +50,12 @@ _LONGEST_S = 30.0
 """A rollout service that doesn't give an emulated device back within this time is killed."""
 _LONGEST_REAL_S = 900.0
 """The same for a GPU. It may be asked back while a server starts there, or compiles its kernels."""
+_MAX_UNNAMED = 64
+"""Largest number of connections whose other end hasn't said who it is. Then the oldest has to go."""
+_NAME_S = 10.0
+"""Time for a new connection to say who it is."""
+_PAUSE_S = 0.2
+"""Pause after a connection that couldn't be accepted."""
 _ALONE = "no other rollout service works"
 _MAX_DIR = 90
 """Characters of a run folder's path that leave room for the name of the socket: Linux allows 107 in all."""
@@ -69,6 +75,8 @@ class _Device:
     baton: Baton = field(default_factory=Baton)
     why: str = "the trainer has no batch yet"
     tenants: dict[Tenant, socket.socket] = field(default_factory=dict[Tenant, socket.socket])
+    wishes: dict[Tenant, str] = field(default_factory=dict[Tenant, str])
+    """Number of each tenant's last wish for the device."""
     total_ns: Counter[Use] = field(default_factory=Counter[Use])
     num_turns: int = 0
     """Turns that the trainer has begun."""
@@ -111,9 +119,9 @@ class LendingPool(Pool):
         specs: Sequence[ProcessSpec],
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Raises: ConfigError if no socket can be made in the run folder; DataError if `lending.jsonl` is
-        damaged."""
+        """Raises: ConfigError if no socket can be made in the run folder."""
         self._log = UseLog(folder.path / "lending.jsonl")
+        self._note = self._log.problem
         self._session_ns = max(time.time_ns(), self._log.end_ns)
         began_ns = clock_ns()
         self._now_ns = lambda: self._session_ns + clock_ns() - began_ns
@@ -135,6 +143,8 @@ class LendingPool(Pool):
         self._path = str(folder.path.absolute() / "lending.sock")
         self._socket = _listen(self._path)
         self._loop = asyncio.get_running_loop()
+        self._unnamed: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Connections whose other end hasn't said yet who it is, the oldest first."""
         self._loop.add_reader(self._socket, self._accept)
         super().__init__([self._with_arbiter(spec) for spec in specs])
 
@@ -166,7 +176,9 @@ class LendingPool(Pool):
                 _log.warning("%s keeps the device of %s; it is killed", device.rollout, device.policy)
                 supervisor.kill(device.rollout)
             self._decide(device)
-        return Look()
+        look = Look(note=self._note)
+        self._note = ""
+        return look
 
     def close(self) -> None:
         """Records the uses in progress, and answers no tenant anymore."""
@@ -174,6 +186,8 @@ class LendingPool(Pool):
             self._end_use(device)
             for connection in device.tenants.values():
                 self._hang_up(connection)
+        for connection in tuple(self._unnamed):
+            self._hang_up(connection)
         self._hang_up(self._socket)
         os.unlink(self._path)
         self._log.close()
@@ -181,12 +195,26 @@ class LendingPool(Pool):
     # --- messages ---
 
     def _accept(self) -> None:
-        connection, _ = self._socket.accept()
+        try:
+            connection, _ = self._socket.accept()
+        except OSError as err:  # for example, too many files are open
+            _log.warning("cannot accept a tenant of a device: %s", err)
+            self._loop.remove_reader(self._socket)
+            self._loop.call_later(_PAUSE_S, self._listen_again)
+            return
+        if len(self._unnamed) >= _MAX_UNNAMED:
+            self._hang_up(next(iter(self._unnamed)))
         connection.setblocking(False)
         self._loop.add_reader(connection, self._join, connection)
+        self._unnamed[connection] = self._loop.call_later(_NAME_S, self._hang_up, connection)
+
+    def _listen_again(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket, self._accept)
 
     def _join(self, connection: socket.socket) -> None:
         """Reads a tenant's first message, which is its name."""
+        self._unnamed.pop(connection).cancel()
         self._loop.remove_reader(connection)
         name = receive(connection)
         for device in self._devices:
@@ -198,9 +226,12 @@ class LendingPool(Pool):
         connection.close()
 
     def _read(self, device: _Device, tenant: Tenant, connection: socket.socket) -> None:
-        message = receive(connection)
+        message, _, number = receive(connection).partition(" ")
         if message == Message.WANT:
+            device.wishes[tenant] = number
             self._obey(device, device.baton.want(tenant))
+        elif message == Message.HERE:
+            self._send(device, tenant, Message.HERE)
         elif message == Message.BEGIN:
             self._obey(device, device.baton.begin(tenant))
             self._note_begin(device, tenant)
@@ -227,6 +258,8 @@ class LendingPool(Pool):
             self._lend(device, "the trainer does not run")
 
     def _hang_up(self, connection: socket.socket) -> None:
+        if (deadline := self._unnamed.pop(connection, None)) is not None:
+            deadline.cancel()
         self._loop.remove_reader(connection)
         connection.close()
 
@@ -239,8 +272,11 @@ class LendingPool(Pool):
                 device.asked_ns = self._now_ns()
             if message == Message.TAKE:
                 device.taken_ns = self._now_ns()
-            with contextlib.suppress(OSError):  # its end is read later
-                device.tenants[tenant].send(message.encode())
+            self._send(device, tenant, message)
+
+    def _send(self, device: _Device, tenant: Tenant, message: Message) -> None:
+        with contextlib.suppress(OSError):  # its end is read later
+            device.tenants[tenant].send(f"{message} {device.wishes.get(tenant, '')}".encode())
 
     def _note_begin(self, device: _Device, tenant: Tenant) -> None:
         """Notes what it cost to come to this tenant."""

@@ -1,4 +1,7 @@
-"""What `astraflow audit` checks of lent devices: each second of a session has exactly one use."""
+"""What `astraflow audit` says about lent devices: each second of a session should have exactly one use.
+
+The record of the uses is for people. If it is damaged, the audit warns, and the run's accounting still holds.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +13,15 @@ __all__ = ["audit_lending"]
 
 
 def audit_lending(run_dir: Path) -> tuple[Sequence[str], Sequence[str]]:
-    """Returns a line per device with its seconds by use, and what is wrong; both empty without lending."""
+    """Returns a line per device with its seconds by use, and warnings; no problems of the accounting."""
+    lines = [
+        f"warning: {path.name} is damaged and was set aside; its uses of devices aren't counted"
+        for path in sorted(run_dir.glob("lending.damaged-*.jsonl"))
+    ]
     try:
         uses = read_uses(run_dir / "lending.jsonl")
     except DataError as err:
-        return (), (str(err),)
-    lines: list[str] = []
+        return [*lines, f"warning: {err}; only the record of lent devices is affected"], ()
     for device in dict.fromkeys(use.device for use in uses):
         own = [use for use in uses if use.device == device]
         sums = seconds_by_use(own)
@@ -24,4 +30,4 @@ def audit_lending(run_dir: Path) -> tuple[Sequence[str], Sequence[str]]:
         what = f"{num_unknown} use{'s' if num_unknown > 1 else ''}"
         unknown = f"; {what} ended later, when the launcher was killed" if num_unknown else ""
         lines.append(f"device of {device}: {sum(sums.values()):.3f} s = {shown}{unknown}")
-    return lines, find_problems(uses)
+    return [*lines, *(f"warning: {problem}" for problem in find_problems(uses))], ()

@@ -35,6 +35,8 @@ class Message(StrEnum):
     """The tenant has the device."""
     GIVE = "give"
     """The tenant must give the device back soon."""
+    HERE = "here"
+    """A tenant that waits says this now and then, and the arbiter answers with the same."""
 
 
 Orders = tuple[tuple[Tenant, Message], ...]

@@ -1,9 +1,13 @@
 """The turns of a service that shares its device: it asks the arbiter of the launcher for each of them.
 
 Both sides exchange the messages of `baton.Message` over a Unix socket that keeps messages apart. The first
-message is the service's name. The kernel closes the socket when the process ends, however it ends, so the
-arbiter gives the device to the other tenant at once. If the arbiter is gone, a service keeps the device if it
-has it, and doesn't get it otherwise.
+message is the service's name. Each wish has a number, which its answers repeat, so a late answer isn't taken
+for that to another wish. The kernel closes the socket when the process ends, however it ends, so the arbiter
+gives the device to the other tenant at once.
+
+If the arbiter is gone, a service keeps the device if it has it. A service that waits for the device ends with
+the cause when the arbiter hangs up, talks nonsense, or is silent for a minute. It doesn't end while the
+arbiter's process is stopped, which people do on purpose.
 
     want -> (waits) -> take -> tenants enter -> begin -> ... -> tenants leave -> free
 
@@ -14,10 +18,12 @@ rollout service then stays in its turn, and only pauses its engines while the tr
 """
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
 import socket
+import struct
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
@@ -32,6 +38,7 @@ from astraflow.addons.lending.tenants import (
     make_trainer_tenant,
 )
 from astraflow.errors import ServiceError
+from astraflow.processes.process_state import state_of
 from astraflow.protocols import Engine, Learner
 from astraflow.service.turns import MakeEngine, Turns
 from astraflow.types.host_tensors import WeightSnapshot
@@ -48,22 +55,45 @@ _log = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = 1024
 """Largest size of a message."""
+_CONNECT_S = 30.0
+"""Time for the arbiter to accept the connection."""
+_SILENT_S = 60.0
+"""An arbiter that says nothing to a waiting service for this long counts as gone. It is asked four times."""
 
 
 def receive(connection: socket.socket) -> str:
     """The next message; empty if the other side is gone."""
     try:
-        return connection.recv(_MESSAGE_BYTES).decode()
+        return connection.recv(_MESSAGE_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def _peer_of(connection: socket.socket) -> int:
+    """The id of the process that listens at the other end; 0 if the system doesn't say."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return 0
+    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
 
 
 class SharedTurns(Turns):
     """The turns of one service. Make it in a running event loop; it lives as long as the process."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        """`path`: socket of the arbiter. `name`: of the service. Raises: ServiceError if nobody listens."""
+    def __init__(self, path: Path, name: str, *, silent_s: float = _SILENT_S) -> None:
+        """`path`: socket of the arbiter. `name`: of the service. `silent_s`: how long the arbiter may be
+        silent while the service waits. Raises: ServiceError if nobody listens."""
         super().__init__()
+        self._path = path
+        self._name = name
+        self._silent_s = silent_s
+        self._wish = 0
+        """Number of the last wish for the device."""
+        self._heard_s = 0.0
+        """When the arbiter was last heard."""
+        self._problem = ""
+        """Why the arbiter can't give the device anymore; empty if it can."""
+        self._is_decided = asyncio.Event()
+        """The service has the device, or the arbiter is gone."""
         self._keep_frac = float(os.environ.get(KEEP_VARIABLE, "1"))
         self._pauses = PAUSE_VARIABLE in os.environ and self._keeps_all
         """Whether the engines only pause, and keep their requests, while the trainer has the device."""
@@ -74,12 +104,15 @@ class SharedTurns(Turns):
         self._busy = asyncio.Lock()
         """Held while the memory of the device changes, apart from requests and steps."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_CONNECT_S)
         try:
             self._socket.connect(str(path))
             self._socket.send(name.encode())
         except OSError as err:
             self._socket.close()
             raise ServiceError(f"{name}: the arbiter of its device does not answer at {path}: {err}") from err
+        self._arbiter = _peer_of(self._socket)
+        """Its process id; 0 if the system doesn't say."""
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
@@ -119,7 +152,9 @@ class SharedTurns(Turns):
         return partial(self._make_engine, make_engine)
 
     def close(self) -> None:
-        """Leaves the device to the other tenant. Does nothing the second time."""
+        """Leaves the device to the other tenant, and ends waits for it. Does nothing the second time."""
+        self._problem = self._problem or "is no longer connected"
+        self._is_decided.set()
         if self._socket.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
@@ -160,15 +195,37 @@ class SharedTurns(Turns):
 
     async def _take(self) -> None:
         self.is_asked_back.clear()
+        self._has_device.clear()
+        self._is_decided.clear()
+        self._wish += 1
         self._send(Message.WANT)
         try:
-            await self._has_device.wait()
-        except asyncio.CancelledError:  # the service ends
+            await self._until_it_has_the_device()
+        except BaseException:  # the service ends
             self._send(Message.FREE)
             raise
         for tenant in self._tenants:
             await tenant.enter()
         self._has_turn.set()
+
+    async def _until_it_has_the_device(self) -> None:
+        """Raises: ServiceError if the arbiter is gone."""
+        loop = asyncio.get_running_loop()
+        self._heard_s = loop.time()
+        while not (self._has_device.is_set() or self._problem):
+            self._send(Message.HERE)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._silent_s / 4):
+                    await self._is_decided.wait()
+            if self._arbiter and state_of(self._arbiter) == "stopped":
+                self._heard_s = loop.time()
+            elif loop.time() - self._heard_s > self._silent_s:
+                self._problem = f"has not answered for {self._silent_s:g} s"
+        if not self._has_device.is_set():
+            raise ServiceError(
+                f"{self._name} waits for its device, but the arbiter of the device (process {self._arbiter}, "
+                f"{self._path}) {self._problem}; the service has to start again"
+            )
 
     async def _free(self) -> None:
         async with self._busy:
@@ -180,16 +237,20 @@ class SharedTurns(Turns):
 
     def _send(self, message: Message) -> None:
         try:
-            self._socket.send(message.encode())
+            self._socket.send(f"{message} {self._wish}".encode())
         except OSError as err:
             _log.warning("the arbiter of the device is gone: %s", err)
 
     def _read(self) -> None:
         message = receive(self._socket)
-        if message == Message.TAKE:
+        self._heard_s = asyncio.get_running_loop().time()
+        if message == f"{Message.TAKE} {self._wish}":
             self._has_device.set()
-        elif message == Message.GIVE:
+            self._is_decided.set()
+        elif message == f"{Message.GIVE} {self._wish}":
             self.is_asked_back.set()
-        else:
+        elif message.partition(" ")[0] not in (Message.TAKE, Message.GIVE, Message.HERE):
+            self._problem = f"said {message[:40]!r}, which is not a message" if message else "hung up"
+            self._is_decided.set()
             self.close()
-            _log.warning("the arbiter of the device is gone; the device stays as it is")
+            _log.warning("the arbiter of the device %s; the device stays as it is", self._problem)

@@ -17,6 +17,7 @@ import msgspec
 
 from astraflow.addons.lending.baton import Use
 from astraflow.errors import DataError
+from astraflow.recipe.run_folder import set_aside
 from astraflow.types import Item
 
 __all__ = ["DeviceUse", "UseBegin", "UseLog", "find_problems", "read_uses", "seconds_by_use"]
@@ -49,17 +50,24 @@ class UseLog:
     """Appends uses. A line that can't be written waits for the next one. Example: `log.add(use)`."""
 
     def __init__(self, path: Path, write: Callable[[int, bytes, int], int] = os.pwrite) -> None:
-        """Removes the beginning of a line at the end of the file. Raises: DataError for any other line.
+        """Removes the beginning of a line at the end of the file. Sets the file aside if another line is
+        damaged: the run doesn't need it.
 
         `write`: writes bytes to a descriptor at an offset, and returns how many.
         """
         self._path = path
         self._write = write
+        self.problem = ""
+        """What was set aside, and why; empty if nothing was."""
+        try:
+            lines = _read_lines(path)
+        except DataError as err:
+            self.problem = set_aside(path, str(err))
+            lines = []
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._size = path.read_bytes().rfind(b"\n") + 1
         os.ftruncate(self._fd, self._size)
         self._unwritten = b""
-        lines = _read_lines(path)
         self.end_ns = max((_last_ns(line) for line in lines), default=0)
         """The latest time in the file, as of its opening."""
         for begun in _unended(lines):
@@ -103,7 +111,7 @@ def _read_lines(path: Path) -> list[UseBegin]:
         kind = DeviceUse if b'"end_ns"' in line else UseBegin
         try:
             found.append(msgspec.json.decode(line, type=kind))
-        except (msgspec.DecodeError, ValueError) as err:
+        except ValueError as err:
             raise DataError(f"{path}: line {number} is not the use of a device: {err}") from err
     return found
 

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 import msgspec
 
 from astraflow.addons.pool.pool_sizer import Change, PoolSizer, SeatState
-from astraflow.errors import DataError
 from astraflow.processes.pool import Look, Pool, seats_of
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
 from astraflow.recipe.recipe import Recipe
-from astraflow.recipe.run_folder import RunFolder, write_atomic
+from astraflow.recipe.run_folder import RunFolder, set_aside, write_atomic
 from astraflow.types import Item, ScalingAdvice, StatusReply
 
 __all__ = ["PoolDecision", "SizedPool"]
@@ -62,7 +61,6 @@ class SizedPool(Pool):
     """Starts and stops the services of a pool. Example: `SizedPool(recipe, folder, specs)`.
 
     `specs`: all processes of the run, including every service that the pool may ever have.
-    Raises: DataError if `pool.jsonl` can't be read.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class SizedPool(Pool):
         names = [seat.name for seat in seats_of(recipe.cluster)]
         self._specs = {spec.name: spec for spec in specs if spec.name in names}
         self._leaving: dict[str, _Leaving] = {}
-        earlier = _read_whole_lines(folder)
+        earlier, self._note = _read_whole_lines(folder)
         # The recipe may have changed since then, and no longer have room for all of these services.
         before = [name for name in earlier[-1].services if name in self._specs] if earlier else []
         self._services = before[: self._cluster.max_services] or list(
@@ -102,6 +100,10 @@ class SizedPool(Pool):
         """Makes at most one decision, and starts and stops processes. Returns: what is left to the caller."""
         if status.state != "running":
             return Look()
+        if self._note:
+            look = Look(note=self._note)
+            self._note = ""
+            return look
         asked = self._end_leaving(status, supervisor)
         change = self._sizer.decide(self._clock(), status.scaling, self._states(status, supervisor))
         if change is None:
@@ -178,8 +180,9 @@ class SizedPool(Pool):
             _log.warning("%s cannot be written: %s", self._folder.pool, err)
 
 
-def _read_whole_lines(folder: RunFolder) -> list[PoolDecision]:
-    """Reads the decisions so far, and removes a last line that a crash cut short. Raises: DataError."""
+def _read_whole_lines(folder: RunFolder) -> tuple[list[PoolDecision], str]:
+    """Reads the decisions so far, and removes a last line that a crash cut short. If another line is damaged,
+    sets the file aside. Returns: the decisions, and what was set aside and why."""
     lines = folder.pool.read_bytes().splitlines(keepends=True) if folder.pool.is_file() else []
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
@@ -188,9 +191,7 @@ def _read_whole_lines(folder: RunFolder) -> list[PoolDecision]:
     for number, line in enumerate(lines, start=1):
         try:
             found.append(msgspec.json.decode(line, type=PoolDecision))
-        except msgspec.DecodeError as err:
-            raise DataError(
-                f"{folder.pool}: line {number} is not a decision of the pool: {err}; delete the file to "
-                "start with rollout.services"
-            ) from err
-    return found
+        except ValueError as err:
+            what = f"{folder.pool}: line {number} is not a decision of the pool: {err}"
+            return found, set_aside(folder.pool, what)
+    return found, ""

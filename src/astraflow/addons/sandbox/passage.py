@@ -7,6 +7,7 @@ The listening socket belongs to the network of the box, so only processes of the
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -16,10 +17,14 @@ from astraflow.service.readable import until_readable
 
 __all__ = ["passage"]
 
+_log = logging.getLogger(__name__)
+
 _LOOPBACK = "127.0.0.1"
 _MAX_CONNECTIONS = 128
 """Number of connections at the same time. Further connections wait."""
 _CHUNK = 65_536
+_PAUSE_S = 0.2
+"""Pause after a connection that couldn't be accepted."""
 
 
 @asynccontextmanager
@@ -54,8 +59,13 @@ async def _accepted(listener: socket.socket) -> socket.socket:
     """
     while True:
         await until_readable(listener.fileno())
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # the client is already gone
+        try:
             return listener.accept()[0]
+        except (BlockingIOError, ConnectionError):  # the client is already gone
+            pass
+        except OSError as err:  # for example, too many files are open
+            _log.warning("cannot accept a connection from a box: %s", err)
+            await asyncio.sleep(_PAUSE_S)
 
 
 def _ended(inside: socket.socket, free: asyncio.Semaphore, _: asyncio.Task[None]) -> None:

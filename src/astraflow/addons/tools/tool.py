@@ -21,6 +21,7 @@ import msgspec
 
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.types import Task, ToolSpec
+from astraflow.user_input.own_code import ending_forks
 from astraflow.workflows.calls import ToolCall
 
 __all__ = [
@@ -167,7 +168,7 @@ async def run_call(
 async def _called(function: Callable[..., object], arguments: Mapping[str, object]) -> object:
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
-    return await asyncio.to_thread(function, **arguments)
+    return await asyncio.to_thread(ending_forks()(function), **arguments)
 
 
 def shorten(text: str, max_chars: int) -> str:

@@ -14,6 +14,7 @@ from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
 __all__ = ["StartupPage"]
 
 _POLL_S = 0.02
+_PAUSE_S = 0.1
 _READ_S = 5.0
 """Longest pause allowed within a client's request."""
 
@@ -52,6 +53,14 @@ class _Server(ThreadingHTTPServer):
         self.socket = listener.dup()
         self.files = page_files()
         self.is_over = threading.Event()
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """Accepts a connection. After an error, e.g. too many open files, pauses before the next attempt."""
+        try:
+            return super().get_request()
+        except OSError:
+            self.is_over.wait(_PAUSE_S)
+            raise
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignores clients that disconnect in the middle of a request."""

@@ -38,6 +38,7 @@ from astraflow.dataflow.service.liveness import Liveness
 from astraflow.dataflow.service.scaling import WaitShares
 from astraflow.dataflow.service.waiting import LeaseQueue, Topics
 from astraflow.errors import ComponentError, JournalError, RefusedError
+from astraflow.user_input.own_code import ending_forks
 
 __all__ = ["Dispatcher"]
 
@@ -156,7 +157,8 @@ class Dispatcher:
     def _decide(self, command: Command, now_s: float) -> Decision | RefusedError:
         """Any exception except a refusal leaves the core in an unknown state, so nothing more is accepted."""
         try:
-            return self.core.apply(command, now_s)
+            with ending_forks():  # curators and other parts may be the user's
+                return self.core.apply(command, now_s)
         except RefusedError as refusal:
             return refusal
         except BaseException:

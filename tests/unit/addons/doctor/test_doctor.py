@@ -141,7 +141,9 @@ async def test_the_memory_of_a_run_is_that_of_the_host(
 def test_a_run_that_exceeds_the_machine_is_refused_with_two_settings_that_help(tmp_path: Path) -> None:
     model = model_of(2**40, tmp_path / "model")
     made = recipe(tmp_path, f"policies.actor.model={model}", "rollout.services=4")
-    with pytest.raises(ConfigError, match="of host memory, but weights, gradients and optimizers") as refused:
+    with pytest.raises(
+        ConfigError, match="of host memory, but weights, gradients, optimizers and KV"
+    ) as refused:
         check_recipe(made)
     assert "most of it 1 x trainer-actor with 16384.0 GiB each" in str(refused.value)
     assert "to save most, set rollout.services: 2 (saves 16385.0 GiB) or policies." in str(refused.value)

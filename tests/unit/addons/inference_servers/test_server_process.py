@@ -1,6 +1,8 @@
 """What a server said last."""
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -46,3 +48,24 @@ def test_a_reference_is_the_launchers_value_or_else_the_machines(monkeypatch: py
     assert not [name for name in found if name.startswith("ASTRAFLOW_")]
     with pytest.raises(ConfigError, match=r"engine\.env\.KEY = .*: NOT_SET is not set"):
         server_environment({"KEY": "${NOT_SET}"})
+
+
+async def last_number(server: ServerProcess) -> int:
+    for _ in range(400):
+        await asyncio.sleep(0.05)
+        if (line := server.tail().rpartition("\n")[2]).isdecimal():
+            return int(line)
+    raise AssertionError(server.tail())
+
+
+async def test_a_server_is_stopped_though_a_process_of_another_session_holds_its_output(
+    tmp_path: Path,
+) -> None:
+    program = "setsid sh -c 'echo $$; exec sleep 60' & exec sleep 60"
+    server = await ServerProcess.start("server", ["/bin/sh", "-c", program], env={}, folder=tmp_path)
+    number = await last_number(server)
+    async with asyncio.timeout(20):
+        await server.stop()
+    assert server.ended.is_set()
+    os.kill(number, signal.SIGKILL)
+    await server.stop()  # reads the end of the output

@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,8 +18,9 @@ from astraflow.addons.lending.arbiter import LendingPool
 from astraflow.addons.lending.audit import audit_lending
 from astraflow.addons.lending.decision import Reason
 from astraflow.addons.lending.turns import PAUSE_VARIABLE, SharedTurns
-from astraflow.addons.lending.uses import read_uses
+from astraflow.addons.lending.uses import find_problems, read_uses
 from astraflow.errors import ConfigError, ServiceError
+from astraflow.processes.pool import Look
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
 from astraflow.recipe.recipe import Recipe
@@ -43,6 +47,19 @@ asyncio.run(main())
 """
 
 
+LISTENER = """
+import socket, sys
+
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    print("listens", flush=True)
+    link, _ = listener.accept()
+    while link.recv(1000):
+        pass
+"""
+
+
 class Stage:
     """An arbiter for one device, which `trainer-actor` and `rollout-1` share."""
 
@@ -60,13 +77,13 @@ class Stage:
         self.socket = folder / "lending.sock"
         self.tenants: list[SharedTurns] = []
 
-    def look(self, *workers: str, waits: tuple[Wait, ...] = (), **policy: object) -> None:
+    def look(self, *workers: str, waits: tuple[Wait, ...] = (), **policy: object) -> Look:
         """Shows the arbiter a status in which these services work."""
         found = tuple(make_worker(name) for name in workers or ("rollout-0", "rollout-1"))
         fields = {"num_ready_groups": 0, "num_tickets": 0, **policy}
         status = make_snapshot(policy=make_policy_status(**fields), workers=found, waits=waits).status
         assert status is not None
-        self.pool.look(status, self.supervisor)
+        return self.pool.look(status, self.supervisor)
 
     def pass_s(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
@@ -85,7 +102,7 @@ async def staged(folder: Path, services: int = 2) -> AsyncIterator[Stage]:
         stage.pool.close()
         for tenant in stage.tenants:
             tenant.close()
-        assert audit_lending(folder)[1] == []
+        assert find_problems(read_uses(folder / "lending.jsonl")) == []
 
 
 async def settle(is_so: Callable[[], bool] = lambda: False) -> None:
@@ -444,19 +461,167 @@ async def test_a_trainer_that_is_gone_leaves_the_device_to_the_rollout_service(t
         assert "(generate: the trainer does not run)" in stage.pool.text
 
 
-async def test_a_tenant_keeps_its_device_when_the_arbiter_is_gone(tmp_path: Path) -> None:
+async def test_a_tenant_keeps_its_device_when_the_arbiter_is_gone_and_a_waiting_one_says_so(
+    tmp_path: Path,
+) -> None:
     async with staged(tmp_path) as stage:
         trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
         await begin(rollout)
         waiting = asyncio.create_task(begin(trainer))
         await settle()
-    await settle()
-    assert not waiting.done()
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+    with pytest.raises(
+        ServiceError, match=r"trainer-actor waits for its device, .* (hung up|is no longer connected)"
+    ):
+        await waiting
     await rollout.__aexit__()
     with pytest.raises(ServiceError, match="does not answer"):
         stage.tenant("rollout-1")
+
+
+@contextlib.contextmanager
+def false_arbiter(folder: Path, *words: bytes) -> Iterator[Path]:
+    """Accepts each tenant, says the words, and then nothing; it hangs up if there are no words at all."""
+    path = folder / "false.sock"
+    links: list[socket.socket] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = listener.accept()
+                for word in words:
+                    link.send(word)
+                links.append(link)
+                if not words:
+                    link.close()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield path
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    for link in links:
+        link.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "hung up"),
+        ((b"HTTP/1.1 400 Bad Request",), "said 'HTTP/1.1 400 Bad Request', which is not a message"),
+        ((b"\xff\xfe",), "which is not a message"),
+        ((b"here 0",), "has not answered for 0.4 s"),
+        ((b"take 99", b"give 99"), "has not answered for 0.4 s"),
+    ],
+)
+async def test_a_false_or_silent_arbiter_ends_a_wait_with_the_cause(
+    tmp_path: Path, words: tuple[bytes, ...], problem: str
+) -> None:
+    with false_arbiter(tmp_path, *words) as path:
+        turns = SharedTurns(path, "trainer-actor", silent_s=0.4)
+        with pytest.raises(
+            ServiceError, match=f"trainer-actor waits for .*{os.getpid()}, .*false.sock.* {problem}"
+        ):
+            await begin(turns)
+        turns.close()
+
+
+async def test_a_stopped_arbiter_is_waited_for_and_an_ended_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "other.sock"
+    listening = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LISTENER, str(path), stdout=listening
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    turns = SharedTurns(path, "trainer-actor", silent_s=0.4)
+    process.send_signal(signal.SIGSTOP)
+    waiting = asyncio.create_task(begin(turns))
+    await asyncio.sleep(1.5)
+    assert not waiting.done()
+    process.kill()
+    with pytest.raises(ServiceError, match="hung up"):
+        await waiting
+    await process.wait()
+
+
+async def test_a_late_order_is_not_taken_for_the_answer_to_a_later_wish(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        trainer, rollout = stage.tenant("trainer-actor"), stage.tenant("rollout-1")
+        for _ in range(3):  # each is cancelled as the device is being given to it
+            waiting = asyncio.create_task(begin(rollout))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        await begin(trainer)
+        waiting = asyncio.create_task(begin(rollout))
+        await settle()
+        assert not waiting.done()
+        assert "trainer-actor has the device" in stage.pool.text
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_service_that_waits_for_long_asks_whether_the_arbiter_is_there(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        rollout = stage.tenant("rollout-1")
+        await begin(rollout)
+        trainer = SharedTurns(stage.socket, "trainer-actor", silent_s=0.2)
+        stage.tenants.append(trainer)
+        waiting = asyncio.create_task(begin(trainer))
+        await asyncio.sleep(1.0)
+        assert not waiting.done()
+        await rollout.__aexit__()
+        await waiting
+
+
+async def test_strangers_at_the_socket_keep_no_tenant_out(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        with contextlib.ExitStack() as strangers:
+            for _ in range(200):
+                link = strangers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                await asyncio.to_thread(link.connect, str(stage.socket))
+            link.send(b"\xff\xfe")
+            await begin(stage.tenant("trainer-actor"))
+            assert "trainer-actor has the device" in stage.pool.text
+
+
+async def test_too_many_open_files_keep_no_tenant_out_for_good(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        turns = stage.tenant("trainer-actor")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
+        with link:
+            await asyncio.to_thread(link.connect, str(stage.socket))
+            await asyncio.sleep(0.5)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await begin(turns)
+        assert "trainer-actor has the device" in stage.pool.text
+
+
+async def test_a_damaged_record_of_uses_is_set_aside_and_the_run_goes_on(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await begin(stage.tenant("trainer-actor"))
+        stage.pass_s(10)
+    content = bytearray((tmp_path / "lending.jsonl").read_bytes())
+    for place in range(0, len(content), 7):
+        damaged = bytearray(content)
+        damaged[place] ^= 0x10
+        (tmp_path / "lending.jsonl").write_bytes(damaged)
+        assert audit_lending(tmp_path)[1] == (), place
+    (tmp_path / "lending.jsonl").write_bytes(content.replace(b'"use"', b'"u\xffe"', 1))
+    async with staged(tmp_path) as stage:
+        await begin(stage.tenant("trainer-actor"))
+        status = stage.look()
+        assert "lending.damaged-1.jsonl" in status.note
+        assert stage.look().note == ""
+    lines, problems = audit_lending(tmp_path)
+    assert problems == ()
+    assert lines[0].startswith("warning: lending.damaged-1.jsonl is damaged")
+    assert lines[1].startswith("device of actor: ")
 
 
 async def test_a_session_begins_after_the_one_before_and_a_stale_socket_is_no_obstacle(

@@ -6,10 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from astraflow.addons.pool.pool import PoolDecision, SizedPool
-from astraflow.errors import DataError
 from astraflow.processes.pool import seats_of
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
@@ -169,10 +167,19 @@ async def test_a_run_that_is_resumed_has_the_services_that_it_had(tmp_path: Path
         assert resumed.folder.pool.read_bytes().endswith(b"}\n")
 
 
-def test_a_history_that_is_broken_is_named(tmp_path: Path) -> None:
-    (tmp_path / "pool.jsonl").write_text("{}\n")
-    with pytest.raises(DataError, match=r"pool\.jsonl: line 1 is not a decision of the pool"):
-        SizedPool(make_recipe(), RunFolder(tmp_path), [])
+async def test_a_history_that_is_damaged_is_set_aside_and_the_pool_has_the_size_before_the_damage(
+    tmp_path: Path,
+) -> None:
+    async with staged(tmp_path, make_recipe()) as stage:
+        await grow(stage)
+    with stage.folder.pool.open("ab") as file:
+        file.write(b'{"at_s": "\xff"}\n')
+    async with staged(tmp_path, make_recipe()) as resumed:
+        assert resumed.running == ["dataflow", "rollout-0", "rollout-1"]
+        note, _ = resumed.look(make_status([], missing=3))
+        assert "line 2 is not a decision of the pool" in note
+        assert "pool.damaged-1.jsonl" in note
+        assert not resumed.folder.pool.exists()
 
 
 async def test_nothing_is_decided_once_the_run_is_over(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from astraflow.addons.agents.hosts.inside.channel import MAX_BODY_BYTES, PROTOCOL, Frame, next_frame, pack
+from astraflow.user_input.own_code import ending_forks
 
 __all__ = ["HostedEpisode", "main"]
 
@@ -117,7 +118,8 @@ class _Host:
     async def _answer(self, frame: Frame, handle: Any) -> None:
         """Answers a request with the result of `handle`, or with its error."""
         try:
-            kind, body = await handle(json.loads(frame.body))
+            with ending_forks():
+                kind, body = await handle(json.loads(frame.body))
             answer = Frame(kind, frame.number, _encode(body))
         except asyncio.CancelledError:
             answer = _failure(frame, TimeoutError("it was given up"))
@@ -175,7 +177,12 @@ async def _call(method: Any, *arguments: Any) -> Any:
     """Calls a method, in a thread unless it is `async`."""
     if inspect.iscoroutinefunction(method):
         return await method(*arguments)
-    work = asyncio.get_running_loop().run_in_executor(None, method, *arguments)
+
+    def call() -> Any:
+        with ending_forks():
+            return method(*arguments)
+
+    work = asyncio.get_running_loop().run_in_executor(None, call)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

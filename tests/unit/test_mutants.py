@@ -1,0 +1,41 @@
+"""The sample of mutants: which tests run for a mutant, and what is said about those that survive."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivers.docs_driver import tool
+
+mutants = tool("mutants")
+
+
+def mutant_of(file: str) -> Any:
+    return mutants.Mutant(Path("astraflow", file), "step", "", "- 1  + 2")
+
+
+def test_every_part_of_the_package_has_system_tests_that_exist() -> None:
+    for folder in mutants.SYSTEM_TESTS:
+        assert (mutants.SOURCE / "astraflow" / folder).is_dir()
+        for test in mutants.system_tests_of(Path("astraflow", folder, "any.py")):
+            assert test.is_file()
+
+
+def test_a_folder_without_system_tests_of_its_own_has_those_of_its_parent() -> None:
+    of = mutants.system_tests_of
+    assert of(Path("astraflow/rollout/engines/lane.py")) == of(Path("astraflow/rollout/service.py"))
+    assert of(Path("astraflow/wire.py")) == of(Path("astraflow/models/loading.py"))
+    assert of(Path("astraflow/addons/math/answers.py")) == ()
+
+
+def test_survivors_and_untested_mutants_are_listed_and_noticed_ones_are_not() -> None:
+    outcomes = {
+        mutant_of("wire.py"): mutants.NOTICED,
+        mutant_of("run/run.py"): mutants.SURVIVED,
+        mutant_of("cli/main.py"): mutants.UNTESTED,
+    }
+    assert mutants.survivors(outcomes) == [
+        "survived: astraflow/run/run.py: step: - 1  + 2",
+        "untested: astraflow/cli/main.py: step: - 1  + 2",
+    ]
+    assert mutants.summarize(outcomes)[0] == pytest.approx(100 / 3)
