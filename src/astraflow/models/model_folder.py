@@ -5,10 +5,14 @@ weights calls it first. transformers alone would fill missing weights with rando
 that it does not know.
 
 This file imports no model library. What needs one is in `folder_judge`, which runs in this process if torch
-is already imported, else in a child process.
+is already imported, else in a child process. That takes seconds, so a folder in which nothing is wrong is
+remembered in the user's cache until one of its files changes.
 """
 
+import contextlib
+import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import sys
 from functools import lru_cache
@@ -16,7 +20,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import xxhash
 
+import astraflow
 from astraflow.errors import DataError
 from astraflow.models.families import quantization_of
 from astraflow.models.weight_files import TensorHeader, check_weight_files
@@ -34,6 +40,9 @@ TOKENIZER_FILES = (
     "tekken.json",
 )
 """Every folder with a tokenizer has at least one of these files."""
+_CACHE = Path("~/.cache/astraflow/model_folders")
+_MAX_CACHED = 500
+"""Largest number of folders that are remembered. Above it, the older half is forgotten."""
 _LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 """Names of the number of layers in configs."""
 
@@ -66,23 +75,45 @@ def check_model_folder(folder: Path) -> tuple[str, ...] | None:
 @lru_cache(maxsize=64)
 def _judge(folder: Path, files: tuple[tuple[str, int, int], ...]) -> Judgment:
     """Judges a folder. `files` are its names, sizes, and times, so that a changed folder is judged anew."""
-    del files
     try:
         tensors = read_headers(folder)
     except DataError as err:
         return Judgment(str(err))
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
+        return Judgment()  # nothing on this machine can load a model
+    versions = (astraflow.__version__, importlib.metadata.version("transformers"))
+    seen = xxhash.xxh3_128_hexdigest(repr((str(folder.absolute()), files, versions)).encode())
+    cached = _CACHE.expanduser() / seen
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(cached.read_bytes(), type=Judgment)
+    judgment = _judge_weights(folder, tensors)
+    if not judgment.problem:
+        with contextlib.suppress(OSError):
+            _remember(cached, judgment)
+    return judgment
+
+
+def _judge_weights(folder: Path, tensors: dict[str, tuple[Path, TensorHeader]]) -> Judgment:
     if "torch" in sys.modules:
         from astraflow.models.folder_judge import judge_tensors
 
         return judge_tensors(folder, tensors)
-    if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
-        return Judgment()  # nothing on this machine can load a model
     argv = [sys.executable, "-P", "-m", "astraflow.models.folder_judge", str(folder.absolute())]
     done = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
         last = (done.stderr.decode(errors="replace").strip() or "no message").splitlines()[-1]
         return Judgment(f"the process that checks its weights ended with code {done.returncode}: {last}")
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Judgment)
+
+
+def _remember(path: Path, judgment: Judgment) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    others = sorted(path.parent.iterdir(), key=lambda other: other.stat().st_mtime_ns)
+    for other in others[: _MAX_CACHED // 2] if len(others) >= _MAX_CACHED else ():
+        other.unlink(missing_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(msgspec.json.encode(judgment))
+    draft.replace(path)
 
 
 def read_headers(folder: Path) -> dict[str, tuple[Path, TensorHeader]]:

@@ -222,3 +222,34 @@ def test_a_process_without_torch_asks_a_child(folder: Path) -> None:
         assert verdict == str(expected)
         change(folder, renamed("^", "module."))
     assert "DistributedDataParallel" in verdict
+
+
+# --- what is remembered ---------------------------------------------------------------------------
+
+
+def test_a_good_folder_is_judged_once_until_it_changes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    script = (
+        "import sys, pathlib\n"
+        "from astraflow.models.model_folder import check_model_folder\n"
+        "print(len(check_model_folder(pathlib.Path(sys.argv[1]))))\n"
+    )
+
+    def check(path: str) -> subprocess.CompletedProcess[str]:
+        environment = {"HOME": str(tmp_path / "home"), "PATH": path, "PYTHONPATH": ":".join(sys.path)}
+        command = [sys.executable, "-c", script, str(folder)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    first = check_model_folder(folder)
+    remembered = list((tmp_path / "home" / ".cache" / "astraflow" / "model_folders").iterdir())
+    assert first is not None
+    assert len(remembered) == 1
+    remembered[0].write_bytes(b'{"names": ["a", "b"]}')
+    assert check("/usr/bin").stdout.split() == ["2"]
+    remembered[0].write_bytes(b"damaged")
+    assert check("/usr/bin").stdout.split() == [str(len(first))]
+    change(folder, lambda tensors: {name: t for name, t in tensors.items() if name != "lm_head.weight"})
+    assert "lm_head.weight" in check("/usr/bin").stderr
+    assert "lm_head.weight" in check("/usr/bin").stderr
