@@ -5,8 +5,8 @@ notice.
 `make mutants PACKAGE=trainer` tries one folder and those below it. A mutant is one change inside a function:
 another operator, number, boundary, argument, or keyword. mutmut finds the changes. Changes of text are left
 out, because they only change words. The related tests of a file are the unit, golden, property, and
-integration tests that import it, directly or through other modules; at most the 8 nearest test files run. If
-they notice nothing, the system tests of the mutant's part of the package run. The program prints each
+integration tests that import it, directly or through other modules, and those in the folder of unit tests
+that mirrors its own; at most the 8 nearest test files run. If they notice nothing, the system tests of the mutant's part of the package run. The program prints each
 survivor and lists them in `--survivors`, and then prints the share of mutants that were noticed.
 """
 
@@ -41,13 +41,19 @@ LEFT_OUT = "not gpu and not long and not vllm and not trackers and not interop"
 SYSTEM_TESTS = {
     "": ("whole_runs",),
     "addons": (),
+    "addons/agents/hosts": ("hosted_run",),
     "addons/cluster": ("nodes_run", "own_launcher"),
+    "addons/doctor": ("commands",),
+    "addons/drop_batch": ("drop_batch",),
     "addons/envs": ("openenv_run", "hosted_run"),
     "addons/evaluation": ("evaluation_rounds",),
     "addons/exact": ("ranks_run",),
     "addons/experiments": ("sweep",),
+    "addons/export": ("commands",),
+    "addons/half_runs": ("commands",),
     "addons/lending": ("lending_run",),
     "addons/sandbox": ("sandbox_attacks",),
+    "addons/tinker": ("tinker_loop",),
     "addons/trackers": ("whole_runs",),
     "addons/view": ("stopped_parts",),
     "addons/watch": ("stopped_parts", "planted_faults"),
@@ -157,13 +163,16 @@ def sample(files: Sequence[Path], number: int, seed: int) -> list[Mutant]:
 
 @cache
 def imports_of(path: Path) -> frozenset[str]:
-    """Returns the modules that a file imports."""
+    """Returns the modules that a file imports, and those that it names in a text, for a later import."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = re.fullmatch(r"(astraflow(?:\.\w+)+)(?::\w+)?", node.value)
+            names |= {named[1]} if named else set()
     return frozenset(names)
 
 
@@ -197,15 +206,19 @@ def importers_of(module: str) -> frozenset[str]:
 def tests_of(file: Path) -> tuple[Path, ...]:
     """Returns the tests that are nearest to a source file, at most `MOST_TESTS` files.
 
-    First come the tests that import the file, then those of the modules that import it, and so on for a few
-    steps. Among tests at the same distance, those named after the file come first, then those in its mirrored
-    folder.
+    First come the tests that import the file, then those in its mirrored folder and those named after its
+    folder: they often reach it through a recipe, a command, or an entry point. Next come the tests of the
+    modules that import the file, and so on for a few steps. Among tests at the same distance, those named after
+    the file come first, then those in its mirrored folder.
     """
     tests = [test for tier in TIERS for test in sorted((TESTS / tier).rglob("test_*.py"))]
     mirrored = TESTS / "unit" / file.parent.relative_to("astraflow")
     tests.sort(key=lambda test: (file.stem not in test.stem, mirrored not in test.parents))
     modules = frozenset({".".join(file.with_suffix("").parts)})
-    found: list[Path] = []
+    found = [test for test in tests if modules & modules_of(test)]
+    found += [test for test in tests if test not in found and mirrored in test.parents]
+    named = f"test_{file.parent.name}"
+    found += [test for test in tests if test not in found and f"{test.stem}_".startswith(f"{named}_")]
     for _ in range(MOST_STEPS):
         found += [test for test in tests if test not in found and modules & modules_of(test)]
         if len(found) >= MOST_TESTS:
@@ -280,9 +293,12 @@ class Workshop:
             code, failed = run_tests(tests, copy, self._limit_s)
         finally:
             shutil.copyfile(SOURCE / mutant.file, copy / mutant.file)
-        if failed and run_tests([failed], copy, self._limit_s)[0]:
+        if code == NO_TESTS:
+            return UNTESTED
+        # Without a failed test, the files could not be collected, or time ran out.
+        if code and run_tests([failed] if failed else tests, copy, self._limit_s)[0]:
             return BROKEN
-        return UNTESTED if code == NO_TESTS else NOTICED if code else SURVIVED
+        return NOTICED if code else SURVIVED
 
 
 def outcomes(mutants: Sequence[Mutant], num_workers: int, limit_s: float) -> Mapping[Mutant, str]:

@@ -28,6 +28,15 @@ def test_a_folder_without_system_tests_of_its_own_has_those_of_its_parent() -> N
     assert of(Path("astraflow/addons/math/answers.py")) == ()
 
 
+def test_tests_that_reach_a_file_without_importing_it_run_for_it() -> None:
+    def names_of(file: str) -> set[str]:
+        return {test.stem for test in mutants.tests_of(Path("astraflow", file))}
+
+    assert "test_judge" in names_of("addons/judge/judge.py")  # in the mirrored folder
+    assert "test_hub_models" in names_of("addons/hub/download.py")  # named after the folder
+    assert "test_process_hosts" in names_of("addons/cluster/host_main.py")  # names the module in a text
+
+
 def test_survivors_and_untested_mutants_are_listed_and_noticed_ones_are_not() -> None:
     outcomes = {
         mutant_of("wire.py"): mutants.NOTICED,
