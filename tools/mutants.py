@@ -6,8 +6,9 @@ notice.
 another operator, number, boundary, argument, or keyword. mutmut finds the changes. Changes of text are left
 out, because they only change words. The related tests of a file are the unit, golden, property, and
 integration tests that import it, directly or through other modules, and those in the folder of unit tests
-that mirrors its own; at most the 8 nearest test files run. If they notice nothing, the system tests of the mutant's part of the package run. The program prints each
-survivor and lists them in `--survivors`, and then prints the share of mutants that were noticed.
+that mirrors its own; at most the 8 nearest test files run. If they notice nothing, the system tests of the
+mutant's part of the package run. The program prints each survivor and lists them in `--survivors`, and then
+prints the share of mutants that were noticed.
 """
 
 import argparse
@@ -44,13 +45,12 @@ SYSTEM_TESTS = {
     "addons/agents/hosts": ("hosted_run",),
     "addons/cluster": ("nodes_run", "own_launcher"),
     "addons/doctor": ("commands",),
-    "addons/drop_batch": ("drop_batch",),
+    "addons/drop_batch": ("dropped_batches",),
     "addons/envs": ("openenv_run", "hosted_run"),
     "addons/evaluation": ("evaluation_rounds",),
     "addons/exact": ("ranks_run",),
     "addons/experiments": ("sweep",),
     "addons/export": ("commands",),
-    "addons/half_runs": ("commands",),
     "addons/lending": ("lending_run",),
     "addons/sandbox": ("sandbox_attacks",),
     "addons/tinker": ("tinker_loop",),
@@ -67,8 +67,8 @@ SYSTEM_TESTS = {
     "trainer": ("whole_runs", "ranks_run"),
     "weights": ("whole_runs", "weights_kills", "weights_stores"),
 }
-"""Folder of the package -> the files in `tests/system` that run it. A folder without an entry has its
-parent's."""
+"""Folder of the package -> the tests that run it as a whole, most of them in `tests/system`. A folder without
+an entry has its parent's."""
 MOST_TESTS = 8
 """Largest number of test files that run for a mutant. A file that everything imports would have hundreds."""
 MOST_STEPS = 3
@@ -208,8 +208,8 @@ def tests_of(file: Path) -> tuple[Path, ...]:
 
     First come the tests that import the file, then those in its mirrored folder and those named after its
     folder: they often reach it through a recipe, a command, or an entry point. Next come the tests of the
-    modules that import the file, and so on for a few steps. Among tests at the same distance, those named after
-    the file come first, then those in its mirrored folder.
+    modules that import the file, and so on for a few steps. Among tests at the same distance, those named
+    after the file come first, then those in its mirrored folder.
     """
     tests = [test for tier in TIERS for test in sorted((TESTS / tier).rglob("test_*.py"))]
     mirrored = TESTS / "unit" / file.parent.relative_to("astraflow")
@@ -232,7 +232,7 @@ def system_tests_of(file: Path) -> tuple[Path, ...]:
     folder = file.parent.relative_to("astraflow").as_posix()
     while folder not in SYSTEM_TESTS:
         folder = folder.rpartition("/")[0]
-    return tuple(TESTS / "system" / f"test_{name}.py" for name in SYSTEM_TESTS[folder])
+    return tuple(test for name in SYSTEM_TESTS[folder] for test in TESTS.rglob(f"test_{name}.py"))
 
 
 # --- running --------------------------------------------------------------------------------------
