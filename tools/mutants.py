@@ -67,7 +67,7 @@ SYSTEM_TESTS = {
     "trainer": ("whole_runs", "ranks_run"),
     "weights": ("whole_runs", "weights_kills", "weights_stores"),
 }
-"""Folder of the package -> the tests that run it as a whole, most of them in `tests/system`. A folder without
+"""Folder of the package -> the files in `tests/system` or `tests/integration` that run it. A folder without
 an entry has its parent's."""
 MOST_TESTS = 8
 """Largest number of test files that run for a mutant. A file that everything imports would have hundreds."""
@@ -232,7 +232,12 @@ def system_tests_of(file: Path) -> tuple[Path, ...]:
     folder = file.parent.relative_to("astraflow").as_posix()
     while folder not in SYSTEM_TESTS:
         folder = folder.rpartition("/")[0]
-    return tuple(test for name in SYSTEM_TESTS[folder] for test in TESTS.rglob(f"test_{name}.py"))
+    return tuple(
+        test
+        for name in SYSTEM_TESTS[folder]
+        for tier in ("system", "integration")
+        if (test := TESTS / tier / f"test_{name}.py").exists()
+    )
 
 
 # --- running --------------------------------------------------------------------------------------
