@@ -15,7 +15,7 @@ import json
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from importlib.metadata import Distribution, packages_distributions
+from importlib.metadata import Distribution, metadata, packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from astraflow.recipe.model_checks import models_of
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import uses
 from astraflow.user_input.hub_names import is_hub_name, split_revision
+from astraflow.user_input.mistakes import hint
 from astraflow.user_input.own_sources import own_files
 from astraflow.user_input.user_files import is_there
 
@@ -125,7 +126,14 @@ def _write_install(path: Path) -> None:
 
 
 def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:
-    """Returns the packages that the recipe needs: astraflow, and those that contain its components."""
+    """Returns the packages that the recipe needs: astraflow, and those that contain its components.
+
+    Raises: ConfigError if astraflow has no such extra.
+    """
+    known = metadata("astraflow").get_all("Provides-Extra") or []
+    for extra in extras:
+        if extra not in known:
+            raise ConfigError(f"--extra {extra} is not an extra of astraflow{hint(extra, known)}")
     owners = packages_distributions()
     modules = {type(part).__module__ for part in _parts(recipe)} | {
         use.use.partition(":")[0] for use in uses(recipe)
