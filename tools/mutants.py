@@ -42,7 +42,7 @@ LEFT_OUT = "not gpu and not long and not vllm and not trackers and not interop"
 SYSTEM_TESTS = {
     "": ("whole_runs",),
     "addons": (),
-    "addons/agents/hosts": ("hosted_run",),
+    "addons/agents": ("agent_sandbox", "agent_box"),
     "addons/cluster": ("nodes_run", "own_launcher"),
     "addons/doctor": ("commands",),
     "addons/drop_batch": ("dropped_batches",),
