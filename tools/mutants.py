@@ -55,7 +55,7 @@ SYSTEM_TESTS = {
     "addons/sandbox": ("sandbox_attacks",),
     "addons/tinker": ("tinker_loop",),
     "addons/trackers": ("whole_runs",),
-    "addons/view": ("stopped_parts",),
+    "addons/view": ("viewer", "viewer_sweeps", "stopped_parts"),
     "addons/watch": ("stopped_parts", "planted_faults"),
     "cli": ("audit_commands", "whole_runs"),
     "dataflow": ("whole_runs", "audit_commands"),
