@@ -37,6 +37,21 @@ def test_tests_that_reach_a_file_without_importing_it_run_for_it() -> None:
     assert "test_process_hosts" in names_of("addons/cluster/host_main.py")  # names the module in a text
 
 
+def test_a_change_of_strict_is_no_mutant_and_other_keywords_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mutmut", reason="mutmut is not installed (extra `mutants`)")
+    monkeypatch.setattr(mutants, "SOURCE", tmp_path)
+    file = Path("astraflow", "pairs.py")
+    (tmp_path / "astraflow").mkdir()
+    (tmp_path / file).write_text("def pairs(a, b):\n    return list(zip(a, b, strict=True))\n")
+    every = mutants.sample([file], 99, 0)
+    assert every
+    assert all("strict=True" in mutant.code or "zip(a, b" not in mutant.code for mutant in every)
+    (tmp_path / file).write_text("def words(a):\n    return a.split(maxsplit=True)\n")
+    assert any("maxsplit=False" in mutant.code for mutant in mutants.sample([file], 99, 0))
+
+
 def test_survivors_and_untested_mutants_are_listed_and_noticed_ones_are_not() -> None:
     outcomes = {
         mutant_of("wire.py"): mutants.NOTICED,
