@@ -1,4 +1,5 @@
 import contextlib
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def test_a_live_run_is_followed_by_one_process_after_another(tmp_path: Path) -> 
         run.result("0.1.0", reward=0.75)
         run.flush()
         assert index.refresh()
+        filled = index.path.open("rb")
     # A process that begins now knows the group only from the index.
     run.result("0.1.0", reward=0.75)  # sent again
     run.decide(0, "trained", step=4)
@@ -80,6 +82,8 @@ def test_a_live_run_is_followed_by_one_process_after_another(tmp_path: Path) -> 
         (0, 0.25, "trained", 5),
         (1, 0.75, "trained", 5),
     ]
+    with filled:
+        assert os.fstat(filled.fileno()).st_nlink == 1, "the index was built again"
 
 
 def test_failed_attempts_are_rows_with_their_words(tmp_path: Path) -> None:
