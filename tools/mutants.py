@@ -270,8 +270,13 @@ def run_tests(tests: Sequence[str], copy: Path, limit_s: float) -> tuple[int, st
                 os.killpg(tests_run.pid, signal.SIGKILL)
             tests_run.wait()
         output.seek(0)
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+::\S+)", output.read(), re.MULTILINE)
-    return code, failed[1] if failed else ""
+        return code, first_failed(output.read())
+
+
+def first_failed(output: str) -> str:
+    """Returns the first failed test in pytest's output, whose id may contain spaces; empty if there is none."""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", output, re.MULTILINE)
+    return failed[1] if failed else ""
 
 
 class Workshop:

@@ -52,6 +52,23 @@ def test_a_change_of_strict_is_no_mutant_and_other_keywords_are(
     assert any("maxsplit=False" in mutant.code for mutant in mutants.sample([file], 99, 0))
 
 
+@pytest.mark.parametrize(
+    ("line", "failed"),
+    [
+        ("FAILED tests/a.py::test_b - assert 1 == 2", "tests/a.py::test_b"),
+        ("FAILED tests/a.py::test_b[dp 2, tp 2] - ValueError: x - y", "tests/a.py::test_b[dp 2, tp 2]"),
+        ("ERROR tests/a.py::test_b[x y]", "tests/a.py::test_b[x y]"),
+        ("ERROR tests/a.py - ImportError: no module", ""),
+    ],
+)
+def test_the_failed_test_that_runs_without_the_mutant_is_read_with_its_whole_id(
+    line: str, failed: str
+) -> None:
+    assert mutants.first_failed(f"1 passed\n{line}\nFAILED tests/c.py::test_d\n") == (
+        failed or "tests/c.py::test_d"
+    )
+
+
 def test_survivors_and_untested_mutants_are_listed_and_noticed_ones_are_not() -> None:
     outcomes = {
         mutant_of("wire.py"): mutants.NOTICED,
