@@ -274,7 +274,7 @@ def run_tests(tests: Sequence[str], copy: Path, limit_s: float) -> tuple[int, st
 
 
 def first_failed(output: str) -> str:
-    """Returns the first failed test in the output of pytest; empty if there is none. Its id may have spaces."""
+    """Returns the first failed test in pytest's output; empty if there is none. Its id may have spaces."""
     failed = re.search(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", output, re.MULTILINE)
     return failed[1] if failed else ""
 
