@@ -122,7 +122,7 @@ def test_the_command_refuses_a_model_that_is_missing_and_a_folder_that_is_not_em
     for folder, to, extra, message in (
         (tmp_path / "none", out, "search", f"policies.actor.model = '{tmp_path}/none' is not a model here"),
         (model, tmp_path, "search", "exists and is not an empty folder"),
-        (model, out, "serch", '--extra serch is not an extra of astraflow; did you mean "search"?'),
+        (model, out, "tracker", '--extra tracker is not an extra of astraflow; did you mean "trackers"?'),
     ):
         arguments = (f"policies.actor.model={folder}", "--out", str(to), "--extra", extra)
         with pytest.raises(SystemExit) as ended:
