@@ -256,6 +256,8 @@ class Workshop:
     def __init__(self, folder: Path, number: int, limit_s: float) -> None:
         self._limit_s = limit_s
         self._copies: SimpleQueue[Path] = SimpleQueue()
+        for name in ("recipes", "examples"):  # the package looks for them next to the folder of its source
+            (folder / name).symlink_to(ROOT / name)
         for idx in range(number):
             copy = folder / str(idx)
             shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,5 +1,8 @@
 """The sample of mutants: which tests run for a mutant, and what is said about those that survive."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +42,13 @@ def test_survivors_and_untested_mutants_are_listed_and_noticed_ones_are_not() ->
         "untested: astraflow/cli/main.py: step: - 1  + 2",
     ]
     assert mutants.summarize(outcomes)[0] == pytest.approx(100 / 3)
+
+
+def test_a_copy_of_the_source_finds_its_recipes(tmp_path: Path) -> None:
+    mutants.Workshop(tmp_path, 1, limit_s=1.0)
+    code = "from astraflow.recipe import gallery; print(gallery.gallery_root(), gallery.__file__)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "0")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(tmp_path), str(tmp_path / "0/astraflow/recipe/gallery.py")]
