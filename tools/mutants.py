@@ -257,7 +257,7 @@ class Workshop:
         self._limit_s = limit_s
         self._copies: SimpleQueue[Path] = SimpleQueue()
         for name in ("recipes", "examples"):  # the package looks for them next to the folder of its source
-            (folder / name).symlink_to(ROOT / name)
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         for idx in range(number):
             copy = folder / str(idx)
             shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
