@@ -193,6 +193,12 @@ def importers_of(module: str) -> frozenset[str]:
     )
 
 
+def shares_name(test: Path, file: Path) -> bool:
+    """Returns whether a test is named after a file, or after the first words of its name."""
+    own = test.stem.removeprefix("test_")
+    return file.stem in own or f"{file.stem}_".startswith(f"{own}_")
+
+
 @cache
 def tests_of(file: Path) -> tuple[Path, ...]:
     """Returns the tests that are nearest to a source file, at most `MOST_TESTS` files.
@@ -203,7 +209,7 @@ def tests_of(file: Path) -> tuple[Path, ...]:
     """
     tests = [test for tier in TIERS for test in sorted((TESTS / tier).rglob("test_*.py"))]
     mirrored = TESTS / "unit" / file.parent.relative_to("astraflow")
-    tests.sort(key=lambda test: (file.stem not in test.stem, mirrored not in test.parents))
+    tests.sort(key=lambda test: (not shares_name(test, file), test.parent != mirrored))
     modules = frozenset({".".join(file.with_suffix("").parts)})
     found: list[Path] = []
     for _ in range(MOST_STEPS):

@@ -31,6 +31,15 @@ def test_a_folder_without_system_tests_of_its_own_has_those_of_its_parent() -> N
     assert of(Path("astraflow/addons/math/answers.py")) == ()
 
 
+def test_the_tests_that_share_a_files_name_run_first() -> None:
+    for file, test in (
+        ("rollout/scoring_process.py", "rollout/test_scoring.py"),
+        ("weights/peers/swarm.py", "weights/peers/test_swarm.py"),
+    ):
+        first = mutants.tests_of(Path("astraflow", file))[0]
+        assert first.relative_to(mutants.TESTS / "unit").as_posix() == test
+
+
 def test_survivors_and_untested_mutants_are_listed_and_noticed_ones_are_not() -> None:
     outcomes = {
         mutant_of("wire.py"): mutants.NOTICED,
