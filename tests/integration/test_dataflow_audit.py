@@ -130,7 +130,27 @@ async def test_spans_that_overlap_count_once(tmp_path: Path) -> None:
     assert figures.generate_s == pytest.approx(0.6 * wall_s, abs=1e-5)
     assert figures.train_s == pytest.approx(0.6 * wall_s, abs=1e-5)
     assert figures.overlap_frac * wall_s == pytest.approx(0.2 * wall_s, abs=1e-5)
-    assert figures.waits_s["rollout-1 wait:trainer"] == pytest.approx(0.4 * wall_s, abs=1e-5)
+    assert figures.waits_s["rollout-1", "trainer"] == pytest.approx(0.4 * wall_s, abs=1e-5)
+    active = ((begin_s - 9, begin_s + 0.3 * wall_s), (begin_s + 0.7 * wall_s, begin_s + 0.8 * wall_s))
+    figures = run_figures(tmp_path, audit(tmp_path), active)
+    assert figures.rl_wall_s == pytest.approx(0.4 * wall_s, abs=1e-5), "an interruption does not count"
+    assert figures.waits_s["rollout-1", "trainer"] == pytest.approx(0.1 * wall_s, abs=1e-5)
+    assert 0 < figures.share(figures.waits_s["rollout-1", "trainer"]) < 1
+
+
+@pytest.mark.parametrize("active", [(), ((1.0, 1.0),), ((5.0, 9.0),)])
+async def test_shares_of_a_run_whose_launcher_wrote_no_times_are_shares(
+    tmp_path: Path, active: tuple[tuple[float, float], ...]
+) -> None:
+    async with running(tmp_path, make_plan(num_steps=2)) as run:
+        await play_run(run)
+        await run.journal.wait_flushed()
+        begin_s = audit(tmp_path).first_lease_s
+        run.journal.note_spans("rollout-1", (BusySpan("wait:trainer", begin_s - 60, begin_s + 60),))
+        await run.journal.wait_flushed()
+    figures = run_figures(tmp_path, audit(tmp_path), active)
+    assert figures.rl_wall_s > 0
+    assert figures.share(figures.waits_s["rollout-1", "trainer"]) == pytest.approx(1.0)
 
 
 async def test_a_live_run_can_be_audited(tmp_path: Path) -> None:

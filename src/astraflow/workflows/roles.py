@@ -12,10 +12,8 @@ from typing import Any, TypeVar
 
 from astraflow.workflows.conversation import Policies, Policy
 
-__all__ = ["blend", "in_parallel", "is_right", "last_choice", "name_at", "policy_at"]
+__all__ = ["blend", "in_parallel", "last_choice", "name_at", "policy_at"]
 
-_RIGHT_SCORE = 0.5
-"""Rewards range from 0 or -1 (wrong) to 1 (right). Partial credit below one half does not count as right."""
 _LONGEST_LINE = 500
 """Number of characters, from the end of a last line, that may state a choice."""
 
@@ -33,11 +31,6 @@ def policy_at(policies: Policies, given: str, place: int) -> Policy:
 def blend(own: float, team: float, team_share: float) -> float:
     """Mixes two rewards: (1 - team_share) * own + team_share * team."""
     return (1.0 - team_share) * own + team_share * team
-
-
-def is_right(score: float) -> bool:
-    """Whether a score counts as a right answer."""
-    return score >= _RIGHT_SCORE
 
 
 _LABEL = (

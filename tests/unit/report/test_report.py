@@ -56,7 +56,7 @@ def test_the_table_shows_the_figures_of_a_run_and_its_policies() -> None:
         "of which with a gradient|1,000 tokens, 25%",
         "generation and training overlap|38% of the RL time",
         "waiting|trainer actor for rollout: 5.0 s (25%)",
-        "failed attempts|12 times: RewardError: no",
+        "failed attempts|12 times, e.g. RewardError: no",
         "warning|look at this",
         "audit|holds",
     } <= set(shown(SUMMARY))

@@ -254,6 +254,28 @@ def test_every_synonym_leads_to_a_key_and_is_none_itself_there() -> None:
     assert hidden == set()
 
 
+@pytest.mark.parametrize(
+    ("section", "given", "meant"),
+    [
+        ("", {"report_to": "wandb"}, '"trackers"'),
+        ("train", {"mask_truncated_completions": True}, "policies.actor.table.filters? ([{name: truncated"),
+        ("train", {"gradient_checkpointing": True}, "policies.actor.train.backend.activations? (recompute)"),
+        ("train", {"delta": 4.0}, "policies.actor.train.loss.dual_clip?"),
+        ("train", {"backend": {"name": "torch", "lora": {"r": 16}}}, '"rank"'),
+        ("train", {"backend": {"name": "torch", "lora": {"lora_alpha": 16}}}, '"alpha"'),
+        ("train", {"lora": {"r": 16}}, "policies.actor.train.backend.lora.rank"),
+    ],
+)
+def test_a_setting_of_trl_or_peft_leads_to_the_key_here(
+    section: str, given: dict[str, Any], meant: str
+) -> None:
+    policy = {"model": "m", **({section: given} if section else {})}
+    recipe = {**BASE, "policies": {"actor": policy}, **({} if section else given)}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(recipe, Recipe)
+    assert f"did you mean {meant}" in str(caught.value)
+
+
 def test_other_configs_are_not_told_of_a_recipes_keys(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump({"name": "tiny", "tokenizer": {"characters": "ab"}, "learning_rate": 1}))

@@ -10,7 +10,7 @@ from astraflow.addons.judge.config import JudgeReward
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import Engine, HostedModel, ReasoningRenderer, Renderer
 from astraflow.types import GenerateRequest, Message, Sampling, Task
-from astraflow.workflows.calls import without_reasoning
+from astraflow.types.model_text import without_reasoning
 from astraflow.workflows.roles import last_choice
 
 __all__ = ["ModelJudge"]

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from astraflow.addons.patterns.choices import check_differ
+from astraflow.types.facts import is_right
 from astraflow.workflows.conversation import (
     Completion,
     Conversation,
@@ -16,7 +17,7 @@ from astraflow.workflows.conversation import (
     ScoredTask,
     Workflow,
 )
-from astraflow.workflows.roles import blend, is_right, last_choice, policy_at
+from astraflow.workflows.roles import blend, last_choice, policy_at
 from astraflow.workflows.variant import PolicyRoles, Share, template
 
 __all__ = ["RETRY_PROMPT", "VERIFY_PROMPT", "SolveAndVerifyConfig", "solve_and_verify"]
