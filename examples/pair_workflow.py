@@ -18,9 +18,9 @@ async def solve_and_verify(task: ScoredTask, policies: Policies, *, rounds: int 
         answer = await policies["actor"].chat(task.prompt)
         score = await task.score(answer.text)
         rewards.add(answer, score)
-        verdict = await policies["verifier"].chat(f"{task.prompt}{answer.text}?")
-        accepts = verdict.text.endswith("=y")
-        rewards.add(verdict, float(verdict.text.endswith("=y" if score == 1.0 else "=n")))
+        verdict = await policies["verifier"].chat(f"{task.prompt}{answer.reply}?")
+        accepts = verdict.reply.endswith("=y")
+        rewards.add(verdict, float(verdict.reply.endswith("=y" if score == 1.0 else "=n")))
         if accepts:
             break
     rewards.set_score(score)

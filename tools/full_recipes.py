@@ -19,7 +19,7 @@ from typing import Any, cast
 from astraflow.addons.doctor.gpu_memory import rank_need
 from astraflow.addons.doctor.host_memory import HostNeed, host_needs
 from astraflow.addons.gallery.listing import full_recipes
-from astraflow.models.loading import empty_causal_lm
+from astraflow.models.loading import empty_causal_lm, weights_by_name
 from astraflow.recipe.gallery import GalleryItem, find_entry
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.short_forms import full_mapping, policies_of
@@ -228,7 +228,7 @@ def model_folders(folder: Path) -> None:
 def _write_empty_weights(folder: Path) -> None:
     header: dict[str, Any] = {}
     end = 0
-    for name, weight in empty_causal_lm(folder, device="meta").named_parameters():
+    for name, weight in weights_by_name(empty_causal_lm(folder, device="meta")):
         start = end
         end += 2 * weight.numel()
         header[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [start, end]}

@@ -208,6 +208,12 @@ def importers_of(module: str) -> frozenset[str]:
     )
 
 
+def shares_name(test: Path, file: Path) -> bool:
+    """Returns whether a test is named after a file, or after the first words of its name."""
+    own = test.stem.removeprefix("test_")
+    return file.stem in own or f"{file.stem}_".startswith(f"{own}_")
+
+
 @cache
 def tests_of(file: Path) -> tuple[Path, ...]:
     """Returns the tests that are nearest to a source file, at most `MOST_TESTS` files.
@@ -219,10 +225,10 @@ def tests_of(file: Path) -> tuple[Path, ...]:
     """
     tests = [test for tier in TIERS for test in sorted((TESTS / tier).rglob("test_*.py"))]
     mirrored = TESTS / "unit" / file.parent.relative_to("astraflow")
-    tests.sort(key=lambda test: (file.stem not in test.stem, mirrored not in test.parents))
+    tests.sort(key=lambda test: (not shares_name(test, file), test.parent != mirrored))
     modules = frozenset({".".join(file.with_suffix("").parts)})
     found = [test for test in tests if modules & modules_of(test)]
-    found += [test for test in tests if test not in found and mirrored in test.parents]
+    found += [test for test in tests if test not in found and test.parent == mirrored]
     named = f"test_{file.parent.name}"
     found += [test for test in tests if test not in found and f"{test.stem}_".startswith(f"{named}_")]
     for _ in range(MOST_STEPS):
@@ -288,9 +294,11 @@ class Workshop:
         for idx in range(number):
             copy = folder / str(idx) / SOURCE.name
             shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-            # The package reads recipes and examples from the folders next to it.
+            # The package reads recipes and examples from the folders next to it, and resolves links there.
             for path in ROOT.iterdir():
-                if path.is_dir() and path != SOURCE and not path.name.startswith("."):
+                if path.name in {"recipes", "examples"}:
+                    shutil.copytree(path, copy.parent / path.name)
+                elif path.is_dir() and path != SOURCE and not path.name.startswith("."):
                     (copy.parent / path.name).symlink_to(path)
             self._copies.put(copy)
 

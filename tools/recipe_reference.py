@@ -44,7 +44,8 @@ RULES = """
   at the top instead of under `policies.NAME`. The policy is then called `actor`.
 - **Extending.** `extends: other.yaml` starts from another recipe, whose path is relative to this file. Within
   `policies`, `extends: NAME` starts from another policy. Sections are merged key by key, but an empty section
-  (`eval.sets={}`) replaces what was there.
+  (`eval.sets={}`) replaces what was there. If a recipe names other trained policies than the one that it
+  extends, they replace those, except for policies that its workflow, a judge, or `follows` still names.
 - **Overrides.** On the command line, `a.b.c=value` overrides one key. With one policy, `train.lr=1e-4` is
   short for `policies.NAME.train.lr=1e-4`.
 - **Variants.** Where a section has several variants, `name` chooses one. `{use: "module:attr", args: {...}}`

@@ -64,7 +64,7 @@ async def _solved(lesson: int, seed: str, solver: Policy, attempts: int, rewards
     exercises = [exercise_of(lesson, f"{seed} {lesson} {number}") for number in range(attempts)]
     chats = [solver.conversation(role="solver") for _ in exercises]
     answers = await in_parallel(chat.say(e.text) for chat, e in zip(chats, exercises, strict=True))
-    scores = [e.score(answer.text) for e, answer in zip(exercises, answers, strict=True)]
+    scores = [e.score(answer.reply) for e, answer in zip(exercises, answers, strict=True)]
     for chat, score in zip(chats, scores, strict=True):
         rewards.add(chat, score)
     return fmean(scores)

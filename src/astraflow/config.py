@@ -10,9 +10,9 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -23,6 +23,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 
@@ -67,6 +68,8 @@ class Config(BaseModel):
     """A frozen, strictly validated section of a recipe. Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    ordered_bounds: ClassVar[tuple[str, str] | None] = None
+    """A lower and an upper bound among the fields; the first must not exceed the second."""
 
     @field_validator("*")
     @classmethod
@@ -79,6 +82,16 @@ class Config(BaseModel):
             if abs(value) > most:
                 raise ValueError(f"must be within {most:g}")
         return value
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> Self:
+        if self.ordered_bounds:
+            low, high = (getattr(self, name) for name in self.ordered_bounds)
+            if low > high:
+                raise ValueError(
+                    f"{self.ordered_bounds[0]} ({low:g}) must not exceed {self.ordered_bounds[1]} ({high:g})"
+                )
+        return self
 
 
 class Use(Config):
@@ -187,7 +200,7 @@ def parse_config(
         for path, problem in problems(_with_names(mapping, config_type))
     ]
     if wrong:
-        raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(wrong)))
+        raise _wrong(where, wrong)
     try:
         return config_type.model_validate_json(json.dumps(_with_names(mapping, config_type)))
     except ValidationError as err:
@@ -198,7 +211,12 @@ def parse_config(
             # Invalid items don't count, so a list with only such items would also be reported as empty.
             if error["type"] != "too_short" or not any(_is_below(other, error) for other in errors)
         ]
-        raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(lines))) from err
+        raise _wrong(where, lines) from err
+
+
+def _wrong(where: str, lines: Iterable[str]) -> ConfigError:
+    mistakes = list(dict.fromkeys(lines))
+    return ConfigError(f"{where}: " + "\n".join(mistakes), mistakes=mistakes)
 
 
 def salvage(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _ConfigT | None:
@@ -253,10 +271,32 @@ def apply_overrides(
 
     Raises: ConfigError, like `parse_config`.
     """
-    mapping = cast("JsonMap", json.loads(config.model_dump_json()))
+    # Without defaults, which another variant need not have.
+    mapping = cast("JsonMap", _without_defaults(config, json.loads(config.model_dump_json())))
     for dotted, value in override_pairs(overrides):
         set_dotted(mapping, dotted, value)
     return parse_config(cast("JsonMap", name_uses(mapping)), type(config), where=where)
+
+
+def _without_defaults(value: Any, dumped: Any) -> Any:
+    """Returns the dump of a value in which variants lack the keys that have their defaults."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        kept = {key: getattr(value, key) for key in dumped}
+        if tag_of(type(value)):
+            kept = {
+                key: item
+                for key, item in kept.items()
+                if key == "name" or item != fields[key].get_default(call_default_factory=True)
+            }
+        return {key: _without_defaults(item, dumped[key]) for key, item in kept.items()}
+    if isinstance(value, dict):
+        items = cast("JsonMap", value).items()
+        return {key: _without_defaults(item, dumped[key]) for key, item in items}
+    if isinstance(value, tuple):
+        items = cast("tuple[Any, ...]", value)
+        return [_without_defaults(item, other) for item, other in zip(items, dumped, strict=True)]
+    return dumped
 
 
 def _with_names(mapping: Mapping[str, Any], config_type: type[BaseModel]) -> JsonMap:

@@ -14,6 +14,7 @@
     +-- DeadlineError (TimeoutError)      an awaited event did not happen in time
     +-- JournalError (OSError)            the journal cannot be written or read back
     +-- WeightsError (ValueError)         a version failed verification or does not fit the model
+    |   +-- UnfitVersionError             its tensors can't be this model's weights, so a retry can't help
     +-- RolloutError                      one episode failed; `is_retryable` says whether a retry may help
     |   +-- LateScoreError                scoring a completion took too long; says nothing about the answer
     |   +-- ScorerError                   a built-in scorer failed; says nothing about the answer
@@ -27,6 +28,8 @@
 
 Messages say what failed, the value, what was expected, and what to do next.
 """
+
+from collections.abc import Sequence
 
 __all__ = [
     "BoundError",
@@ -50,6 +53,7 @@ __all__ = [
     "TooLargeError",
     "TrainingError",
     "UnavailableError",
+    "UnfitVersionError",
     "VersionMismatchError",
     "WeightsError",
     "WireError",
@@ -61,7 +65,11 @@ class Error(Exception):
 
 
 class ConfigError(Error, ValueError):
-    """A recipe or a command-line value is wrong."""
+    """A recipe or a command-line value is wrong; `mistakes` are the parts of a message about several."""
+
+    def __init__(self, message: str, *, mistakes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.mistakes = tuple(mistakes)
 
 
 class DataError(Error, ValueError):
@@ -120,6 +128,11 @@ class JournalError(Error, OSError):
 
 class WeightsError(Error, ValueError):
     """A version failed verification or does not fit the model."""
+
+
+class UnfitVersionError(WeightsError):
+    """The tensors of a version can't be the weights of its model: names or shapes are wrong, or a value is
+    not finite. Trying again can't help."""
 
 
 class RolloutError(Error):

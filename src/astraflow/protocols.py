@@ -33,6 +33,7 @@ from astraflow.types import (
 )
 from astraflow.types.facts import Outcome
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+from astraflow.types.model_text import without_reasoning
 from astraflow.types.token_columns import Columns
 
 if TYPE_CHECKING:  # seams are read without loading torch
@@ -45,6 +46,7 @@ __all__ = [
     "BatchObserver",
     "Capacity",
     "CompleteGroup",
+    "CompletionText",
     "Curator",
     "Engine",
     "EntropyUse",
@@ -163,17 +165,38 @@ class Score(float):
         return type(self), (float(self), dict(self.parts))
 
 
+class CompletionText(str):
+    """The text of a completion that a policy sampled, with the ids of its tokens.
+
+    Example: `CompletionText.of("5", (20, 2)).token_ids` is `(20, 2)`.
+    """
+
+    token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, token_ids: tuple[int, ...]) -> Self:
+        """Returns the text with its ids."""
+        made = cls(text)
+        made.token_ids = token_ids
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class ScoringCall:
     """A completion to score."""
 
     task: Task
     text: str
-    """The part of the completion that `tasks.extract` selects."""
+    """The part of the reply that `tasks.extract` selects."""
     completion: str
-    """The whole completion."""
+    """The whole completion with its reasoning: a `CompletionText`, unless the workflow changed it."""
     extract: str = "whole"
     """The value of `tasks.extract`."""
+
+    @property
+    def reply(self) -> str:
+        """The completion without its reasoning; empty if the reasoning never ends."""
+        return without_reasoning(self.completion)
 
 
 class Scorer(Protocol):
@@ -290,7 +313,9 @@ class CompleteGroup(Protocol):
         ...
 
     @property
-    def num_trained_tokens(self) -> int: ...
+    def num_trained_tokens(self) -> int:
+        """Without those of samples that a rule set to zero."""
+        ...
 
     @property
     def advantage_square_sum(self) -> float:
@@ -419,7 +444,7 @@ class Environment(Protocol):
         ...
 
     def score(self, task: Task, text: str) -> float:
-        """Reward of a completion. Runs in a scoring process, under a hard deadline."""
+        """Reward of a reply. Runs in a scoring process, under a hard deadline."""
         raise RolloutError(f"{type(self).__name__} does not score texts", is_retryable=False)
 
     def open(self) -> Awaitable[None] | None:
@@ -817,6 +842,8 @@ class ProcessSpec:
     max_restarts: int = 5
     ends_with_run: bool = False
     """True if exit code 0 is its normal end. Otherwise, every unrequested end is a crash."""
+    memory_advice: str = ""
+    """What a person can change so that it needs less memory, for the message about a lack of memory."""
     longest_silence_s: float = 0.0
     """The process is restarted after this many seconds without a sign of life; 0 means never."""
 
@@ -865,6 +892,8 @@ class ProcessLife:
     if no problem is known."""
     is_starved: bool = False
     """Whether it only lacks CPU time."""
+    memory_bytes: int = 0
+    """The memory that it uses; 0 if unknown, or if it runs on another machine than the launcher."""
 
 
 @runtime_checkable

@@ -5,15 +5,21 @@ types, values beyond the bounds of `types.py` (such as numbers that are not fini
 Decoding runs no pickle and no code of the sender, and imports nothing that a message names.
 """
 
-import re
+import json
+import math
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Literal, TypeVar, cast
+from itertools import repeat
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import BoundError, TooLargeError, WireError
+from astraflow.types.bounds import as_text
 
 __all__ = [
     "JSON",
@@ -24,6 +30,7 @@ __all__ = [
     "checked",
     "column",
     "decode",
+    "decode_foreign_json",
     "encode",
 ]
 
@@ -39,14 +46,8 @@ _DTYPES: dict[ColumnType, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "uint8": np.dtype("u1"),
 }
-_BOUND = re.compile(r"of length [<>]|matching regex|out of range|` [<>]=? ")
-"""Words in msgspec's error for a value that has the right type but is out of bounds."""
-_AT = re.compile(r"at `\$(.*)`$")
-"""The end of msgspec's error: the path of the value, such as `$.tasks[3].id`."""
-_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
-"""One step of such a path: a field or a position."""
-_MAX_SEARCHED_BYTES = 1024 * 1024
-"""In a larger body, the value that is out of bounds is not looked up, since that needs a second decoding."""
+_MAX_SHOWN_BYTES = 1024 * 1024
+"""A value with a longer encoding is not shown, since that needs another decoding."""
 _MAX_SHOWN = 100
 """Number of characters of such a value that a message shows."""
 _MAX_REPR = 1000
@@ -94,11 +95,29 @@ def decode(
     try:
         return _decoder(item_type, media_type).decode(body)
     except msgspec.ValidationError as err:
-        if _BOUND.search(str(err)) is None:
+        found = _find_misfit(body, item_type, media_type)
+        if not found.is_beyond_bound:
             raise WireError(f"{item_type.__name__}: {err}") from err
-        raise BoundError(f"{item_type.__name__}: {err}{_shown(body, str(err), media_type)}") from err
+        raise BoundError(f"{item_type.__name__}: {err}{_shown(found.value, media_type)}") from err
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise WireError(f"{item_type.__name__}: {err}") from err
+
+
+def decode_foreign_json(body: bytes | bytearray | str, kind: type[_ItemT]) -> _ItemT:
+    """Decodes JSON that another program wrote, and whose texts may have halves of surrogate pairs or invalid
+    UTF-8. Those become replacement characters.
+
+    Raises: msgspec.DecodeError.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeError):
+        text = body if isinstance(body, str) else body.decode(errors="replace")
+        with suppress(ValueError, RecursionError):  # not JSON, which the next line explains
+            text = json.dumps(json.loads(text), ensure_ascii=False)
+        return msgspec.json.decode(as_text(text), type=kind)
 
 
 def checked(item: _StructT) -> _StructT:
@@ -118,17 +137,80 @@ def checked(item: _StructT) -> _StructT:
     return decode(encoded, type(item))
 
 
-def _shown(body: bytes | memoryview, problem: str, media_type: str) -> str:
-    """The text `; got VALUE` for the value at whose path `problem` ends; empty if it cannot be shown."""
-    path = _AT.search(problem)
-    # For a value in a mapping, msgspec writes `[...]`, and for a key "`key` in". Neither can be located.
-    if path is None or len(body) > _MAX_SEARCHED_BYTES or "[...]" in path[1] or "`key` in" in problem:
+class _Misfit(NamedTuple):
+    """The innermost value of a message that does not fit its type."""
+
+    value: bytes | memoryview
+    """Its encoding."""
+    is_beyond_bound: bool
+    """Whether it has the right type, and only breaks a bound."""
+
+
+def _find_misfit(body: bytes | memoryview, kind: Any, media_type: str) -> _Misfit:
+    """Finds the first value that does not fit, by decoding the parts of a message one by one."""
+    base: Any = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if get_origin(base) in {Union, UnionType}:
+        found = [_find_misfit(body, member, media_type) for member in get_args(base)]
+        return next((each for each in found if each.is_beyond_bound), found[0])
+    try:
+        for part, inner in _parts(body, base, media_type):
+            if not _fits(part, inner, media_type):
+                return _find_misfit(memoryview(part), inner, media_type)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _Misfit(body, is_beyond_bound=False)
+    unbounded: Any = base
+    if get_origin(base) is dict:
+        unbounded = dict[str, msgspec.Raw]
+    elif get_origin(base) is tuple and ... in get_args(base):
+        unbounded = list[msgspec.Raw]
+    return _Misfit(body, _fits(body, unbounded, media_type) or _is_huge_number(body, base))
+
+
+def _parts(body: bytes | memoryview, base: Any, media_type: str) -> Iterable[tuple[bytes | memoryview, Any]]:
+    """Returns the encoded parts of a value with their types; none for a value without parts."""
+    args = get_args(base)
+    if get_origin(base) is dict:
+        named = _decoder(dict[str, msgspec.Raw], media_type).decode(body)
+        return zip(named.values(), repeat(args[1]), strict=False)
+    if get_origin(base) is tuple:
+        items = _decoder(list[msgspec.Raw], media_type).decode(body)
+        return zip(items, repeat(args[0]) if ... in args else args, strict=False)
+    if isinstance(base, type) and issubclass(base, msgspec.Struct):
+        fields = msgspec.structs.fields(base)
+        if base.__struct_config__.array_like:
+            items = _decoder(list[msgspec.Raw], media_type).decode(body)
+            return zip(items, (field.type for field in fields), strict=False)
+        named = _decoder(dict[str, msgspec.Raw], media_type).decode(body)
+        return [(named[each.encode_name], each.type) for each in fields if each.encode_name in named]
+    return ()
+
+
+def _fits(body: bytes | memoryview, kind: Any, media_type: str) -> bool:
+    try:
+        _decoder(kind, media_type).decode(body)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _is_huge_number(body: bytes | memoryview, base: Any) -> bool:
+    """Returns whether a value in JSON is a number that no float, or no 64 bits, can hold."""
+    text = bytes(body)
+    if base is int:
+        return text.removeprefix(b"-").isdigit()
+    try:
+        return base is float and math.isinf(float(text))
+    except ValueError:
+        return False
+
+
+def _shown(body: bytes | memoryview, media_type: str) -> str:
+    """Returns the text `; got VALUE` for an encoded value; empty if the value is too long to decode it."""
+    if len(body) > _MAX_SHOWN_BYTES:
         return ""
     try:
         value: Any = msgspec.json.decode(body) if media_type == JSON else msgspec.msgpack.decode(body)
-        for name, idx in _STEP.findall(path[1]):
-            value = value[name] if name else value[int(idx)]
-    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return ""
     if isinstance(value, str | bytes | list | dict) and len(value) > _MAX_SHOWN:  # pyright: ignore[reportUnknownArgumentType] - whatever was sent
         return f"; its length is {len(value)}"  # pyright: ignore[reportUnknownArgumentType]

@@ -1,6 +1,7 @@
 """Model folders that hold a tokenizer, a chat template and configs, and no weights."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,24 @@ CHATML = (
 
 
 def make_folder(
-    folder: Path, *, eos: str = "<|endoftext|>", template: str = CHATML, **configs: dict[str, Any]
+    folder: Path,
+    *,
+    eos: str = "<|endoftext|>",
+    template: str = CHATML,
+    tags: Sequence[str] = (),
+    **configs: dict[str, Any],
 ) -> Path:
-    """A tokenizer of letters, and the config files that are given, by their stem."""
+    """A tokenizer of letters, and the config files that are given, by their stem.
+
+    `tags`: further special tokens.
+    """
     tokenizers = pytest.importorskip("tokenizers")
     letters = [chr(i) for i in range(32, 127)] + ["\n"]
-    vocab = {token: idx for idx, token in enumerate([*CHATML_TOKENS, *letters])}
+    vocab = {token: idx for idx, token in enumerate([*CHATML_TOKENS, *letters, *tags])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="?"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = tokenizers.decoders.Fuse()
-    tokenizer.add_special_tokens(list(CHATML_TOKENS))
+    tokenizer.add_special_tokens([*CHATML_TOKENS, *tags])
     tokenizer.save(str(folder / "tokenizer.json"))
     tokens = {"eos_token": eos} if eos else {}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **tokens}

@@ -86,9 +86,13 @@ def make_plan(
     stop: StopPlan | None = None,
     curators: tuple[CuratorConfig, ...] = (ShuffleConfig(),),
     replay: ReplayConfig | None = None,
+    **table_fields: object,
 ) -> RunPlan:
     table = TableConfig(
-        group_size=group_size, groups_per_batch=groups_per_batch, replay=replay or ReplayConfig()
+        group_size=group_size,
+        groups_per_batch=groups_per_batch,
+        replay=replay or ReplayConfig(),
+        **table_fields,  # type: ignore[arg-type]
     )
     sets = {"heldout": EvalSetPlan(num_tasks=eval_tasks, samples=1)} if eval_tasks else {}
     return RunPlan(

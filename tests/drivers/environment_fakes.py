@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import torch
 
 from astraflow.errors import RolloutError
 from astraflow.protocols import Environment, InteractiveEnvironment, Observation
@@ -120,6 +121,12 @@ class Counting(InteractiveEnvironment):
                 return "nothing that it may return"
             case "nan":
                 return Observation(reward=float("nan"))
+            case "tensor":
+                return Observation("name\udce9", reward=torch.tensor([0.5]))  # pyright: ignore[reportArgumentType] - as users return
+            case "text":
+                return Observation(reward="0.5")  # pyright: ignore[reportArgumentType] - as users return
+            case "mangled":
+                raise ValueError("name\udce9")
             case _:
                 return None
 

@@ -85,6 +85,36 @@ HOSTILE: dict[str, HostileProgram] = {
         FAILED,
         MEMORY,
     ),
+    "fills the memory in threads": attack(
+        "from threading import Thread as T\n"
+        "def fill():\n    x = []\n    while True: x.append(bytearray(10 ** 7))\n"
+        "for _ in range(8): T(target=fill).start()",
+        MEMORY,
+    ),
+    "fills the memory and forgives": attack(
+        "x = []\nwhile True:\n    try: x.append(bytearray(10 ** 7))\n    except MemoryError: pass", MEMORY
+    ),
+    "fills the memory in a moment": attack("bytearray(600 << 20)\nprint(1)", MEMORY),
+    "forks to fill the memory": attack(
+        "import os\nwhile True:\n    os.fork()\n    x = bytearray(10 ** 8)", REFUSED
+    ),
+    "hides memory in a shared mapping": attack(
+        "import mmap\nmmap.mmap(-1, 1 << 20)", FAILED, error="Operation not permitted"
+    ),
+    "hides much memory in a shared mapping": attack(
+        "import mmap\nmmap.mmap(-1, (1 << 32) + 4096)", FAILED, error="Operation not permitted"
+    ),
+    "hides memory behind a device": attack(
+        "import mmap, os\nmmap.mmap(os.open('/dev/zero', 0), 1 << 20, mmap.MAP_SHARED, mmap.PROT_READ)",
+        FAILED,
+        error="No such device",
+    ),
+    "looks for the machine's processes": attack(
+        "import os\nfor fd in range(70_000):\n"
+        "    try: print(os.open('self/statm', 0, dir_fd=fd))\n    except OSError: pass",
+        PASSED,
+        stdout="",
+    ),
     "fills the disk": attack("f = open('f', 'wb')\nwhile True: f.write(b'x' * 1_000_000); f.flush()", OUTPUT),
     "fills the disk with many files": attack(
         "n = 0\nwhile True:\n    n += 1\n    open(f'f{n}', 'w').close()", OUTPUT

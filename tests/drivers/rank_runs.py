@@ -2,6 +2,8 @@
 
 import fcntl
 import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from astraflow.dataflow.service.batch_slices import slice_indices
+from astraflow.losses.policy import LossInputs
+from astraflow.protocols import AdamStep
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import ShardConfig, TrainConfig
 from astraflow.trainer.learner import LossLearner
@@ -23,7 +28,7 @@ from astraflow.trainer.torch.side_models import vocab_size_of
 from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.trainer.torch.torch_files import file_tensors, load_model, open_model
 from astraflow.trainer.torch.trained_model import TrainedModel
-from astraflow.types import Batch
+from astraflow.types import Batch, Sample
 from drivers.trainer_builders import VOCAB_SIZE, make_batch, make_samples
 from own_memory import OwnMemory
 
@@ -177,3 +182,69 @@ def gathered_dtypes(ranks: Ranks, model_dir: Path, dtype: str) -> tuple[str, str
     )
     learner.train_step(slice_of(0, backend.data_ranks))
     return seen[0], seen[1], str(layer.mlp.up_proj.weight.dtype)
+
+
+@dataclass(frozen=True)
+class CutStep:
+    """What one rank computed in a step of several minibatches."""
+
+    num_parts: list[int]
+    """Microbatches of each minibatch on this rank."""
+    gradients: list[np.ndarray]
+    """The whole policy's gradient of each minibatch, before clipping."""
+    statistics: list[dict[str, float]]
+    metrics: dict[str, float]
+
+
+class WatchedBackend(TorchBackend):
+    """Notes the microbatches and the gradient of each optimizer step."""
+
+    def __init__(self, config: TrainConfig, **settings: Any) -> None:
+        super().__init__(config, **settings)
+        self.num_parts: list[int] = []
+        self.gradients: list[np.ndarray] = []
+
+    def forward_backward(self, columns: Any, parts: Any, objective: Any, *, model: Any = "policy") -> int:
+        self.num_parts.append(len(parts))
+        return super().forward_backward(columns, parts, objective, model=model)
+
+    def optim_step(self, step: AdamStep, *, model: Any = "policy") -> float:
+        gradients = [parameter.grad for parameter in self._model.parameters()]
+        whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients if g is not None]
+        self.gradients.append(torch.cat([g.flatten() for g in whole]).numpy().copy())
+        return super().optim_step(step, model=model)
+
+
+def train_in_cuts(
+    ranks: Ranks, model_dir: Path, cases: Sequence[dict[str, Any]], samples: Sequence[Sample]
+) -> list[CutStep]:
+    """One step on the samples with each of several settings."""
+    return [_train_cut(ranks, model_dir, case, samples) for case in cases]
+
+
+def _train_cut(ranks: Ranks, model_dir: Path, settings: dict[str, Any], samples: Sequence[Sample]) -> CutStep:
+    # With a large epsilon, a step is proportional to the gradient, so that it does not amplify rounding.
+    optimizer = {"eps": 1.0, "max_grad_norm": 1e9}
+    whole = {"lr": 0.05, "steps": 10, "ranks": ranks.world, "optimizer": optimizer, **settings}
+    config = TrainConfig.model_validate_json(msgspec.json.encode(whole))
+    backend = WatchedBackend(config, model_dir=model_dir, seed=3, ranks=ranks)
+    learner = LossLearner(config, backend, seed=3, ranks=backend.data_ranks)
+    statistics: list[dict[str, float]] = []
+    inner = learner._loss.statistics
+    if inner is not None:
+
+        def noted(inputs: LossInputs) -> Any:
+            found = inner(inputs)
+            statistics.append({name: float(value) for name, value in found.items()})
+            return found
+
+        learner._loss = replace(learner._loss, statistics=noted)
+    batch = make_batch(samples, trainer_version=2)
+    sizes = [len(sample.trajectory.mask) for sample in samples]
+    chosen = slice_indices(sizes, ranks.world, [sample.group_id for sample in samples])[ranks.rank]
+    own = tuple(samples[idx] for idx in chosen)
+    result = learner.train_step(
+        msgspec.structs.replace(batch, rank=ranks.rank, world=ranks.world, samples=own)
+    )
+    metrics = {item.name: item.value for item in result.metrics if not item.name.endswith("_s")}
+    return CutStep(backend.num_parts, backend.gradients, statistics, metrics)

@@ -161,9 +161,11 @@ class CountingLearner:
         self.threads: set[str] = set()
         self.may_train = threading.Event()
         self.may_train.set()
+        self.begun_steps = threading.Semaphore(0)
         self.ended_steps = threading.Semaphore(0)
 
     def train_step(self, batch: Batch) -> StepResult:
+        self.begun_steps.release()
         assert self.may_train.wait(10.0)
         self.threads.add(threading.current_thread().name)
         self.weight = self.weight * 31 + sum(sum(s.trajectory.token_ids) for s in batch.samples)

@@ -112,7 +112,7 @@ class RunWriter:
             turns=(Turn(start=num - 2, end=num, reward=reward),),
             reward=reward,
         )
-        self.play(lease_id, trajectory, score=reward, metrics={"turns": 1.0})
+        self.play(lease_id, trajectory, score=reward, metrics={"turns": 1.0, "reward/exact": reward})
 
     def play(
         self,

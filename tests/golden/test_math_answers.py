@@ -89,6 +89,11 @@ def test_whole_responses_are_paid_for_their_final_answer() -> None:
         r"\frac{1}{" * 100 + "2" + "}" * 100,
         r"\sum_{k=1}^{10^{9}} \frac{1}{k^3}",
         r"\[" * 9000,
+        r"\begin{pmatrix}"
+        + r"\\".join("&".join("abcdefg"[i:] + "xyzuvwt"[:i]) for i in range(7))
+        + r"\end{pmatrix}^{-1}",
+        r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^{999999999}",
+        "sqrt(" * 390,
     ],
 )
 def test_an_answer_that_would_take_for_ever_is_wrong(answer: str) -> None:

@@ -15,13 +15,14 @@ import pytest
 
 from astraflow.errors import ConfigError
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.renderer import ChatRenderer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import GenerateRequest, Message
 from astraflow.wire import array
 from astraflow.workflows.single_turn import single_turn
 from drivers.gateway_driver import episode
 from drivers.rollout_fakes import ScriptedEngine, exact, make_hosted, make_policy, make_task
-from drivers.workflow_driver import LetterTokenizer, letter_renderer
+from drivers.workflow_driver import END, TEMPLATES, LetterTokenizer, letter_renderer
 
 ADD: Any = {
     "type": "function",
@@ -63,6 +64,19 @@ async def test_a_history_that_goes_on_extends_one_trajectory() -> None:
     assert (len(trajectory.turns), trajectory.reward, trajectory.is_fork) == (2, 0.5, False)
 
 
+async def test_half_a_surrogate_pair_in_a_request_becomes_a_replacement_character() -> None:
+    engine = ScriptedEngine("5")
+    async with episode(letters(engine)) as open_:
+        body = json.dumps(
+            {"model": "actor", "messages": [user("name\udce9")]}
+        )  # as Python's clients write it
+        headers = {"Authorization": f"Bearer {open_.endpoint.api_key}", "Content-Type": "application/json"}
+        url = f"{open_.endpoint.base_url}/chat/completions"
+        async with aiohttp.ClientSession(headers=headers) as client, client.post(url, data=body) as reply:
+            assert reply.status == 200, await reply.text()
+        assert [message.content for message in open_.dialogue.messages] == ["name\ufffd", "5"]
+
+
 async def test_an_edited_history_forks_and_a_new_one_is_a_conversation_of_its_own() -> None:
     async with episode(letters(ScriptedEngine("So 5."))) as open_:
         chat = open_.client.chat.completions
@@ -83,6 +97,44 @@ async def test_a_reply_sent_back_without_its_reasoning_is_a_fork_and_counted() -
         await chat.create(model="actor", messages=[user("2+3"), user("sure?")])
         assert [t.is_fork for t in open_.trajectories()] == [False, True, False]
         assert open_.dialogue.recorder.num_forks == 1
+
+
+async def test_a_client_reads_the_tag_that_the_template_opened_and_its_history_goes_on() -> None:
+    opening = TEMPLATES["agentic"].replace("<assistant>{% endif %}", "<assistant><think>\n{% endif %}")
+    renderer = ChatRenderer(LetterTokenizer(opening), frozenset({END}))
+    info = make_policy("actor", max_tokens=100)
+    hosted = HostedPolicy(info, ScriptedEngine(f"hm</think>{CALL}"), renderer)
+    async with episode({"actor": hosted}) as open_:
+        chat = open_.client.chat.completions
+        first = (await chat.create(model="actor", messages=[user("2+3")], tools=[ADD])).choices[0].message
+        assert first.content == "<think>\nhm</think>"
+        (call,) = first.tool_calls or []
+        result: Any = {"role": "tool", "tool_call_id": call.id, "content": "5"}
+        history: Any = [user("2+3"), first, result]
+        await chat.create(model="actor", messages=history, tools=[ADD])
+        assert open_.endpoint.last_text == f"<think>\nhm</think>{CALL}"
+        assert [(len(t.turns), t.is_fork) for t in open_.trajectories()] == [(2, False)]
+
+
+@pytest.mark.parametrize(
+    ("said", "bare"),
+    [
+        (CALL.replace("add", "drop"), False),
+        ('<tool_call>{"name": "add", "args": {"a": 2}}</tool_call>', False),
+        ('{"name": "Alice", "parameters": {"age": 5}}', True),
+        ('[{"name": "add", "parameters": {"a": 2}}, {"name": "Bob"}]', True),
+        ('{"name": "add", "parameters": "cats"}', True),
+    ],
+)
+async def test_a_client_gets_only_calls_of_its_own_tools(said: str, bare: bool) -> None:
+    async with episode(letters(ScriptedEngine(said)), bare=bare) as open_:
+        chat = open_.client.chat.completions
+        asked: Any = {"model": "actor", "messages": [user("2+3")]}
+        for tools in ([], [ADD]):
+            message = (await chat.create(**asked, **({"tools": tools} if tools else {}))).choices[0].message
+            assert (message.content, message.tool_calls) == (said, None)
+            seen = None if not tools else float("Alice" not in said)
+            assert open_.endpoint.num_unread_calls == seen
 
 
 async def test_a_request_that_is_sent_again_is_a_conversation_of_its_own() -> None:
@@ -106,9 +158,9 @@ async def test_several_choices_share_a_prompt_and_only_one_trains_each_token() -
 
 
 async def test_a_call_in_reasoning_is_shown_as_text_and_not_made() -> None:
-    thought = '<think>Or <tool_call>{"name": "drop"}</tool_call></think>'
-    replies = iter([f'{thought}I. <tool_call>{{"name": "add"}}', f"{thought}5"])
-    async with episode(letters(ScriptedEngine(lambda _: next(replies)))) as open_:
+    thought = '<think>Or <tool_call>{"name": "drop", "arguments": {}}</tool_call></think>'
+    replies = iter([f'{thought}I. <tool_call>{{"name": "add", "arguments": {{}}}}', f"{thought}5"])
+    async with episode(letters(ScriptedEngine(lambda _: next(replies)), max_tokens=200)) as open_:
         chat = open_.client.chat.completions
         asked: Any = {"model": "actor", "messages": [user("2+3")], "tools": [ADD]}
         said = [(await chat.create(**asked)).choices[0].message for _ in range(2)]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections import Counter
@@ -107,6 +108,14 @@ async def test_a_program_that_fails_says_why(code: str, message: str, *, is_retr
     with pytest.raises(RolloutError, match=message) as failed:
         await play(program(code), ScriptedEngine("5"))
     assert failed.value.is_retryable == is_retryable
+
+
+async def test_what_a_program_prints_on_its_standard_error_can_be_shown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.DEBUG, "astraflow.output"):
+        await play(program("print('careful', file=sys.stderr); print(text)"), ScriptedEngine("5"))
+    assert [record.getMessage().partition(" (stderr): ")[2] for record in caplog.records] == ["careful"]
 
 
 async def test_a_program_that_cannot_be_started_is_named() -> None:

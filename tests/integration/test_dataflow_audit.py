@@ -1,6 +1,7 @@
 """The audit finds what was changed behind the journal's back."""
 
 import dataclasses
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from astraflow.dataflow.journal.records import (
     decode_events,
     encode_events,
 )
+from astraflow.run.commands import show_audit
 from astraflow.types import BusySpan, DropRequest
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play_run, running
 
@@ -80,6 +82,34 @@ async def test_a_clean_run_holds_and_its_figures_add_up(tmp_path: Path) -> None:
     assert figures.overlap_frac == 0.0
 
 
+async def test_the_command_prints_the_accounting_and_what_packages_add(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await finished_run(tmp_path / "journal")
+    (tmp_path / "lending.damaged-1.jsonl").touch()
+    assert show_audit(tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"drawn\W+12\b", shown)
+    assert "warning: lending.damaged-1.jsonl is damaged and was set aside" in shown
+    assert "problem:" not in shown
+    edited(tmp_path / "journal", ("DELETE FROM fates WHERE group_id = 3", ()))
+    assert show_audit(tmp_path) == 1
+    assert "problem: actor: the fate of group 3 is not in the table" in capsys.readouterr().out
+
+
+async def test_a_run_that_never_began_has_no_figures(tmp_path: Path) -> None:
+    async with running(tmp_path, make_plan(num_steps=3)):
+        pass
+    figures = run_figures(tmp_path, audit(tmp_path))
+    assert (figures.rl_wall_s, figures.generate_s, figures.overlap_frac, figures.waits_s) == (
+        0.0,
+        0.0,
+        0.0,
+        {},
+    )
+    assert (figures.staleness_mean, figures.staleness_max, figures.committed_tokens) == (0.0, 0, 0)
+
+
 async def test_spans_that_overlap_count_once(tmp_path: Path) -> None:
     async with running(tmp_path, make_plan(num_steps=2)) as run:
         await play_run(run)
@@ -100,7 +130,27 @@ async def test_spans_that_overlap_count_once(tmp_path: Path) -> None:
     assert figures.generate_s == pytest.approx(0.6 * wall_s, abs=1e-5)
     assert figures.train_s == pytest.approx(0.6 * wall_s, abs=1e-5)
     assert figures.overlap_frac * wall_s == pytest.approx(0.2 * wall_s, abs=1e-5)
-    assert figures.waits_s["rollout-1 wait:trainer"] == pytest.approx(0.4 * wall_s, abs=1e-5)
+    assert figures.waits_s["rollout-1", "trainer"] == pytest.approx(0.4 * wall_s, abs=1e-5)
+    active = ((begin_s - 9, begin_s + 0.3 * wall_s), (begin_s + 0.7 * wall_s, begin_s + 0.8 * wall_s))
+    figures = run_figures(tmp_path, audit(tmp_path), active)
+    assert figures.rl_wall_s == pytest.approx(0.4 * wall_s, abs=1e-5), "an interruption does not count"
+    assert figures.waits_s["rollout-1", "trainer"] == pytest.approx(0.1 * wall_s, abs=1e-5)
+    assert 0 < figures.share(figures.waits_s["rollout-1", "trainer"]) < 1
+
+
+@pytest.mark.parametrize("active", [(), ((1.0, 1.0),), ((5.0, 9.0),)])
+async def test_shares_of_a_run_whose_launcher_wrote_no_times_are_shares(
+    tmp_path: Path, active: tuple[tuple[float, float], ...]
+) -> None:
+    async with running(tmp_path, make_plan(num_steps=2)) as run:
+        await play_run(run)
+        await run.journal.wait_flushed()
+        begin_s = audit(tmp_path).first_lease_s
+        run.journal.note_spans("rollout-1", (BusySpan("wait:trainer", begin_s - 60, begin_s + 60),))
+        await run.journal.wait_flushed()
+    figures = run_figures(tmp_path, audit(tmp_path), active)
+    assert figures.rl_wall_s > 0
+    assert figures.share(figures.waits_s["rollout-1", "trainer"]) == pytest.approx(1.0)
 
 
 async def test_a_live_run_can_be_audited(tmp_path: Path) -> None:

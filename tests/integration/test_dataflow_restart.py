@@ -1,14 +1,18 @@
 """What survives: restarts in mid-run, torn segments, a full disk, a second process."""
 
+import datetime as dt
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.journal.journal import Journal
+from astraflow.dataflow.journal.journal_db import make_insert
 from astraflow.errors import JournalError
 from astraflow.types import Fingerprints, SessionRequest, StatusReply
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play_run, running
@@ -33,9 +37,16 @@ async def test_a_restart_in_mid_run_gives_the_same_state_and_the_run_goes_on(
         batch = await run.client.batch("actor", 0, epoch=trainer.session.epoch)
         held = await worker.lease(3)
         before, run_id = facts(await run.client.status()), (await run.client.run()).run_id
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as database, database:
+        seq, blob = database.execute("SELECT seq, plan FROM plans").fetchone()
+        database.execute("DELETE FROM plans")
+        began_s = dt.datetime(2001, 2, 3, tzinfo=dt.UTC).timestamp()
+        database.execute(*make_insert("plans", (seq, began_s, blob)))
     async with running(tmp_path, plan, snapshot_every=snapshot_every) as run:
         assert facts(await run.client.status()) == before
-        assert (await run.client.run()).run_id == run_id
+        info = await run.client.run()
+        assert info.run_id == run_id
+        assert [policy.date for policy in info.policies] == ["2001-02-03"]  # the day on which it began
         worker.client = trainer.client = run.client
         assert await worker.beat(*[lease.id for lease in held]) == ()
         assert await run.client.batch("actor", 0, epoch=trainer.session.epoch) == batch

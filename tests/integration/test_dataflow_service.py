@@ -10,6 +10,7 @@ import pytest
 
 from astraflow import wire
 from astraflow.addons.view.transcripts import load_transcripts
+from astraflow.algorithms.filters import TruncatedFilter
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
@@ -143,6 +144,28 @@ async def test_a_batch_is_the_same_for_ever_and_ranks_share_it(tmp_path: Path) -
         assert sorted(parts, key=lambda s: (s.group_id, s.episode_idx)) == list(whole.samples)
         with pytest.raises(WireError, match="rank 3 of world 3"):
             await run.client.batch("actor", 0, epoch=epoch, rank=3, world=3)
+
+
+async def test_a_trainer_hears_which_answers_a_filter_masked_and_the_audit_holds(tmp_path: Path) -> None:
+    plan = make_plan(num_steps=1, group_size=3, normalize="whiten", filters=(TruncatedFilter(action="mask"),))
+    async with running(tmp_path, plan) as run:
+        trainer, worker = await ready(run)
+        for lease in await worker.lease(12):
+            reason = "length" if lease.episode_idx == 2 else "stop"
+            trajectory = msgspec.structs.replace(
+                make_trajectory(reward=float(lease.episode_idx == 1)), finish_reason=reason
+            )
+            await worker.send(EpisodeResult(lease_id=lease.id, outcome=make_episode(trajectory)))
+        batch = await run.client.batch("actor", 0, epoch=trainer.session.epoch)
+        assert batch is not None
+        for sample in batch.samples:
+            is_masked = sample.trajectory.finish_reason == "length"
+            assert sample.zeroed_by == ("filter" if is_masked else "")
+            assert (sample.advantages[0].value == 0.0) == is_masked
+        assert await trainer.train_step(0)
+    report = audit(tmp_path)
+    assert report.ok
+    assert report.policies[0].fates.trained == 4
 
 
 async def test_versions_wake_on_publication_and_on_a_pin(tmp_path: Path) -> None:
@@ -398,6 +421,31 @@ async def test_heartbeats_keep_leases_and_revoke_what_is_over(tmp_path: Path) ->
             await asyncio.sleep(0.05)
         (status,) = (await run.client.status()).workers
         assert (status.num_leases, status.load.num_running, status.name) == (1, 2, "w0")
+
+
+async def test_a_version_that_no_service_can_install_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        _, worker = await ready(run)
+        other = ScriptedWorker(run.client, "w1")
+        await other.register()
+        leaving = ScriptedWorker(run.client, "w2")
+        await leaving.register()
+        assert await leaving.lease(1)
+        await run.client.drain(leaving.id)
+
+        async def refuse(by: ScriptedWorker, version: int = 0) -> str:
+            reason = WaitReason(
+                kind="weights_failed", policy="actor", version=version, detail="tensor w is missing"
+            )
+            beat = Heartbeat(lease_ids=(), load=Load(waits_for=(reason,)))
+            return (await run.client.heartbeat(by.id, beat)).state
+
+        assert await refuse(other) == "running"  # the first service may still install it
+        assert await refuse(worker, version=1) == "running"
+        await refuse(worker)
+        status = await run.client.status()
+        assert status.state == "failed"
+        assert status.reason == ("no rollout service can install version 0 of actor: tensor w is missing")
 
 
 async def test_a_draining_service_finishes_what_it_has_and_leaves(tmp_path: Path) -> None:

@@ -184,6 +184,8 @@ async def test_targets_that_are_nothing_are_named(model: Path, recipe: Recipe, t
 
 async def test_a_model_behind_an_endpoint_judges_inside_a_run(model: Path, recipe: Recipe) -> None:
     """The digit model answers the judge's question; what it says is read as the verdict."""
+    engine = recipe.rollout.engine.model_copy(update={"max_context": 160})  # for the second question
+    recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": engine})})
     target = find_target(str(model), recipe)
     async with hosting(target) as (hosted, _), served(hosted["actor"]) as url:
         reward = {

@@ -72,8 +72,8 @@ async def test_engine_and_trainer_agree_while_lr_is_0(recipe: Recipe) -> None:
     [
         "rollout.engine.dtype=bfloat16",
         "policies.actor.train.backend.dtype=bfloat16",
-        "rollout.engine={use: 'drivers.faulty_engines:RoundingEngine'}",
-        "rollout.engine={use: 'drivers.faulty_engines:HotEngine', args: {factor: 1.01}}",
+        "rollout.engine={max_context: null, use: 'drivers.faulty_engines:RoundingEngine'}",
+        "rollout.engine={max_context: null, use: 'drivers.faulty_engines:HotEngine', args: {factor: 1.01}}",
     ],
 )
 async def test_drift_fails_where_engine_and_trainer_differ(fault: str, model: Path, tmp_path: Path) -> None:

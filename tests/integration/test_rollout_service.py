@@ -18,6 +18,7 @@ from astraflow.errors import (
     RolloutError,
     ServiceError,
     UnavailableError,
+    UnfitVersionError,
     WeightsError,
 )
 from astraflow.protocols import Engine, Renderer
@@ -227,6 +228,18 @@ async def test_a_version_for_which_there_is_no_memory_leaves_the_old_one_serving
     assert isinstance(outcome, Episode)
     assert outcome.trajectories[0].versions[0].version == 0
     await rig.dataflow.until(lambda: rig.engine.slots == {"live": 1})
+
+
+async def test_a_version_that_can_never_be_installed_is_reported_with_its_number(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
+    rig.engine.load_errors = [UnfitVersionError("tensor w is missing")] * 20
+    await rig.dataflow.publish("actor", 1)
+    await rig.dataflow.until(lambda: any("w is missing" in detail for _, detail in reported(rig)))
+    (reason,) = rig.dataflow.beats[-1].load.waits_for
+    assert (reason.policy, reason.version, reason.detail) == ("actor", 1, "tensor w is missing")
+    assert rig.engine.slots == {"live": 0}
 
 
 async def test_a_reason_of_any_length_and_content_fits_into_a_heartbeat(start: Start) -> None:

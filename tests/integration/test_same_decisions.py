@@ -44,6 +44,7 @@ def variants(union: Any) -> list[str]:
 
 
 ACTING: dict[str, dict[str, Any]] = {
+    "credit/pass_at_k": {"k": 1},
     "filters/length": {"max_tokens": 10, "max_frac": 0.0},
     "filters/repetition": {"max_repeated": 0.2, "max_frac": 0.0},
     "filters/truncated": {"max_frac": 0.0},

@@ -132,6 +132,60 @@ async def test_a_bomb_of_processes_meets_its_limit(sandbox: Sandbox) -> None:
     assert (await sandbox.run("print(1)")).stdout == "1\n"
 
 
+MANY_STACKS = """
+import threading
+threading.stack_size(256 << 20)
+inside = threading.Barrier(7)
+threads = [threading.Thread(target=inside.wait) for _ in range(6)]
+for each in threads: each.start()
+inside.wait()
+print("reserved")
+"""
+RESERVES = (
+    "import mmap\nm = mmap.mmap(-1, 2 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANON)\nm[0] = 1\nprint('reserved')"
+)
+
+
+@pytest.mark.parametrize("source", [MANY_STACKS, RESERVES], ids=["stacks", "mapping"])
+async def test_memory_that_is_only_reserved_does_not_count(sandbox: Sandbox, source: str) -> None:
+    verdict = await sandbox.run(source, limits=Limits(memory_bytes=128 << 20))
+    assert (verdict.kind, verdict.stdout) == (Kind.PASSED, "reserved\n"), verdict
+    assert verdict.peak_bytes < 128 << 20
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = []\nwhile True: x.append(bytearray(10 ** 7))",
+        "import time\nx = bytearray(200 << 20)\ntime.sleep(100)",
+        "bytearray(200 << 20)\nprint('over before anybody looks')",
+        "import mmap\nm = mmap.mmap(-1, 2 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANON)\n"
+        "while True: m.write(b'x' * 4096)",
+        "import ctypes, threading\nthreading.stack_size(1 << 30)\n"
+        "def fill():\n    ctypes.memset((ctypes.c_char * (1 << 28))(), 1, 1 << 28)\n"
+        "t = threading.Thread(target=fill)\nt.start()\nt.join()",
+    ],
+)
+async def test_memory_that_is_used_counts(sandbox: Sandbox, source: str) -> None:
+    verdict = await sandbox.run(source, limits=Limits(memory_bytes=128 << 20))
+    assert (verdict.kind, verdict.fault) == (Kind.MEMORY, ""), verdict
+    assert verdict.peak_bytes < 1 << 30
+    assert (await sandbox.run("print(1)")).stdout == "1\n"
+
+
+async def test_processes_that_fork_and_fill_the_memory_each_have_a_limit(sandbox: Sandbox) -> None:
+    bomb = (
+        "import os\nfor _ in range(3): os.fork()\nx = []\n"
+        "try:\n    while True: x.append(bytearray(10 ** 7))\n"
+        "except MemoryError: os.write(1, b'%d\\n' % len(x))"
+    )
+    limits = Limits(num_processes=8, memory_bytes=128 << 20, wall_s=5)
+    verdict = await sandbox.run(bomb, limits=limits)
+    assert verdict.stdout, verdict
+    assert all(int(num) <= 13 for num in verdict.stdout.split())
+    assert verdict.peak_bytes <= limits.memory_bytes
+
+
 async def test_no_more_programs_run_at_a_time_than_there_are_boxes(sandbox: Sandbox) -> None:
     waiting = asyncio.gather(*[sandbox.run("import time\ntime.sleep(0.05)") for _ in range(6)])
     most = 0

@@ -408,3 +408,19 @@ async def test_a_dataflow_that_cannot_be_told_of_a_failed_step_hides_nothing(tmp
     bench = Bench(tmp_path, Deaf(num_steps=4))
     with pytest.raises(TrainingError, match="group 9/episode 1"):
         await bench.run(Broken())
+
+
+async def test_a_stop_lets_a_long_step_end_and_saves_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryTrainerLink(num_steps=9, num_ready=9), checkpoint_every=100)
+    bench.backend.may_train.clear()
+    work = bench.start(stop_s=0.2)
+    assert await asyncio.to_thread(bench.backend.begun_steps.acquire, timeout=DEADLINE_S)
+    bench.stop.set()
+    await asyncio.sleep(0.5)  # longer than a publication may take
+    assert not work.done()
+    bench.backend.may_train.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await work
+    latest = bench.store.latest()
+    assert latest is not None
+    assert (latest.step, bench.dataflow.committed) == (1, 1)

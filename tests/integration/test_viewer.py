@@ -50,7 +50,7 @@ async def test_a_run_is_shown_while_it_grows(tmp_path: Path) -> None:
         assert view["tokens"]["mask"] == [0, 0, 1, 1]
         assert view["tokens"]["logprobs"] == [0.0, 0.0, -0.5, -2.0]
         assert view["tokens"]["versions"] == [-1, -1, 2, 2]
-        assert view["metrics"] == {"turns": 1.0}
+        assert view["metrics"] == {"turns": 1.0, "reward/exact": 1.0}
         group = (await ask(f"{base}/groups/train/0"))[1]
         assert [each["row"]["reward"] for each in group["episodes"]] == [0.0, 1.0]
         events = (await ask(f"{base}/timeline"))[1]["happenings"]

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from astraflow.addons.trackers.config import TensorBoardConfig
-from astraflow.config import Use, check_args, dump_yaml, load_attr, parse_config
+from astraflow.config import Use, apply_overrides, check_args, dump_yaml, load_attr, parse_config
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 
@@ -41,16 +41,95 @@ def test_extends_merges_key_by_key_and_the_child_wins(tmp_path: Path) -> None:
     )
 
 
-def test_a_changed_variant_replaces_the_whole_section_instead_of_mixing_fields(tmp_path: Path) -> None:
-    base = {
-        **BASE,
-        "policies": {"actor": {"model": "m", "train": {"loss": {"name": "grpo", "clip_low": 0.1}}}},
-    }
-    write(tmp_path, base, "base.yaml")
-    child = {"extends": "base.yaml", "policies": {"actor": {"train": {"loss": {"name": "m2po"}}}}}
-    assert load_recipe(write(tmp_path, child)).policies["actor"].train.loss.name == "m2po"
-    override = "policies.actor.train.loss.name=m2po"
-    assert load_recipe(tmp_path / "base.yaml", [override]).policies["actor"].train.loss.name == "m2po"
+VLLM: dict[str, Any] = {"name": "vllm", "dtype": "bfloat16", "num_slots": 256}
+OTHER_ENGINES: list[dict[str, Any] | list[str]] = [
+    ["rollout.engine.name=sglang"],
+    ["rollout.engine=sglang"],
+    ["rollout.engine={name: sglang}"],
+    {"rollout": {"engine": {"name": "sglang"}}},
+    {"rollout": {"engine": "sglang"}},
+]
+
+
+def changed(folder: Path, base: dict[str, Any], change: dict[str, Any] | list[str]) -> Recipe:
+    """The recipe with an override, or of a file that extends it."""
+    write(folder, base, "base.yaml")
+    if isinstance(change, list):
+        return load_recipe(folder / "base.yaml", change)
+    return load_recipe(write(folder, {"extends": "base.yaml", **change}))
+
+
+@pytest.mark.parametrize("change", OTHER_ENGINES, ids=str)
+def test_another_variant_keeps_the_keys_that_both_have(
+    tmp_path: Path, change: dict[str, Any] | list[str]
+) -> None:
+    engine = changed(tmp_path, {**BASE, "rollout": {"engine": VLLM}}, change).rollout.engine.model_dump()
+    assert (engine["name"], engine["dtype"], engine["num_slots"]) == ("sglang", "bfloat16", 256)
+
+
+@pytest.mark.parametrize("change", OTHER_ENGINES, ids=str)
+def test_a_key_that_another_variant_lacks_is_refused_with_its_value_until_it_is_removed(
+    tmp_path: Path, change: dict[str, Any] | list[str]
+) -> None:
+    base = {**BASE, "rollout": {"engine": {**VLLM, "on_update": "keep"}}}
+    with pytest.raises(ConfigError, match=r"rollout\.engine\.on_update is not a key.*'keep'"):
+        changed(tmp_path, base, change)
+    if isinstance(change, list):
+        removed: dict[str, Any] | list[str] = [*change, "rollout.engine.on_update=null"]
+    else:
+        engine = change["rollout"]["engine"]
+        named = engine if isinstance(engine, dict) else {"name": engine}
+        removed = {"rollout": {"engine": {**named, "on_update": None}}}
+    kept = changed(tmp_path, base, removed).rollout.engine.model_dump()
+    assert (kept["name"], kept["dtype"]) == ("sglang", "bfloat16")
+
+
+def test_a_changed_backend_keeps_its_device(tmp_path: Path) -> None:
+    backend = {"device": "cuda:1", "dtype": "bfloat16"}
+    actor = {"model": "m", "train": {"backend": backend}}
+    base = {**BASE, "policies": {"actor": actor, "critic": {"extends": "actor"}}}
+    for name in ("actor", "critic"):
+        recipe = changed(tmp_path, base, [f"policies.{name}.train.backend.name=megatron"])
+        kept = recipe.policies[name].train.backend.model_dump()
+        assert (kept["name"], kept["device"], kept["dtype"]) == ("megatron", "cuda:1", "bfloat16")
+    base["policies"]["actor"]["train"]["backend"]["lora"] = {"rank": 8}
+    with pytest.raises(ConfigError, match=r"backend\.lora is not a key; .*'rank': 8"):
+        changed(tmp_path, base, ["policies.actor.train.backend.name=megatron"])
+
+
+def test_a_component_of_your_own_and_a_variant_replace_each_other_with_their_common_keys(
+    tmp_path: Path,
+) -> None:
+    own = {"use": "my:reward", "args": {"bonus": 1}}
+    tasks = {**BASE["tasks"], "reward": own}
+    other = changed(tmp_path, {**BASE, "tasks": tasks}, ["tasks.reward.use=my:other"]).tasks.reward
+    assert other.model_dump() == {"name": "use", "use": "my:other", "args": {"bonus": 1}}
+    trl = changed(tmp_path, {**BASE, "tasks": tasks}, ["tasks.reward.name=trl"]).tasks.reward
+    assert trl.model_dump() == {"name": "trl", "use": "my:reward", "args": {"bonus": 1}}
+    with pytest.raises(
+        ConfigError, match=r"(?s)reward\.args is not a key.*'bonus': 1.*reward\.use is not a key.*my:reward"
+    ):
+        changed(tmp_path, {**BASE, "tasks": tasks}, ["tasks.reward=exact"])
+    tasks = {**BASE["tasks"], "reward": {"name": "format", "pattern": "x"}}
+    with pytest.raises(ConfigError, match=r"reward\.pattern is not a key"):
+        changed(tmp_path, {**BASE, "tasks": tasks}, ["tasks.reward=my:reward"])
+
+
+def test_a_variant_in_a_list_keeps_its_keys(tmp_path: Path) -> None:
+    curators = [{"name": "weighted", "weights": {"sums": 2.0}}]
+    base = {**BASE, "tasks": {**BASE["tasks"], "curators": curators}}
+    with pytest.raises(ConfigError, match=r"curators\.0\.weights is not a key.*'sums': 2\.0"):
+        changed(tmp_path, base, ["tasks.curators.0.name=shuffle"])
+
+
+def test_defaults_of_a_resolved_config_are_not_lost_values(tmp_path: Path) -> None:
+    recipe = changed(tmp_path, {**BASE, "rollout": {"engine": VLLM}}, [])
+    engine = apply_overrides(recipe, ["rollout.engine.name=torch"]).rollout.engine.model_dump()
+    assert (engine["name"], engine["dtype"], engine["num_slots"]) == ("torch", "bfloat16", 256)
+    recipe = apply_overrides(recipe, ["rollout.engine.on_update=keep"])
+    with pytest.raises(ConfigError, match=r"on_update is not a key.*'keep'"):
+        apply_overrides(recipe, ["rollout.engine.name=torch"])
+    assert apply_overrides(recipe, []) == recipe
 
 
 def test_a_policy_may_extend_another_policy(tmp_path: Path) -> None:

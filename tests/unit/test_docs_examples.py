@@ -9,6 +9,7 @@ import shlex
 import tomllib
 import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -54,13 +55,27 @@ def test_python_runs(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("block", [b for b in blocks("yaml") if b.is_run], ids=named)
 def test_recipes_on_pages_are_valid(block: Block, tmp_path: Path) -> None:
-    """A part of a recipe is laid over the quickstart."""
+    """A part of a recipe is laid over the quickstart, and replaces sections of other variants."""
     mapping = yaml.safe_load(block.text)
-    if "name" not in mapping:
-        mapping = {"extends": str(ROOT / "recipes" / "quickstart.yaml"), **mapping}
     path = tmp_path / "recipe.yaml"
+    if "name" not in mapping:
+        quickstart = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
+        (tmp_path / "base.yaml").write_text(yaml.safe_dump(without_other_variants(quickstart, mapping)))
+        mapping = {"extends": "base.yaml", **mapping}
     path.write_text(yaml.safe_dump(mapping))
     load_recipe(path)
+
+
+def without_other_variants(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """The base, without the sections for which the part chooses another variant."""
+    made = dict(base)
+    for key, value in part.items():
+        below = base.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            made[key] = without_other_variants(below, value)
+            if value.get("name", value.get("use")) not in (None, below.get("name")):
+                del made[key]
+    return made
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -1,5 +1,8 @@
 """The sample of mutants: which tests run for a mutant, and what is said about those that survive."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,15 @@ def test_a_folder_without_system_tests_of_its_own_has_those_of_its_parent() -> N
     assert of(Path("astraflow/rollout/engines/lane.py")) == of(Path("astraflow/rollout/service.py"))
     assert of(Path("astraflow/wire.py")) == of(Path("astraflow/models/loading.py"))
     assert of(Path("astraflow/addons/math/answers.py")) == ()
+
+
+def test_the_tests_that_share_a_files_name_run_first() -> None:
+    for file, test in (
+        ("rollout/scoring_process.py", "rollout/test_scoring.py"),
+        ("weights/peers/swarm.py", "weights/peers/test_swarm.py"),
+    ):
+        first = mutants.tests_of(Path("astraflow", file))[0]
+        assert first.relative_to(mutants.TESTS / "unit").as_posix() == test
 
 
 def test_tests_that_reach_a_file_without_importing_it_run_for_it() -> None:
@@ -80,3 +92,13 @@ def test_survivors_and_untested_mutants_are_listed_and_noticed_ones_are_not() ->
         "untested: astraflow/cli/main.py: step: - 1  + 2",
     ]
     assert mutants.summarize(outcomes)[0] == pytest.approx(100 / 3)
+
+
+def test_a_copy_of_the_source_finds_its_recipes(tmp_path: Path) -> None:
+    mutants.Workshop(tmp_path, 1, limit_s=1.0)
+    code = "from astraflow.recipe import gallery; print(gallery.gallery_root(), gallery.__file__)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "0/src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(tmp_path / "0"), str(tmp_path / "0/src/astraflow/recipe/gallery.py")]

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,19 +19,14 @@ SEARCHES = {
 """Methods that look for words in a text, of `str` and of `re`."""
 
 WORDS_OF_OTHERS = {
-    "wire.py": "msgspec tells which bound broke in its message alone",
-    "user_input/mistakes.py": "pydantic puts its own words before ours",
     "user_input/plain_data.py": "PyYAML names the place of a mistake in its message alone",
-    "recipe/derived.py": "pydantic puts its own words before ours",
     "addons/gallery/copies.py": "recipes in the gallery are YAML",
     "rollout/engines/torch_engine.py": "PyTorch raises a bare RuntimeError when a CPU has no more memory",
-    "addons/doctor/gpu_checks.py": "another interpreter tells only in its traceback that torch is missing",
+    "addons/doctor/gpu_checks.py": "NVIDIA says in a GPU's name that it is a slice",
     "weights/range_sockets.py": "the header of HTTP",
-    "dataflow/journal/failure_kinds.py": "messages of workflows are grouped for the summary, which is shown",
     "addons/agents/gateway/gateway.py": "the header of HTTP",
     "addons/agents/hosts/inside/relay.py": "the header of HTTP",
     "addons/envs/harbor.py": "escape sequences of terminals",
-    "addons/code/code_tests.py": "fences of code in answers of models",
     "addons/math": "answers of models",
     "addons/words": "answers of models",
     "addons/data_sets/math_rows.py": "prompts of data sets",
@@ -119,6 +114,81 @@ def test_no_module_compares_a_text_with_a_sentence() -> None:
         for line, text in compared_sentences(tree, known)
     ]
     assert found == []
+
+
+READS = SEARCHES | {"sub", "split", "splitlines", "replace", "finditer"}
+MESSAGES_OF_OTHERS = {
+    "rollout/engines/torch_engine.py": "PyTorch raises a bare RuntimeError when a CPU has no more memory",
+    "user_input/plain_data.py": "PyYAML calls every text `<unicode string>`",
+}  # fmt: skip
+"""Where a message of an exception is searched, and why that cannot be avoided."""
+SHOWN = {"splitlines", "partition"}
+"""Methods that cut a message to its first line, which is shown."""
+
+
+def is_message(node: ast.AST, errors: Collection[str]) -> bool:
+    """Whether an expression is `str(err)`, `err.args[0]`, or a text made of them."""
+    match node:
+        case ast.Call(func=ast.Name(id="str"), args=[ast.Name(id=name)]):
+            return name in errors
+        case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="args")):
+            return name in errors
+        case ast.Subscript(slice=ast.Constant(value="msg")):
+            return True  # one of pydantic's errors
+        case (
+            ast.Call(func=ast.Name(id="str"), args=[inner])
+            | ast.Call(func=ast.Attribute(value=inner, attr="strip" | "lower" | "splitlines" | "partition"))
+        ):
+            return is_message(inner, errors)
+        case _:
+            return False
+
+
+def searched_messages(tree: ast.Module) -> Iterator[int]:
+    """Lines on which the message of an exception is searched, compared, or rewritten."""
+    errors = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
+    errors |= {"err", "error", "problem", "failure", "cause"}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left=left, comparators=others) if any(
+                is_message(part, errors) for part in (left, *others)
+            ):
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(value=subject, attr=name), args=args) if name in READS:
+                is_read = is_message(subject, errors) and name not in SHOWN
+                if is_read or any(is_message(arg, errors) for arg in args):
+                    yield node.lineno
+            case _:
+                pass
+
+
+def test_no_module_searches_the_message_of_an_exception() -> None:
+    found = [
+        f"{path.relative_to(SOURCE).as_posix()}:{line}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for line in searched_messages(ast.parse(path.read_text("utf-8")))
+        if path.relative_to(SOURCE).as_posix() not in MESSAGES_OF_OTHERS
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "_BOUND.search(str(err))",
+        're.sub("a", "b", str(err))',
+        '"out of range" in str(err)',
+        'str(err).startswith("a")',
+        'str(err).removeprefix("a")',
+        'str(error["msg"]).removeprefix("Value error, ")',
+        'str(error["msg"]) == "Field required"',
+        'err.args[0] == "x"',
+        're.split("x", str(error).lower())',
+    ],
+)
+def test_a_search_in_the_message_of_an_exception_is_found(expression: str) -> None:
+    code = f"try:\n    f()\nexcept ValueError as err:\n    error = err\n    held = {expression}"
+    assert list(searched_messages(ast.parse(code))) == [5]
 
 
 @pytest.mark.parametrize(

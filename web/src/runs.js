@@ -21,7 +21,7 @@ function RunTable({ runs, chosen, choose }) {
   return html`<div class="scroll" tabindex="0" role="group" aria-label="runs"><table class="runs"><thead><tr><th><span class="sr">choose</span></th><th>run</th><th>state</th><th class="score">held-out</th><th class="n">progress</th><th>recipe</th><th class="n">last sign of life</th><th>folder</th></tr></thead>
     <tbody>${runs.map((run) => html`<tr key=${run.name}><td><input type="checkbox" aria-label=${`choose ${run.name}`} checked=${chosen.includes(run.name)} onChange=${() => choose(run.name)} /></td>
       <td><a href=${link("r", run.name, "run")}>${run.name}</a></td><td><span class=${`state ${run.state}`}>${run.state}</span></td>
-      <${Answer} run=${run} /><td>${run.recipe}</td><td class="n">${when(run.at_s)}</td><td class="muted" title=${run.path}>${run.path}</td></tr>`)}</tbody></table></div>`;
+      <${Answer} run=${run} /><td>${run.problem ? html`<span class="problem">${run.problem}</span>` : run.recipe}</td><td class="n">${when(run.at_s)}</td><td class="muted" title=${run.path}>${run.path}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Sweep({ sweep, runs, chosen, choose }) {

@@ -11,7 +11,17 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from astraflow.algorithms.group_statistics import Floats, Scale, by_role, relative_rewards, relative_values
+from astraflow.algorithms.group_statistics import (
+    UNCOMPARED,
+    Floats,
+    Scale,
+    are_equal,
+    by_role,
+    centered_values,
+    relative_rewards,
+    relative_values,
+    without_lone,
+)
 from astraflow.algorithms.own import load_own_function
 from astraflow.algorithms.turn_credit import GaeCredit, GigpoCredit, TurnDiscountCredit
 from astraflow.config import Config, Use
@@ -20,6 +30,7 @@ from astraflow.types.bounds import MAX_ADVANTAGE
 from astraflow.types.facts import GroupFacts, TrajectoryFacts
 
 __all__ = [
+    "UNCOMPARED",
     "Advantages",
     "Credit",
     "CreditConfig",
@@ -38,7 +49,8 @@ __all__ = [
 ]
 
 Advantages = Sequence[float | Sequence[float]]
-"""One entry per trajectory: a number for all of its trained tokens, or one number for each of its turns."""
+"""One entry per trajectory: a number for all of its trained tokens, or one number for each of its turns. A
+trajectory that can't be compared with anything gets `UNCOMPARED`."""
 
 Credit = Callable[[GroupFacts], Advantages]
 
@@ -63,9 +75,9 @@ class GroupRelativeCredit(Config):
 
         mean(r) = sum_j w_j r_j / n;  s = sqrt(sum_j w_j (r_j - mean(r))^2 / (n - 1))
         w_j: weight of trajectory j in its episode; 1 if the role has only that trajectory there.
-        If a role has a single trajectory in the group, its advantage is 0: nothing can be compared with it.
+        If a role has a single trajectory in the group, its advantage is `UNCOMPARED`.
         """
-        return tuple(relative_rewards(facts, scale=self.scale, epsilon=self.epsilon).tolist())
+        return without_lone(facts, relative_rewards(facts, scale=self.scale, epsilon=self.epsilon).tolist())
 
 
 class RlooCredit(Config):
@@ -77,7 +89,7 @@ class RlooCredit(Config):
         """A_i = r_i - mean of the other episodes' rewards, within a role (eq. 8).
 
         The baseline of an episode does not depend on that episode, so it is unbiased. An episode's reward is
-        the weighted mean of its trajectories' rewards. If a role has a single episode, its advantage is 0.
+        the weighted mean of its trajectories' rewards. The only episode of a role is `UNCOMPARED`.
         """
         advantages_N = np.zeros(len(facts.trajectories))
         for members in by_role(facts):
@@ -86,10 +98,12 @@ class RlooCredit(Config):
                 continue
             values_E = members.episode_rewards()
             # R_e - mean of the others = (R_e - mean of all) * n / (n - 1), without a loop over episodes.
-            excess_E = (values_E - values_E.mean()) * num / (num - 1)
+            excess_E = centered_values(values_E, np.ones(num)) * num / (num - 1)
             beyond_episode = members.rewards - values_E[members.episodes]
+            if are_equal(members.rewards):
+                continue
             advantages_N[members.positions] = beyond_episode + excess_E[members.episodes]
-        return tuple(advantages_N.tolist())
+        return without_lone(facts, advantages_N.tolist())
 
 
 class RoleBalancedCredit(Config):
@@ -98,8 +112,8 @@ class RoleBalancedCredit(Config):
 
     name: Literal["role_balanced"] = "role_balanced"
     roles: tuple[str, ...] = Field(default=("verifier_of_right", "verifier_of_wrong"), min_length=2)
-    """Roles that are compared with each other; a group that lacks one of them gives them no advantage. Every
-    other role is compared only with itself."""
+    """Roles that are compared with each other; in a group that lacks one of them, the others aren't trained.
+    Every other role is compared only with itself."""
 
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
         """One advantage per trajectory. K: number of named roles; n_k: episodes with role k; n: sum of n_k.
@@ -108,23 +122,28 @@ class RoleBalancedCredit(Config):
 
         The weights sum to n. A policy that cannot tell the roles apart gains nothing by guessing the more
         frequent one: a gain for one role is an equal loss for the others. If a group lacks one of the named
-        roles, the others get advantage 0. Roles that are not named are compared with themselves.
+        roles, the others are `UNCOMPARED`. Roles that are not named are compared with themselves.
         """
         advantages_N = np.zeros(len(facts.trajectories))
         found = {members.role: members for members in by_role(facts)}
+        has_all = all(role in found for role in self.roles)
         for role, members in found.items():
             if role not in self.roles:
                 advantages_N[members.positions] = relative_values(
                     members.rewards, members.weights, scale="none", epsilon=0.0
                 )
-        if all(role in found for role in self.roles):
-            chosen = [found[role] for role in self.roles]
+        chosen = [found[role] for role in self.roles] if has_all else []
+        if chosen and not are_equal(np.concatenate([members.rewards for members in chosen])):
             mean = np.mean([members.episode_rewards().mean() for members in chosen])
             num = sum(members.num_episodes for members in chosen)
             for members in chosen:
                 weight = num / (len(self.roles) * members.num_episodes)
                 advantages_N[members.positions] = weight * (members.rewards - mean)
-        return tuple(advantages_N.tolist())
+        compared = without_lone(facts, advantages_N.tolist())
+        return tuple(
+            compared[i] if t.role not in self.roles else float(advantages_N[i]) if has_all else UNCOMPARED
+            for i, t in enumerate(facts.trajectories)
+        )
 
 
 class MaxRlCredit(Config):
@@ -136,18 +155,22 @@ class MaxRlCredit(Config):
     """Added to the mean."""
 
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
-        """A_i = (r_i - mean(r)) / (mean(r) + epsilon) within a role; 0 if mean(r) <= 0 or it has one episode.
+        """A_i = (r_i - mean(r)) / (mean(r) + epsilon) within a role; `UNCOMPARED` if mean(r) <= 0 or
+        it has one episode.
 
         The mean is over episodes. For rewards 0 and 1 with K of N answers right, this is the mean gradient
         over the right answers only, minus a baseline. It is an unbiased estimate of the gradient of the
         likelihood, truncated at order N (Tajwar et al. 2026). A task with pass rate p weighs 1/p.
         """
-        advantages_N = np.zeros(len(facts.trajectories))
+        advantages: list[float] = [UNCOMPARED] * len(facts.trajectories)
         for members in by_role(facts):
             mean = members.episode_rewards().mean()
             if members.num_episodes > 1 and mean > 0:
-                advantages_N[members.positions] = (members.rewards - mean) / (mean + self.epsilon)
-        return tuple(advantages_N.tolist())
+                excess = 0.0 if are_equal(members.rewards) else members.rewards - mean
+                own = np.broadcast_to(excess / (mean + self.epsilon), members.rewards.shape)
+                for i, advantage in zip(members.positions, own.tolist(), strict=True):
+                    advantages[i] = advantage
+        return tuple(advantages)
 
 
 class OpoCredit(Config):
@@ -159,8 +182,8 @@ class OpoCredit(Config):
         """A_i = r_i - b, b = sum_j |y_j| r_j / sum_j |y_j| within a role, |y_j| the trained tokens.
 
         This baseline has the least variance if the squared norm of a trajectory's gradient is proportional to
-        its length. Forks share their episode's tokens, so they do not change it. The advantage of a single
-        trajectory is 0.
+        its length. Forks share their episode's tokens, so they do not change it. A single trajectory
+        is `UNCOMPARED`.
         Source: Hao et al. 2025 (arXiv:2505.23585); the formula as in public implementations.
         """
         advantages_N = np.zeros(len(facts.trajectories))
@@ -168,9 +191,8 @@ class OpoCredit(Config):
         for members in by_role(facts):
             lengths = lengths_N[members.positions]
             if len(lengths) > 1 and lengths.sum() > 0:
-                baseline = (lengths * members.rewards).sum() / lengths.sum()
-                advantages_N[members.positions] = members.rewards - baseline
-        return tuple(advantages_N.tolist())
+                advantages_N[members.positions] = centered_values(members.rewards, lengths)
+        return without_lone(facts, advantages_N.tolist())
 
 
 class PassAtKCredit(Config):
@@ -193,12 +215,12 @@ class PassAtKCredit(Config):
         wrong: A = (1 - m - C(R - 1, k - 1) / C(N - 1, k - 1)) / (s + epsilon)
 
         An episode is right if its reward is above `right_above`. A set of k passes if at least one of its
-        episodes is right. All trajectories of an episode get its advantage, which is 0 if the role has fewer
-        than k episodes or if s is 0.
+        episodes is right. All trajectories of an episode get its advantage, which is 0 if s is 0, and
+        `UNCOMPARED` if the role has fewer than k episodes.
         Source: Chen et al. 2025 (arXiv:2508.10751), section 2.4, analytic derivation.
         """
         k = self.k
-        advantages_N = np.zeros(len(facts.trajectories))
+        advantages: list[float] = [UNCOMPARED] * len(facts.trajectories)
         for members in by_role(facts):
             is_right_E = members.episode_rewards() > self.right_above
             num = members.num_episodes
@@ -207,13 +229,14 @@ class PassAtKCredit(Config):
                 continue
             mean = 1 - math.comb(num_wrong, k) / math.comb(num, k)
             deviation = math.sqrt(mean * (1 - mean))
-            if deviation == 0:
-                continue
-            right = 1 - mean
-            wrong = right - math.comb(num_wrong - 1, k - 1) / math.comb(num - 1, k - 1)
-            values_E = np.where(is_right_E, right, wrong) / (deviation + self.epsilon)
-            advantages_N[members.positions] = values_E[members.episodes]
-        return tuple(advantages_N.tolist())
+            values_E = np.zeros(num)
+            if deviation > 0:
+                right = 1 - mean
+                wrong = right - math.comb(num_wrong - 1, k - 1) / math.comb(num - 1, k - 1)
+                values_E = np.where(is_right_E, right, wrong) / (deviation + self.epsilon)
+            for i, advantage in zip(members.positions, values_E[members.episodes].tolist(), strict=True):
+                advantages[i] = advantage
+        return tuple(advantages)
 
 
 class ReinforcePlusPlusCredit(Config):
@@ -224,16 +247,15 @@ class ReinforcePlusPlusCredit(Config):
     """`group`: subtract the mean of the group first (REINFORCE++-baseline)."""
 
     def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
-        """`none`: A_i = r_i; `group`: A_i = r_i - mean(r) within a role, the mean over episodes.
+        """`none`: A_i = r_i; `group`: A_i = r_i - mean(r) within a role, the mean over episodes;
+        `UNCOMPARED` if the role has a single trajectory.
 
         The table then whitens the advantages over the trained tokens of the batch, whatever `normalize` says.
         The paper's KL term is not included: the trainer adds it.
         """
-        advantages_N = np.asarray([t.reward for t in facts.trajectories], dtype=np.float64)
-        if self.baseline == "group":
-            for members in by_role(facts):
-                advantages_N[members.positions] -= members.episode_rewards().mean()
-        return tuple(advantages_N.tolist())
+        if self.baseline == "none":
+            return tuple(t.reward for t in facts.trajectories)
+        return without_lone(facts, relative_rewards(facts, scale="none", epsilon=0.0).tolist())
 
 
 class GdpoCredit(Config):
@@ -253,8 +275,9 @@ class GdpoCredit(Config):
         mean and s (sample deviation) are as in `group_relative`. A reward that is equal in all episodes adds
         0, and the scale of a reward does not matter. So large or frequent rewards do not drown out small or
         rare ones, as they would if rewards were summed first. The table then whitens the advantages over the
-        trained tokens of the batch, whatever `normalize` says. Raises: DataError if an episode lacks a
-        metric.
+        trained tokens of the batch, whatever `normalize` says. The only trajectory of a role is
+        `UNCOMPARED`.
+        Raises: DataError if an episode lacks a metric.
         Source: Liu et al. 2026: group-wise normalization per reward, weighted sum, batch-wise normalization.
         """
         advantages_N = np.zeros(len(facts.trajectories))
@@ -267,7 +290,7 @@ class GdpoCredit(Config):
                     values_N[members.positions], members.weights, scale="std", epsilon=self.epsilon
                 )
                 advantages_N[members.positions] += weight * values
-        return tuple(advantages_N.tolist())
+        return without_lone(facts, advantages_N.tolist())
 
 
 def _find_reward(facts: GroupFacts, trajectory: TrajectoryFacts, name: str) -> float:
@@ -363,11 +386,13 @@ class HierarchicalCredit(Config):
         m_e over the group's episodes.
         Workers of different heads work on different tasks, so their rewards can't be compared directly: a
         solver with an easy task is not better than one with a hard task. If a worker is alone in its episode,
-        its first term is 0.
+        its first term is 0, and its advantage is `UNCOMPARED` without a second term.
         Source: ours, after Absolute Zero (arXiv:2505.03335), which has baselines per role and kind of task,
         and GiGPO (arXiv:2505.10978, eq. 8), which adds the comparisons of two levels.
         """
-        advantages_N = relative_rewards(facts, scale=self.scale, epsilon=self.epsilon)
+        advantages = list(
+            without_lone(facts, relative_rewards(facts, scale=self.scale, epsilon=self.epsilon).tolist())
+        )
         weights_N = np.asarray(facts.weights)
         rewards_N = np.asarray([t.reward for t in facts.trajectories], dtype=np.float64)
         crews: dict[str, dict[int, list[int]]] = {}
@@ -379,11 +404,13 @@ class HierarchicalCredit(Config):
                 [np.average(rewards_N[crew], weights=weights_N[crew]) for crew in crew_of.values()]
             )
             teams_E = self._relative(means_E, np.ones(len(means_E)))
+            has_teams = self.team_weight > 0 and len(crew_of) > 1
             for crew, team in zip(crew_of.values(), teams_E, strict=True):
-                advantages_N[crew] = (
-                    self._relative(rewards_N[crew], weights_N[crew]) + self.team_weight * team
-                )
-        return tuple(advantages_N.tolist())
+                values = self._relative(rewards_N[crew], weights_N[crew]) + self.team_weight * team
+                is_compared = has_teams or len(crew) > 1
+                for i, value in zip(crew, values.tolist(), strict=True):
+                    advantages[i] = value if is_compared else UNCOMPARED
+        return tuple(advantages)
 
     def _relative(self, values: Floats, weights: Floats) -> Floats:
         return relative_values(values, weights, scale=self.scale, epsilon=self.epsilon)

@@ -6,7 +6,7 @@ One curator of the chain proposes tasks in some order (`task_orders`). The other
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -57,8 +57,15 @@ class Curation:
     """
 
     def __init__(
-        self, order: Curator, gates: Sequence[tuple[str, TaskGate]], *, order_name: str = "shuffle"
+        self,
+        order: Curator,
+        gates: Sequence[tuple[str, TaskGate]],
+        *,
+        order_name: str = "shuffle",
+        own: Collection[str] = (),
     ) -> None:
+        """`own`: names of the curators that are the user's own."""
+        self._own = own
         self._order = order
         self.order_name = order_name
         """Name of the curator that proposes tasks, for messages."""
@@ -99,20 +106,23 @@ class Curation:
             call_component(f"curator {name}.observe()", gate.observe, outcome)
 
     def metrics(self) -> tuple[MetricItem, ...]:
-        """Counts since the start of the run (tasks selected, forced, and skipped per gate and reason), and
-        the finite floats in each gate's state. Empty without gates.
+        """Counts since the start of the run (tasks selected, forced, and skipped per gate and reason), the
+        finite floats in each gate's state, and the finite numbers in the state of each curator of the user's
+        own. Empty without gates and own curators.
 
         Raises: ComponentError.
         """
-        if not self._gates:
+        order = {self.order_name: self._order} if self.order_name in self._own else {}
+        if not order and not self._gates:
             return ()
         values = {key: float(num) for key, num in self._counts.items()}
-        for name, gate in self._gates.items():
-            state = read_state(f"curator {name}", gate)
+        for name, curator in {**order, **self._gates}.items():
+            kinds = (float, int) if name in self._own else (float,)
+            state = read_state(f"curator {name}", curator)
             values |= {
-                f"{name}/{key}": value
+                f"{name}/{key}": float(value)
                 for key, value in state.items()
-                if isinstance(value, float) and math.isfinite(value)
+                if type(value) in kinds and math.isfinite(value)
             }
         return tuple(MetricItem(f"curation/{key}", value, "last") for key, value in values.items())
 
@@ -178,7 +188,8 @@ def make_curation(configs: Sequence[CuratorConfig], *, sources: Mapping[str, int
     if len(set(names)) < len(names):
         raise ConfigError(f"tasks.curators: a name occurs twice in {', '.join(names)}; each may occur once")
     order_name, order = orders[0] if orders else ("shuffle", Shuffle(num_tasks=num_tasks, seed=seed))
-    return Curation(order, gates, order_name=order_name)
+    own = [config.use for config in configs if isinstance(config, Use)]
+    return Curation(order, gates, order_name=order_name, own=own)
 
 
 def _make_users_own(config: Use, *, num_tasks: int, seed: int) -> Any:

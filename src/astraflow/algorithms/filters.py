@@ -1,7 +1,7 @@
 """Filters: decide which complete groups are trained on. Each is a config that is called with a group."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -52,6 +52,7 @@ class LengthFilter(Config):
     """Drops groups in which too many trajectories are too short or too long."""
 
     name: Literal["length"] = "length"
+    ordered_bounds: ClassVar = ("min_tokens", "max_tokens")
     min_tokens: int = Field(default=1, ge=0)
     """Smallest number of trained tokens of a trajectory."""
     max_tokens: int = Field(default=1_000_000, ge=1)
@@ -71,16 +72,16 @@ class TruncatedFilter(Config):
 
     name: Literal["truncated"] = "truncated"
     action: Literal["drop", "mask"] = "drop"
-    """`drop`: drop the group. `mask`: keep it, give truncated trajectories advantage 0, and compare the
-    others without them (overlong filtering, arXiv:2503.14476)."""
+    """`drop`: drop the group. `mask`: keep it, but don't train truncated trajectories; the filters that
+    follow, and credit, get the others alone (overlong filtering, arXiv:2503.14476)."""
     max_frac: float = Field(default=0.5, ge=0, le=1)
     """With `drop`, largest share of the group that may be truncated."""
 
     def __call__(self, facts: GroupFacts) -> bool:
         """Keeps a group unless more than `max_frac` of its trajectories hit the token limit.
 
-        `mask`: keeps the group unless all trajectories hit the limit. The table then gives truncated ones
-        advantage 0, and compares the others among themselves (arXiv:2503.14476, section 3.4).
+        `mask`: keeps the group unless all trajectories hit the limit. The table then leaves truncated ones
+        out, and compares the others among themselves (arXiv:2503.14476, section 3.4).
         """
         claims = [t.is_truncated for t in facts.trajectories]
         return not all(claims) if self.action == "mask" else _holds_for_few(facts, claims, self.max_frac)
@@ -106,6 +107,7 @@ class RewardRangeFilter(Config):
     """Keeps only groups whose mean reward lies within bounds (arXiv:2504.03380)."""
 
     name: Literal["reward_range"] = "reward_range"
+    ordered_bounds: ClassVar = ("low", "high")
     low: float = 0.1
     """Smallest mean reward."""
     high: float = 0.9

@@ -7,7 +7,8 @@ Legend: N trajectories or turns, E episodes.
 """
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,20 +19,36 @@ from astraflow.types.facts import GroupFacts
 
 __all__ = [
     "ROUNDING",
+    "UNCOMPARED",
     "Floats",
     "Members",
     "Scale",
+    "are_equal",
     "by_role",
+    "centered_values",
     "group_mean",
     "relative_rewards",
     "relative_values",
+    "without_lone",
 ]
 
 Floats = NDArray[np.float64]
 Scale = Literal["std", "population_std", "none"]
 
+
+class _Uncompared(float):
+    """The type of `UNCOMPARED`."""
+
+
+UNCOMPARED = _Uncompared(0.0)
+"""The advantage of a trajectory that credit has nothing to compare with. It stays 0 whatever normalizes the
+batch, and losses that learn from advantages leave the trajectory out."""
 ROUNDING = 1e-9
 """Largest rounding error of a sum of weights that should be a whole number."""
+_FLOAT32_STEPS = 4 * 2.0**-23
+"""Relative difference of values that a few roundings to float32 may cause."""
+_FLOAT64_NOISE = 1e-12
+"""What remains of numbers around 1 that cancel, such as 0.1 + 0.2 - 0.3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +114,22 @@ def group_mean(facts: GroupFacts) -> float:
     return float(values.sum() / len(values))
 
 
+def are_equal(values: Sequence[float] | Floats) -> bool:
+    """Whether values differ by rounding alone: by a few steps of float32, in which rewards may come."""
+    lowest = min(values)
+    highest = max(values)
+    return highest - lowest <= _FLOAT32_STEPS * max(abs(lowest), abs(highest)) + _FLOAT64_NOISE
+
+
+def centered_values(values_N: Floats, weights_N: Floats) -> Floats:
+    """Values minus their weighted mean, [N]; exactly 0 if they are equal, however many there are."""
+    if are_equal(values_N):
+        return np.zeros_like(values_N)
+    # Relative to the first value, so that a mean of equal values has no rounding error.
+    excess_N = values_N - values_N[0]
+    return excess_N - np.add.reduce(weights_N * excess_N) / np.add.reduce(weights_N)
+
+
 def relative_values(values_N: Floats, weights_N: Floats, *, scale: Scale, epsilon: float) -> Floats:
     """Values minus their weighted mean, divided by their deviation plus `epsilon`; 0 for a single value.
 
@@ -106,14 +139,22 @@ def relative_values(values_N: Floats, weights_N: Floats, *, scale: Scale, epsilo
     """
     if len(values_N) < 2:
         return np.zeros_like(values_N)
-    num = np.add.reduce(weights_N)
-    # For weights of 1 this equals `mean` and `std` bit for bit, without their overhead of checking arguments.
-    centered_N = values_N - np.add.reduce(weights_N * values_N) / num
+    centered_N = centered_values(values_N, weights_N)
     if scale == "none":
         return centered_N
+    num = np.add.reduce(weights_N)
     freedom = num - 1 if scale == "std" and num > 1 + ROUNDING else num
     variance = np.add.reduce(weights_N * centered_N * centered_N) / freedom
     return centered_N / (math.sqrt(variance) + epsilon)
+
+
+def without_lone(facts: GroupFacts, advantages: Sequence[float]) -> tuple[float, ...]:
+    """The advantages, with `UNCOMPARED` for the only trajectory of a role."""
+    counts = Counter(t.role for t in facts.trajectories)
+    return tuple(
+        UNCOMPARED if counts[t.role] == 1 else advantage
+        for t, advantage in zip(facts.trajectories, advantages, strict=True)
+    )
 
 
 def relative_rewards(facts: GroupFacts, *, scale: Scale, epsilon: float) -> Floats:

@@ -10,11 +10,9 @@ import math
 from collections.abc import Sequence
 
 from astraflow.types import Item
+from astraflow.types.facts import is_right
 
-__all__ = ["PASS_SCORE", "Estimate", "estimate", "pass_at_k", "pass_estimates", "powers_up_to"]
-
-PASS_SCORE = 1.0
-"""A sample passes if its score is at least this; partial credit does not pass."""
+__all__ = ["Estimate", "estimate", "pass_at_k", "pass_estimates", "powers_up_to"]
 
 _Z = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
@@ -56,7 +54,7 @@ def pass_estimates(scores: Sequence[Sequence[float]], *, samples: int) -> dict[i
     `samples` is the number of samples requested per task. pass@k leaves out tasks with fewer than `k` scored
     samples, and the result leaves out a `k` for which no task has enough.
     """
-    counts = [(len(own), sum(score >= PASS_SCORE for score in own)) for own in scores]
+    counts = [(len(own), sum(map(is_right, own))) for own in scores]
     estimates: dict[int, Estimate] = {}
     for k in powers_up_to(samples):
         usable = [(num, passed) for num, passed in counts if num >= k]

@@ -5,7 +5,7 @@ Only credit receives the shaped rewards; filters, curators and reports use the o
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -25,10 +25,11 @@ class OverlongShaping(Config):
     """Penalizes trajectories softly as they approach the token limit (DAPO, arXiv:2503.14476, eq. 13)."""
 
     name: Literal["overlong"] = "overlong"
+    ordered_bounds: ClassVar = ("cache_tokens", "max_tokens")
     max_tokens: int = Field(default=20_480, ge=1)
     """Number of trained tokens from which a trajectory gets the full penalty."""
     cache_tokens: int = Field(default=4_096, ge=1)
-    """Number of tokens below `max_tokens` over which the penalty grows from 0."""
+    """Number of tokens below `max_tokens` over which the penalty grows from 0; at most `max_tokens`."""
     weight: float = Field(default=1.0, ge=0)
     """Size of the full penalty."""
 

@@ -6,7 +6,7 @@ Nothing here is random: each chance is a hash of the run's seed and a counter.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -292,6 +292,7 @@ class GresoConfig(TaskGateConfig):
     """Skips tasks whose latest groups had rewards without variance (GRESO, arXiv:2506.02177)."""
 
     name: Literal["greso"] = "greso"
+    ordered_bounds: ClassVar = ("min_p", "max_p")
     target_easy: float = Field(default=0.25 / 3, ge=0, le=1)
     """Target share of groups with only right answers; below it, easy tasks are drawn more often."""
     target_hard: float = Field(default=0.5 / 3, ge=0, le=1)

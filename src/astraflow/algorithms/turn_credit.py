@@ -11,7 +11,15 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from astraflow.algorithms.group_statistics import Floats, Scale, by_role, relative_rewards, relative_values
+from astraflow.algorithms.group_statistics import (
+    UNCOMPARED,
+    Floats,
+    Scale,
+    by_role,
+    relative_rewards,
+    relative_values,
+    without_lone,
+)
 from astraflow.config import Config
 from astraflow.types.facts import GroupFacts, TrajectoryFacts, episode_weights
 
@@ -43,14 +51,16 @@ class TurnDiscountCredit(Config):
 
         mean and std are over all turns of the role in the group. Each turn has the weight of its trajectory,
         which is 1 if the episode has one trajectory of the role. The returns of a fork are computed from the
-        fork alone.
+        fork alone. The only turn of a role is `UNCOMPARED`.
         Source: after Shao et al. 2024 (arXiv:2402.03300), section 4.1.3.
         """
         returns = [_turn_returns(t, self.discount) for t in facts.trajectories]
-        found: list[tuple[float, ...]] = [()] * len(returns)
+        found: list[tuple[float, ...]] = [(UNCOMPARED,) * len(own) for own in returns]
         for members in by_role(facts):
             trajectories: list[int] = members.positions.tolist()
             counts = [len(returns[i]) for i in trajectories]
+            if sum(counts) < 2:
+                continue
             weights = np.repeat(members.weights, counts)
             joined = np.concatenate([returns[i] for i in trajectories])
             values = relative_values(joined, weights, scale=self.scale, epsilon=self.epsilon)
@@ -78,7 +88,8 @@ class GigpoCredit(Config):
         A_episode: the trajectory's reward relative to the rewards of its role (eq. 3). A_step: the turn's
         discounted return relative to the returns of all turns of the role in the group that saw the same
         state (eq. 6 and 7); 0 if no other turn saw it. Turns saw the same state if their state keys are
-        equal. If several trajectories of one episode saw a state, the weights of their turns sum to 1.
+        equal. If several trajectories of one episode saw a state, the weights of their turns sum to 1. The
+        only trajectory of a role is `UNCOMPARED` unless two of its turns saw the same state.
         """
         by_episode = relative_rewards(facts, scale=self.scale, epsilon=self.epsilon)
         found = [np.full(len(t.turn_rewards), a) for t, a in zip(facts.trajectories, by_episode, strict=True)]
@@ -87,13 +98,19 @@ class GigpoCredit(Config):
             returns = _turn_returns(trajectory, self.discount)
             for k, key in enumerate(trajectory.state_keys):
                 steps[trajectory.role, key].append((i, k, float(returns[k])))
+        is_compared = [a is not UNCOMPARED for a in without_lone(facts, by_episode.tolist())]
         for group in steps.values():
+            for i, _, _ in group:
+                is_compared[i] |= len(group) > 1
             weights = _turn_weights(facts, [i for i, _, _ in group])
             returns_of_group = np.asarray([value for _, _, value in group])
             values = relative_values(returns_of_group, weights, scale=self.scale, epsilon=self.epsilon)
             for (i, k, _), value in zip(group, values, strict=True):
                 found[i][k] += self.step_weight * value
-        return tuple(tuple(own.tolist()) for own in found)
+        return tuple(
+            tuple(own.tolist()) if compared else (UNCOMPARED,) * len(own)
+            for own, compared in zip(found, is_compared, strict=True)
+        )
 
 
 def _turn_weights(facts: GroupFacts, trajectories: Sequence[int]) -> Floats:

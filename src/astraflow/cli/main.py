@@ -4,13 +4,14 @@ Commands of add-ons and other packages join the list automatically: see `command
 """
 
 import atexit
+import contextlib
 import errno
 import gc
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -25,10 +26,13 @@ from astraflow.user_input.extras import install_hint, missing_module
 from astraflow.user_input.own_code import describe_error, own_frames
 from astraflow.user_input.user_files import format_path
 
-__all__ = ["app", "main"]
+__all__ = ["ERROR_FILE_VARIABLE", "app", "main"]
 
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
 """The same as in `service.process`, which is not imported because that would slow down every command."""
+
+ERROR_FILE_VARIABLE = "ASTRAFLOW_ERROR_FILE"
+"""Names a file to which a command that fails writes its error, for a program that runs the command."""
 
 _WRONG_PATHS = frozenset({errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 """Errors of paths that can't be right, whatever the state of the machine."""
@@ -77,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     The exit code of an error is 2 if the user can correct it, else 1.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    error_file = os.environ.pop(ERROR_FILE_VARIABLE, "")  # not for child processes
     gc.set_threshold(*_STARTING_GC_THRESHOLDS)
     atexit.register(gc.freeze)  # else the last collection walks through all modules, for a tenth of a second
     os.environ.update(proxy_exemptions(os.environ))  # child processes inherit them
@@ -86,24 +91,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Error as err:
         if "--debug" in arguments:
             raise
-        print(f"error: {printable(str(err), keeps_lines=True)}", file=sys.stderr)
-        sys.exit(2 if isinstance(err, ConfigError | DataError | VersionMismatchError) else 1)
+        _fail(str(err), error_file, is_users=isinstance(err, ConfigError | DataError | VersionMismatchError))
     except OSError as err:  # for example, a read-only folder or a full disk
         if "--debug" in arguments:
             raise
-        print(f"error: {printable(_reason(err))}", file=sys.stderr)
-        sys.exit(2 if err.errno in _WRONG_PATHS else 1)
+        _fail(_reason(err), error_file, is_users=err.errno in _WRONG_PATHS)
     except Exception as err:
         if (module := missing_module(err)) and "--debug" not in arguments:
-            print(f"error: {install_hint(f'`astraflow {arguments[0]}`', [module])}", file=sys.stderr)
-            sys.exit(2)
+            _fail(install_hint(f"`astraflow {arguments[0]}`", [module]), error_file, is_users=True)
         calls = own_frames(err)
         if "--debug" in arguments or not calls:  # if no user code was called, the bug is in AstraFlow
             raise
         lines = [describe_error(err), *[f"  called from {call}" for call in reversed(calls[:-1])]]
-        text = "\n".join(lines)
-        print(f"error: {printable(text, keeps_lines=True)}", file=sys.stderr)
-        sys.exit(1)
+        _fail("\n".join(lines), error_file, is_users=False)
+
+
+def _fail(text: str, error_file: str, *, is_users: bool) -> NoReturn:
+    """Ends the command with its error. `is_users`: the user can correct it."""
+    shown = printable(text, keeps_lines=True)
+    print(f"error: {shown}", file=sys.stderr)
+    if error_file:
+        with contextlib.suppress(OSError):
+            Path(error_file).write_text(shown, encoding="utf-8", errors="replace")
+    sys.exit(2 if is_users else 1)
 
 
 def _reason(err: OSError) -> str:

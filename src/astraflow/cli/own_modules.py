@@ -1,5 +1,6 @@
 """Finds the modules that a recipe or a spec names."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def module_path(file: Path, *earlier: str) -> tuple[str, ...]:
     from astraflow.recipe.gallery import root_of
 
     of_gallery = root_of(file)
-    own = [str(file.resolve().parent), *([str(of_gallery)] if of_gallery is not None else [])]
+    own = [os.path.dirname(os.path.realpath(file)), *([str(of_gallery)] if of_gallery is not None else [])]
     folders = tuple(dict.fromkeys([str(Path.cwd()), *earlier, *own]))
     sys.path += [folder for folder in folders if folder not in sys.path]
     return folders

@@ -85,9 +85,10 @@ def run(
 ) -> None:
     """Train: start all services of a recipe and show their progress.
 
-    Ctrl-C stops the run cleanly within 5 seconds; the same command resumes it. A second Ctrl-C ends
-    everything at once. The exit code is 0 if the run finished, 1 if it failed, 2 if the recipe is wrong, and
-    130 if the run was interrupted. To train a stopped, failed or finished run longer, ask for more steps.
+    Ctrl-C lets trainers finish and save their steps, for at most a minute, and ends the run. The same command
+    resumes it. A second Ctrl-C ends everything at once. The exit code is 0 if the run finished, 1 if it
+    failed, 2 if the recipe is wrong, and 130 if the run was interrupted. To train a stopped, failed or
+    finished run longer, ask for more steps.
 
     Examples: `astraflow run math/tiny`, `astraflow run runs/quickstart steps=60`.
     """
@@ -140,6 +141,7 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
     from astraflow.config import dump_yaml
     from astraflow.recipe.derived import stop_notes
     from astraflow.recipe.gallery import missing_models
+    from astraflow.recipe.model_checks import date_notes
     from astraflow.run.hub_models import cache_notes, pin_models
     from astraflow.run.preflight import check_recipe
 
@@ -149,7 +151,8 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
     unbuilt = [model for model, _ in missing_models(models)] if builds else []
     checked = check_recipe(recipe, run_dir, unbuilt=unbuilt)
     sys.stdout.write(dump_yaml(checked.recipe))
-    for note in (*cache_notes(recipe), *stop_notes(checked.recipe, checked.sources)):
+    dates = date_notes(recipe)
+    for note in (*cache_notes(recipe), *dates, *stop_notes(checked.recipe, checked.sources)):
         print(note, file=sys.stderr)
 
 
@@ -185,7 +188,7 @@ def _source_of(recipe: str, overrides: list[str], run_dir: Path | None) -> _Sour
     known = Path(recipe) if recipe else run_dir
     if known is None:
         raise ConfigError("pass a recipe, or the folder of a run to resume, e.g. runs/quickstart")
-    if recipe and run_dir is not None and run_dir.resolve() != known.resolve():
+    if recipe and run_dir is not None and os.path.realpath(run_dir) != os.path.realpath(known):
         raise ConfigError(
             f"{recipe} is the folder of a run, which resumes there; leave out --run-dir {run_dir}, or name a "
             "recipe file to start a new run"

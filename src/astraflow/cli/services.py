@@ -143,17 +143,19 @@ def join(
     ] = "",
 ) -> None:
     """Join a run as a rollout service. Without --peer, the service only needs outbound connections."""
+    from astraflow.service.client import check_url
+
+    check_url(url)
     if peer and url.startswith("https:"):
         raise ConfigError("--peer serves plain HTTP, and this run uses HTTPS; leave --peer out")
     trust(ca_file)
     from astraflow.processes.rollout_process import run_rollout_service
 
-    token = token_of(token_file)
     main = partial(
         run_rollout_service,
         url=url,
         name=name,
-        token=token,
+        token=token_of(token_file),
         allow=tuple(allow or ()),
         cache=cache,
         peer=peer,
@@ -231,14 +233,12 @@ def token_of(token_file: Path | None) -> str:
     Removes the token from the environment, so that no child process inherits it.
     """
     from astraflow.processes.program import TOKEN_VARIABLE
+    from astraflow.user_input.user_files import read_token
 
     token = _taken_from_environment(TOKEN_VARIABLE)
-    if token_file is None:
-        return token
-    try:
-        return token_file.read_text(encoding="utf-8").strip()
-    except OSError as err:
-        raise ConfigError(f"--token-file {token_file} cannot be read: {err.strerror}") from err
+    if not token.isprintable():
+        raise ConfigError(f"${TOKEN_VARIABLE} must be one line of printable UTF-8")
+    return read_token(token_file) if token_file else token
 
 
 def _taken_from_environment(name: str) -> str:

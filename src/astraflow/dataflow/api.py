@@ -202,6 +202,7 @@ ROUTES: tuple[Route, ...] = (
             "rank": Param("integer", "Which slice.", 0),
             "world": Param("integer", "Number of slices.", 1),
             "page": Param("integer", "Which page of the slice, from 0; -1: all of it at once.", WHOLE_SLICE),
+            "zeroed": Param("integer", "1: samples that a rule set to zero carry `zeroed_by`.", 0),
             "wait_s": _WAIT,
         },
     ),

@@ -162,7 +162,7 @@ class DataflowClient:
 
     async def _page(self, policy: str, step: int, params: Mapping[str, str]) -> BatchReply:
         """Waits for a page of a slice. No batch if the run ends first."""
-        params = {**params, "wait_s": str(MAX_WAIT_S)}
+        params = {**params, "zeroed": "1", "wait_s": str(MAX_WAIT_S)}
         while True:
             reply = await self._client.call(
                 "GET",

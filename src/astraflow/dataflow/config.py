@@ -5,8 +5,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from astraflow.algorithms.credit import CreditConfig, GdpoCredit, GroupRelativeCredit, ReinforcePlusPlusCredit
-from astraflow.algorithms.filters import FilterConfig, TruncatedFilter
+from astraflow.algorithms.credit import (
+    CreditConfig,
+    GdpoCredit,
+    GroupRelativeCredit,
+    PassAtKCredit,
+    ReinforcePlusPlusCredit,
+)
+from astraflow.algorithms.filters import FilterConfig
 from astraflow.algorithms.limiters import LimiterConfig, TicketLimiter
 from astraflow.algorithms.removers import CapacityRemover, KeepRemover, RemoverConfig
 from astraflow.algorithms.samplers import FifoSampler, ReplayConfig, SamplerConfig
@@ -47,7 +53,8 @@ class TableConfig(Config):
     """Turns rewards into advantages."""
     normalize: Literal["none", "scale", "whiten"] = "none"
     """Normalizes advantages over the trained tokens of a batch: `scale` divides by their root mean square;
-    `whiten` subtracts their mean and divides by their standard deviation."""
+    `whiten` subtracts their mean and divides by their standard deviation. Trajectories that a filter masks or
+    that credit can't compare keep 0 and don't count."""
     limiter: LimiterConfig = TicketLimiter()
     """Decides how many groups may be in flight: drawn, and neither committed nor discarded."""
     sampler: SamplerConfig = FifoSampler()
@@ -78,11 +85,6 @@ class TableConfig(Config):
         return "whiten" if isinstance(self.credit, ReinforcePlusPlusCredit | GdpoCredit) else self.normalize
 
     @property
-    def masks_truncated(self) -> bool:
-        """Whether truncated trajectories get no advantage."""
-        return any(isinstance(f, TruncatedFilter) and f.action == "mask" for f in self.filters)
-
-    @property
     def max_replayed(self) -> int:
         """Largest number of replayed groups in a batch: `ratio * groups_per_batch`, rounded down."""
         return int(self.replay.ratio * self.batch_groups)
@@ -100,6 +102,8 @@ class TableConfig(Config):
             )
         if self.max_failed >= self.group_size:
             raise ValueError(f"max_failed ({self.max_failed}) must be below group_size ({self.group_size})")
+        if isinstance(self.credit, PassAtKCredit) and self.credit.k >= self.group_size:
+            raise ValueError(f"credit.k ({self.credit.k}) must be below group_size ({self.group_size})")
         if self.replay.reserve > self.max_staleness - self.engine_lag:
             raise ValueError(
                 f"replay.reserve ({self.replay.reserve}) must not exceed max_staleness - engine_lag "

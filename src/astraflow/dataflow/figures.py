@@ -1,6 +1,6 @@
 """Numbers for the summary of a run: wall time, overlap of generation and training, staleness, tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ class RunFigures:
     """What the summary of a run reports in addition to its scores."""
 
     rl_wall_s: float
-    """Time from the first training lease to the last committed step."""
+    """Time from the first training lease to the last committed step, without interruptions of the run."""
     generate_s: float
     """Part of `rl_wall_s` during which at least one rollout service generated."""
     train_s: float
@@ -33,12 +33,19 @@ class RunFigures:
     committed_tokens: int
     gradient_tokens: int | None
     """How many of the committed tokens had a gradient. None if a trainer did not report it."""
-    waits_s: dict[str, float]
-    """Seconds within `rl_wall_s` that a source waited for another, by `SOURCE wait:WHOM`."""
+    waits_s: dict[tuple[str, str], float]
+    """Seconds within `rl_wall_s` that a source waited for another, by who waited and for whom."""
+
+    def share(self, seconds: float) -> float:
+        """Returns a part of `rl_wall_s` as a share of it, from 0 to 1."""
+        return seconds / self.rl_wall_s if self.rl_wall_s else 0.0
 
 
-def run_figures(folder: Path, report: AuditReport) -> RunFigures:
+def run_figures(folder: Path, report: AuditReport, active: Sequence[Interval] = ()) -> RunFigures:
     """Computes the numbers of an audited journal folder.
+
+    `active` are the periods in which the run was not interrupted. If none overlaps with the journal's, for
+    example because the launcher was killed before it wrote any, the whole time counts.
 
     Raises: JournalError if the journal cannot be read.
     """
@@ -46,6 +53,7 @@ def run_figures(folder: Path, report: AuditReport) -> RunFigures:
         rows = reader.telemetry()
     wall = (report.first_lease_s, max(report.first_lease_s, report.last_commit_s))
     within = [wall] if report.first_lease_s and report.last_commit_s else []
+    within = intersection(within, union(active)) or within
     generate = intersection(within, union(_spans(rows, "generate")))
     train = intersection(within, union(_spans(rows, "train")))
     wall_s = total_s(within)
@@ -104,10 +112,10 @@ def _spans(rows: list[TelemetryRow], kind: str) -> list[Interval]:
     return [(row.span.start_s, row.span.end_s) for row in rows if row.span.kind == kind]
 
 
-def _waits(rows: list[TelemetryRow], within: list[Interval]) -> dict[str, float]:
-    spans: dict[str, list[Interval]] = {}
+def _waits(rows: list[TelemetryRow], within: list[Interval]) -> dict[tuple[str, str], float]:
+    spans: dict[tuple[str, str], list[Interval]] = {}
     for row in rows:
         if row.span.kind.startswith("wait:"):
-            key = f"{row.source} {row.span.kind}"
+            key = (row.source, row.span.kind.removeprefix("wait:"))
             spans.setdefault(key, []).append((row.span.start_s, row.span.end_s))
     return {key: total_s(intersection(within, union(intervals))) for key, intervals in sorted(spans.items())}

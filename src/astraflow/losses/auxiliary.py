@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from astraflow.losses.policy import LossInputs, LossOutput, require_column
+from astraflow.losses.policy import LossInputs, LossOutput, proximal_of, require_column
 from astraflow.losses.ratio import kl_k1, kl_k2, kl_k3, sequence_means, sequence_sums
 
 __all__ = [
@@ -62,7 +62,7 @@ def geometric_rejection(inputs: LossInputs, *, min_weight: float, max_weight: fl
     No gradient. Raises: ConfigError without `sequence_idx`. Source: public implementations ("geometric",
     "seq_mean_k1"); not checked against a paper.
     """
-    log_weights = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach()
+    log_weights = (proximal_of(inputs) - inputs.behavior_logprobs).detach()
     mean = torch.exp(sequence_means(log_weights, require_column(inputs.sequence_idx, "sequence_idx")))
     return ((mean >= min_weight) & (mean <= max_weight)).to(log_weights.dtype)
 
@@ -78,13 +78,13 @@ def divergence_rejection(
     No gradient. Raises: ConfigError without `sequence_idx`. Source: estimators: Schulman 2020; as a filter:
     public implementations ("seq_mean_k2", "seq_mean_k3"); not checked against a paper.
     """
-    estimate = KL_ESTIMATORS[estimator](inputs.behavior_logprobs, inputs.proximal_logprobs).detach()
+    estimate = KL_ESTIMATORS[estimator](inputs.behavior_logprobs, proximal_of(inputs)).detach()
     mean = sequence_means(estimate, require_column(inputs.sequence_idx, "sequence_idx"))
     return (mean <= max_divergence).to(estimate.dtype)
 
 
 def _weights(inputs: LossInputs, level: Level) -> Tensor:
-    log_weights = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach()
+    log_weights = (proximal_of(inputs) - inputs.behavior_logprobs).detach()
     if level == "sequence":
         log_weights = sequence_sums(log_weights, require_column(inputs.sequence_idx, "sequence_idx"))
     return torch.exp(log_weights)

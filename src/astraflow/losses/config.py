@@ -5,9 +5,9 @@ Imports no torch, so a recipe can be read anywhere. The formula of a loss and it
 function (`losses.policy`, `losses.m2po`).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from astraflow.config import Config, Use
 
@@ -88,13 +88,13 @@ class GrpoLossConfig(_HigherClipBounds):
 
 
 class DapoLossConfig(_HigherClipBounds):
-    """The same as `grpo` with DAPO's bounds (arXiv:2503.14476); use it with `denominator: tokens`."""
+    """The same as `grpo` with DAPO's bounds (arXiv:2503.14476), whose denominator is `tokens`."""
 
     name: Literal["dapo"] = "dapo"
 
 
 class DrGrpoLossConfig(_ClipBounds):
-    """The same as `grpo` with symmetric bounds (arXiv:2503.20783); use it with `denominator: fixed` and with
+    """The same as `grpo` with symmetric bounds. The paper (arXiv:2503.20783) has `denominator: fixed`, and
     credit that does not divide by the standard deviation."""
 
     name: Literal["dr_grpo"] = "dr_grpo"
@@ -108,10 +108,19 @@ class PpoLossConfig(_ClipBounds):
     """Bound on the loss of a token with a negative advantage: this number times the size of the advantage.
     Above 1, or 0 for no bound."""
 
+    @field_validator("dual_clip")
+    @classmethod
+    def _bounds_no_fresh_token(cls, value: float) -> float:
+        if 0 < value <= 1:
+            raise ValueError(
+                f"must be above 1, or 0 for no bound (got {value:g}); at 1, fresh tokens are cut"
+            )
+        return value
+
 
 class GspoLossConfig(Config):
-    """Clips the ratio of whole sequences (arXiv:2507.18071); use it with `denominator: sequence_means`, or
-    `episode_means` where histories fork."""
+    """Clips the ratio of whole sequences. The paper (arXiv:2507.18071) has `denominator: sequence_means`;
+    where histories fork, that is `episode_means`."""
 
     name: Literal["gspo"] = "gspo"
     clip_low: float = Field(default=3e-4, ge=0)
@@ -121,8 +130,8 @@ class GspoLossConfig(Config):
 
 
 class GmpoLossConfig(Config):
-    """Takes the geometric mean of a sequence's clipped ratios (arXiv:2507.20673); use it with `denominator:
-    sequence_means`, or `episode_means` where histories fork."""
+    """Takes the geometric mean of a sequence's clipped ratios. The paper (arXiv:2507.20673) has
+    `denominator: sequence_means`; where histories fork, that is `episode_means`."""
 
     name: Literal["gmpo"] = "gmpo"
     clip_low: float = Field(default=0.4, ge=0)
@@ -273,6 +282,7 @@ class MaskedCorrectionConfig(Config):
     bounds."""
 
     name: Literal["masked"] = "masked"
+    ordered_bounds: ClassVar = ("min_weight", "max_weight")
     level: Literal["token", "sequence"] = "token"
     """`token`: the weight of each token. `sequence`: the product of the weights of its sequence."""
     min_weight: float = Field(default=0.5, ge=0)
@@ -285,6 +295,7 @@ class GeometricCorrectionConfig(Config):
     """Rejects sequences by the geometric mean of their weights; the other sequences have weight 1."""
 
     name: Literal["geometric"] = "geometric"
+    ordered_bounds: ClassVar = ("min_weight", "max_weight")
     min_weight: float = Field(default=0.999, ge=0)
     """Sequences with a smaller mean are left out."""
     max_weight: float = Field(default=1.001, gt=0)
@@ -324,6 +335,15 @@ class KlConfig(Config):
     place: Literal["loss", "reward"] = "loss"
     """`loss`: add the penalty to the loss. `reward`: subtract it from the advantages; each token loses the
     sum of the behavior policy's distances over the rest of its sequence."""
+
+    @model_validator(mode="after")
+    def _has_a_gradient(self) -> "KlConfig":
+        if self.coef > 0 and self.place == "loss" and self.estimator == "k1":
+            raise ValueError(
+                "estimator = 'k1' needs place: reward, because its mean gradient in the loss is zero; in the "
+                "loss, use k2 or k3"
+            )
+        return self
 
 
 class NoCriticConfig(Config):
@@ -382,9 +402,15 @@ class AuxiliaryConfig(Config):
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus; above 0, the backward pass also keeps the softmax of the logits."""
     reference: str = ""
-    """Folder of the reference model, or its name on the hub; empty: the model that the policy starts from."""
+    """Folder of the reference model, or its name on the hub, which also loads it for a loss of your own that
+    reads `reference_logprobs`. Empty: the model that the policy starts from, if `kl.coef` is above 0."""
     teacher: str = ""
     """Folder of a teacher model with the same tokenizer, or its name on the hub; empty: no teacher, or one
     whose logprobs come with the trajectories as the stream `teacher_logprobs`."""
     offline: OfflineConfig | None = None
     """Offline data that is mixed into each batch."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the trainer loads a reference model."""
+        return self.kl.coef > 0 or bool(self.reference)

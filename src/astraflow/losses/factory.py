@@ -8,7 +8,7 @@ arguments.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from astraflow.losses.policy import (
     LossInputs,
     LossOutput,
     LossTraits,
+    absent_columns,
     cispo,
     decoupled_ppo,
     decoupled_ppo_approx,
@@ -42,9 +43,11 @@ from astraflow.losses.policy import (
     sft,
 )
 from astraflow.types import StreamRule
+from astraflow.user_input.own_code import describe_error
 
 __all__ = ["LOSSES", "HasStatistics", "HasTraits", "Loss", "LossFunction", "make_loss"]
 
+_ResultT = TypeVar("_ResultT")
 LossFunction = Callable[[LossInputs], LossOutput]
 StatisticsFunction = Callable[[LossInputs], Mapping[str, Tensor]]
 
@@ -74,6 +77,10 @@ class Loss:
     needs_advantage: bool = False
     streams: tuple[StreamRule, ...] = ()
     needs_teacher: bool = False
+    needs_entropies: bool = False
+    compares: bool = False
+    """Whether the policy loss alone, without penalty and bonus, learns from advantages only. Samples that
+    credit can't compare are then left out."""
 
 
 def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
@@ -95,13 +102,19 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
     # The KL penalty and the entropy bonus have a gradient even for tokens with advantage 0.
     moves_all = auxiliary.entropy_coef > 0 or (auxiliary.kl.coef > 0 and auxiliary.kl.place == "loss")
     function = partial(target, **args)
+    statistics = partial(traits.statistics, **args) if traits.statistics else None
+    if isinstance(config, Use):
+        function = partial(_call_own, name, function)
+        statistics = partial(_call_own, name, statistics) if statistics else None
     return Loss(
         function=partial(_complete, function, correction, auxiliary) if correction or moves_all else function,
-        statistics=partial(traits.statistics, **args) if traits.statistics else None,
+        statistics=statistics,
         needs_proximal=traits.needs_proximal or correction is not None,
         needs_advantage=traits.needs_advantage and not moves_all,
         streams=tuple(StreamRule(name=s) if isinstance(s, str) else s for s in traits.streams),
         needs_teacher=traits.needs_teacher,
+        compares=traits.needs_advantage,
+        needs_entropies=traits.needs_entropies or auxiliary.entropy_coef > 0,
     )
 
 
@@ -110,6 +123,20 @@ def _traits_of(target: object) -> LossTraits:
     if traits.statistics is None and isinstance(target, HasStatistics):
         return replace(traits, statistics=target.statistics)
     return traits
+
+
+def _call_own(name: str, function: Callable[[LossInputs], _ResultT], inputs: LossInputs) -> _ResultT:
+    """Calls a user's own loss or correction. Raises: ConfigError that lists the absent columns if it may have
+    read one."""
+    try:
+        return function(inputs)
+    except (TypeError, AttributeError) as err:  # what arithmetic with None raises
+        if absent := absent_columns(inputs):
+            raise ConfigError(
+                f"{name} raised {describe_error(err)}; if it reads a column of LossInputs that is "
+                f"None, this makes the trainer provide it: {absent}"
+            ) from err
+        raise
 
 
 def _complete(
@@ -136,7 +163,8 @@ def _load_loss(config: Config) -> tuple[str, Callable[..., LossOutput], dict[str
 
 def _make_correction(config: Config) -> Correction | None:
     if isinstance(config, Use):
-        return partial(_load_users_own(config, "train.auxiliary.correction"), **config.args)
+        own = _load_users_own(config, "train.auxiliary.correction")
+        return partial(_call_own, config.use, partial(own, **config.args))
     name, args = _name_and_args(config)
     return partial(CORRECTIONS[name], **args) if name in CORRECTIONS else None
 

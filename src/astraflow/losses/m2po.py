@@ -22,6 +22,7 @@ from astraflow.losses.policy import (
     LossOutput,
     clipped_surrogate,
     decoupled_ppo,
+    proximal_of,
     statistic,
     with_traits,
 )
@@ -183,7 +184,7 @@ def m2po_mask_proximal_bound(
 
     Shapes: inputs [T], the bound a scalar. No gradient. Source: as `m2po_mask_proximal`.
     """
-    ascending = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach().double().square().sort().values
+    ascending = (proximal_of(inputs) - inputs.behavior_logprobs).detach().double().square().sort().values
     kept = _keepable(ascending, budget)
     return {"max_square": kept[-1] if kept.numel() else ascending[0]}
 
@@ -207,7 +208,7 @@ def m2po_mask_proximal(
     output = decoupled_ppo(
         inputs, clip_low=clip_low, clip_high=clip_high, max_behavior_ratio=max_behavior_ratio
     )
-    delta = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach()
+    delta = (proximal_of(inputs) - inputs.behavior_logprobs).detach()
     is_dropped = delta.double().square() > bound
     masked = output.metrics["masked_frac"] | is_dropped
     return LossOutput(

@@ -29,6 +29,7 @@ __all__ = [
     "LossInputs",
     "LossOutput",
     "LossTraits",
+    "absent_columns",
     "cispo",
     "clipped_surrogate",
     "decoupled_ppo",
@@ -40,6 +41,7 @@ __all__ = [
     "grpo",
     "gspo",
     "ppo",
+    "proximal_of",
     "reinforce",
     "require_column",
     "sapo",
@@ -61,8 +63,8 @@ class LossInputs:
 
     logprobs: Tensor
     """Logprobs of the model being updated. Only this column and `entropies` have a gradient."""
-    proximal_logprobs: Tensor
-    """Logprobs of the model at the start of the step."""
+    proximal_logprobs: Tensor | None
+    """Logprobs of the model at the start of the step; None if the loss declares that it needs none."""
     behavior_logprobs: Tensor
     """Logprobs recorded by the engine that sampled the tokens."""
     advantages: Tensor
@@ -71,8 +73,8 @@ class LossInputs:
     staleness: Tensor | None = None
     """Trainer version at the take minus the version that sampled the token."""
     entropies: Tensor | None = None
-    """Entropies, in nats, of the distributions that predicted the tokens; only if the recipe has an entropy
-    bonus."""
+    """Entropies, in nats, of the distributions that predicted the tokens; only if the loss declares that it
+    needs them, or if the recipe has an entropy bonus."""
     reference_logprobs: Tensor | None = None
     """Logprobs of the frozen reference model; only if the recipe has a KL penalty."""
     teacher_logprobs: Tensor | None = None
@@ -84,8 +86,9 @@ class LossInputs:
     """Results of the loss's statistics function over the whole minibatch; scalars, by name."""
 
     def __post_init__(self) -> None:
-        always = (self.logprobs, self.proximal_logprobs, self.behavior_logprobs, self.advantages)
+        always = (self.logprobs, self.behavior_logprobs, self.advantages)
         optional = (
+            self.proximal_logprobs,
             self.sequence_idx,
             self.staleness,
             self.entropies,
@@ -95,9 +98,7 @@ class LossInputs:
         )
         shapes = [tuple(column.shape) for column in (*always, *optional) if column is not None]
         if self.logprobs.ndim != 1 or len(set(shapes)) > 1:
-            raise ShapeError(
-                f"loss inputs must all have one shape [T]; got {shapes}, in the order of the fields"
-            )
+            raise ShapeError(f"loss inputs must all have one shape [T]; got {shapes}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,8 @@ class LossTraits:
     """Properties of a loss that the trainer relies on; the defaults are safe for any loss."""
 
     needs_proximal: bool = True
-    """False: the loss never reads `proximal_logprobs`, so the pass that computes them is skipped."""
+    """False: the loss never reads `proximal_logprobs`, so the pass that computes them is skipped, and the
+    column is None."""
     needs_advantage: bool = False
     """True: a token with advantage 0 adds nothing to the gradient or the statistics, so it may be skipped."""
     weighs_behavior: bool = False
@@ -126,6 +128,8 @@ class LossTraits:
     plain name means one float32 value per token."""
     needs_teacher: bool = False
     """True: the loss reads `teacher_logprobs`."""
+    needs_entropies: bool = False
+    """True: the loss reads `entropies`, which then have a gradient; without it, the column is None."""
     statistics: Callable[..., Mapping[str, Tensor]] | None = None
     """Computes numbers over the whole minibatch; takes the same arguments as the loss."""
 
@@ -137,13 +141,15 @@ def with_traits(
     weighs_behavior: bool = False,
     streams: tuple[str | StreamRule, ...] = (),
     needs_teacher: bool = False,
+    needs_entropies: bool = False,
     statistics: Callable[..., Mapping[str, Tensor]] | None = None,
 ) -> Callable[[_FunctionT], _FunctionT]:
     """Attaches traits to a loss; the function itself is unchanged.
 
     Example: `@with_traits(streams=("teacher",))` above a function that reads `inputs.streams["teacher"]`.
     """
-    traits = LossTraits(needs_proximal, needs_advantage, weighs_behavior, streams, needs_teacher, statistics)
+    needs = (needs_proximal, needs_advantage)
+    traits = LossTraits(*needs, weighs_behavior, streams, needs_teacher, needs_entropies, statistics)
 
     def mark(function: _FunctionT) -> _FunctionT:
         vars(function)["traits"] = traits
@@ -177,7 +183,7 @@ def grpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     eq. 3; separate bounds: Yu et al. 2025 (arXiv:2503.14476), section 3.1. The three differ outside the loss,
     in credit and denominator.
     """
-    ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs)
+    ratio = importance_ratio(inputs.logprobs, proximal_of(inputs))
     return clipped_surrogate(ratio, inputs.advantages, ratio.clamp(1 - clip_low, 1 + clip_high))
 
 
@@ -213,7 +219,7 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     Shapes: all [T]. Gradient: of loss_t through logprobs_t only. Raises: ConfigError without `sequence_idx`.
     Source: Zheng et al. 2025 (arXiv:2507.18071), section 4.3 (GSPO-token); bounds: section 5.1.
     """
-    log_ratio = (inputs.logprobs - inputs.proximal_logprobs).detach()
+    log_ratio = (inputs.logprobs - proximal_of(inputs)).detach()
     mean = sequence_means(log_ratio, require_column(inputs.sequence_idx, "sequence_idx"))
     ratio = torch.exp(mean + inputs.logprobs - inputs.logprobs.detach())
     return clipped_surrogate(ratio, inputs.advantages, ratio.clamp(1 - clip_low, 1 + clip_high))
@@ -232,7 +238,7 @@ def gmpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     Raises: ConfigError without `sequence_idx`.
     Source: Zhao et al. 2025 (arXiv:2507.20673); bounds: its (e^-0.4, e^0.4).
     """
-    delta = inputs.logprobs - inputs.proximal_logprobs
+    delta = inputs.logprobs - proximal_of(inputs)
     sign = torch.sign(inputs.advantages)
     clipped = delta.clamp(-clip_low, clip_high)
     bounded = sign * torch.min(sign * delta, sign * clipped)
@@ -250,7 +256,7 @@ def cispo(inputs: LossInputs, *, max_ratio: float) -> LossOutput:
     Shapes: all [T]. Gradient: through `logprobs`, not through the weight.
     Source: MiniMax-M1 (arXiv:2506.13585), section 3.1; as in its experiments, there is no lower bound.
     """
-    ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs).detach()
+    ratio = importance_ratio(inputs.logprobs, proximal_of(inputs)).detach()
     weight = ratio.clamp(max=max_ratio)
     return LossOutput(
         per_token=-weight * inputs.advantages * inputs.logprobs, metrics={"clip_frac": ratio > weight}
@@ -267,7 +273,7 @@ def sapo(inputs: LossInputs, *, temperature_positive: float, temperature_negativ
     Shapes: all [T]. Gradient: through `logprobs`; at ratio 1 it equals that of `reinforce`.
     Source: Gao et al. 2025, "Soft adaptive policy optimization" (arXiv:2511.20347), method section.
     """
-    ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs)
+    ratio = importance_ratio(inputs.logprobs, proximal_of(inputs))
     tau = torch.where(inputs.advantages > 0, temperature_positive, temperature_negative)
     return LossOutput(per_token=-inputs.advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1)))
 
@@ -333,7 +339,7 @@ def decoupled_ppo(
     proximal policy recomputed at the step's start: Fu et al. 2025 (arXiv:2505.24298), section 5.2.
     """
     output = grpo(inputs, clip_low=clip_low, clip_high=clip_high)
-    weight = importance_ratio(inputs.proximal_logprobs, inputs.behavior_logprobs)
+    weight = importance_ratio(proximal_of(inputs), inputs.behavior_logprobs)
     is_dropped = weight > max_behavior_ratio
     return LossOutput(
         per_token=torch.where(is_dropped, 0.0, weight) * output.per_token,
@@ -377,7 +383,7 @@ def distill(inputs: LossInputs, *, advantage_coef: float) -> LossOutput:
     student's own samples; as a per-token reward: Lu 2025, "On-policy distillation" (Thinking Machines Lab).
     """
     gap = require_column(inputs.teacher_logprobs, "teacher_logprobs") - inputs.logprobs.detach()
-    ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs)
+    ratio = importance_ratio(inputs.logprobs, proximal_of(inputs))
     return LossOutput(
         per_token=-ratio * (gap + advantage_coef * inputs.advantages), metrics={"teacher_kl": -gap}
     )
@@ -414,10 +420,24 @@ def require_column(column: Tensor | None, name: str) -> Tensor:
     return column
 
 
+def proximal_of(inputs: LossInputs) -> Tensor:
+    """The proximal logprobs. Raises: ConfigError if the loss declares that it needs none."""
+    return require_column(inputs.proximal_logprobs, "proximal_logprobs")
+
+
+def absent_columns(inputs: LossInputs) -> str:
+    """The columns that are None, with what makes the trainer provide them, for messages."""
+    names = [name for name in _HINTS if getattr(inputs, name) is None]
+    return ", ".join(f"{name} ({_HINTS[name][2:]})" for name in names)
+
+
 _HINTS = {
+    "proximal_logprobs": "; declare `with_traits(needs_proximal=True)`",
+    "entropies": "; declare `with_traits(needs_entropies=True)`",
     "teacher_logprobs": "; name a teacher's model folder in train.auxiliary.teacher, or record a stream "
     '"teacher_logprobs" with every trajectory',
-    "reference_logprobs": "; set train.auxiliary.kl.coef above 0",
+    "reference_logprobs": "; set train.auxiliary.kl.coef above 0, or name the model in "
+    "train.auxiliary.reference",
 }
 
 

@@ -7,21 +7,31 @@ tokenizer.
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.user_input.mistakes import hint
-from astraflow.user_input.user_files import json_value, read_file
+from astraflow.user_input.user_files import json_value, line_at, read_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["check_template_args", "readable_args", "write_template_defaults"]
+__all__ = [
+    "check_template_args",
+    "folder_prints_date",
+    "prints_date",
+    "readable_args",
+    "with_date",
+    "write_template_defaults",
+]
 
 _JSON_FILES = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
 """Files that may hold templates under `chat_template`: one string, or a list of named templates."""
 _KEY = "chat_template"
+_DATE_LETTERS = "aAbBcdDeFHIjmMpRSTuUVwWxXyYzZ"
+"""Letters of the forms that `strftime` replaces, such as `%Y`."""
 _BUILT_IN = frozenset(
     {
         "messages",
@@ -71,6 +81,8 @@ def readable_args(template: str, model_dir: Path) -> frozenset[str]:
         names = find_undeclared_variables(_environment().parse(template))
     except TemplateSyntaxError as err:
         raise DataError(f"{model_dir}: line {err.lineno} of its chat template is invalid: {err}") from err
+    except RecursionError as err:
+        raise DataError(f"{model_dir}: its chat template is nested too deeply") from err
     return frozenset(name for name in names if name not in _BUILT_IN and not name.endswith("_token"))
 
 
@@ -87,13 +99,45 @@ def write_template_defaults(folder: Path, args: Mapping[str, object]) -> None:
             (folder / name).write_text(json.dumps(changed, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
+def folder_prints_date(folder: Path) -> bool:
+    """Whether a chat template of a folder prints today's date. Raises: DataError if a file isn't JSON."""
+    return any(map(prints_date, _templates(folder)))
+
+
+def prints_date(template: object) -> bool:
+    """Whether a chat template, or one of several by name, prints today's date."""
+    return "strftime_now" in str(template)
+
+
+def with_date(template: Any, date: str) -> Any:
+    """The template, or the templates by name, with a fixed date (`YYYY-MM-DD`) instead of today's.
+
+    Transformers passes no function to a template. So this writes one into it, as a Jinja macro.
+    """
+    if isinstance(template, dict):
+        named = cast("dict[str, str]", template)
+        return {name: with_date(text, date) for name, text in named.items()}
+    day = datetime.fromisoformat(date)
+    forms = [f"%{flag}{letter}" for letter in _DATE_LETTERS for flag in ("-", "")]
+    filters = "".join(f" | replace({_literal(form)}, {_literal(day.strftime(form))})" for form in forms)
+    macro = f"{{{{ form | replace('%%', '\0'){filters} | replace('\0', '%') }}}}"
+    return f"{{% macro strftime_now(form) %}}{macro}{{% endmacro %}}{template}"
+
+
 def _templates(folder: Path) -> list[str]:
     """The texts of all templates in a folder. Raises: DataError if a file is not valid JSON."""
-    texts = [path.read_text(encoding="utf-8") for path in _jinja_files(folder)]
+    texts = [_text(path) for path in _jinja_files(folder)]
     for name in _JSON_FILES:
         entry = _json(folder / name).get(_KEY)
         texts += [entry] if isinstance(entry, str) else [each["template"] for each in entry or ()]
     return texts
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_file(path, "chat template").decode()
+    except UnicodeDecodeError as err:
+        raise DataError(f"chat template {path}: line {line_at(err)} is not UTF-8") from err
 
 
 def _jinja_files(folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 __all__ = [
+    "cached_values",
     "context_limit",
     "engine_refusal",
     "exact_refusal",
@@ -78,8 +79,10 @@ def family_of(config: Mapping[str, Any]) -> str:
 
 def quantization_of(config: Mapping[str, Any]) -> str:
     """How the weights are quantized, e.g. `mxfp4`; empty if they are not quantized."""
-    found = config.get("quantization_config") or _text(config).get("quantization_config")
-    return str(cast("Mapping[str, Any]", found).get("quant_method", "unknown")) if found else ""
+    found: object = config.get("quantization_config") or _text(config).get("quantization_config")
+    if not isinstance(found, dict):
+        return "unknown" if found else ""
+    return str(cast("dict[str, Any]", found).get("quant_method", "unknown"))
 
 
 def engine_refusal(config: Mapping[str, Any]) -> str:
@@ -112,6 +115,21 @@ def context_limit(config: Mapping[str, Any]) -> int:
     size = int(text.get("max_position_embeddings") or text.get("n_positions") or 0)
     kind, limit = _rope(text)
     return limit if kind in _LENGTH_DEPENDENT_ROPE and limit else size
+
+
+def cached_values(config: Mapping[str, Any]) -> int:
+    """Number of values that the embedded engine's KV cache holds per token; 0 if the config doesn't say."""
+    text = _text(config)
+    num_layers = int(text.get("num_hidden_layers") or text.get("n_layer") or 0)
+    num_heads = int(text.get("num_attention_heads") or text.get("n_head") or 0)
+    if not num_layers or not num_heads:
+        return 0
+    if key_dim := int(text.get("qk_nope_head_dim") or 0):  # latent attention, whose cache is not compressed
+        dims = key_dim + int(text.get("qk_rope_head_dim") or 0) + int(text.get("v_head_dim") or key_dim)
+        return num_layers * num_heads * dims
+    hidden = int(text.get("hidden_size") or text.get("n_embd") or 0)
+    dim = int(text.get("head_dim") or hidden // num_heads)
+    return num_layers * int(text.get("num_key_value_heads") or num_heads) * 2 * dim
 
 
 def _rope(text: Mapping[str, Any]) -> tuple[str, int]:

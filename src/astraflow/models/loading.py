@@ -19,9 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from astraflow.errors import DataError, WeightsError
+from astraflow.errors import DataError, UnfitVersionError, WeightsError
 from astraflow.models.adapters import adapted_names, is_adapter, merge_weight, peft_names
+from astraflow.models.hub import model_path
 from astraflow.models.images import reads_images
+from astraflow.models.model_folder import check_model_folder
 from astraflow.service.progress_bars import progress_bars_off
 from astraflow.types.host_tensors import HostTensor
 
@@ -33,6 +35,7 @@ __all__ = [
     "DtypeName",
     "FileView",
     "FittedTensors",
+    "build_model",
     "check_tensors",
     "empty_causal_lm",
     "export_tensors",
@@ -43,7 +46,9 @@ __all__ = [
     "host_tensor",
     "host_view",
     "install_tensors",
+    "is_finite",
     "load_causal_lm",
+    "tied_names",
     "torch_tensor",
     "weights_by_name",
 ]
@@ -64,27 +69,39 @@ _MAX_LISTED = 5
 def load_causal_lm(
     path_or_name: str | Path, *, dtype: DtypeName = "float32", device: str = "cpu"
 ) -> "PreTrainedModel":
-    """Loads a causal language model from a folder or a hub name, in eval mode.
+    """Loads a causal language model from a folder, or from the cache for a hub name, in eval mode.
 
-    Raises: DataError if the folder is missing or incomplete, or if the model cannot be loaded.
+    Raises: DataError if the folder is missing, or its files are not exactly the model's weights.
     """
-    name = str(path_or_name)
-    folder = Path(name)
-    if isinstance(path_or_name, Path) or folder.exists() or name.startswith((".", "/", "~")):
-        _check_folder(folder)
+    folder = model_path(str(path_or_name))
+    _check_folder(folder)
     try:
-        auto = _auto_class(_config(name))
+        check_model_folder(folder)
+    except DataError as err:
+        raise DataError(f"model folder {folder}: {err}") from err
+    try:
+        auto = _auto_class(_config(folder))
         with progress_bars_off():
-            model: Any = auto.from_pretrained(name, dtype=DTYPES[dtype], use_safetensors=True)
+            model: Any = auto.from_pretrained(str(folder), dtype=DTYPES[dtype], use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as err:
         raise DataError(
-            f"model {name!r} does not load as a causal language model: {_first_line(err)}; "
-            "expected config.json and *.safetensors of a Hugging Face folder, or a hub name"
+            f"model folder {folder} does not load as a causal language model: {_first_line(err)}"
         ) from err
     # Otherwise tensors would have the names of the folder that was read, which may be of an older format. All
     # parts of a run must use the same names.
     model._weight_conversions = None
+    _check_loaded(folder, model)
     return cast("PreTrainedModel", model.to(device).eval())
+
+
+def _check_loaded(folder: Path, model: "PreTrainedModel") -> None:
+    """Checks the values, which the check of the folder reads only for small models. Raises: DataError."""
+    for name, weight in weights_by_name(model):
+        if not is_finite(weight):
+            raise DataError(
+                f"model folder {folder}: its tensor {name} has values that are not finite; the file is "
+                "damaged, or the training that wrote it had diverged"
+            )
 
 
 def empty_causal_lm(
@@ -96,25 +113,39 @@ def empty_causal_lm(
     the CPU.
     Raises: DataError if the folder or its config is missing, or if transformers does not support the config.
     """
+    _check_folder(model_dir)
+    try:
+        model = build_model(model_dir, dtype=dtype, device="cpu")
+    except DataError as err:
+        raise DataError(f"model folder {model_dir}: {err}") from err
+    if device == "meta":
+        _drop_parameters(model)  # nothing was written, so the system has given them no memory
+        model.tie_weights()
+        return model
+    return cast("Any", model).to(device)
+
+
+def build_model(model_dir: Path, *, dtype: DtypeName, device: str) -> "PreTrainedModel":
+    """Builds a model like `empty_causal_lm`. On `meta`, not even buffers have memory.
+
+    Raises: DataError if its config or its generation config is not that of a causal language model.
+    """
     from transformers import GenerationConfig
     from transformers.initialization import no_init_weights
 
-    _check_folder(model_dir)
     try:
-        config = _config(str(model_dir))
-        with _BUILD_LOCK, no_init_weights():
+        config = _config(model_dir)
+        with _BUILD_LOCK, no_init_weights(), torch.device(device):
             model = _auto_class(config).from_config(config, dtype=DTYPES[dtype])
-        if device == "meta":
-            _drop_parameters(model)  # nothing was written, so the system has given them no memory
         model.tie_weights()  # part of the initialization, which was skipped
         if (model_dir / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
-    except (OSError, ValueError, KeyError, RuntimeError) as err:
+    except Exception as err:  # a damaged config may break their code anywhere
         raise DataError(
-            f"model folder {model_dir}: config.json is not a causal language model known to transformers: "
-            f"{_first_line(err)}"
+            "its config.json is not a causal language model known to transformers, or its "
+            f"generation_config.json is damaged: {_first_line(err)}"
         ) from err
-    return cast("PreTrainedModel", (model if device == "meta" else model.to(device)).eval())
+    return model.eval()
 
 
 def _drop_parameters(model: nn.Module) -> None:
@@ -124,10 +155,10 @@ def _drop_parameters(model: nn.Module) -> None:
             setattr(module, name, nn.Parameter(own.to("meta")))
 
 
-def _config(name: str) -> Any:
+def _config(folder: Path) -> Any:
     from transformers import AutoConfig
 
-    return cast("Any", AutoConfig).from_pretrained(name)
+    return cast("Any", AutoConfig).from_pretrained(str(folder))
 
 
 def _auto_class(config: Any) -> Any:
@@ -191,7 +222,7 @@ def torch_tensor(tensor: HostTensor) -> Tensor:
 def weights_by_name(model: nn.Module) -> list[tuple[str, Tensor]]:
     """All weights with their Hugging Face names, in the model's own memory. A tied weight occurs once, under
     its first name."""
-    return [(names[0], tensor) for names, tensor in _named_weights(model)]
+    return [(names[0], tensor) for names, tensor in tied_names(model)]
 
 
 def export_tensors(model: nn.Module) -> tuple[HostTensor, ...]:
@@ -231,11 +262,11 @@ def fit_tensors(
     occur under any or all of its names, as in real safetensors files; the values must then agree. `changed`:
     set this if the model holds a version that was checked before, and differs from `tensors` at most at these
     flat positions of the named tensors. Then nothing else is read or written.
-    Raises: WeightsError that names the tensors at fault.
+    Raises: UnfitVersionError that names the tensors at fault.
     """
     given = _by_name(tensors)
     adapted = set(adapted_names(given))
-    weights = _named_weights(model)
+    weights = tied_names(model)
     known = {name for names, _ in weights for name in names}
     extra = [name for name in given if name not in known and not is_adapter(name)]
     extra += adapted - given.keys()
@@ -243,7 +274,7 @@ def fit_tensors(
     if extra or missing:
         parts = [f"missing {format_names(missing)}"] if missing else []
         parts += [f"unknown {format_names(extra)}"] if extra else []
-        raise WeightsError(
+        raise UnfitVersionError(
             f"the tensors do not fit the model: {'; '.join(parts)}; are they of another architecture?"
         )
     pairs: list[tuple[Tensor, Tensor]] = []
@@ -262,7 +293,9 @@ def fit_tensors(
         new = _check_values(found[0], own)
         for alias in found[1:]:
             if not torch.equal(_check_values(alias, own), new):
-                raise WeightsError(f"tied weights {found[0].name} and {alias.name} differ in their values")
+                raise UnfitVersionError(
+                    f"tied weights {found[0].name} and {alias.name} differ in their values"
+                )
         # Merged weights take new memory until `install`, so they are converted to the model's dtype.
         pairs.append((own, new.to(own.dtype) if found[0].name in adapted else new))
     return FittedTensors(tuple(pairs), tuple(patches), is_partial=changed is not None)
@@ -281,7 +314,7 @@ def check_tensors(tensors: Mapping[str, Tensor], known: Mapping[str, tuple[int, 
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != known[name]:
             raise WeightsError(f"tensor {name} has shape {tuple(tensor.shape)}; the model has {known[name]}")
-        if tensor.numel() and not bool(torch.stack(torch.aminmax(tensor)).isfinite().all()):
+        if not is_finite(tensor):
             raise WeightsError(f"tensor {name} has values that are not finite")
 
 
@@ -312,21 +345,27 @@ def _check_values_at(tensor: HostTensor, positions: NDArray[np.int64]) -> tuple[
 
 def _check_shape(tensor: HostTensor, own: Tensor) -> None:
     if tensor.shape != tuple(own.shape):
-        raise WeightsError(f"tensor {tensor.name} has shape {tensor.shape}; the model has {tuple(own.shape)}")
+        raise UnfitVersionError(
+            f"tensor {tensor.name} has shape {tensor.shape}; the model has {tuple(own.shape)}"
+        )
 
 
 def _check_finite(tensor: HostTensor, new: Tensor) -> None:
-    # One pass without a copy: the extremes are NaN or infinite if any value is.
-    if new.numel() and not all(math.isfinite(extreme) for extreme in torch.aminmax(new)):
+    if not is_finite(new):
         bad = int((~torch.isfinite(new)).sum())
-        raise WeightsError(f"tensor {tensor.name} holds {bad} values that are not finite")
+        raise UnfitVersionError(f"tensor {tensor.name} holds {bad} values that are not finite")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    # One pass without a copy: the extremes are NaN or infinite if any value is.
+    return not tensor.numel() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
 def _by_name(tensors: Iterable[HostTensor]) -> dict[str, HostTensor]:
     given: dict[str, HostTensor] = {}
     for tensor in tensors:
         if tensor.name in given:
-            raise WeightsError(f"tensor {tensor.name} is given twice")
+            raise UnfitVersionError(f"tensor {tensor.name} is given twice")
         given[tensor.name] = tensor
     return given
 
@@ -354,7 +393,7 @@ def file_views(model: nn.Module) -> tuple[FileView, ...]:
     state = cast("dict[str, Tensor]", model.state_dict(keep_vars=True))
     places = {name: _address(tensor) for name, tensor in state.items()}
     views: list[FileView] = []
-    for names, tensor in _named_weights(model):
+    for names, tensor in tied_names(model):
         memory, first = _address(tensor)
         own = next(
             name
@@ -370,11 +409,11 @@ def file_names(model: nn.Module) -> dict[str, str]:
     """Name of each weight in the model -> its name in a model folder, for weights that are one tensor
     there."""
     state = cast("dict[str, Tensor]", model.state_dict())
-    published = {_place(tensor): names[0] for names, tensor in _named_weights(model)}
+    published = {_place(tensor): names[0] for names, tensor in tied_names(model)}
     return {name: published[_place(tensor)] for name, tensor in state.items() if _place(tensor) in published}
 
 
-def _named_weights(model: nn.Module) -> list[tuple[list[str], Tensor]]:
+def tied_names(model: nn.Module) -> list[tuple[list[str], Tensor]]:
     """Each distinct tensor of a model folder with all of its names, as a view of the model's memory.
 
     A tied weight has several names for one place in memory.

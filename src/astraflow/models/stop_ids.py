@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from astraflow.errors import DataError
+from astraflow.models.template_limits import render_chat
 from astraflow.user_input.user_files import json_value, read_file
 
 __all__ = ["declared_stop_ids", "folder_stop_ids", "template_end"]
@@ -51,14 +52,12 @@ def declared_stop_ids(model_dir: Path, tokenizer: Any = None) -> tuple[int, ...]
 
 def template_end(tokenizer: Any) -> int | None:
     """The special token that the chat template writes after a reply; None if it writes none."""
-    from jinja2 import TemplateError
-
     if not tokenizer.chat_template:
         return None
     chat = [{"role": role, "content": text} for role, text in (("user", "?"), ("assistant", _REPLY))]
     try:
-        text = cast("str", tokenizer.apply_chat_template([*chat, chat[0]], tokenize=False))
-    except (TemplateError, LookupError, TypeError, ValueError):
+        text = render_chat(tokenizer, [*chat, chat[0]])
+    except DataError:
         return None  # the template does not accept this chat; the renderer reports chats that it refuses
     after = text.partition(_REPLY)[2].lstrip()
     ids = cast("list[int]", tokenizer.encode(after, add_special_tokens=False))

@@ -19,11 +19,19 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from types import TracebackType
 
 from astraflow.errors import ConfigError
 from astraflow.processes.fork_server import ForkedProcess, ForkServer
-from astraflow.processes.process_state import STOPPED, Starvation, cpu_use, state_of, stopped_children
+from astraflow.processes.process_state import (
+    STOPPED,
+    Starvation,
+    cpu_use,
+    memory_of,
+    state_of,
+    stopped_children,
+)
 from astraflow.protocols import ProcessHandle, ProcessLife, ProcessSpec
 from astraflow.service.process import LIFE_FD_VARIABLE, LIFE_SIGN_EVERY_S, PARENT_FD_VARIABLE, STACKS_SIGNAL
 
@@ -132,6 +140,9 @@ class LocalProcess:
 
     def life(self) -> ProcessLife:
         """The last sign of life, and what is wrong with the process or with one that it started."""
+        return replace(self._condition(), memory_bytes=memory_of(self.pid))
+
+    def _condition(self) -> ProcessLife:
         silent_s = self._signs.silent_s()
         if state_of(self.pid) == "stopped":
             return ProcessLife(

@@ -15,7 +15,16 @@ from typing import Literal
 
 import psutil
 
-__all__ = ["STOPPED", "CpuUse", "ProcessState", "Starvation", "cpu_use", "state_of", "stopped_children"]
+__all__ = [
+    "STOPPED",
+    "CpuUse",
+    "ProcessState",
+    "Starvation",
+    "cpu_use",
+    "memory_of",
+    "state_of",
+    "stopped_children",
+]
 
 ProcessState = Literal["running", "stopped", "gone"]
 
@@ -39,6 +48,14 @@ def state_of(pid: int) -> ProcessState:
     if status in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
         return "stopped"
     return "gone" if status in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD} else "running"
+
+
+def memory_of(pid: int) -> int:
+    """The bytes of memory that a process uses; 0 if it is gone, or if we may not inspect it."""
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return 0
 
 
 def stopped_children(pid: int) -> dict[int, str]:

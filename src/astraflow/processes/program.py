@@ -248,6 +248,8 @@ class _SpecBuilder:
             reads=[*self._reads, *self._ca, config.model_dir, *models, *batches],
             writes=[self._folder.checkpoints / policy, self._folder.weights / policy / "incoming"],
             near=f"publisher-{policy}",
+            memory_advice=f"lower policies.{policy}.train.token_budget or rollout.services, or train an "
+            f"adapter (policies.{policy}.train.backend.lora.rank)",
             is_finite=True,
         )
         if not (named := config.train.other_python):
@@ -288,6 +290,7 @@ class _SpecBuilder:
             reads=self._ca,
             scratch=[cache],
             near=self._rollout_machine,
+            memory_advice="lower rollout.engine.num_slots, rollout.engine.max_context, or rollout.services",
             needs=self._needs(idx),
             is_finite=True,
         )
@@ -315,6 +318,7 @@ class _SpecBuilder:
         scratch: Sequence[Path] = (),
         near: str,
         needs: Needs | None = None,
+        memory_advice: str = "lower rollout.services, or end other programs",
         is_finite: bool = False,
     ) -> ProcessSpec:
         """One process. With a `role`, it calls the dataflow in that role, and gets the role's token if the
@@ -337,6 +341,7 @@ class _SpecBuilder:
             near=near,
             needs=needs or Needs(),
             ends_with_run=is_finite,
+            memory_advice=memory_advice,
             longest_silence_s=self._recipe.supervision.longest_silence_s,
         )
 

@@ -43,6 +43,7 @@ from astraflow.processes.process_state import STOPPED, state_of
 from astraflow.processes.rank_process import identity, join_ranks
 from astraflow.processes.visible_gpus import gpu_variables
 from astraflow.protocols import MACHINE_LOST, Learner, SampleRulesProvider, StepResult, Write
+from astraflow.service.memory import MemoryRecord
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.loop import TrainerLink
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
@@ -149,6 +150,8 @@ class RankGroup:
         self._lock = threading.Lock()
         self._num_commands = 0
         self._is_closing = False
+        self._memory = MemoryRecord()
+        self._memory.look(0.0)
 
     @property
     def world(self) -> int:
@@ -345,7 +348,9 @@ class RankGroup:
         if failed:
             return TrainingError(f"rank {failed[0].number} of {self.world}: {failed[0].error}")
         if lost:
-            return ServiceError(f"rank {lost[0].number} of {self.world} {_describe_end(lost[0])}")
+            return ServiceError(
+                f"rank {lost[0].number} of {self.world} {_describe_end(lost[0], self._memory)}"
+            )
         if stopped:
             rank = stopped[0]
             return ServiceError(
@@ -365,10 +370,12 @@ def _closed() -> Error:
     return ServiceError("the trainer is ending, and its ranks take no more commands")
 
 
-def _describe_end(rank: Rank) -> str:
+def _describe_end(rank: Rank, memory: MemoryRecord) -> str:
     code = cast("int", rank.process.poll())
     if code == MACHINE_LOST:
         how = "was lost with its machine"
+    elif code == -signal.SIGKILL:
+        how = f"was {memory.cause(0.0, 0, 'lower train.token_budget, or use fewer services')}"
     elif code < 0:
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
     else:

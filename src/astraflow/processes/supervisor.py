@@ -29,6 +29,7 @@ from astraflow.errors import ServiceError
 from astraflow.processes.launcher import CheckedHandle, start_process
 from astraflow.processes.service_state import TROUBLE_AFTER_S, ServiceState
 from astraflow.protocols import MACHINE_LOST, Launcher, ProcessLife, ProcessSpec
+from astraflow.service.memory import MemoryRecord
 
 __all__ = ["USER_ERROR_CODE", "Backoff", "Supervisor"]
 
@@ -39,7 +40,11 @@ USER_ERROR_CODE = 2
 
 _TERMINATE_GRACE_S = 5.0
 _TAIL_LINES = 12
-_KILLED = "it was killed, perhaps because the machine ran out of memory"
+_SIGKILL_CODES = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Exit codes of a process that SIGKILL ended. A shell or a container reports the second."""
+_KILLED = (
+    "killed by signal 9 (SIGKILL), which AstraFlow didn't send, perhaps because its machine ran out of memory"
+)
 _LOST = "its machine was lost"
 _LATE_NEWS_S = 5.0
 """A process may end this long before the supervisor's owner learns that the work was done. The owner asks the
@@ -86,6 +91,7 @@ class Supervisor:
         on_change: Callable[[], None] = lambda: None,
         first_backoff_s: float = 0.5,
         late_news_s: float = _LATE_NEWS_S,
+        memory: MemoryRecord | None = None,
     ) -> None:
         self._late_news_s = late_news_s
         self._launcher = launcher
@@ -100,6 +106,9 @@ class Supervisor:
         """Processes that aren't restarted, and are forgotten when they have ended."""
         self._handles: dict[str, CheckedHandle] = {}
         self._killed_because: dict[str, str] = {}
+        self._memory = memory or MemoryRecord()
+        self._used_bytes: dict[str, int] = {}
+        """The memory that each process of this machine used when it was last looked at."""
         self._starting: dict[str, asyncio.Timeout] = {}
         """Timeouts of the processes whose launcher may still wait for a machine. A stop expires them."""
         self._started_s: dict[str, float] = {}
@@ -144,6 +153,7 @@ class Supervisor:
     def kill(self, name: str) -> None:
         """Kills a process, if it runs."""
         if name in self._handles:
+            self._killed_because[name] = "killed by AstraFlow"
             self._handles[name].kill()
 
     def note_done(self, name: str) -> None:
@@ -153,10 +163,13 @@ class Supervisor:
     def look(self) -> None:
         """Updates `states` with the signs of life and the troubles of all processes."""
         now_s = asyncio.get_running_loop().time()
+        self._memory.look(now_s)
         has_changed = False
         for name, handle in self._handles.items():
             before = self._states[name]
             life = handle.life()
+            if life.memory_bytes:
+                self._used_bytes[name] = life.memory_bytes
             is_troubled = now_s - self._troubled_since_s(name, life, now_s) >= TROUBLE_AFTER_S
             after = replace(
                 before,
@@ -269,7 +282,7 @@ class Supervisor:
         self._retired.discard(name)
         self._has_worked.discard(name)
         kept = (self._specs, self._backoffs, self._states, self._stops, self._done, self._ended)
-        times = (self._started_s, self._troubled_s, self._killed_because)
+        times = (self._started_s, self._troubled_s, self._killed_because, self._used_bytes)
         for of_name in (*kept, *times):
             of_name.pop(name, None)
         self._on_change()
@@ -339,18 +352,32 @@ class Supervisor:
             self._backoffs[spec.name].reset()
         delay_s = self._backoffs[spec.name].next_delay_s()
         is_hopeless = code == USER_ERROR_CODE and spec.name not in self._has_worked
-        line = self._killed_because.pop(spec.name, _last_lines(spec, 1).strip() if code > 0 else "")
-        line = _LOST if code == MACHINE_LOST else line
+        line = self._why_ended(spec, code)
         if delay_s is None or is_hopeless:
-            line = line or (_KILLED if code == -signal.SIGKILL else "")
             self._set(spec.name, state="failed", exit_code=code, last_line=line)
             raise ServiceError(self._obituary(spec, code, line))
         restarts = self._states[spec.name].restarts + 1
         self._set(spec.name, state="restarting", exit_code=code, restarts=restarts, last_line=line)
-        _log.info("%s ended with %d; restart %d in %.1f s", spec.name, code, restarts, delay_s)
+        _log.info("%s ended with %d (%s); restart %d in %.1f s", spec.name, code, line, restarts, delay_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._stops[spec.name].wait()
+
+    def _why_ended(self, spec: ProcessSpec, code: int) -> str:
+        """Why a process ended, in one line; empty if nothing is known. A kill from outside goes into its log,
+        which the process itself could not write."""
+        used_bytes = self._used_bytes.pop(spec.name, 0)
+        if killed_because := self._killed_because.pop(spec.name, ""):
+            return killed_because
+        if code == MACHINE_LOST:
+            return _LOST
+        if code not in _SIGKILL_CODES:
+            return _last_lines(spec, 1).strip() if code > 0 else ""
+        now_s = asyncio.get_running_loop().time()
+        line = self._memory.cause(now_s, used_bytes, spec.memory_advice) if used_bytes else _KILLED
+        with contextlib.suppress(OSError), spec.log_path.open("a", encoding="utf-8") as log:
+            log.write(f"--- {spec.name} was {line}\n")
+        return line
 
     def _obituary(self, spec: ProcessSpec, code: int, line: str) -> str:
         """Why a process isn't restarted. The first line says all that matters; below it is the log's end."""

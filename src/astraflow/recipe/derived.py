@@ -2,17 +2,16 @@
 
     policies.*.table.groups_per_batch ... 64, or the number of tasks if there are fewer
     rollout.engine.max_context .......... what prompts and completions need, at most the models' limit
+    rollout.engine.num_slots ............ 128, or fewer if the KV caches would take too much memory
 
 A workflow with one completion per task needs room for the longest prompt, the tokens of the chat template,
 and `sampling.max_tokens`. Any other workflow decides by itself how long a conversation becomes: it gets 4,096
 tokens, or more if one completion needs more. A value that the recipe sets is never changed.
 """
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -20,12 +19,14 @@ from astraflow.config import Config
 from astraflow.dataflow.config import AUTO_BATCH
 from astraflow.errors import ConfigError
 from astraflow.models.families import context_limit
+from astraflow.recipe.engine_memory import choose_slots, model_config
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.recipe.run_plan import scoring_tasks
 from astraflow.recipe.sources import OpenSources, open_sources, workflow_of
-from astraflow.rollout.engine_config import ModelEngineConfig
+from astraflow.rollout.engine_config import ModelEngineConfig, TorchEngineConfig
 from astraflow.tasks.config import judges_of
 from astraflow.tasks.selection import longest_prompt
+from astraflow.user_input.mistakes import problem_of
 from astraflow.workflows.config import SingleTurnConfig
 
 __all__ = ["derive_numbers", "find_open_keys", "stop_notes"]
@@ -60,7 +61,7 @@ def derive_numbers(recipe: Recipe, sources: OpenSources | None = None) -> Recipe
     Raises: ConfigError or DataError if a source cannot be opened, or a number does not fit the other keys.
     """
     if not find_open_keys(recipe):
-        return recipe
+        return _with_slots(recipe)
     sources = sources or open_sources(recipe)
     num_tasks = sum(map(len, sources.train.values()))
     policies = {name: _with_batch(policy, num_tasks) for name, policy in recipe.policies.items()}
@@ -68,7 +69,18 @@ def derive_numbers(recipe: Recipe, sources: OpenSources | None = None) -> Recipe
     engine = rollout.engine
     if isinstance(engine, ModelEngineConfig) and engine.max_context == "auto":
         rollout = _change(rollout, engine=_change(engine, max_context=_context(recipe, sources)))
-    return _change(recipe, policies=policies, rollout=rollout)
+    return _with_slots(_change(recipe, policies=policies, rollout=rollout))
+
+
+def _with_slots(recipe: Recipe) -> Recipe:
+    """The recipe with a number of slots, if its engines compute on CPUs of this machine."""
+    rollout = recipe.rollout
+    engine = rollout.engine
+    is_open = isinstance(engine, TorchEngineConfig) and engine.num_slots == "auto" and engine.device == "cpu"
+    if not is_open or not recipe.has_services_here:
+        return recipe
+    engine = _change(engine, num_slots=choose_slots(recipe))
+    return _change(recipe, rollout=_change(rollout, engine=engine))
 
 
 def stop_notes(recipe: Recipe, sources: OpenSources) -> Iterator[str]:
@@ -96,7 +108,7 @@ def _change(config: _ConfigT, **values: object) -> _ConfigT:
     try:
         return type(config)(**{**dict(config), **values})
     except ValidationError as err:
-        problems = "; ".join(str(error["msg"]).removeprefix("Value error, ") for error in err.errors())
+        problems = "; ".join(map(problem_of, err.errors()))
         raise ConfigError(f"{problems}; the number of tasks makes the batch that small: add tasks") from err
 
 
@@ -119,7 +131,7 @@ def _context(recipe: Recipe, sources: OpenSources) -> int:
     if not prompts or not _asks_once(recipe):
         need = max(need, _CONVERSATION)
     need = -(-need // _MULTIPLE) * _MULTIPLE
-    limits = [context_limit(_model_config(policy.model_dir)) for policy in recipe.policies.values()]
+    limits = [context_limit(model_config(policy.model_dir)) for policy in recipe.policies.values()]
     return max(2, min([need, *[limit for limit in limits if limit]]))
 
 
@@ -132,9 +144,3 @@ def _asks_once(recipe: Recipe) -> bool:
         for judge in judges_of(tasks).values()
     )
     return not has_judges and all(isinstance(workflow, SingleTurnConfig) for workflow in workflows)
-
-
-def _model_config(folder: Path) -> Mapping[str, Any]:
-    """Returns the model's config.json; empty if there is none yet."""
-    path = folder / "config.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -5,6 +5,7 @@ A wheel has them in `astraflow/gallery`. In a checkout, and so in an editable in
 """
 
 import fcntl
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def root_of(file: Path) -> Path | None:
         root = gallery_root()
     except DataError:
         return None
-    return root if file.resolve().is_relative_to(root) else None
+    return root if Path(os.path.realpath(file)).is_relative_to(root) else None
 
 
 def entries() -> list[GalleryItem]:
@@ -100,9 +101,11 @@ def find_entry(name: str) -> GalleryItem:
     known = {entry.name: entry for entry in entries()}
     wanted = name.removeprefix("./").removesuffix(".yaml").removeprefix("recipes/")
     same_end = [entry for entry in known.values() if entry.name.rpartition("/")[2] == wanted]
-    joined = _entry(gallery_root(), gallery_root() / "recipes" / f"{wanted}.yaml")
-    if wanted in known or parts_of(joined.path)[1]:
-        return known.get(wanted, joined)
+    if wanted in known:
+        return known[wanted]
+    joined = gallery_root() / "recipes" / f"{wanted}.yaml"
+    if not Path(wanted).is_absolute() and parts_of(joined)[1]:
+        return _entry(gallery_root(), joined)
     if len(same_end) == 1:
         return same_end[0]
     meant = nearest_hint(wanted, known)
@@ -119,7 +122,7 @@ def recipe_file(given: str | Path) -> tuple[Path, bool]:
     Raises: ConfigError if it is neither a path nor a name.
     """
     path = Path(given)
-    if is_there(path) or path.suffix == ".yaml":
+    if is_there(path) or path.suffix == ".yaml" or path.is_absolute():
         return path, False
     entry = find_entry(str(given))
     if entry.kind != "recipe":

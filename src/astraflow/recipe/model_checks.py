@@ -1,48 +1,49 @@
-"""Checks the model folders that a recipe names: whether they are complete, have a tokenizer and a chat
-template, and belong to a family that the engine and the trainer can run.
+"""Checks the model folders that a recipe names: whether their weights are those of their config, they have a
+tokenizer and a chat template, and belong to a family that the engine and the trainer can run.
 
-The checks only read files and import no model library, so they take milliseconds.
+The checks import no model library into this process; see `models.model_folder`.
 """
 
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.losses.config import ValueModelConfig
-from astraflow.models.chat_template import check_template_args
+from astraflow.models.chat_template import check_template_args, folder_prints_date
 from astraflow.models.exact import exact_passes
 from astraflow.models.families import (
     engine_refusal,
     exact_refusal,
     family_of,
     length_refusal,
-    quantization_of,
     shard_refusal,
 )
 from astraflow.models.hub import is_cached, model_path
-from astraflow.models.weight_files import check_weight_files
-from astraflow.recipe.recipe import PolicyConfig
+from astraflow.models.model_folder import TOKENIZER_FILES, check_model_folder
+from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.engine_config import ModelEngineConfig, TorchEngineConfig
 from astraflow.user_input.hub_names import is_hub_name
 from astraflow.user_input.mistakes import near_path
-from astraflow.user_input.user_files import check_regular, is_there
+from astraflow.user_input.written_keys import as_written
 
-__all__ = ["check_family", "check_model", "is_to_be_fetched", "models_of"]
+__all__ = ["check_family", "check_model", "date_notes", "is_to_be_fetched", "models_of"]
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
-)
-"""Every folder with a tokenizer has at least one of these files."""
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 """Files with the chat template if tokenizer_config.json does not contain it."""
+
+
+def date_notes(recipe: Recipe) -> Iterator[str]:
+    """Yields a message for each policy whose chat template prints today's date."""
+    for name, policy in recipe.policies.items():
+        if folder_prints_date(policy.model_dir):
+            yield (
+                f"policies.{name}: the chat template of {policy.model} prints today's date; in a run, that "
+                "is always the day (UTC) on which the run began"
+            )
 
 
 def check_model(name: str, policy: PolicyConfig) -> bool:
@@ -55,11 +56,12 @@ def check_model(name: str, policy: PolicyConfig) -> bool:
     for key, model in models_of(name, policy).items():
         if is_to_be_fetched(model):
             continue
-        where = f"{key} = {model!r}"
+        where = f"{as_written(key)} = {model!r}"
         _check_folder(where, model)
         if key == f"policies.{name}.model":
             _check_tokenizer(where, policy.model_dir)
-            check_template_args(policy.template_args, policy.model_dir, f"policies.{name}.template_args")
+            args_key = as_written(f"policies.{name}.template_args")
+            check_template_args(policy.template_args, policy.model_dir, args_key)
     return True
 
 
@@ -87,12 +89,7 @@ def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exa
     Raises: ConfigError if they can't.
     """
     config = json.loads((policy.model_dir / "config.json").read_text(encoding="utf-8"))
-    who = f"policies.{name}.model = {policy.model!r} ({family_of(config)})"
-    if method := quantization_of(config):
-        raise ConfigError(
-            f"{who}: its weights are quantized ({method}); versions hold plain float32, float16 or bfloat16 "
-            "numbers, so use the folder that it was quantized from"
-        )
+    who = f"{as_written(f'policies.{name}.model')} = {policy.model!r} ({family_of(config)})"
     if exact:
         exact_passes()
         if reason := exact_refusal(config):
@@ -102,7 +99,7 @@ def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exa
     if exact and shard.context > 1:
         reason = f"context = {shard.context}: exact: true computes whole sequences; set context: 1"
     if policy.role == "trained" and reason:
-        raise ConfigError(f"{who}: policies.{name}.train.shard.{reason}")
+        raise ConfigError(f"{who}: {as_written(f'policies.{name}.train.shard')}.{reason}")
     engine = rollout.engine
     if isinstance(engine, TorchEngineConfig) and (reason := engine_refusal(config)):
         raise ConfigError(
@@ -119,26 +116,15 @@ def _check_folder(where: str, model: str) -> None:
     folder = model_path(model)
     if not folder.is_dir():
         raise DataError(f"{where}: no such folder{near_path(folder)}. {_how_to_get(model)}")
-    config = folder / "config.json"
-    if is_there(config):
-        check_regular(config, f"{where}: its file")
     try:
-        content = json.loads(config.read_text(encoding="utf-8"))
-    except FileNotFoundError as err:
-        raise DataError(f"{where}: it has no config.json, so it is not a Hugging Face model folder") from err
-    except (ValueError, RecursionError) as err:
-        raise DataError(f"{where}: its config.json is broken: {err}") from err
-    if not isinstance(content, dict):
-        raise DataError(f"{where}: its config.json is broken: it holds no mapping")
-    try:
-        check_weight_files(folder)
+        check_model_folder(folder)
     except DataError as err:
         raise DataError(f"{where}: {err}") from err
 
 
 def _check_tokenizer(where: str, folder: Path) -> None:
     """Checks a folder for a tokenizer and a chat template. Raises: DataError if either is missing."""
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise DataError(
             f"{where}: it has no tokenizer (tokenizer.json); copy the tokenizer's files from the model that "
             "it was made from"

@@ -17,6 +17,7 @@ from astraflow.errors import ConfigError
 from astraflow.models.hub import model_path
 from astraflow.recipe.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.eval_config import EvalConfig
+from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping, full_overrides, keys_as_written
 from astraflow.recipe.trackers import TrackerVariant, tracker_key
 from astraflow.rollout.config import RolloutConfig
@@ -27,6 +28,7 @@ from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Name
+from astraflow.user_input.written_keys import as_written
 from astraflow.user_input.yaml_files import override_pairs, place_in
 from astraflow.weights.addresses import choose_announced_host, listens_everywhere
 from astraflow.weights.config import WeightsConfig
@@ -304,6 +306,15 @@ class Recipe(Config):
         return min(pool.max_services, room) if pool.max_services else self.rollout.services
 
     @property
+    def has_services_here(self) -> bool:
+        """Whether rollout services run on this machine."""
+        launcher = self.launcher
+        starts_here = isinstance(launcher, LocalLauncherConfig) or (
+            isinstance(launcher, LauncherVariant) and not launcher.spans_machines
+        )
+        return starts_here and self.max_services > 0
+
+    @property
     def tokenizer_dir(self) -> Path:
         """Folder of the tokenizer that counts the tokens of prompts: that of the first trained policy."""
         return model_path(self.tokenizer_model)
@@ -322,9 +333,8 @@ class Recipe(Config):
     def _parts_agree(self) -> "Recipe":
         sizes = {name: p.table.group_size for name, p in self.trained.items()}
         if len(set(sizes.values())) > 1:
-            raise ValueError(
-                f"policies.*.table.group_size must be equal, since a draw is shared (got {sizes})"
-            )
+            key = as_written("policies.*.table.group_size")
+            raise ValueError(f"{key} must be equal, since a draw is shared (got {sizes})")
         keys = [tracker_key(config) for config in self.trackers]
         if repeated := [key for key in keys if keys.count(key) > 1]:
             raise ValueError(f"trackers: {repeated[0]} is named twice; a run has one tracker of a kind")
@@ -364,8 +374,8 @@ class Recipe(Config):
         backends = [key for key in scales if key.startswith("policies.")]
         if backends and isinstance(self.rollout.engine, TorchEngineConfig):
             raise ValueError(
-                f"{backends[0]} publishes weights of no model, which rollout.engine `torch` cannot serve; "
-                "emulate the engine, too"
+                f"{as_written(backends[0])} publishes weights of no model, which rollout.engine `torch` "
+                "cannot serve; emulate the engine, too"
             )
 
     def _check_exact(self) -> None:
@@ -373,7 +383,7 @@ class Recipe(Config):
             return
         parts: dict[str, Config] = {"rollout.engine": self.rollout.engine}
         for name, policy in self.trained.items():
-            where = f"policies.{name}.train"
+            where = as_written(f"policies.{name}.train")
             parts[f"{where}.backend"] = policy.train.backend
             if policy.train.ranks > 1:
                 raise ValueError(_not_exact(f"{where}.ranks", policy.train.ranks, 1))
@@ -397,7 +407,8 @@ class Recipe(Config):
             )
         if policy.model != self.policies[policy.follows].model:
             raise ValueError(
-                f"policies.{name}.model must be that of {policy.follows!r}, whose versions it serves"
+                f"{as_written(f'policies.{name}.model')} must be that of {policy.follows!r}, whose versions "
+                "it serves"
             )
 
 
@@ -422,9 +433,9 @@ def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
             return recipe
         from astraflow.recipe.scale import scale_recipe  # here, because that module imports this one
 
-        return apply_overrides(
-            scale_recipe(recipe, str(scale)), full_overrides(pairs, mapping), where=str(path)
-        )
+        # Null removed what files set, which the scaled recipe no longer has.
+        values = {key: value for key, value in full_overrides(pairs, mapping).items() if value is not None}
+        return apply_overrides(scale_recipe(recipe, str(scale)), values, where=str(path))
 
 
 def _place(path: Path, overrides: Sequence[str], keys: Sequence[str | int]) -> str:

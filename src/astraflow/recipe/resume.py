@@ -15,7 +15,10 @@ from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, StopConfig
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.trainer.checkpoint import newest_step
 from astraflow.types import Item
+from astraflow.user_input.written_keys import as_written
 
 __all__ = [
     "MAY_CHANGE",
@@ -23,6 +26,7 @@ __all__ = [
     "RecipeChange",
     "changes_between",
     "has_more_steps",
+    "redo_notes",
     "refuse_changes",
     "refuse_fewer_steps",
     "steps_done",
@@ -78,6 +82,8 @@ _SCORES = "the scores before and after it could not be compared: give a changed 
 _REMEDIES = {"eval.sets": _SCORES, "eval.temperature": _SCORES}
 """What else to say about a refused key, by the beginning of the key."""
 _MAX_LISTED = 5
+_DERIVED = (".table.groups_per_batch", ".engine.max_context", ".engine.num_slots")
+"""Endings of the keys that may be `auto`."""
 
 
 class RecipeChange(Item, frozen=True, kw_only=True):
@@ -107,7 +113,7 @@ def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
 
 def _is_left_open(key: str, now: Mapping[str, str]) -> bool:
     """Returns whether a key is `auto` in the new recipe; the run's own recipe has the derived number."""
-    return now.get(key) == '"auto"' and key.endswith((".table.groups_per_batch", ".engine.max_context"))
+    return now.get(key) == '"auto"' and key.endswith(_DERIVED)
 
 
 def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
@@ -116,7 +122,7 @@ def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
     if not refused:
         return
     listed = "; ".join(
-        f"{c.key} was {c.old or 'unset'} and is {c.new or 'unset'}" for c in refused[:_MAX_LISTED]
+        f"{as_written(c.key)} was {c.old or 'unset'} and is {c.new or 'unset'}" for c in refused[:_MAX_LISTED]
     )
     more = f" (and {len(refused) - _MAX_LISTED} more)" if len(refused) > _MAX_LISTED else ""
     reasons = [text for start, text in _REMEDIES.items() if refused[0].key.startswith(start)]
@@ -141,6 +147,16 @@ def steps_done(journal: Path) -> dict[str, int]:
         return dict(Counter(record.policy for record in reader.steps()))
 
 
+def redo_notes(folder: RunFolder, recipe: Recipe, done: Mapping[str, int]) -> Iterator[str]:
+    """Yields which of the `done` steps each trainer repeats, because its newest checkpoint is older."""
+    for name in recipe.trained:
+        first = newest_step(folder.checkpoints / name) + 1
+        last = done.get(name, 0)
+        if first <= last:
+            steps = f"step {last}" if first == last else f"steps {first}-{last}"
+            yield f"{name}: redoing {steps} from the same batches, because no checkpoint has them"
+
+
 def has_more_steps(recipe: Recipe, before: Recipe, done: Mapping[str, int]) -> bool:
     """Returns whether the recipe asks for more steps of a policy than a finished run has done.
 
@@ -159,9 +175,9 @@ def refuse_fewer_steps(recipe: Recipe, done: Mapping[str, int], folder: Path) ->
     for name, policy in recipe.trained.items():
         if policy.train.steps < done.get(name, 0):
             raise ConfigError(
-                f"policies.{name}.train.steps = {policy.train.steps}, but the run in {folder} has done "
-                f"{done[name]} steps, which cannot be undone; set it to {done[name]} to end the run there, "
-                "or to more to train longer. Pass another --run-dir to start a new run"
+                f"{as_written(f'policies.{name}.train.steps')} = {policy.train.steps}, but the run in "
+                f"{folder} has done {done[name]} steps, which cannot be undone; set it to {done[name]} to "
+                "end the run there, or to more to train longer. Pass another --run-dir to start a new run"
             )
 
 

@@ -5,6 +5,7 @@ using the same folder. It knows no service.
 """
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import logging
@@ -21,6 +22,7 @@ import msgspec
 from astraflow.errors import ConfigError, DataError
 from astraflow.types import Item
 from astraflow.types.alarm import Alarm
+from astraflow.user_input.user_files import read_part
 
 if TYPE_CHECKING:  # most readers of a run folder need no recipe, whose classes take long to import
     from astraflow.recipe.recipe import Recipe
@@ -85,11 +87,6 @@ class RunRecord(Item, frozen=True, kw_only=True):
         """Wall time of all periods in `active` together."""
         return sum(end - begin for begin, end in self.active)
 
-    def active_s(self, begin_s: float, end_s: float) -> float:
-        """Returns for how much of `[begin_s, end_s]` a launcher ran. The time between an interruption and a
-        resume does not count."""
-        return sum(max(0.0, min(end, end_s) - max(begin, begin_s)) for begin, end in self.active)
-
 
 class RunFolder:
     """The paths of one run folder, with reads and writes that never leave half a file.
@@ -142,9 +139,10 @@ class RunFolder:
     def load_record(self) -> RunRecord:
         """Reads `run.json`. Raises: DataError if it is missing or broken."""
         try:
-            return msgspec.json.decode(self.record.read_bytes(), type=RunRecord)
-        except FileNotFoundError as err:
-            raise DataError(f"{self.path} is not a run folder: it has no run.json") from err
+            data = read_part(self.record, "run record")
+            if not data and not self.record.exists():
+                raise DataError(f"{self.path} is not a run folder: it has no run.json")
+            return msgspec.json.decode(data, type=RunRecord)
         except msgspec.DecodeError as err:
             raise DataError(f"{self.record} is broken: {err}; delete it to start the services again") from err
 
@@ -198,7 +196,7 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether a launcher holds the folder."""
         try:
-            with self._lock.open("r", encoding="utf-8") as file:
+            with open(self._lock, "rb", opener=_without_waiting) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -210,7 +208,7 @@ class RunFolder:
     def lock(self) -> Generator[None]:
         """Holds the folder for one launcher. Raises: ConfigError if another launcher holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with self._lock.open("w", encoding="utf-8") as file:
+        with open(self._lock, "r+b", buffering=0, opener=_without_waiting) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as err:
@@ -221,8 +219,15 @@ class RunFolder:
             yield
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a lock, which is created for writing only; a pipe in its place is opened without a peer."""
+    return os.open(path, flags | os.O_NONBLOCK | (os.O_CREAT if flags & os.O_RDWR else 0), 0o644)
+
+
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Writes a file completely or not at all: syncs a temporary file in the same folder, then renames it."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

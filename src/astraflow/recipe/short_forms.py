@@ -8,15 +8,17 @@ Keys at the top belong to the policy that the extended files name, or else to `a
 folder always has the full form.
 """
 
-import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.gallery import model_folder
+from astraflow.recipe.inherited_policies import Inherited
 from astraflow.user_input.mistakes import hint
+from astraflow.user_input.written_keys import spelling
 from astraflow.user_input.yaml_files import JsonMap, layers_of, merge, name_uses, override_pairs, set_dotted
 
 __all__ = ["POLICY_KEYS", "full_mapping", "full_overrides", "keys_as_written", "policies_of"]
@@ -34,13 +36,28 @@ def full_mapping(path: Path, overrides: Mapping[str, Any] | None = None) -> Json
     Raises: ConfigError, like `load_mapping`; also if keys of a policy are at the top and there isn't exactly
     one policy.
     """
+    overrides = overrides or {}
     mapping: JsonMap = {}
+    inherited = Inherited()
     for file, layer in layers_of(path):
-        mapping = merge(mapping, _full_layer(layer, mapping, file))
-    for dotted, value in full_overrides(overrides or {}, mapping).items():
+        below = _without(mapping, inherited.replaced(mapping))
+        full = _full_layer(layer, below, file)
+        inherited.add(full, policies_of(mapping))
+        mapping = merge(mapping, full)
+    named = [key.split(".")[1] for key in overrides if key.startswith("policies.")]
+    replaced = inherited.replaced(mapping, named)
+    for dotted, value in full_overrides(overrides, _without(mapping, replaced)).items():
         set_dotted(mapping, dotted, value)
-    _extend_policies(mapping)
-    return cast("JsonMap", name_uses(mapping))
+    _extend_policies(mapping)  # which may begin from the keys of a policy that is left out
+    return cast("JsonMap", name_uses(_without(mapping, replaced)))
+
+
+def _without(mapping: JsonMap, names: Collection[str]) -> JsonMap:
+    """Returns the mapping without some of its policies."""
+    if not names:
+        return mapping
+    policies = policies_of(mapping)
+    return {**mapping, "policies": {name: policies[name] for name in policies if name not in names}}
 
 
 def full_overrides(overrides: Mapping[str, Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,30 +143,27 @@ def keys_as_written(path: Path, overrides: Mapping[str, Any] | Sequence[str] = (
     They name `train.lr` instead of `policies.actor.train.lr` if the recipe, or the override of that key, has
     the short form.
     """
-    try:
+    with spelling(partial(_spell, path, override_pairs(overrides))):
         yield
-    except (ConfigError, DataError) as err:
-        raise type(err)(_rewrite_keys(str(err), path, overrides)) from err
 
 
-def _rewrite_keys(text: str, path: Path, overrides: Mapping[str, Any] | Sequence[str]) -> str:
-    # If files or overrides can't be read, this raises the same error again.
-    typed = [key for key, _ in override_pairs(overrides)]
-    layers = [layer for _, layer in layers_of(path)]
-    names = list(policies_of(full_mapping(path)))
-    if len(names) != 1:
-        return text
+def _spell(path: Path, overrides: Sequence[tuple[str, Any]], full: str) -> str:
+    section, _, rest = full.partition(".")
+    name, _, short = rest.partition(".")
+    if section != "policies" or short.partition(".")[0] not in POLICY_KEYS:
+        return full
+    try:
+        with spelling(str):  # for errors in these files
+            layers = [layer for _, layer in layers_of(path)]
+            names = list(policies_of(full_mapping(path)))
+    except (ConfigError, DataError):
+        return full
+    if len(names) != 1 or name not in {names[0], "*"}:
+        return full
+    for key, _ in overrides:
+        if f"{short}.".startswith(f"{key}."):
+            return short
+        if f"{full}.".startswith(f"{key}."):
+            return full
     is_short = "policies" not in layers[-1] and any(key in layer for layer in layers for key in POLICY_KEYS)
-
-    def written(match: re.Match[str]) -> str:
-        full = match[0]
-        short = match[1]
-        for key in typed:
-            if f"{short}.".startswith(f"{key}."):
-                return short
-            if f"{full}.".startswith(f"{key}."):
-                return full
-        return short if is_short else full
-
-    keys = "|".join(POLICY_KEYS)
-    return re.sub(rf"\bpolicies\.(?:{re.escape(names[0])}|\*)\.((?:{keys})\b(?:\.\w+)*)", written, text)
+    return short if is_short else full

@@ -48,6 +48,7 @@ def known_end(folder: RunFolder) -> RunRecord:
     if record.state != "running" or folder.is_locked:
         return record
     last_s = max((end_s for _, end_s in record.active), default=0.0)
+    last_s = min(max(last_s, 0.0), 1e11)  # the file may hold a time that no calendar has
     last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_s))
     reason = (
         f"its launcher (process {record.launcher_pid}) is gone and recorded no reason, as after a kill, a "

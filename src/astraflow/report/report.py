@@ -15,6 +15,7 @@ from astraflow.report.summary import PolicySummary, Summary
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import ShownRun, make_pages
 from astraflow.types import FateCounts
+from astraflow.user_input.user_files import read_file
 
 if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe
@@ -67,8 +68,8 @@ def load_summary(folder: RunFolder) -> Summary:
 
         return summarize(folder, folder.load_recipe())
     try:
-        return msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
-    except (msgspec.MsgspecError, OSError) as err:
+        return msgspec.json.decode(read_file(folder.summary, "summary"), type=Summary)
+    except (msgspec.MsgspecError, DataError) as err:
         raise DataError(
             f"{folder.summary} cannot be read: {err}; delete it, and it is rebuilt from the journal"
         ) from err
@@ -94,10 +95,11 @@ def summary_table(summary: Summary) -> Table:
     table.add_row("  of which with a gradient", _gradient_text(summary))
     table.add_row("generation and training overlap", f"{summary.overlap_frac:.0%} of the RL time")
     for wait in summary.waits[:_MOST_WAITS]:
-        text = printable(f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
+        share = f" ({wait.frac:.0%})" if wait.frac <= 1 else ""  # an older version wrote shares of no time
+        text = printable(f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s{share}")
         table.add_row("waiting", Text(text))
     for failure in summary.failures[:_MOST_FAILURES]:
-        text = printable(f"{failure.num} times: {_first_line(failure.what)}")
+        text = printable(f"{failure.num} times, e.g. {_first_line(failure.what)}")
         table.add_row("failed attempts", Text(text, style="yellow"))
     for warning in summary.warnings:
         table.add_row("warning", Text(printable(warning), style="yellow"))

@@ -5,10 +5,10 @@ the end and the times at which the launcher ran come from the launcher's record.
 journal also has a summary, which says why there are no numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from astraflow.dataflow.audit import PolicyAudit, audit
-from astraflow.dataflow.figures import run_figures
+from astraflow.dataflow.figures import RunFigures, run_figures
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import JournalError
 from astraflow.recipe.recipe import Recipe
@@ -37,12 +37,10 @@ def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
 
 def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) -> Summary:
     report = audit(folder.journal)
-    figures = run_figures(folder.journal, report)
+    figures = run_figures(folder.journal, report, record.active)
     with JournalReader(folder.journal) as journal:
         steps = journal.steps()
         evals = journal.evals()
-    rl_wall_s = record.active_s(report.first_lease_s, report.last_commit_s)
-    overlap_s = figures.overlap_frac * figures.rl_wall_s
     best = {
         name: best_version(folder, recipe, [r for r in evals if r.policy == name]) for name in recipe.trained
     }
@@ -62,8 +60,8 @@ def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) ->
         heldout_after=after.get(eval_set),
         heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
         wall_s=round(record.wall_s, 3),
-        rl_wall_s=round(rl_wall_s, 3),
-        overlap_frac=round(overlap_s / max(rl_wall_s, 1e-9), 4),
+        rl_wall_s=round(figures.rl_wall_s, 3),
+        overlap_frac=round(figures.overlap_frac, 4),
         staleness_mean=round(figures.staleness_mean, 4),
         staleness_max=figures.staleness_max,
         staleness_bound=figures.staleness_bound,
@@ -73,7 +71,7 @@ def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) ->
         audit_ok=report.ok,
         audit_problems=report.problems,
         policies=policies,
-        waits=_wait_shares(figures.waits_s, rl_wall_s),
+        waits=_wait_shares(figures),
         time_scale=recipe.time_scale,
     )
 
@@ -160,15 +158,10 @@ def _summarize_policy(
     )
 
 
-def _wait_shares(waits_s: Mapping[str, float], rl_wall_s: float) -> tuple[WaitShare, ...]:
-    """Times by who waited for whom, longest first. Keys have the form `WHO wait:WHOM`."""
+def _wait_shares(figures: RunFigures) -> tuple[WaitShare, ...]:
+    """Times by who waited for whom, longest first."""
     shares = [
-        WaitShare(
-            who=key.partition(" wait:")[0],
-            whom=key.partition(" wait:")[2],
-            total_s=round(seconds, 3),
-            frac=round(seconds / max(rl_wall_s, 1e-9), 4),
-        )
-        for key, seconds in waits_s.items()
+        WaitShare(who=who, whom=whom, total_s=round(seconds, 3), frac=round(figures.share(seconds), 4))
+        for (who, whom), seconds in figures.waits_s.items()
     ]
     return tuple(sorted(shares, key=lambda share: -share.total_s))

@@ -22,7 +22,7 @@ class FailureShare(Item, frozen=True, kw_only=True):
     """The number of failed attempts with the same cause."""
 
     what: str
-    """Class and message of the error, without the task."""
+    """Class and message of the first of them."""
     num: int
 
 

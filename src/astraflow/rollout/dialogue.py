@@ -24,7 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, HistoryRewrittenError, ImageError, RolloutError
-from astraflow.protocols import Engine, ImageRenderer, ReasoningRenderer, Renderer, ToolRenderer
+from astraflow.protocols import (
+    CompletionText,
+    Engine,
+    ImageRenderer,
+    ReasoningRenderer,
+    Renderer,
+    ToolRenderer,
+)
 from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
@@ -79,6 +86,11 @@ class HostedPolicy:
     def opens_reasoning(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
         return self._reasoning_renderer is not None and self._reasoning_renderer.opens_reasoning(prompt)
+
+    def read(self, prompt: Sequence[int], sampled: Sequence[int]) -> str:
+        """The text of a completion. If its prompt ends with <think>, the text begins with that tag."""
+        text = self.renderer.parse(sampled).content
+        return f"<think>\n{text}" if self.opens_reasoning(prompt) else text
 
     @cached_property
     def _reasoning_renderer(self) -> ReasoningRenderer | None:
@@ -203,6 +215,8 @@ class Dialogue:
         self.generate_s = 0.0
         self._seed = seed
         self._num_generations = 0
+        self._sampled: dict[str, tuple[int, ...]] = {}
+        """The tokens of each completion by its text."""
         self._pinned = pinned or {}
         self._sampling = sampling or {}
         self._progress = progress
@@ -276,16 +290,22 @@ class Dialogue:
         idx = self.recorder.record(speaker, conversation, token_ids, generation, media=prompt.media)
         if is_new and self._progress is not None:
             self._progress.add(hosted.info.name, request, generation)
-        message = hosted.renderer.parse(generation.token_ids)
+        text = hosted.read(token_ids, generation.token_ids)
+        self._sampled[text] = generation.token_ids
         completion = Completion(
             hosted.info.name,
-            message.content,
+            text,
             generation.finish_reason,
             len(generation.token_ids),
             idx,
             begins_in_reasoning=hosted.opens_reasoning(token_ids),
         )
         return completion, generation
+
+    def with_token_ids(self, text: str) -> str:
+        """The text, as a `CompletionText` if it is that of a completion."""
+        ids = self._sampled.get(text)
+        return text if ids is None else CompletionText.of(text, ids)
 
     async def _generate(
         self, hosted: HostedPolicy, request: GenerateRequest, begun: Generation | None
@@ -323,7 +343,7 @@ class Dialogue:
                 is_retryable=False,
             )
         # The tokens mean something to another policy only if both have the same tokenizer.
-        read = hosted.renderer.parse(token_ids[start:]).content
+        read = hosted.read(token_ids[:start], token_ids[start:])
         if read != completion.text:
             raise RolloutError(
                 f"policy {name} reads a completion of {completion.policy} as {read[:80]!r} instead of "

@@ -9,10 +9,13 @@ from astraflow.config import Config, Variant
 from astraflow.protocols import Engine
 from astraflow.types.host_tensors import WeightSnapshot
 
-__all__ = ["EngineVariant", "ModelEngineConfig", "TorchEngineConfig"]
+__all__ = ["SLOT_STEPS", "EngineVariant", "ModelEngineConfig", "TorchEngineConfig"]
 
 _AUTO_CONTEXT = 256
 """Context of an engine for which no tasks are known. A run always knows its tasks."""
+SLOT_STEPS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+"""Numbers of slots from which one is chosen if the recipe names none. The steps are coarse so that the same
+machine gets the same number every time."""
 
 
 class ModelEngineConfig(Config):
@@ -20,8 +23,9 @@ class ModelEngineConfig(Config):
 
     name: Any
     """A `Literal` in each subclass."""
-    num_slots: int = Field(default=128, ge=1, le=65_536)
-    """Number of requests that run at the same time."""
+    num_slots: Literal["auto"] | Annotated[int, Field(ge=1, le=65_536)] = "auto"
+    """Number of requests that run at the same time. `auto`: 128, or fewer if the KV caches of the embedded
+    engine would take more than half of the available memory."""
     max_context: Literal["auto"] | Annotated[int, Field(ge=2, le=2**24)] = "auto"
     """Largest number of tokens of a prompt and its completion together. `auto`: what the tasks and
     `sampling.max_tokens` need, or 4,096 if a workflow has several turns; at most what the models take."""
@@ -32,6 +36,11 @@ class ModelEngineConfig(Config):
     def context(self) -> int:
         """`max_context` as a number; 256 for `auto` until the tasks are known."""
         return _AUTO_CONTEXT if self.max_context == "auto" else self.max_context
+
+    @property
+    def slots(self) -> int:
+        """`num_slots` as a number; 128 for `auto`, which the embedded engine may lower."""
+        return SLOT_STEPS[0] if self.num_slots == "auto" else self.num_slots
 
 
 class TorchEngineConfig(ModelEngineConfig):

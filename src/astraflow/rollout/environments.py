@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, TypeAlias, cast
 
@@ -22,6 +23,7 @@ from astraflow.protocols import Environment, InteractiveEnvironment, Observation
 from astraflow.tasks.config import EnvironmentConfig
 from astraflow.tasks.environment import make_environment, without_environment
 from astraflow.types import Task
+from astraflow.types.bounds import as_number
 from astraflow.user_input.own_code import describe_error, ending_forks
 
 __all__ = ["EnvironmentEpisode", "Environments"]
@@ -198,14 +200,21 @@ def _new_episode(
 
 
 def _check_observation(returned: object, where: str) -> Observation:
-    """Returns the argument. Raises: RolloutError if it isn't an observation with a finite reward."""
+    """Returns the observation, with its reward as a float.
+
+    Raises: RolloutError if it isn't an observation with a finite reward.
+    """
     if not isinstance(returned, Observation):
         raise RolloutError(
             f"{where} returned {type(returned).__name__}; expected an Observation", is_retryable=False
         )
-    if not math.isfinite(returned.reward):
-        raise RolloutError(f"{where} returned the reward {returned.reward}", is_retryable=False)
-    return returned
+    reward = as_number(returned.reward)
+    if reward is None or not math.isfinite(reward):
+        raise RolloutError(
+            f"{where} returned the reward {returned.reward!r:.200}; expected a finite number",
+            is_retryable=False,
+        )
+    return replace(returned, reward=reward)
 
 
 class _Caller:

@@ -4,7 +4,7 @@
 
 A judge generates text, so it runs in the rollout service and not in the scoring processes. Its completions
 don't belong to an episode: they are neither recorded nor trained on. If a judge is unavailable, the episode
-fails. A reply without a verdict gets the value that the judge sets for it, and counts in `judge_unclear`.
+fails. A completion without a clear verdict gets the value that the judge sets, and counts in `judge_unclear`.
 """
 
 import math

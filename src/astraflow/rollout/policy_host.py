@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from astraflow.errors import DeadlineError, RolloutError, UnavailableError, WeightsError
+from astraflow.errors import DeadlineError, RolloutError, UnavailableError, UnfitVersionError, WeightsError
 from astraflow.protocols import Engine, Renderer, SlotName
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.membership import WorkerLink
@@ -187,6 +187,8 @@ class PolicyHost:
         self.hosted: HostedPolicy | None = None
         self.problem = ""
         """The newest error; empty if the newest version is installed."""
+        self._refused = -1
+        """The version to which `problem` belongs, if no retry can install it; else -1."""
         self._link = link
         self._weights = weights
         self._make_engine = make_engine
@@ -215,7 +217,12 @@ class PolicyHost:
     def wait_reason(self) -> WaitReason | None:
         """What the policy waits for; None if it is served and up to date."""
         if self.problem:
-            return WaitReason(kind="weights_failed", policy=self.info.name, detail=as_label(self.problem))
+            return WaitReason(
+                kind="weights_failed",
+                policy=self.info.name,
+                version=self._refused,
+                detail=as_label(self.problem),
+            )
         return None if self.hosted else WaitReason(kind="first_version", policy=self.info.name)
 
     def take_spans(self) -> tuple[BusySpan, ...]:
@@ -249,9 +256,11 @@ class PolicyHost:
     async def follow(self) -> None:
         """Keeps the slots up to date. Returns when the run is over."""
         backoff_s = _FIRST_BACKOFF_S
+        newest = -1
         while True:
             try:
                 reply = await self._poll()
+                newest = reply.manifests[-1].version if reply.manifests else newest
                 if reply.state in {"finished", "failed"}:
                     return
                 await self._update(reply)
@@ -259,12 +268,14 @@ class PolicyHost:
                 if not reply.manifests:
                     await asyncio.sleep(_PAUSE_S)
                 self.problem = ""
+                self._refused = -1
                 backoff_s = _FIRST_BACKOFF_S
             except (UnavailableError, WeightsError, DeadlineError, OSError, MemoryError) as err:
                 self._slots.keep_live()
                 reason = str(err) or "this machine does not have enough memory for it"
                 self._arrivals.fail(reason)
                 self.problem = reason
+                self._refused = newest if isinstance(err, UnfitVersionError) else -1
                 _log.warning("policy %s stays at version %d: %s", self.info.name, self._slots.live, reason)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)

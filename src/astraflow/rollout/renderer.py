@@ -12,26 +12,32 @@ the image.
 """
 
 import json
+import logging
+import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from astraflow.errors import DataError, HistoryRewrittenError, ImageError, RolloutError
-from astraflow.models.chat_template import check_template_args
+from astraflow.models.chat_template import check_template_args, prints_date, with_date
 from astraflow.models.images import ImageRules, image_rules, place_images
 from astraflow.models.stop_ids import folder_stop_ids
+from astraflow.models.template_limits import render_chat
 from astraflow.types import MediaRef, Message, PolicyInfo, ToolSpec
+from astraflow.types.bounds import as_text
 
 __all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer", "load_tokenizer", "policy_renderer"]
+
+_log = logging.getLogger(__name__)
 
 _MARKER = "\ue000end\ue001"
 """Private-use characters: no template handles them specially, and the text with them is never tokenized."""
 
-_THINK_ENDINGS = ("<think>", "<think>\n", "<think>\n\n")
-"""Endings of a prompt if the template opens the model's reasoning."""
+_THINK_ENDINGS = tuple(f"{before}<think>{after}" for before in ("", " ") for after in ("", "\n", "\n\n"))
+"""Endings of a prompt if the template opens the model's reasoning. Some tokenizers join a space to `<`."""
 
 _CACHED_PROMPTS = 64
 """Number of cached prompts: those of the groups in flight. The episodes of a group share their prompt."""
@@ -52,7 +58,7 @@ class ChatTokenizer(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decodes ids, without special tokens."""
+        """Decodes ids. Special tokens keep their text, except those that only end or pad a text."""
         ...
 
 
@@ -134,7 +140,8 @@ class ChatRenderer:
         if hidden:
             raise RolloutError(
                 f"the chat template does not show the tool {hidden[0]!r}, so the model wouldn't know about "
-                "it; use a model whose template takes `tools`",
+                "it; use a model whose template takes `tools`, or add them to the chat_template.jinja of its "
+                "folder",
                 is_retryable=False,
             )
         return ChatRenderer(self._tokenizer, self._stop_ids, tools=tools, images=self._images)
@@ -254,11 +261,16 @@ class _HuggingFaceTokenizer:
     """A tokenizer of transformers. It calls the compiled tokenizer directly if there is one, because the
     classes around it take several times as long for a short text."""
 
-    def __init__(self, tokenizer: Any, template_args: Mapping[str, object]) -> None:
+    def __init__(self, tokenizer: Any, template_args: Mapping[str, object], date: str) -> None:
         from transformers import PreTrainedTokenizerFast
 
         self._tokenizer = tokenizer
         self._template_args = template_args
+        if prints_date(tokenizer.chat_template):
+            _log.info("the chat template of %s prints the date %s", tokenizer.name_or_path, date)
+            tokenizer.chat_template = with_date(tokenizer.chat_template, date)
+        # Only these are dropped: `<tool_call>`, `<think>`, and `<answer>` may be special tokens too.
+        self._without_text = {tokenizer.eos_token_id, tokenizer.pad_token_id}
         self._compiled: Any = None
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             self._compiled = tokenizer.backend_tokenizer
@@ -266,35 +278,28 @@ class _HuggingFaceTokenizer:
             self._compiled.no_padding()
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
-        from jinja2 import TemplateError
-
         conversation = [_to_template_message(message) for message in messages]
         try:
-            text = self._tokenizer.apply_chat_template(
-                conversation,
-                tools=[_to_function(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self._template_args,
-            )
-        except TemplateError as err:
+            shown = [_to_function(tool) for tool in tools] or None
+            arguments = {"tools": shown, "add_generation_prompt": True, **self._template_args}
+            return render_chat(self._tokenizer, conversation, arguments)
+        except DataError as err:
             roles = ", ".join(message.role for message in messages)
             raise RolloutError(
                 f"the chat template refuses a conversation of ({roles}): {err}", is_retryable=False
             ) from err
-        return cast("str", text)
 
     def encode(self, text: str) -> list[int]:
+        text = as_text(text)  # of the tools, whose descriptions come from anywhere
         if self._compiled is not None:
             return cast("list[int]", self._compiled.encode(text, add_special_tokens=False).ids)
         return cast("list[int]", self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        ids = [token for token in token_ids if token not in self._without_text]
         if self._compiled is not None:
-            return cast("str", self._compiled.decode(token_ids, skip_special_tokens=True))
-        text = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+            return cast("str", self._compiled.decode(ids, skip_special_tokens=False))
+        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return cast("str", text)
 
 
@@ -323,15 +328,23 @@ def _to_function(tool: ToolSpec) -> dict[str, object]:
 
 def policy_renderer(info: PolicyInfo, model_dir: Path) -> ChatRenderer:
     """Loads the renderer of a policy from its model folder. Raises: like `load_renderer`."""
-    return load_renderer(model_dir, cast("dict[str, object]", json.loads(info.template_args)))
+    return load_renderer(model_dir, cast("dict[str, object]", json.loads(info.template_args)), date=info.date)
+
+
+@cache
+def _today() -> str:
+    """The day in UTC on which this process first asked."""
+    return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 def load_renderer(
-    model_dir: Path, template_args: Mapping[str, object] = MappingProxyType({})
+    model_dir: Path, template_args: Mapping[str, object] = MappingProxyType({}), *, date: str = ""
 ) -> ChatRenderer:
     """Loads the renderer of a model folder. Its stop ids are those of `models.stop_ids`.
 
-    `template_args`: arguments of the chat template in addition to messages and tools.
+    `template_args`: arguments of the chat template in addition to messages and tools. `date`: what the
+    template prints as today's date, so that it renders a prompt on each day alike; empty: that of the first
+    call in this process.
 
     Raises: DataError if the folder has no tokenizer, no chat template, or no end token; ConfigError if the
     template does not use one of the arguments.
@@ -345,7 +358,9 @@ def load_renderer(
             "eos_token_id in generation_config.json"
         )
     return ChatRenderer(
-        _HuggingFaceTokenizer(tokenizer, template_args), frozenset(stop_ids), images=image_rules(model_dir)
+        _HuggingFaceTokenizer(tokenizer, template_args, date or _today()),
+        frozenset(stop_ids),
+        images=image_rules(model_dir),
     )
 
 

@@ -39,6 +39,7 @@ from astraflow.types import (
     Task,
     Trajectory,
 )
+from astraflow.types.bounds import as_label, as_text
 from astraflow.types.facts import episode_weights
 from astraflow.user_input.own_code import ending_forks, error_text, find_own_line, own_frames
 from astraflow.workflows.calls import CallParser
@@ -81,13 +82,23 @@ def classify_failure(error: BaseException) -> Failure:
             error_class=parts[0].error_class,
             message=parts[0].message,
             is_retryable=all(part.is_retryable for part in parts),
+            place=parts[0].place,
         )
     is_retryable = error.is_retryable if isinstance(error, RolloutError) else isinstance(error, OSError)
     return Failure(
         error_class=type(error).__name__,
-        message=_describe(error)[:_MAX_MESSAGE],
+        message=as_text(_describe(error))[:_MAX_MESSAGE],
         is_retryable=is_retryable,
+        place=_place_of(error),
     )
+
+
+def _place_of(error: BaseException) -> str:
+    """Returns the module and line that raised an error; empty if it was not raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return as_label(f"{trace.tb_frame.f_globals.get('__name__', '')}:{trace.tb_lineno}") if trace else ""
 
 
 def _describe(error: BaseException) -> str:
@@ -278,7 +289,8 @@ class EpisodeRunner:
             progress=progress,
         )
         proposals = Proposals(self._proposals if is_training else None)
-        timed = self._make_task(task, proposals, seed, self._count_failures(overrides.score or self._score))
+        score = self._with_token_ids(overrides.score or self._score, dialogue)
+        timed = self._make_task(task, proposals, seed, self._count_failures(score))
         rewards = await self._run_workflow(overrides.workflow or self._workflow, timed, dialogue)
         trajectories = _make_trajectories(rewards, dialogue)
         metrics = _metrics(dialogue, timed, trajectories)
@@ -323,6 +335,10 @@ class EpisodeRunner:
             ) from err
         _check_rewards(rewards, dialogue)
         return rewards
+
+    def _with_token_ids(self, score: ScoreFunction, dialogue: Dialogue) -> ScoreFunction:
+        """Wraps a score function so that the texts of completions come with their token ids."""
+        return lambda task, text: score(task, dialogue.with_token_ids(text))
 
     def _count_failures(self, score: ScoreFunction) -> ScoreFunction:
         """Wraps a score function so that late scores and scorer errors are counted."""

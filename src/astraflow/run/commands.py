@@ -40,7 +40,7 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
 
     Raises: ConfigError or DataError for the recipe or folder, ServiceError if a process fails for good.
     """
-    folder = RunFolder(run_dir.resolve())
+    folder = RunFolder(Path(os.path.realpath(run_dir)))
     console = Console()
     if folder.is_finished and _has_nothing_to_do(folder, recipe, run_dir):
         return _show_finished(folder, recipe, run_dir, console)
@@ -131,7 +131,9 @@ async def _until_end(
         interrupted.set()
         match len(reasons):
             case 1:
-                view.note("stopping; press Ctrl-C again to end everything at once")
+                view.note(
+                    "stopping after the steps in progress; press Ctrl-C again to end everything at once"
+                )
             case 2:
                 for run in runs:
                     run.kill()

@@ -3,7 +3,6 @@
 This module reads and checks. It doesn't write, download or start anything.
 """
 
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -49,6 +48,7 @@ from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
 from astraflow.user_input.installed import find_entries, load_added, load_or_explain
 from astraflow.user_input.mistakes import hint, nearest_hint
+from astraflow.user_input.written_keys import as_written
 from astraflow.user_input.yaml_files import override_pairs
 from astraflow.workflows.config import EnvironmentWorkflowConfig, WorkflowConfig
 from astraflow.workflows.factory import make_workflow
@@ -144,10 +144,12 @@ def check_recipe(
     for name, policy in recipe.trained.items():
         mistakes.collect(_check_learns, name, policy)
     sources = _check_sources(recipe, mistakes, broken, unbuilt)
-    _check_machine(recipe, mistakes, run_dir)
+    whole = recipe
+    if not mistakes.texts and not any(policy.model in unbuilt for policy in recipe.policies.values()):
+        whole = mistakes.collect(derive_numbers, recipe, sources) or recipe
+    _check_machine(recipe, whole, mistakes, run_dir)
     mistakes.raise_all()
-    is_unbuilt = any(policy.model in unbuilt for policy in recipe.policies.values())
-    return CheckedRecipe(recipe if is_unbuilt else derive_numbers(recipe, sources), sources)
+    return CheckedRecipe(whole, sources)
 
 
 def with_other_mistakes(
@@ -163,9 +165,7 @@ def with_other_mistakes(
     others = _other_mistakes(recipe, run_dir or Path("runs") / recipe.name) if recipe is not None else []
     if not others:
         return error
-    # Each mistake starts on a line that is not indented.
-    own = re.split(r"\n(?! )", str(error).removeprefix(f"{file}: "))
-    return ConfigError(format_mistakes([*own, *others], str(file)))
+    return ConfigError(format_mistakes([*(error.mistakes or [str(error)]), *others], str(file)))
 
 
 def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
@@ -184,15 +184,18 @@ def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
         )
         if is_alone and not _counts_tokens(config):
             mistakes.collect(open_source, config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
-    _check_machine(recipe, mistakes, run_dir)
+    _check_machine(recipe, recipe, mistakes, run_dir)
     return mistakes.texts
 
 
-def _check_machine(recipe: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
-    """Checks servers, and what packages add; with a run folder, also the folder, ports and certificates."""
+def _check_machine(recipe: Recipe, whole: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
+    """Checks servers, and what packages add; with a run folder, also the folder, ports and certificates.
+
+    `whole`: the recipe with numbers in place of `auto`, as far as they are known.
+    """
     for entry in find_entries("astraflow.checks"):
         if (check := load_or_explain(entry)) is not None:
-            mistakes.collect(check, recipe)
+            mistakes.collect(check, whole)
     mistakes.collect(check_engine, recipe)
     if run_dir is None:
         return
@@ -256,11 +259,12 @@ def _check_components(recipe: Recipe, mistakes: _Mistakes) -> frozenset[str]:
     return frozenset(name for name, is_broken in broken.items() if is_broken)
 
 
-def _check_component(where: str, use: Use) -> bool:
+def _check_component(key: str, use: Use) -> bool:
     """Checks a component, and returns True.
 
     Raises: ConfigError if it cannot be loaded, or cannot be called with its arguments.
     """
+    where = as_written(key)
     target = load_attr(use.use, where=f"{where}.use")
     if not callable(target):
         raise ConfigError(
@@ -291,10 +295,10 @@ def _check_learns(name: str, policy: PolicyConfig) -> None:
     )
     if policy.table.group_size == 1 and compares and is_by_reward and not is_own and train.lr > 0:
         raise ConfigError(
-            f"policies.{name}.table.group_size = 1: the credit {credit.name!r} compares the episodes of a "
-            "group with one another, so all advantages would be 0 and nothing would be learned; set it to 2 "
-            "or more (8 is usual), or use a credit that works with single episodes: rae, "
-            "reinforce_plus_plus, or gae with a critic"
+            f"{as_written(f'policies.{name}.table.group_size')} = 1: the credit {credit.name!r} compares the "
+            "episodes of a group with one another, so all advantages would be 0 and nothing would "
+            "be learned; set it to 2 or more (8 is usual), or use a credit that works with single episodes: "
+            "rae, reinforce_plus_plus, or gae with a critic"
         )
 
 
@@ -336,7 +340,7 @@ def _check_sources(
     for name in sources.eval:
         mistakes.collect(_check_eval_size, name, recipe, sources)
     _check_answers(recipe, sources, mistakes, broken)
-    _check_fits_workflow(recipe, sources, mistakes)
+    _check_fits_workflow(recipe, sources, mistakes, has_models=not unbuilt)
     return sources
 
 
@@ -391,8 +395,8 @@ def _check_lengths(recipe: Recipe) -> None:
     for name, policy in recipe.policies.items():
         if engine.max_context != "auto" and policy.sampling.max_tokens >= engine.max_context:
             raise ConfigError(
-                f"policies.{name}.sampling.max_tokens = {policy.sampling.max_tokens} leaves no room for a "
-                f"prompt in rollout.engine.max_context = {engine.max_context}"
+                f"{as_written(f'policies.{name}.sampling.max_tokens')} = {policy.sampling.max_tokens} leaves "
+                f"no room for a prompt in rollout.engine.max_context = {engine.max_context}"
             )
 
 
@@ -435,10 +439,17 @@ def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config
     return True
 
 
-def _check_fits_workflow(recipe: Recipe, sources: OpenSources, mistakes: _Mistakes) -> None:
+def _check_fits_workflow(
+    recipe: Recipe, sources: OpenSources, mistakes: _Mistakes, *, has_models: bool
+) -> None:
     """Checks that the workflow can use the reward and the tasks."""
     if not isinstance(recipe.workflow, Use):
         mistakes.collect(recipe.workflow.check_scoring, recipe.tasks.reward, recipe.tasks.extract)
+    if has_models and not mistakes.texts:  # so the models are complete
+        models = {name: (p.model_dir, p.template_args) for name, p in recipe.policies.items()}
+        for workflow in (recipe.workflow, *(workflow_of(each, recipe) for each in recipe.eval.sets.values())):
+            if not isinstance(workflow, Use):
+                mistakes.collect(workflow.check_templates, models)
     for name, source in sources.train.items():
         tasks = tasks_to_check(source, recipe.tasks.sources[name])
         mistakes.collect(_check_tasks, f"tasks.sources.{name}", tasks, recipe.workflow)
@@ -464,9 +475,9 @@ def _check_batch(name: str, policy: PolicyConfig, sources: OpenSources) -> None:
     if need != "auto" and total < need:
         per_source = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         raise ConfigError(
-            f"policies.{name}.table.groups_per_batch = {need}, but tasks.sources have only {total} tasks "
-            f"({per_source}): a batch could never be filled with different tasks; add tasks, or lower it to "
-            f"at most {total}"
+            f"{as_written(f'policies.{name}.table.groups_per_batch')} = {need}, but tasks.sources have only "
+            f"{total} tasks ({per_source}): a batch could never be filled with different tasks; "
+            f"add tasks, or lower it to at most {total}"
         )
 
 

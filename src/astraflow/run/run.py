@@ -40,6 +40,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import (
     changes_between,
     has_more_steps,
+    redo_notes,
     refuse_changes,
     refuse_fewer_steps,
     steps_done,
@@ -52,12 +53,15 @@ from astraflow.report.view import FINISHED_S, INTERRUPTED_S, RunPage, ShownRun, 
 from astraflow.report.watch.disk import DiskGauge
 from astraflow.report.watch.run_snapshot import RunSnapshot, StepMemory
 from astraflow.report.watch.watchdog import AlarmUpdate, Watchdog, cleared_text
+from astraflow.run.at_work import find_working, note_done, trainers_at_work
 from astraflow.run.hub_models import with_fetched_models
 from astraflow.run.preflight import check_recipe
 from astraflow.service.client import ServiceClient
+from astraflow.trainer.loop import STEP_S, STOP_S
 from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
 from astraflow.types.alarm import Alarm
 from astraflow.user_input.mistakes import hint
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["Run", "launch"]
 
@@ -72,9 +76,12 @@ _UNANSWERED_S = 8.0
 _SAVE_EVERY = 10
 """Number of refreshes between two writes of run.json, which records how long the launcher has run."""
 _WORKERS_GRACE_S = 2.4
-"""Time for trainers and rollout services to stop. After a restart, they redo what a kill lost."""
+"""Time for rollout services to stop, and for trainers if the run has failed. After a restart, they redo what
+a kill lost."""
+_TRAINERS_GRACE_S = STEP_S + STOP_S + 1.0
+"""Time for the trainers of an interrupted run, which finish their step and save it."""
 _STORES_GRACE_S = 1.0
-"""Time for the dataflow and the publishers, which stop last. Both times together stay well below 5 s."""
+"""Time for the dataflow and the publishers, which stop last."""
 _LAST_CHECKPOINT_S = 120.0
 """Time that a trainer may take after its last commit."""
 _LAST_PAGES_S = 120.0
@@ -274,7 +281,12 @@ class Run:
         closing = [asyncio.create_task(page.close(deadline_s)) for page in self._pages]
         if self._supervisor is not None:
             workers = [state.name for state in self._supervisor.states if state.name not in self._ports]
-            await self._supervisor.stop(workers, grace_s=_WORKERS_GRACE_S)
+            training = trainers_at_work(self._supervisor) if self._state == "running" else []
+            others = [name for name in workers if name not in training]
+            await asyncio.gather(
+                self._supervisor.stop(others, grace_s=_WORKERS_GRACE_S),
+                self._supervisor.stop(training, grace_s=_TRAINERS_GRACE_S),
+            )
             await self._supervisor.stop(grace_s=_STORES_GRACE_S)
         self._pool.close()
         for feed in (*self._steps.values(), self._evals):
@@ -438,9 +450,9 @@ class Run:
                 status = await self.status()
                 answered_s = self._clock()
             if status is not None:
-                supervisor.note_progress(*(w.name for w in status.workers if w.load.generated_tokens > 0))
+                supervisor.note_progress(*find_working(status, supervisor))
                 await self._size(status, supervisor)
-                _note_done(status, supervisor)
+                note_done(status, supervisor)
             alarms = self._watch(status, supervisor, max(0.0, self._clock() - answered_s))
             self._view.status(status, supervisor.states, alarms)
             if turn % _SAVE_EVERY == 0:
@@ -499,14 +511,14 @@ async def launch(
 
     Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
-    folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
+    folder = RunFolder(Path(os.path.realpath(run_dir)))  # noqa: ASYNC240 # before anything else runs
     tell = view.note if view is not None else _log.info
     recipe = await asyncio.to_thread(with_fetched_models, recipe, folder.path, tell)
     recipe = check_recipe(recipe, folder.path).recipe
     with folder.lock(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
         recipe = with_reachable_hosts(recipe, starter)
         addresses = choose_addresses(recipe, _earlier_ports(folder))
-        _prepare(folder, recipe)
+        _prepare(folder, recipe, tell)
         folder.reserve()
         if pages is None:
             shown = ShownRun(recipe=recipe, where=str(run_dir), folder=folder, module_path=module_path)
@@ -540,15 +552,6 @@ def _report(folder: RunFolder, recipe: Recipe) -> None:
         _log.exception("the report on %s could not be made", folder.path)
 
 
-def _note_done(status: StatusReply, supervisor: Supervisor) -> None:
-    """Tells the supervisor which processes have completed their work."""
-    is_over = status.state in {"finished", "failed"}
-    trained = {f"trainer-{policy.name}" for policy in status.policies if policy.step >= policy.num_steps}
-    for state in supervisor.states:
-        if is_over or state.name in trained:
-            supervisor.note_done(state.name)
-
-
 def _first(error: BaseException) -> BaseException:
     """Returns the first exception in nested groups."""
     while isinstance(error, BaseExceptionGroup):
@@ -557,8 +560,9 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def _prepare(folder: RunFolder, recipe: Recipe) -> None:
-    """Creates the folder, or checks that its run can be resumed with the recipe. Records the changes."""
+def _prepare(folder: RunFolder, recipe: Recipe, tell: Callable[[str], None]) -> None:
+    """Creates the folder, or checks that its run can be resumed with the recipe. Records the changes, and
+    tells what will be trained again."""
     folder.create()
     if folder.recipe.is_file():
         before = folder.load_recipe()
@@ -569,10 +573,13 @@ def _prepare(folder: RunFolder, recipe: Recipe) -> None:
         if folder.is_finished and not has_more_steps(recipe, before, done):
             raise ConfigError(
                 f"{folder.path} holds a finished run of {max(done.values(), default=0)} steps; raise "
-                "policies.*.train.steps or `stop` to train longer, or pass another folder to start a new run"
+                f"{as_written('policies.*.train.steps')} or `stop` to train longer, or pass another folder "
+                "to start a new run"
             )
         if changes:
             folder.note_changes(changes)
+        for text in redo_notes(folder, recipe, done):
+            tell(text)
     folder.save_recipe(recipe)
     folder.ask_to_resume()
 

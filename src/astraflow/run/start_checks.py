@@ -13,8 +13,6 @@ from pathlib import Path
 from astraflow.errors import ConfigError
 from astraflow.processes.program import choose_addresses
 from astraflow.recipe.access import tls_files
-from astraflow.recipe.cluster_config import LocalLauncherConfig
-from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
 from astraflow.recipe.run_folder import RunFolder
@@ -26,7 +24,6 @@ __all__ = [
     "check_certificates",
     "check_engine",
     "check_run_folder",
-    "has_services_here",
     "last_line",
 ]
 
@@ -34,19 +31,10 @@ _ASK_TIMEOUT_S = 120.0
 """Time limit of these processes: importing torch takes seconds, or a minute on a busy disk."""
 
 
-def has_services_here(recipe: Recipe) -> bool:
-    """Returns whether rollout services run on this machine."""
-    launcher = recipe.launcher
-    starts_here = isinstance(launcher, LocalLauncherConfig) or (
-        isinstance(launcher, LauncherVariant) and not launcher.spans_machines
-    )
-    return starts_here and recipe.max_services > 0
-
-
 def check_engine(recipe: Recipe) -> None:
     """Checks the requirements of the engine. Raises: ConfigError if this machine lacks what it needs."""
     engine = recipe.rollout.engine
-    if isinstance(engine, EngineVariant) and has_services_here(recipe):
+    if isinstance(engine, EngineVariant) and recipe.has_services_here:
         engine.check_machine()
 
 

@@ -27,7 +27,7 @@ from astraflow.service.messages import error_from_reply
 from astraflow.service.worker_ids import public_target
 from astraflow.types import Item
 
-__all__ = ["HttpReply", "HttpTransport", "MemoryTransport", "ServiceClient", "Transport"]
+__all__ = ["HttpReply", "HttpTransport", "MemoryTransport", "ServiceClient", "Transport", "check_url"]
 
 _ItemT = TypeVar("_ItemT", bound=Item)
 _log = logging.getLogger(__name__)
@@ -250,6 +250,17 @@ class _FailedAttempt:
     """How long the service asked the caller to wait."""
     is_refusal: bool = False
     """The service is healthy and refused this caller."""
+
+
+def check_url(url: str) -> None:
+    """Raises: ConfigError if a text that a user gave is not a URL."""
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ConfigError(f"{url[:300]!r} is not the URL of a dataflow, such as http://gpu-1:8000")
 
 
 class ServiceClient:

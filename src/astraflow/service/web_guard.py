@@ -7,11 +7,13 @@ can also send bodies with a simple Content-Type without asking the service first
 these.
 """
 
+import contextlib
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astraflow import wire
@@ -46,7 +48,8 @@ class WebGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._problem(scope) if scope["type"] == "http" else None
         if problem is None:
-            await self.app(scope, receive, send)
+            with contextlib.suppress(ClientDisconnect):  # nobody reads a reply
+                await self.app(scope, receive, send)
             return
         body = wire.encode(problem, wire.JSON)
         headers = [(b"content-type", wire.JSON.encode()), (b"content-length", b"%d" % len(body))]

@@ -12,18 +12,25 @@ from astraflow.protocols import Scorer, ScoringCall
 from astraflow.tasks.rows import shorten
 from astraflow.tasks.variants import PromptsConfig, RowsConfig
 from astraflow.types import Task
+from astraflow.types.model_text import find_reasoning, without_reasoning
 from astraflow.types.row_columns import answers_of
 
 __all__ = ["AnswerScorer", "answer_checker", "extract_answer", "group_end", "has_text", "right_answers"]
 
 
 def extract_answer(text: str, *, mode: str) -> str | None:
-    """The part of a completion that is scored; None if the completion lacks it.
+    """The part of a completion that is compared with the answer; None if the completion lacks it.
+
+    Reasoning is never part of it, and a completion that is nothing but reasoning lacks it.
 
     Modes: `whole`; `last_line` (the last line that is not blank); `after_equals` (the text after the last
     `=`); `answer_tag` (the content of the last `<answer>...</answer>`); `boxed` (the content of the last
     `\\boxed{...}`).
     """
+    if find_reasoning(text) is not None:
+        text = without_reasoning(text)
+        if not text:
+            return None
     return _EXTRACTORS[mode](text)
 
 
@@ -90,8 +97,8 @@ class AnswerScorer(Scorer):
 
 
 def has_text(answer: str) -> bool:
-    """Whether an answer has text that can be compared."""
-    return bool(answer.strip())
+    """Whether an answer has text that can be compared. Blanks and invisible characters are none."""
+    return any(char.isprintable() and not char.isspace() for char in answer)
 
 
 def right_answers(task: Task, is_answer: Callable[[str], bool]) -> tuple[str, ...]:

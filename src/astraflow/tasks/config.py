@@ -184,7 +184,8 @@ class TasksConfig(Config):
     async_calls: int = Field(default=32, ge=1, le=1024)
     """Largest number of calls that one scoring process runs at a time if the reward is `async`."""
     extract: ExtractMode = "whole"
-    """Which part of the completion is scored as the answer."""
+    """Which part of the reply (the completion without its reasoning) is scored as the answer. With `whole`,
+    your own rewards get the reasoning too."""
     format: Pattern = ""
     """Regular expression that the whole completion should match (`.` also matches line breaks); empty:
     none."""

@@ -3,12 +3,14 @@
 | `name` | the function | it gets |
 |---|---|---|
 | `use` | `reward(task, text, ...)` | the task and the extracted text; `completion` by name |
-| `trl` | `reward(completions, ...)` | lists of one entry: `prompts`, `completions`, `answer` |
+| `trl` | `reward(completions, ...)` | one-entry lists: `prompts`, `completions`, `answer`, `completion_ids` |
 | `verl` | `compute_score(...)` | `data_source`, `solution_str`, `ground_truth`, `extra_info` |
 
-Columns are also passed by name: those for which the function has a parameter, or all if it takes `**columns`.
-So are the recipe's `args`. A function may be `async`; then it returns an awaitable, which the caller of
-`OwnReward` waits for. A class is instantiated once, with the `args`, and the instance is called.
+The reply is the completion without its reasoning. A function that has a parameter `reply` (in the form `trl`,
+`replies`) gets it. Columns are also passed by name: those for which the function has a parameter, or all if
+it takes `**columns`. So are the recipe's `args`. A function may be `async`; then it returns an awaitable,
+which the caller of `OwnReward` waits for. A class is instantiated once, with the `args`, and the instance is
+called.
 """
 
 import inspect
@@ -19,7 +21,7 @@ from typing import Any, cast
 
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError, DataError
-from astraflow.protocols import Scorer, ScoringCall
+from astraflow.protocols import CompletionText, Scorer, ScoringCall
 from astraflow.tasks.config import TrlReward, VerlReward
 from astraflow.tasks.environment import without_environment
 from astraflow.types import Message, Task
@@ -27,6 +29,14 @@ from astraflow.types.row_columns import Row, row_of
 from astraflow.user_input.mistakes import nearest_hint
 
 __all__ = ["OwnReward", "check_own_reward", "make_own_reward"]
+
+_ONLY_IN_TRL = {
+    "trainer_state": "rewards run apart from the trainer, and can't depend on its step",
+    "log_metric": "return a metric from a function of the form `(task, text)`, next to its `score`",
+    "log_extra": "log the texts with `logging`",
+    "environments": "score the task in an environment of your own",
+}
+"""What to do instead of using a parameter that TRL gives to its reward functions and AstraFlow doesn't."""
 
 
 class OwnReward(Scorer):
@@ -58,11 +68,17 @@ class OwnReward(Scorer):
         positional = self._form.positional(call)
         skipped = (*self._parameters.first[: len(positional)], *self._args)
         values = self._form.values(call, row_of(without_environment(call.task)[1]))
+        replies = {k: v for k, v in self._form.replies(call).items() if k in self._parameters.names}
         named = {
             name: value
-            for name, value in values.items()
+            for name, value in {**replies, **values}.items()
             if self._parameters.has(name) and name not in skipped
         }
+        if "completion_ids" in self._parameters.required and "completion_ids" not in named:
+            raise DataError(
+                "it has the parameter 'completion_ids', but the workflow composed or changed the text "
+                "that it scores, so it has no token ids; give the parameter a default"
+            )
         result = self._function(*positional, **named, **self._args)
         if inspect.isawaitable(result):
             return self._await_result(result)
@@ -79,7 +95,7 @@ class _Form:
     """The parameter by which a function in this form is recognized; empty: none."""
     num_positional = 2
     gets_all = False
-    own = ("completion",)
+    own = ("completion", "reply")
     """Parameters that the function may have in addition to columns."""
 
     def positional(self, call: ScoringCall) -> tuple[object, ...]:
@@ -89,6 +105,10 @@ class _Form:
     def values(self, call: ScoringCall, row: Row) -> Mapping[str, Any]:
         """All values that the function may get by name."""
         return {**row.columns, "completion": call.completion}
+
+    def replies(self, call: ScoringCall) -> Mapping[str, Any]:
+        """The reply, for a function with a parameter of this name. `**columns` doesn't get it."""
+        return {"reply": call.reply}
 
     def result(self, returned: object) -> object:
         """The completion's value, from what the function returned."""
@@ -101,7 +121,7 @@ class _TrlForm(_Form):
     main = "completions"
     num_positional = 0
     gets_all = True
-    own = ("prompts", "completions", "answer")
+    own = ("prompts", "completions", "replies", "completion_ids", "answer")
 
     def positional(self, call: ScoringCall) -> tuple[object, ...]:
         return ()
@@ -114,17 +134,23 @@ class _TrlForm(_Form):
             prompt = [{"role": message.role, "content": message.content} for message in messages]
             completion = [{"role": "assistant", "content": call.completion}]
         values = {"answer": _answer(call.task, row), **row.columns}
-        return {
-            name: [value] for name, value in {**values, "prompts": prompt, "completions": completion}.items()
-        }
+        values |= {"prompts": prompt, "completions": completion}
+        if isinstance(call.completion, CompletionText):
+            values["completion_ids"] = list(call.completion.token_ids)
+        return {name: [value] for name, value in values.items()}
+
+    def replies(self, call: ScoringCall) -> Mapping[str, Any]:
+        return {"replies": [call.reply]}
 
     def result(self, returned: object) -> object:
         values = cast("Any", returned)
-        if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__") or len(values) != 1:
+        try:
+            (value,) = iter(()) if isinstance(returned, str | Mapping) else values
+        except (TypeError, ValueError) as err:  # not iterable, or not one value
             raise DataError(
                 f"it returned {str(values)[:200]!r} for one completion; expected a list with one number"
-            )
-        return values[0]
+            ) from err
+        return value
 
 
 class _VerlForm(_Form):
@@ -134,7 +160,7 @@ class _VerlForm(_Form):
     main = "solution_str"
     num_positional = 0
     gets_all = True
-    own = ("data_source", "solution_str", "ground_truth", "extra_info")
+    own = ("data_source", "solution_str", "ground_truth", "extra_info", "reply")
 
     def positional(self, call: ScoringCall) -> tuple[object, ...]:
         return ()
@@ -227,6 +253,11 @@ def check_own_reward(config: Use, columns: Collection[str] | None, *, where: str
     args = () if isinstance(target, type) else config.args
     known = {*columns, *form.own, *args, *parameters.first[: form.num_positional]}
     for name in parameters.required:
+        if isinstance(form, _TrlForm) and (instead := _ONLY_IN_TRL.get(name)):
+            raise ConfigError(
+                f"{where}.use = {config.use!r} has the parameter {name!r}, which only TRL gives: {instead}, "
+                "and give the parameter a default"
+            )
         if name not in known:
             meant = nearest_hint(name, [*columns, *form.own])
             raise ConfigError(

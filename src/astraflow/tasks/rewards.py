@@ -13,10 +13,10 @@ import inspect
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, cast
 
 from astraflow.config import Use
@@ -39,7 +39,8 @@ from astraflow.tasks.rows import name_row_in_errors
 from astraflow.tasks.selection import tasks_to_check
 from astraflow.tasks.variants import JudgeVariant, PromptsConfig, RewardVariant, RowsConfig, SourceVariant
 from astraflow.types import Task
-from astraflow.types.bounds import as_label
+from astraflow.types.bounds import as_label, as_number
+from astraflow.types.model_text import find_reasoning, with_opening
 from astraflow.types.row_columns import is_of_row
 from astraflow.user_input.mistakes import configs_in, tag_of
 from astraflow.user_input.own_code import describe_error
@@ -129,6 +130,7 @@ class RecipeReward:
         Raises: RolloutError that names the line if a user's function raised.
         """
         values: list[object] = []
+        text = with_opening(text)
         try:
             for part in self.parts:
                 values.append(part.start(task, text))  # noqa: PERF401 - coroutines are closed if a later one fails
@@ -174,8 +176,10 @@ class RecipeReward:
                 metrics[f"reward/{part.name}"] = number
             metrics |= reported
         score *= product
+        if reasoning := find_reasoning(text):
+            metrics["unfinished_reasoning"] = float(not reasoning.is_finished)
         if self.format_weight > 0:
-            matches = re.fullmatch(self.pattern, text, re.DOTALL) is not None
+            matches = re.fullmatch(self.pattern, with_opening(text), re.DOTALL) is not None
             score = (1 - self.format_weight) * score + self.format_weight * matches
             metrics["format_match"] = float(matches)
         return Score(score, metrics)
@@ -225,7 +229,8 @@ class _Part:
 
     def start(self, task: Task, text: str) -> object:
         """Calls the scorer. Returns a value or an awaitable."""
-        answer = text if self.scorer.gets_all else extract_answer(text, mode=self.mode)
+        gets_all = self.scorer.gets_all or (isinstance(self.scorer, OwnReward) and self.mode == "whole")
+        answer = text if gets_all else extract_answer(text, mode=self.mode)
         if answer is None:
             return 0.0
         try:
@@ -286,7 +291,7 @@ class _Part:
         metrics: dict[str, float] = {}
         for key, number in fields.items():
             # Other values, such as text for people to read, are not metrics.
-            if isinstance(number, Real):
+            if as_number(number) is not None:
                 name = "/".join(["reward", *([self.name] if self.name else []), as_label(str(key))])
                 metrics[name] = self._number(task, number, f"returned, under {str(key)[:64]!r},")
         if len(metrics) > _MAX_REPORTED:
@@ -297,12 +302,13 @@ class _Part:
         return metrics
 
     def _number(self, task: Task, value: object, how: str) -> float:
-        if not isinstance(value, Real) or not math.isfinite(value):
+        number = as_number(value)
+        if number is None or not math.isfinite(number):
             raise RolloutError(
                 f"{self._who(task)} {how} {_format_value(value)}; expected a finite number",
                 is_retryable=False,
             )
-        return float(value)
+        return number
 
 
 def _format_value(value: object) -> str:
@@ -375,7 +381,8 @@ def _make_scorer(reward: SingleRewardConfig, config: TasksConfig, where: str) ->
 
 
 def _exact(text: str, answers: Sequence[str]) -> float:
-    return float(any(text.strip() == answer.strip() for answer in answers))
+    said, *right = (unicodedata.normalize("NFC", each).strip() for each in (text, *answers))
+    return float(said in right)
 
 
 class _FormatScorer(Scorer):

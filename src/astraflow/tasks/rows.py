@@ -6,11 +6,13 @@ and the column. So are the substitutes that tools write for a value: NaN for a m
 chat.
 """
 
+import datetime
 import json
 import math
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any, cast, get_args
 
 import msgspec
@@ -156,8 +158,15 @@ def _text(value: object, key: str, where: str) -> str:
         )
     if isinstance(value, str):
         return _check_text(value, f"{where}: {key!r}")
+    if isinstance(value, Decimal) and value.is_finite():
+        return format(value, "f")
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return number_text(value)
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta):
+        raise DataError(
+            f"{where}: {key!r} is {value!r}, which isn't a text; if the file has a text there, the source "
+            "`jsonl` reads it as it is written; else store the column as text"
+        )
     raise DataError(f"{where}: {key!r} is {shorten(repr(value))}; expected a text or a finite number")
 
 
@@ -192,7 +201,7 @@ def _is_chat_text(text: str) -> bool:
 
 
 def _answer(row: Mapping[str, Any], config: RowsConfig, where: str) -> tuple[str, Any]:
-    """The answer as text, and its value if it is a list, a mapping or a Boolean."""
+    """The answer as text, and its value if it isn't a text but JSON can hold it."""
     if not config.answer_key:
         return "", None
     value = _value(row, config.answer_key, where, "answer_key")
@@ -205,7 +214,8 @@ def _answer(row: Mapping[str, Any], config: RowsConfig, where: str) -> tuple[str
                 f"{where}: {config.answer_key!r} cannot be written as JSON: {err}; correct the answer, or "
                 "remove the row"
             ) from err
-    return _text(value, config.answer_key, where), None
+    text = _text(value, config.answer_key, where)
+    return text, value if isinstance(value, int | float) else None
 
 
 def _chat(prompt: Sequence[object], config: RowsConfig, where: str) -> tuple[tuple[Message, ...], str]:

@@ -57,7 +57,8 @@ class TorchBackendConfig(Config):
     of their tokens: on CPUs, and for models in packed rows. Worthwhile for tiny models with prompts much
     longer than their completions."""
     optimizer_state: Literal["float32", "bfloat16"] = "float32"
-    """Data type of AdamW's two moving averages; `bfloat16` halves their memory, for `betas` up to 0.99."""
+    """Data type of AdamW's two moving averages. `bfloat16` halves their memory, and needs `betas` of at most
+    0.99, at which steps along a steady gradient are 10% longer than in float32 (0.3% at 0.95)."""
     offload_optimizer: bool = False
     """Keep AdamW's moving averages in host memory; each optimizer step copies them to the device and back."""
     activations: Literal["keep", "recompute"] = "keep"

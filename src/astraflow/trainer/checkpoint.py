@@ -24,8 +24,17 @@ import xxhash
 from astraflow import wire
 from astraflow.errors import DataError, WireError
 from astraflow.types import Item
+from astraflow.weights.snapshot import declare_dtype
 
-__all__ = ["RECORD_FILE", "Checkpoint", "CheckpointRecord", "CheckpointStore", "FileRecord", "sync_path"]
+__all__ = [
+    "RECORD_FILE",
+    "Checkpoint",
+    "CheckpointRecord",
+    "CheckpointStore",
+    "FileRecord",
+    "newest_step",
+    "sync_path",
+]
 
 _log = logging.getLogger(__name__)
 RECORD_FILE = "checkpoint.json"
@@ -65,6 +74,12 @@ class Checkpoint:
     """Number of steps done."""
     write: Callable[[], None] | None = None
     """Writes the missing files of a staged checkpoint."""
+
+
+def newest_step(folder: Path) -> int:
+    """Number of steps in the newest checkpoint of a folder, whether it is intact or not; 0 without one."""
+    names = [path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def sync_path(path: Path) -> None:
@@ -110,6 +125,7 @@ class CheckpointStore:
         """Makes a staged checkpoint durable and visible, then removes the oldest ones beyond `keep`."""
         if staged.write is not None:
             staged.write()
+        declare_dtype(staged.path)
         (staged.path / RECORD_FILE).unlink(missing_ok=True)  # of a checkpoint that training began with
         paths = sorted(staged.path.rglob("*"))
         files = [path for path in paths if path.is_file()]

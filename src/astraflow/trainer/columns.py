@@ -73,10 +73,12 @@ def columns_from_samples(
         is_turn_end=np.diff(spans[trained_idx], append=-1) != 0,
         versions=_versions(trajectories, starts, len(mask))[trained_idx],
         streams={name: entries[trained_idx] for name, entries in joined.items()},
+        is_zeroed=np.array([bool(s.zeroed_by) for s in samples], dtype=np.bool_),
         num_left_out=num_left_out,
         media=[t.media for t in trajectories] if any(t.media for t in trajectories) else (),
     )
-    _check_advantages(columns)
+    is_bad = (spans[trained_idx] < 0) | ~np.isfinite(columns.advantages)
+    _refuse(columns, trained_idx[is_bad], "trained tokens without a finite advantage")
     return columns
 
 
@@ -145,8 +147,8 @@ def _trajectory_name(samples: Sequence[Sample], idx: int) -> str:
 
 
 def _advantages(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> tuple[Floats, Ints]:
-    """[N] advantages, NaN where no span covers the token; and [N] the number of the span, or -1."""
-    column = np.full(num_tokens, np.nan, dtype=np.float32)
+    """[N] advantages, and [N] the number of the span that covers the token, or -1 if none does."""
+    column = np.zeros(num_tokens, dtype=np.float32)
     numbers = np.full(num_tokens, -1, dtype=np.int64)
     number = 0
     for sample, offset in zip(samples, starts.tolist(), strict=True):
@@ -174,11 +176,6 @@ def _check_span(sample: Sample, span: AdvantageSpan, num: int) -> None:
             f"group {sample.group_id}/episode {sample.episode_idx}: an advantage covers tokens {span.start} "
             f"to {span.end} of {num}"
         )
-
-
-def _check_advantages(columns: Columns) -> None:
-    is_bad = ~np.isfinite(columns.advantages)
-    _refuse(columns, columns.trained_idx[is_bad], "trained tokens without a finite advantage")
 
 
 def _refuse(columns: Columns, tokens: NDArray[Any], what: str) -> None:

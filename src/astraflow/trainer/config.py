@@ -1,13 +1,13 @@
 """The trainer of one policy in a recipe."""
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from astraflow.config import Config, Use, with_installed
 from astraflow.losses.config import AuxiliaryConfig, GrpoLossConfig, LossConfig
-from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig
+from astraflow.trainer.backend_config import BackendVariant, TorchBackendConfig, torch_settings
 
 __all__ = [
     "BackendConfig",
@@ -18,11 +18,16 @@ __all__ = [
 ]
 
 
+_DecayRate = Annotated[float, Field(ge=0, lt=1)]
+_MAX_BFLOAT16_BETA = 0.99
+"""Largest decay rate with which a moving average in bfloat16 follows the gradients."""
+
+
 class OptimizerConfig(Config):
     """AdamW with a warm-up and a schedule over the optimizer steps of the run."""
 
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the moving averages of the gradient and of the squared gradient."""
+    betas: tuple[_DecayRate, _DecayRate] = (0.9, 0.95)
+    """Decay rates of the moving averages of the gradient and of the squared gradient; below 1."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the square root of the average squared gradient."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -137,6 +142,17 @@ class TrainConfig(Config):
         """The settings for fewer machines with as many ranks each, and whole copies of the weights."""
         shard = self.shard.model_copy(update={"replicate": self.shard.replicate * nodes // self.nodes})
         return self.model_copy(update={"nodes": nodes, "ranks": self.local_ranks * nodes, "shard": shard})
+
+    @model_validator(mode="after")
+    def _averages_can_move(self) -> "TrainConfig":
+        torch = torch_settings(self.backend)
+        if torch and torch.optimizer_state == "bfloat16" and max(self.optimizer.betas) > _MAX_BFLOAT16_BETA:
+            raise ValueError(
+                f"optimizer.betas = {list(self.optimizer.betas)} with backend.optimizer_state = bfloat16: an "
+                "average in bfloat16 changes by less than it can represent; set betas to at most "
+                f"{_MAX_BFLOAT16_BETA:g}, or optimizer_state: float32"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ranks_can_be_cut(self) -> "TrainConfig":

@@ -10,11 +10,13 @@ A step does the following, in order:
    critic.
 
 Samples whose advantages are all 0 count in every denominator. They are not computed if their gradient is
-known to be 0; metrics of tokens then cover only the computed ones.
+known to be 0; metrics of tokens then cover only the computed ones. Samples that a rule set to zero
+(`Sample.zeroed_by`) are left out before step 1, so they count in no denominator and in no statistic.
 
 This module decides what is computed, and the backend decides how, so another backend repeats none of this.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +30,6 @@ from astraflow.losses.config import ValueModelConfig
 from astraflow.losses.factory import make_loss
 from astraflow.protocols import (
     AdamStep,
-    EntropyUse,
     ModelRole,
     SampleRulesProvider,
     StepMetricsReporter,
@@ -43,7 +44,7 @@ from astraflow.trainer.packing import cut_minibatches, samples_with_advantage
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import denominator, learning_rate, shuffle_seed
 from astraflow.trainer.step_run import Minibatch, StepRun, statistics_inputs, with_bounded_ratios
-from astraflow.types import Batch, SampleRules, StreamRule
+from astraflow.types import Batch, Sample, SampleRules, StreamRule
 from astraflow.types.host_tensors import HostTensor
 from astraflow.types.token_columns import Columns
 
@@ -56,7 +57,7 @@ _MIN_TEACHER_LOGPROB = -1e6
 def frozen_roles(config: TrainConfig) -> tuple[ModelRole, ...]:
     """The frozen models that score the batches of a recipe."""
     roles: list[ModelRole] = []
-    if config.auxiliary.kl.coef > 0:
+    if config.auxiliary.has_reference:
         roles.append("reference")
     if config.auxiliary.teacher:
         roles.append("teacher")
@@ -111,13 +112,20 @@ class LossLearner:
             raise TrainingError(
                 f"got the batch of step {batch.step + 1}, expected step {self.num_steps_done + 1}"
             )
+        samples, untrained_frac = self._trained_samples(batch.samples)
         columns = columns_from_samples(
-            batch.samples,
+            samples,
             vocab_size=self.backend.vocab_size,
             rules=self._column_rules,
             is_slice=self._ranks.world > 1,
         )
-        run = StepRun(columns=columns, trainer_version=batch.trainer_version, ranks=self._ranks)
+        run = StepRun(
+            columns=columns,
+            trainer_version=batch.trainer_version,
+            ranks=self._ranks,
+            needs_proximal=self._loss.needs_proximal,
+            untrained_frac=untrained_frac,
+        )
         with run.time_phase("pack_s"):
             minibatches = self._minibatches(columns)
         self._score_frozen(run)
@@ -152,6 +160,17 @@ class LossLearner:
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote. Raises: DataError if the folder does not fit the model."""
         self.num_steps_done = self.backend.load(folder)
+
+    def _trained_samples(self, samples: Sequence[Sample]) -> tuple[Sequence[Sample], float]:
+        """This rank's samples without those that a rule set to zero, and the share of these in the batch.
+
+        If no rank has others, the result is all samples: the step must happen, though it trains nothing.
+        """
+        zeroing = {"filter", "credit"} if self._loss.compares else {"filter"}
+        trained = [sample for sample in samples if sample.zeroed_by not in zeroing]
+        counts = self._ranks.gather_values((len(trained), len(samples)))
+        num_trained, num_samples = (sum(kind) for kind in zip(*counts, strict=True))
+        return (trained if num_trained else samples), 1 - num_trained / max(1, num_samples)
 
     def _minibatches(self, columns: Columns) -> list[Minibatch]:
         cut = self._own_minibatches(columns)
@@ -201,39 +220,41 @@ class LossLearner:
                 run.reference = logprobs
             else:
                 run.teacher = logprobs
-        is_penalised = run.reference is not None and self._config.auxiliary.kl.place == "reward"
-        if is_penalised and self._critic is None:
-            run.apply_penalty(self._config.auxiliary.kl)
+        kl = self._config.auxiliary.kl
+        if kl.coef > 0 and kl.place == "reward" and self._critic is None:
+            run.apply_penalty(kl)
 
     def _fill_proximal(self, run: StepRun, minibatches: Sequence[Minibatch]) -> None:
         for minibatch in minibatches:
-            self._note_proximal(run, self.backend.logprobs(run.columns, minibatch.parts))
+            run.note_start(*self._current(run, minibatch))
 
-    def _note_proximal(self, run: StepRun, logprobs: np.ndarray) -> None:
-        is_computed = ~np.isnan(logprobs)
-        run.proximal[is_computed] = logprobs[is_computed]
-        run.is_at_start |= is_computed
+    def _current(self, run: StepRun, minibatch: Minibatch) -> tuple[np.ndarray, np.ndarray]:
+        """The trained tokens of this rank's microbatches, and their current logprobs."""
+        logprobs = self.backend.logprobs(run.columns, minibatch.parts)
+        trained = run.columns.trained_of(np.concatenate([np.zeros(0, dtype=np.int64), *minibatch.parts]))
+        return trained, logprobs[trained]
 
     def _forward_backward(self, run: StepRun, minibatch: Minibatch, *, is_first: bool) -> None:
         columns = run.columns
-        entropy: EntropyUse = "gradient" if self._config.auxiliary.entropy_coef > 0 else "value"
         objective = PolicyObjective(
             run,
             self._loss,
             denominator=self._config.denominator,
-            divisor=denominator(
-                self._config,
-                num_tokens=minibatch.num_tokens,
-                num_samples=minibatch.num_samples,
-                num_episodes=minibatch.num_episodes,
-            ),
+            divisor=math.inf if run.is_idle else self._divisor(minibatch),
             is_first=is_first,
             needs_advantage=self._may_skip,
-            entropy=entropy,
             statistics=self._statistics(run, minibatch, is_first=is_first),
         )
         run.num_computed += self.backend.forward_backward(columns, minibatch.parts, objective)
         objective.finish()
+
+    def _divisor(self, minibatch: Minibatch) -> float:
+        return denominator(
+            self._config,
+            num_tokens=minibatch.num_tokens,
+            num_samples=minibatch.num_samples,
+            num_episodes=minibatch.num_episodes,
+        )
 
     def _statistics(
         self, run: StepRun, minibatch: Minibatch, *, is_first: bool
@@ -247,12 +268,12 @@ class LossLearner:
         if minibatch.num_parts == 1 and self._ranks.world == 1:
             return None
         with run.time_phase("statistics_s"), torch.no_grad():
-            logprobs = self.backend.logprobs(run.columns, minibatch.parts)
-            if is_first:
-                self._note_proximal(run, logprobs)
-            trained = np.flatnonzero(~np.isnan(logprobs))
-            inputs, _ = with_bounded_ratios(run.inputs(trained, torch.from_numpy(logprobs[trained])))
-            return self._loss.statistics(statistics_inputs(inputs, self._ranks))
+            trained, logprobs = self._current(run, minibatch)
+            inputs = run.inputs(trained, torch.from_numpy(logprobs), is_first=is_first)
+            inputs, _ = with_bounded_ratios(inputs)
+            statistics = self._loss.statistics(statistics_inputs(inputs, self._ranks))
+        run.statistics.append(statistics)
+        return statistics
 
     def _optim_step(self, run: StepRun, minibatch: Minibatch, update: int) -> None:
         optimizer = self._config.optimizer

@@ -15,8 +15,9 @@ thread. It is written and becomes visible only after its step is committed, so a
 steps that the dataflow has not seen. Batches are released once no kept checkpoint needs them: if the newest
 checkpoint turns out to be damaged, the steps after the previous one are repeated.
 
-A fenced epoch ends the process with FencedError. A stop lets the current step and its publication finish
-within `STOP_S`, saves, and leaves. A step that does not finish in time is repeated after the resume.
+A fenced epoch ends the process with FencedError. A stop lets the step in progress finish within `STEP_S`, and
+its publication within `STOP_S` more, saves, and leaves. What does not finish in time is repeated after the
+resume.
 """
 
 import asyncio
@@ -52,13 +53,15 @@ from astraflow.types.bounds import MAX_ERROR_CHARS
 from astraflow.types.host_tensors import HostTensor
 from astraflow.user_input.own_code import ending_forks
 
-__all__ = ["STOP_S", "Trainer", "TrainerLink", "TrainerSettings", "run_trainer"]
+__all__ = ["STEP_S", "STOP_S", "Trainer", "TrainerLink", "TrainerSettings", "run_trainer"]
 
 _log = logging.getLogger(__name__)
 _ResultT = TypeVar("_ResultT")
 
-STOP_S = 2.5
-"""How long a stopped trainer may take to finish its last step, its publication and its checkpoint."""
+STEP_S = 60.0
+"""How long a stopped trainer may take to finish the step that it is training."""
+STOP_S = 8.0
+"""How long it may then take for the publication and the checkpoint."""
 
 
 class TrainerLink(Protocol):
@@ -95,8 +98,11 @@ class TrainerSettings:
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
 
 
-async def run_trainer(trainer: "Trainer", stop: asyncio.Event, *, stop_s: float = STOP_S) -> None:
-    """Trains until the run is over, all steps are done, or `stop` is set; then ends within `stop_s`.
+async def run_trainer(
+    trainer: "Trainer", stop: asyncio.Event, *, step_s: float = STEP_S, stop_s: float = STOP_S
+) -> None:
+    """Trains until the run is over, all steps are done, or `stop` is set. Then it ends within `step_s` if it
+    is training a step, and `stop_s`.
 
     Raises: FencedError if a newer session took over; UnavailableError if the dataflow or the publisher does
     not answer; DataError, WireError or TrainingError from the learner.
@@ -107,7 +113,10 @@ async def run_trainer(trainer: "Trainer", stop: asyncio.Event, *, stop_s: float 
         await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             trainer.stop()
+            idle = asyncio.create_task(trainer.wait_for_step(), name="step")
+            await asyncio.wait({work, idle}, timeout=step_s, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({work}, timeout=stop_s)
+            await _discard(idle)
         if work.done():
             work.result()
         else:
@@ -151,6 +160,8 @@ class Trainer:
         self._checkpoints = checkpoints
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"train-{plan.policy}")
         self._stopping = asyncio.Event()
+        self._is_between_steps = asyncio.Event()
+        self._is_between_steps.set()
         self._is_run_over = False
         self._publication: asyncio.Task[None] | None = None
         self._committed = 0
@@ -166,6 +177,10 @@ class Trainer:
     def stop(self) -> None:
         """Lets the current step finish, and begins no further one."""
         self._stopping.set()
+
+    async def wait_for_step(self) -> None:
+        """Returns once no step is being trained."""
+        await self._is_between_steps.wait()
 
     def close(self) -> None:
         """Abandons the train thread. If a step is still running in it, its result is not used."""
@@ -270,6 +285,7 @@ class Trainer:
         step = batch.step + 1
         async with self._turns:
             began_s = time.time()
+            self._is_between_steps.clear()
             try:
                 result = await self._in_thread(lambda: self._learner.train_step(batch))
             except (ConfigError, ServiceError):
@@ -277,6 +293,8 @@ class Trainer:
             except Exception as err:
                 await self._report(session, batch, err)
                 raise
+            finally:
+                self._is_between_steps.set()
             trained_s = time.time()
             self._record_span("train", began_s)
             weights = await self._in_thread(self._learner.export)

@@ -70,34 +70,39 @@ class PolicyObjective:
     divisor: float
     is_first: bool
     """Whether the weights are still those of the step's start."""
-    entropy: EntropyUse = "value"
     statistics: Mapping[str, Tensor] | None = None
     """Statistics over the whole minibatch; None if they are computed from its only microbatch."""
     needs_advantage: bool = False
     """Whether the gradient of a token with advantage 0 is known to be 0."""
     _parts: TokenParts = field(default_factory=TokenParts)
 
+    @property
+    def entropy(self) -> EntropyUse:
+        """The metrics always show the entropies."""
+        return "gradient" if self.loss.needs_entropies else "value"
+
     def __call__(self, trained: Ints, predicted: Tensor, entropies: Tensor | None) -> Tensor:
         """The loss summed over a microbatch, divided by the whole minibatch's divisor."""
-        inputs = self.run.inputs(trained, predicted)
-        if self._is_proximal_current:
-            inputs = replace(inputs, proximal_logprobs=predicted.detach())
+        inputs = self.run.inputs(trained, predicted, is_first=self.is_first)
         inputs, is_beyond = with_bounded_ratios(inputs)
         statistics = self.statistics
         if statistics is None:
             with torch.no_grad():
                 assert self.loss.statistics is not None
                 statistics = self.loss.statistics(statistics_inputs(inputs, ALONE))
+            self.run.statistics.append(statistics)
         on_device = {
             name: value.to(predicted.device, non_blocking=True) for name, value in statistics.items()
         }
-        inputs = replace(inputs, entropies=entropies, statistics=on_device)
+        # Entropies without a gradient would turn a bonus on them into a constant.
+        given = entropies if self.loss.needs_entropies else None
+        inputs = replace(inputs, entropies=given, statistics=on_device)
         output = self.loss.function(inputs)
         loss = self.run.total(trained, output.per_token, self.denominator) / self.divisor
         self._parts.add(trained, predicted, output.per_token)
-        self.run.add(inputs, output, loss, is_beyond)
+        self.run.add(replace(inputs, entropies=entropies), output, loss, is_beyond)
         # A minibatch without any advantage is computed nevertheless; its tokens have no gradient.
-        if not self.needs_advantage or self.run.advantages[trained].any():
+        if not self.run.is_idle and (not self.needs_advantage or self.run.advantages[trained].any()):
             self.run.num_gradient_tokens += len(trained)
         return loss
 
@@ -106,14 +111,9 @@ class PolicyObjective:
         if not self._parts.rows:
             return  # other ranks have all samples of this minibatch
         trained, (logprobs, per_token) = self._parts.read()
-        if self._is_proximal_current:
-            self.run.proximal[trained] = logprobs
-            self.run.is_at_start[trained] = self.is_first
+        if self.is_first:
+            self.run.note_start(trained, logprobs)
         check_finite(self.run.columns, trained, per_token)
-
-    @property
-    def _is_proximal_current(self) -> bool:
-        return self.is_first or not self.loss.needs_proximal
 
 
 @dataclass(slots=True)

@@ -139,8 +139,9 @@ def advantages_and_returns(
 
 def whiten(advantages: Floats, *, among: Floats) -> Floats:
     """(A - mean) / (standard deviation + 1e-6), both taken `among` all trained tokens of the batch."""
-    every = among.astype(np.float64)
-    wide = advantages.astype(np.float64)
+    first = np.float64(among[0]) if among.size else 0.0  # so that equal advantages have an exact mean
+    every = among.astype(np.float64) - first
+    wide = advantages.astype(np.float64) - first
     return ((wide - every.mean()) / (every.std() + 1e-6)).astype(np.float32)
 
 

@@ -36,7 +36,14 @@ from astraflow.types import MetricItem, Reduction
 from astraflow.types.bounds import MAX_METRIC
 from astraflow.types.token_columns import EXPERTS_STREAM, Columns
 
-__all__ = ["Minibatch", "StepRun", "metric_items", "statistics_inputs", "with_bounded_ratios"]
+__all__ = [
+    "Minibatch",
+    "StepRun",
+    "metric_items",
+    "statistics_inputs",
+    "statistics_metrics",
+    "with_bounded_ratios",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -81,10 +88,14 @@ class StepRun:
     trainer_version: int
     ranks: Ranks = ALONE
     """The ranks that have the rest of the batch."""
+    untrained_frac: float = 0.0
+    """Share of the batch's samples that aren't trained because a rule set them to zero."""
+    needs_proximal: bool = True
+    """Whether the loss reads the proximal logprobs."""
     proximal: Floats = field(init=False)
-    """[P] logprobs at the step's start, or the current ones if the loss needs none; filled before use."""
+    """[P] logprobs at the step's start, where `is_at_start`; the engine's newest version should agree."""
     is_at_start: NDArray[np.bool_] = field(init=False)
-    """[P] whether `proximal` is from the step's start, so that the engine's newest version should agree."""
+    """[P] whether the token's `proximal` logprob is known."""
     staleness: Floats = field(init=False)
     advantages: Floats = field(init=False)
     reference: Floats | None = None
@@ -104,12 +115,19 @@ class StepRun:
     num_gradient_tokens: int = 0
     """Trained tokens of the passes whose gradient is not known to be 0."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    statistics: list[Mapping[str, Tensor]] = field(default_factory=list[Mapping[str, Tensor]])
+    """What the loss's statistics function returned for each minibatch."""
 
     def __post_init__(self) -> None:
-        self.proximal = np.full_like(self.columns.behavior_logprobs, np.nan)
+        self.proximal = np.zeros_like(self.columns.behavior_logprobs)
         self.is_at_start = np.zeros(len(self.proximal), dtype=np.bool_)
         self.staleness = (self.trainer_version - self.columns.versions).astype(np.float32)
         self.advantages = self.columns.advantages
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of the batch is trained: all gradients are 0."""
+        return self.untrained_frac == 1
 
     @contextmanager
     def time_phase(self, name: str) -> Generator[None, None, None]:
@@ -129,7 +147,9 @@ class StepRun:
     def apply_penalty(self, kl: KlConfig) -> None:
         """Subtracts from each advantage the penalties from its token to the sequence's end: their
         undiscounted return."""
-        rest = sums_to_end(self.penalty(kl), self.columns.trained_starts)
+        starts = self.columns.trained_starts
+        rest = sums_to_end(self.penalty(kl), starts)
+        rest[np.repeat(self.columns.is_zeroed, np.diff(starts))] = 0
         self.advantages = (self.advantages - rest).astype(np.float32)
 
     def estimate(self, values: Floats, critic: ValueModelConfig, kl: KlConfig) -> None:
@@ -146,16 +166,28 @@ class StepRun:
         if critic.whiten:
             self.advantages = whiten(self.advantages, among=self.ranks.gather_column(self.advantages))
 
-    def inputs(self, trained: NDArray[np.int64], logprobs: Tensor) -> LossInputs:
-        """The loss's columns of one microbatch. The caller adds entropies and statistics."""
+    def note_start(self, trained: NDArray[np.int64], logprobs: Floats) -> None:
+        """Stores logprobs of the weights at the step's start."""
+        self.proximal[trained] = logprobs
+        self.is_at_start[trained] = True
+
+    def inputs(self, trained: NDArray[np.int64], logprobs: Tensor, *, is_first: bool = True) -> LossInputs:
+        """The loss's columns of one microbatch. The caller adds entropies and statistics. `is_first`: the
+        weights are those of the step's start, so these logprobs are also the proximal ones."""
 
         def column(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(values).to(logprobs.device, non_blocking=True)
 
+        proximal = None
+        if self.needs_proximal and is_first:
+            proximal = logprobs.detach()
+        elif self.needs_proximal:
+            assert self.is_at_start[trained].all()
+            proximal = column(self.proximal[trained])
         samples = self.columns.sample_of(trained)
         return LossInputs(
             logprobs=logprobs,
-            proximal_logprobs=column(self.proximal[trained]),
+            proximal_logprobs=proximal,
             behavior_logprobs=column(self.columns.behavior_logprobs[trained]),
             advantages=column(self.advantages[trained]),
             sequence_idx=column(np.cumsum(np.diff(samples, prepend=samples[:1]) != 0)),
@@ -184,12 +216,14 @@ class StepRun:
     def add(self, inputs: LossInputs, output: LossOutput, loss: Tensor, is_beyond: Tensor) -> None:
         """Adds one microbatch to the metrics. `is_beyond`: see `with_bounded_ratios`."""
         with torch.no_grad():
-            ratio = torch.exp(inputs.logprobs - inputs.proximal_logprobs)
-            found = {"ratio_mean": ratio, "ratio_bounded_frac": is_beyond, **output.metrics}
+            found = {"ratio_bounded_frac": is_beyond, **output.metrics}
             if inputs.entropies is not None:
                 found = {"entropy": inputs.entropies, **found}
+            if inputs.proximal_logprobs is not None:
+                ratio = torch.exp(inputs.logprobs - inputs.proximal_logprobs)
+                found = {"ratio_mean": ratio, **found}
+                self.sums.add_max("ratio_max", ratio)
             self.sums.add(found)
-            self.sums.add_max("ratio_max", ratio)
         self.losses = self.losses + loss.detach()
 
     # size: one line per number
@@ -228,6 +262,9 @@ class StepRun:
             **self.seconds,
             **further,
         }
+        values |= statistics_metrics(self.statistics)
+        if self.untrained_frac:
+            values["untrained_frac"] = self.untrained_frac
         if left_out := max(self.ranks.gather_values(columns.num_left_out)):
             values["streams_left_out"] = float(left_out)
         if self.values is not None and self.returns is not None:
@@ -253,12 +290,17 @@ def with_bounded_ratios(inputs: LossInputs) -> tuple[LossInputs, Tensor]:
     """
     now = inputs.logprobs.detach()
     lowest = now - MAX_LOG_RATIO
-    proximal = torch.maximum(inputs.proximal_logprobs, lowest)
-    behavior = torch.maximum(inputs.behavior_logprobs, torch.maximum(lowest, proximal - MAX_LOG_RATIO))
+    is_beyond = torch.zeros_like(now, dtype=torch.bool)
+    proximal = inputs.proximal_logprobs
+    if proximal is not None:
+        proximal = torch.maximum(proximal, lowest)
+        is_beyond = proximal != inputs.proximal_logprobs
+        lowest = torch.maximum(lowest, proximal - MAX_LOG_RATIO)
+    behavior = torch.maximum(inputs.behavior_logprobs, lowest)
+    is_beyond = is_beyond | (behavior != inputs.behavior_logprobs)
     reference = inputs.reference_logprobs
     if reference is not None:
         reference = torch.minimum(reference, now + MAX_LOG_RATIO)
-    is_beyond = (proximal != inputs.proximal_logprobs) | (behavior != inputs.behavior_logprobs)
     bounded = replace(
         inputs,
         logprobs=torch.where(is_beyond, now, inputs.logprobs),
@@ -282,18 +324,35 @@ def metric_items(values: Mapping[str, float]) -> tuple[MetricItem, ...]:
     return tuple(MetricItem(name, value, _reduction(name)) for name, value in found.items())
 
 
+def statistics_metrics(found: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """`statistics/NAME`: the mean of a statistic over the minibatches in which it is finite; and
+    `unbounded_frac`: the share of minibatches in which one is not, so that it bounds nothing."""
+    metrics: dict[str, float] = {}
+    for name in (name for name, value in found[0].items() if value.numel() == 1) if found else ():
+        values = [float(statistics[name]) for statistics in found]
+        finite = [value for value in values if math.isfinite(value)]
+        if finite:
+            metrics[f"statistics/{name}"] = sum(finite) / len(finite)
+        unbounded_frac = 1 - len(finite) / len(values)
+        metrics["unbounded_frac"] = max(unbounded_frac, metrics.get("unbounded_frac", 0.0))
+    return metrics
+
+
 def statistics_inputs(inputs: LossInputs, ranks: Ranks) -> LossInputs:
-    """The columns of a minibatch from all ranks, without sequences and frozen models."""
+    """The columns of a minibatch from all ranks, without sequences and entropies."""
 
     def whole(column: Tensor) -> Tensor:
         column = column.detach()
         return column if ranks.world == 1 else torch.from_numpy(ranks.gather_column(column.cpu().numpy()))
 
+    optional = ("proximal_logprobs", "staleness", "reference_logprobs", "teacher_logprobs")
+    columns = {name: getattr(inputs, name) for name in optional}
+    given: dict[str, Any] = {name: None if c is None else whole(c) for name, c in columns.items()}
     return LossInputs(
         logprobs=whole(inputs.logprobs),
-        proximal_logprobs=whole(inputs.proximal_logprobs),
         behavior_logprobs=whole(inputs.behavior_logprobs),
         advantages=whole(inputs.advantages),
+        **given,
         streams={name: whole(column) for name, column in sorted(inputs.streams.items())},
     )
 

@@ -68,6 +68,7 @@ from astraflow.types.item import (
     LeaseKind,
     Reduction,
     RunState,
+    ZeroedBy,
 )
 from astraflow.types.status import (
     Commit,
@@ -214,5 +215,6 @@ __all__ = [
     "WaitReasons",
     "WeightTransfer",
     "WorkerStatus",
+    "ZeroedBy",
     "lease_kind",
 ]

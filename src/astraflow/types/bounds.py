@@ -11,7 +11,7 @@ Values that are wrong only in their context (a version that was never published,
 vocabulary) are checked where the context is known.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -62,6 +62,8 @@ __all__ = [
     "Version",
     "Versions",
     "as_label",
+    "as_number",
+    "as_text",
 ]
 
 _EXACT = 2**53
@@ -142,6 +144,30 @@ def as_label(text: str) -> str:
     """
     shown = "".join(char if char.isprintable() else " " for char in text)
     return shown if len(shown) <= _MAX_LABEL else shown[: _MAX_LABEL - 3] + "..."
+
+
+def as_number(value: Any) -> float | None:
+    """The number that code of a user's returned, such as a tensor with one element; None for other values.
+
+    A text is not a number, even if `float` would read one from it.
+    """
+    try:
+        plain = value.item() if hasattr(value, "item") else value  # numpy and torch
+        return None if isinstance(plain, str | bytes | bytearray) else float(plain)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError):  # torch raises the last one
+        return None
+
+
+def as_text(text: str) -> str:
+    """The text, with a replacement character for each half of a surrogate pair, which can't be encoded.
+
+    Such halves come from file names, from truncated texts, and from JSON of other programs.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
 
 
 UncheckedLabel = Annotated[str, Meta(max_length=_MAX_LABEL)]

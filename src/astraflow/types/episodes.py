@@ -47,8 +47,17 @@ from astraflow.types.bounds import (
     UncheckedLabel,
     UnixSeconds,
     Version,
+    as_text,
 )
-from astraflow.types.item import PROTOCOL_VERSION, FinishReason, Item, LeaseKind, Reduction, RunState
+from astraflow.types.item import (
+    PROTOCOL_VERSION,
+    FinishReason,
+    Item,
+    LeaseKind,
+    Reduction,
+    RunState,
+    ZeroedBy,
+)
 from astraflow.types.waits import WaitReason, WaitReasons
 
 __all__ = [
@@ -129,6 +138,11 @@ class Message(Item, frozen=True, kw_only=True):
     name: Label = ""
     media: Media | msgspec.UnsetType = msgspec.UNSET
     """Images in the content, in order. Left out if there are none, as older readers don't know the field."""
+
+    def __post_init__(self) -> None:
+        # Texts of tools, environments and agents come from anywhere.
+        if isinstance(self.content, str) and not self.content.isascii():  # pyright: ignore[reportUnnecessaryIsInstance] - a user's code
+            msgspec.structs.force_setattr(self, "content", as_text(self.content))
 
     @property
     def images(self) -> Media:
@@ -305,6 +319,9 @@ class Failure(Item, frozen=True, kw_only=True, tag="failure"):
     error_class: Label
     message: ErrorText
     is_retryable: bool = True
+    place: Label = ""
+    """Line of code that raised the error, e.g. `my_rewards:12`; failures of one class and place are counted
+    together."""
 
     @property
     def is_handed_in(self) -> bool:
@@ -610,7 +627,8 @@ class AdvantageSpan(Item, frozen=True, array_like=True):
     value: Advantage
 
 
-class Sample(Item, frozen=True, kw_only=True):
+# `omit_defaults`: only trainers that ask for `zeroed_by` get it, since others may refuse unknown fields.
+class Sample(Item, frozen=True, kw_only=True, omit_defaults=True):
     """A training sequence: a trajectory with its advantages."""
 
     group_id: Count
@@ -619,6 +637,10 @@ class Sample(Item, frozen=True, kw_only=True):
     trajectory: Trajectory
     advantages: Annotated[tuple[AdvantageSpan, ...], Meta(max_length=4096)]
     """Cover every token whose mask is 1."""
+    zeroed_by: ZeroedBy = ""
+    """The part of the table that set the advantages to 0, where they stay, so that the sample isn't trained:
+    a `filter` masked it, or `credit` had nothing to compare it with. A loss that needs no advantages trains
+    the latter. Empty for all other samples."""
 
 
 class BatchTotals(Item, frozen=True, kw_only=True):

@@ -7,7 +7,15 @@ of the user. They are not sent over the network.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["GroupFacts", "Outcome", "TrajectoryFacts", "episode_weights"]
+__all__ = ["GroupFacts", "Outcome", "TrajectoryFacts", "episode_weights", "is_right"]
+
+_RIGHT_SCORE = 1.0 - 1e-6
+"""The full score of a reward, which a weighted sum may miss by a rounding error."""
+
+
+def is_right(score: float) -> bool:
+    """Whether a score counts as a right answer, for `pass@k` and in workflows. Partial credit doesn't."""
+    return score >= _RIGHT_SCORE
 
 
 def episode_weights(episodes: Sequence[Hashable], num_tokens: Sequence[int]) -> tuple[float, ...]:
@@ -49,7 +57,8 @@ class TrajectoryFacts:
     state_keys: tuple[int, ...] = ()
     """One key per turn. Two keys are equal if the policy was shown the same state."""
     repeated_frac: float = 0.0
-    """Share of 8-grams of sampled tokens that occurred before. Computed only if a filter may read it."""
+    """Share of 8-grams of sampled tokens that occurred before. Computed if the filter `repetition` or a part
+    of your own may read it, and 0 otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,8 @@ class GroupFacts:
     source: str = ""
     """The task's source; empty for a pushed task."""
     metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
-    """The metrics of each episode by its `episode_idx`. Empty unless a component of the table reads them."""
+    """The metrics of each episode by its `episode_idx`. Empty if nothing but built-in parts that don't read
+    them gets the group."""
 
     @property
     def weights(self) -> tuple[float, ...]:

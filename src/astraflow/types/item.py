@@ -16,6 +16,7 @@ __all__ = [
     "LeaseKind",
     "Reduction",
     "RunState",
+    "ZeroedBy",
 ]
 
 PROTOCOL_VERSION = 1
@@ -23,6 +24,7 @@ PROTOCOL_VERSION = 1
 
 LeaseKind = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "abort"]
+ZeroedBy = Literal["", "filter", "credit"]
 Reduction = Literal["mean", "sum", "max", "min", "last", "p50", "p95"]
 PERCENTILES: Mapping[Reduction, float] = {"p50": 0.5, "p95": 0.95}
 """The reductions that are percentiles, and the share of values that do not exceed each."""

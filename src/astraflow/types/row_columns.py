@@ -16,8 +16,6 @@ __all__ = ["Row", "answers_of", "is_of_row", "number_text", "row_of", "with_row"
 
 _MAX_CHARS = 1024 * 1024
 """Characters of the columns of one task, as JSON: they travel with each of its leases."""
-_LARGEST_EXACT = 2**53
-"""Up to here, floats represent every whole number exactly."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="row"):
@@ -29,7 +27,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     columns: dict[str, Any] = {}
     """Values by column: anything that JSON can hold."""
     answer: Any = None
-    """The answer if it is not a text: a list, a mapping, true or false. `Task.answer` has it as JSON."""
+    """The answer if it is not a text: a number, a list, a mapping, true or false. `Task.answer` has it as
+    text or JSON."""
     is_chat: bool = False
     """Whether the prompt was a list of messages."""
 
@@ -95,9 +94,7 @@ def number_text(value: float) -> str:
 
     Tables store whole numbers as `7.0` if others of their column are missing or have decimals.
     """
-    if isinstance(value, float) and value.is_integer() and abs(value) < _LARGEST_EXACT:
-        return str(int(value))
-    return str(value)
+    return str(value + 0).removesuffix(".0")  # `-0.0 + 0` is 0.0
 
 
 def is_of_row(task: Task) -> bool:
@@ -111,5 +108,6 @@ def _check_json(name: str, value: object) -> None:
     except (TypeError, ValueError) as err:
         kind = type(value).__name__
         raise DataError(
-            f"{name!r} holds a {kind} that JSON cannot hold ({err}); leave the column out"
+            f"{name!r} holds a {kind} that JSON cannot hold ({err}); store it as text (the source `jsonl` "
+            "reads dates as text), or leave the column out"
         ) from err

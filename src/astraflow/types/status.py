@@ -190,6 +190,9 @@ class PolicyInfo(Item, frozen=True, kw_only=True):
     """What happens to an agent's request for sampling that the policy can't follow."""
     template_args: JsonText = "{}"
     """Arguments of the model's chat template in every prompt, as a JSON object."""
+    date: Label = ""
+    """Today's date for the model's chat template, `YYYY-MM-DD`: the day in UTC on which the run began. Empty:
+    the day on which the process began."""
 
 
 class RunInfo(Item, frozen=True, kw_only=True):

@@ -57,6 +57,8 @@ class Columns:
     streams: Mapping[str, NDArray[Any]]
     """Name -> [P], or [P, W] with W values per token, in the dtype of the trajectories. Every trajectory has
     all of them."""
+    is_zeroed: NDArray[np.bool_]
+    """[B] whether a rule set the sample's advantages to 0, where they stay."""
     num_left_out: int = 0
     """Number of streams that only some trajectories have, or have with another type than the others."""
     media: Sequence[Media] = ()
@@ -65,6 +67,12 @@ class Columns:
     def sample_of(self, trained: Ints) -> Ints:
         """The sample of each trained token."""
         return np.searchsorted(self.trained_starts, trained, side="right") - 1
+
+    def trained_of(self, samples: Ints) -> Ints:
+        """[T] the trained tokens of some samples, as positions in the trained columns, ascending."""
+        is_chosen = np.zeros(len(self.lengths), dtype=np.bool_)
+        is_chosen[samples] = True
+        return np.flatnonzero(np.repeat(is_chosen, np.diff(self.trained_starts)))
 
     def num_trained(self, samples: Ints) -> int:
         """Number of trained tokens in some samples."""

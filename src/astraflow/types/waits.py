@@ -99,7 +99,8 @@ class WaitReason(Item, frozen=True, kw_only=True):
     policy: Label = ""
     """The policy that the reason is about."""
     version: Version = -1
-    """The version that is missing (`unpublished`, `behind`) or evaluated (`eval_version`)."""
+    """The version that is missing (`unpublished`, `behind`), evaluated (`eval_version`), or that no retry can
+    install (`weights_failed`; -1 if one may)."""
     served: Version = -1
     """`behind`: the newest version that the service has."""
     step: Count = 0

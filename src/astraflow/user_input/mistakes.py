@@ -2,10 +2,11 @@
 
 For an unknown key, the explanation is the first of these that applies:
 
-1. a key of the same section with nearly the same letters
-2. another system's name for a setting (`synonyms`)
-3. the same key in another section
-4. a key that looks somewhat similar
+1. a key of another variant of the section
+2. a key of the same section with nearly the same letters
+3. another system's name for a setting (`synonyms`)
+4. the same key in another section
+5. a key that looks somewhat similar
 
 This module reads config classes and changes no value.
 """
@@ -24,6 +25,7 @@ from pydantic import BaseModel
 
 from astraflow.user_input.installed import where_to_find
 from astraflow.user_input.synonyms import SYNONYMS
+from astraflow.user_input.written_keys import as_written
 
 __all__ = [
     "configs_in",
@@ -36,6 +38,7 @@ __all__ = [
     "near_path",
     "nearest_hint",
     "path_of",
+    "problem_of",
     "tag_of",
 ]
 
@@ -90,24 +93,30 @@ def _explain_one(error: Mapping[str, Any], config_type: ConfigType, mapping: Map
     given = error["input"]
     if loc[-1:] == ("[key]",):
         names = dotted_path(path_of(loc[:-2], config_type))
-        return f"{names}: the name {format_value(given)}: {str(error['msg']).removeprefix('Value error, ')}"
+        return f"{names}: the name {format_value(given)}: {problem_of(error)}"
     ctx = error.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(loc, given, config_type, mapping)
     if kind == "union_tag_invalid":
-        return _unknown_variant(path, str(ctx["tag"]), str(ctx["expected_tags"]), loc)
+        return _unknown_variant(path, str(ctx["tag"]), loc, config_type)
     if kind == "missing":
         return f"{path} is required and missing{_other_entry(loc, config_type, mapping)}"
     if kind == "literal_error":
-        near = _near_literal(given, ctx)
+        near = nearest_hint(str(given), _literals_at(loc, config_type))
         return f"{path} = {format_value(given)} is not valid; expected {ctx['expected']}{near}"
     if expected := _describe_expected(kind, given, loc, config_type):
         other = _other_entry(loc, config_type, mapping)
         return f"{path} {'is empty' if given is None else f'= {format_value(given)}'}: {expected}{other}"
-    message = str(error["msg"]).removeprefix("Value error, ")
+    message = problem_of(error)
     if isinstance(given, dict | list):  # a rule about a whole section, whose message names the keys
         return f"{path}: {message}" if path else message
     return f"{path} = {format_value(given)}: {message}"
+
+
+def problem_of(error: Mapping[str, Any]) -> str:
+    """Returns what one of pydantic's errors says: our own text if a validator of ours raised it."""
+    own: object = error.get("ctx", {}).get("error")
+    return str(own if isinstance(own, ValueError) else error["msg"])
 
 
 def hint(given: str, choices: Sequence[str]) -> str:
@@ -179,19 +188,29 @@ def _describe_expected(kind: str, given: object, loc: tuple[Any, ...], config_ty
     return ""
 
 
-def _unknown_variant(path: str, tag: str, expected_tags: str, loc: tuple[Any, ...]) -> str:
+def _unknown_variant(path: str, tag: str, loc: tuple[Any, ...], config_type: ConfigType) -> str:
     if place := where_to_find(tag):
         return f'{path}.name = "{tag}" {place}'
-    choices = [choice.strip(" '") for choice in expected_tags.split(",")]
+    choices = [str(name) for config in _walk(loc, config_type)[1] if (name := tag_of(config)) is not None]
     thing = next((part for part in reversed(loc) if isinstance(part, str)), "name")
     thing = thing.removesuffix("s") if loc and loc[-1] != thing else thing  # an item of `filters`
     article = "an" if thing[:1] in "aeiou" else "a"
     return f'{path}.name = "{tag}" is not {article} {thing}{hint(tag, choices)}'
 
 
-def _near_literal(given: object, ctx: Mapping[str, Any]) -> str:
-    choices = [choice.strip(" '") for choice in str(ctx["expected"]).replace(" or ", ", ").split(",")]
-    return nearest_hint(str(given), choices)
+def _literals_at(loc: tuple[Any, ...], config_type: ConfigType) -> list[str]:
+    """Returns the words that a key may have as its value."""
+    configs = _walk(loc[:-1], config_type)[1]
+    fields = [config.model_fields[loc[-1]] for config in configs if loc[-1] in config.model_fields]
+    return [str(word) for field in fields for word in _words_of(field.annotation)]
+
+
+def _words_of(annotation: Any) -> Iterator[object]:
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    else:
+        for part in get_args(annotation):
+            yield from _words_of(part)
 
 
 def _other_entry(loc: tuple[Any, ...], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
@@ -242,7 +261,7 @@ class _Place:
     def dotted(self, policy: str) -> str:
         name = policy if self.section[:1] == ("policies",) else "NAME"
         parts = [name if part == "*" else part for part in self.section]
-        return ".".join([*parts, self.key])
+        return as_written(".".join([*parts, self.key]))
 
 
 def _unknown_key(
@@ -252,10 +271,15 @@ def _unknown_key(
     key = str(loc[-1])
     path = dotted_path((*parts, key))
     choices = sorted({name for config in configs for name in config.model_fields})
+    section = _pattern(parts, config_type)
+    if owners := _owners(key, section, config_type):
+        return (
+            f"{path} is not a key; it is one of {', '.join(owners)}, but not of {tag_of(configs[0])}: remove "
+            f"{key} = {format_value(given)}, or set {key} to null to drop the value of another file"
+        )
     near = _nearest(key, choices, cutoff=_SURE)
     if near:
         return f"{path} is not a key{hint(key, choices)}"
-    section = _pattern(parts, config_type)
     policy = _policy(parts, mapping)
     if isinstance(given, dict) and (leaves := _leaves(cast("Mapping[str, Any]", given))):
         meanings = [(leaf, _meant(leaf[-1], section, config_type, policy)) for leaf in leaves]
@@ -267,13 +291,16 @@ def _unknown_key(
     return f"{path} is not a key{hint(key, choices)}"
 
 
+def _owners(key: str, section: tuple[str, ...], config_type: ConfigType) -> list[str]:
+    """Returns the variants of a section that have the key."""
+    places = (place for place in _places(config_type) if (place.section, place.key) == (section, key))
+    return sorted({place.variant for place in places if place.variant})
+
+
 def _meant(key: str, section: tuple[str, ...], config_type: ConfigType, policy: str) -> str:
     """Returns a hint at what an unknown key of a section probably means; empty if nothing is likely."""
     places = [place for place in _places(config_type) if place.key == key]
     below = [place for place in places if place.section[: len(section)] == section]
-    variants = sorted({place.variant for place in below if place.section == section and place.variant})
-    if variants:
-        return f"; it is one of {', '.join(variants)}"
     if said := _translate(key, section, config_type, policy):
         return said
     dotted = list(dict.fromkeys(place.dotted(policy) for place in below or places))
@@ -291,7 +318,7 @@ def _translate(key: str, section: tuple[str, ...], config_type: ConfigType, poli
     *parts, last = target.split(".")
     if not any(place.section == tuple(parts) and place.key == last for place in _places(config_type)):
         return ""
-    name = f'"{last}"' if tuple(parts) == section else target.replace("*", policy)
+    name = f'"{last}"' if tuple(parts) == section else as_written(target.replace("*", policy))
     return f"; did you mean {name}?" + (f" ({note})" if note else "")
 
 
@@ -347,9 +374,8 @@ def path_of(loc: Sequence[str | int], config_type: ConfigType) -> tuple[str | in
 def dotted_path(path: Sequence[str | int]) -> str:
     """Returns the path for a message. Long parts are truncated, and hidden characters are written out."""
     texts = [str(part) for part in path]
-    return ".".join(
-        text if text.isprintable() and len(text) <= _MAX_SHOWN else format_value(text) for text in texts
-    )
+    shown = (text if text.isprintable() and len(text) <= _MAX_SHOWN else format_value(text) for text in texts)
+    return as_written(".".join(shown))
 
 
 def _walk(loc: tuple[Any, ...], config_type: ConfigType) -> tuple[list[Any], list[ConfigType]]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
+from astraflow.types.bounds import as_text
+
 __all__ = ["describe_error", "ending_forks", "error_text", "find_own_line", "own_frames"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -87,6 +89,7 @@ def error_text(error: BaseException) -> str:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
     except Exception:  # noqa: BLE001 - code of the user's
         return "its __str__ fails, too"
+    text = as_text(text)
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 

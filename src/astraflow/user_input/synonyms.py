@@ -6,8 +6,10 @@ of the setting in AstraFlow. `*` stands for the name of a policy.
 
 __all__ = ["SYNONYMS"]
 
+_ACTIVATIONS = "policies.*.train.backend.activations"
 _BATCH = "policies.*.table.groups_per_batch"
 _BUDGET = "policies.*.train.token_budget"
+_CORRECTION = "policies.*.train.auxiliary.correction"
 _CONTEXT = "rollout.engine.max_context"
 _KL = "policies.*.train.auxiliary.kl.coef"
 _GROUP = "policies.*.table.group_size"
@@ -21,6 +23,9 @@ _IN_GROUPS = "counted in groups, each of group_size episodes"
 _IN_BATCHES = "counted in batches, not in passes over the tasks"
 _BY_TOKENS = "microbatches are cut by tokens"
 _PASSED_ON = "as an argument of the server's command"
+_OWN_SERVER = "{name: vllm, attach: ...} for a server that runs already"
+_TRACKER = "e.g. [{name: wandb, project: ...}]"
+_TRUNCATED = "[{name: truncated, action: mask}]"
 
 SYNONYMS: dict[str, tuple[str, str]] = {
     # --- optimizer and schedule
@@ -40,6 +45,18 @@ SYNONYMS: dict[str, tuple[str, str]] = {
     "grad_clip": (_NORM, ""),
     "gradient_clipping": (_NORM, ""),
     "max_norm": (_NORM, ""),
+    "gradient_checkpointing": (_ACTIVATIONS, "recompute"),
+    "gradient_checkpointing_kwargs": (_ACTIVATIONS, "recompute"),
+    "enable_gradient_checkpointing": (_ACTIVATIONS, "recompute"),
+    "activation_checkpointing": (_ACTIVATIONS, "recompute"),
+    "optimizer_offload": ("policies.*.train.backend.offload_optimizer", ""),
+    "torch_compile": ("policies.*.train.backend.compile_layers", ""),
+    "deepspeed": ("policies.*.train.shard", "FSDP2, with train.ranks"),
+    "fsdp": ("policies.*.train.shard", "FSDP2, with train.ranks"),
+    "fsdp_config": ("policies.*.train.shard", "FSDP2, with train.ranks"),
+    "n_gpus_per_node": ("policies.*.train.ranks", "their number over all nodes"),
+    "num_processes": ("policies.*.train.ranks", ""),
+    "nnodes": ("policies.*.train.nodes", ""),
     # --- sizes and lengths of a run
     "batch_size": (_BATCH, _IN_GROUPS),
     "train_batch_size": (_BATCH, _IN_GROUPS),
@@ -68,6 +85,7 @@ SYNONYMS: dict[str, tuple[str, str]] = {
     "num_train_epochs": (_STEPS, _IN_BATCHES),
     "total_epochs": (_STEPS, _IN_BATCHES),
     "save_steps": ("policies.*.train.checkpoint_every", ""),
+    "save_strategy": ("policies.*.train.checkpoint_every", "a number of steps"),
     "save_freq": ("policies.*.train.checkpoint_every", ""),
     "save_total_limit": ("policies.*.train.keep_checkpoints", ""),
     # --- sampling
@@ -89,6 +107,7 @@ SYNONYMS: dict[str, tuple[str, str]] = {
     "init_kl_coef": (_KL, ""),
     "kl_penalty": ("policies.*.train.auxiliary.kl.estimator", ""),
     "kl_loss_type": ("policies.*.train.auxiliary.kl.estimator", ""),
+    "use_kl_loss": (_KL, "0 turns it off"),
     "use_kl_in_reward": ("policies.*.train.auxiliary.kl.place", ""),
     "epsilon": (f"{_LOSS}.clip_low", "and clip_high"),
     "clip_ratio": (f"{_LOSS}.clip_low", "and clip_high"),
@@ -99,6 +118,7 @@ SYNONYMS: dict[str, tuple[str, str]] = {
     "clip_ratio_low": (f"{_LOSS}.clip_low", ""),
     "epsilon_high": (f"{_LOSS}.clip_high", ""),
     "clip_ratio_high": (f"{_LOSS}.clip_high", ""),
+    "delta": (f"{_LOSS}.dual_clip", "the bound of two-sided clipping"),
     "clip_ratio_c": (f"{_LOSS}.dual_clip", ""),
     "algorithm": (_LOSS, ""),
     "loss_type": (_LOSS, ""),
@@ -114,7 +134,12 @@ SYNONYMS: dict[str, tuple[str, str]] = {
     "ent_coef": ("policies.*.train.auxiliary.entropy_coef", ""),
     "gamma": ("policies.*.train.auxiliary.critic.discount", ""),
     "lam": ("policies.*.train.auxiliary.critic.decay", ""),
-    "tis_imp_ratio_cap": ("policies.*.train.auxiliary.correction.max_weight", ""),
+    "tis_imp_ratio_cap": (f"{_CORRECTION}.max_weight", ""),
+    "vllm_importance_sampling_cap": (f"{_CORRECTION}.max_weight", ""),
+    "vllm_importance_sampling_correction": (_CORRECTION, ""),
+    "importance_sampling_level": (_LOSS, "gspo for the level of sequences"),
+    "mask_truncated_completions": ("policies.*.table.filters", _TRUNCATED),
+    "overlong_filtering": ("policies.*.table.filters", _TRUNCATED),
     "filter_groups": ("policies.*.table.filters", ""),
     "dynamic_sampling": ("policies.*.table.filters", "zero_variance"),
     "staleness": ("policies.*.table.max_staleness", ""),
@@ -126,12 +151,15 @@ SYNONYMS: dict[str, tuple[str, str]] = {
     "base_model": ("policies.*.model", ""),
     "ref_model": ("policies.*.train.auxiliary.reference", ""),
     "reference_model": ("policies.*.train.auxiliary.reference", ""),
+    "chat_template_kwargs": ("policies.*.template_args", ""),
+    "r": (f"{_LORA}.rank", ""),
     "lora_rank": (f"{_LORA}.rank", ""),
     "lora_r": (f"{_LORA}.rank", ""),
     "lora_alpha": (f"{_LORA}.alpha", ""),
     "target_modules": (f"{_LORA}.targets", ""),
     "peft_config": (_LORA, ""),
     "peft": (_LORA, ""),
+    "lora_config": (_LORA, ""),
     "bf16": ("policies.*.train.backend.dtype", ""),
     "torch_dtype": ("policies.*.train.backend.dtype", ""),
     "mixed_precision": ("policies.*.train.backend.dtype", ""),
@@ -150,6 +178,18 @@ SYNONYMS: dict[str, tuple[str, str]] = {
     "custom_reward_function": ("tasks.reward", ""),
     "eval_dataset": ("eval.sets", ""),
     "val_files": ("eval.sets", ""),
+    "reward_weights": ("tasks.reward.weights", "with {name: weighted, rewards: ...}"),
+    "eval_strategy": ("eval.every", "a number of steps"),
+    "metric_for_best_model": ("eval.best.metric", ""),
+    "load_best_model_at_end": ("eval.best.metric", ""),
+    "data_seed": ("seed", ""),
+    "report_to": ("trackers", _TRACKER),
+    "logger": ("trackers", _TRACKER),
+    "wandb": ("trackers", _TRACKER),
+    "wandb_project": ("trackers.project", ""),
+    "project_name": ("trackers.project", ""),
+    "run_name": ("name", ""),
+    "experiment_name": ("name", ""),
     "eval_steps": ("eval.every", ""),
     "eval_every": ("eval.every", ""),
     "test_freq": ("eval.every", ""),
@@ -158,10 +198,14 @@ SYNONYMS: dict[str, tuple[str, str]] = {
     # --- generation
     "inference_engine": ("rollout.engine", ""),
     "rollout_backend": ("rollout.engine", ""),
+    "vllm_mode": ("rollout.engine", _OWN_SERVER),
+    "vllm_server_base_url": ("rollout.engine.attach.url", ""),
     "use_vllm": ("rollout.engine", "{name: vllm}"),
     "vllm": ("rollout.engine", "{name: vllm}"),
     "sglang": ("rollout.engine", "{name: sglang}"),
     "gpu_memory_utilization": ("rollout.engine.args", _PASSED_ON),
+    "vllm_gpu_memory_utilization": ("rollout.engine.args", _PASSED_ON),
+    "vllm_tensor_parallel_size": ("rollout.engine.args", _PASSED_ON),
     "tensor_parallel_size": ("rollout.engine.args", _PASSED_ON),
     "tensor_model_parallel_size": ("rollout.engine.args", _PASSED_ON),
     "max_num_seqs": ("rollout.engine.num_slots", ""),

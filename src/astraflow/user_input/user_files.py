@@ -5,16 +5,27 @@ a pipe, never reads more than its limit, and never recurses as deeply as a file 
 """
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
 
 from astraflow.errors import DataError
 
-__all__ = ["check_regular", "format_path", "is_there", "json_value", "line_at", "read_file"]
+__all__ = [
+    "check_regular",
+    "format_path",
+    "is_there",
+    "json_value",
+    "line_at",
+    "read_file",
+    "read_part",
+    "read_token",
+]
 
 _MAX_BYTES = 64 * 2**20
 """Size limit of files that are read as a whole, such as a model's settings; tokenizers have about 20 MiB."""
+_MAX_TOKEN_BYTES = 16 * 2**10
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -57,9 +68,34 @@ def read_file(path: Path, what: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
     return content
 
 
+def read_part(path: Path, what: str, start: int = 0, *, max_bytes: int = _MAX_BYTES) -> bytes:
+    """Reads a part of a file that may be growing; empty if the file is missing. Raises: DataError."""
+    if not os.path.lexists(path):
+        return b""
+    check_regular(path, what)
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(max_bytes)
+    except OSError as err:
+        raise DataError(f"{what} {format_path(path)} cannot be read: {_reason(err)}") from err
+
+
+def read_token(path: Path | None, what: str = "--token-file") -> str:
+    """Reads the token in a file; empty without a path. Raises: DataError if the file doesn't hold a token."""
+    if path is None:
+        return ""
+    content = read_file(path, what, max_bytes=_MAX_TOKEN_BYTES)
+    token = content.decode("utf-8", "surrogateescape").strip()
+    if not token.isprintable():
+        raise DataError(f"{what} {format_path(path)} must hold one line of printable UTF-8")
+    return token
+
+
 def format_path(path: Path) -> str:
     """Returns a path for a message. A very long path is truncated, and hidden characters are written out."""
     text = str(path)
+    text = os.fsencode(text).decode("utf-8", "backslashreplace")  # names of files may be any bytes
     return text if text.isprintable() and len(text) <= 300 else repr(text)[:300]
 
 

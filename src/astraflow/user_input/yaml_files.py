@@ -2,8 +2,8 @@
 
 The key `extends` names one file, or several of which later ones win. The paths are relative to the folder of
 the file that has the key. If there is no file `FAMILY/SIZE.yaml`, the name stands for `sizes/SIZE.yaml` with
-`FAMILY/full.yaml` on top. A section with a `name` or a `use` chooses a variant, and a different choice
-replaces the whole section. This module knows no config class: `config.parse_config` checks the result.
+`FAMILY/full.yaml` on top. A section with a `name` or a `use` chooses a variant; a different choice keeps the
+section's other keys. This module knows no config class: `config.parse_config` checks the result.
 """
 
 import re
@@ -32,7 +32,6 @@ __all__ = [
 JsonMap = dict[str, Any]
 USE_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """`module:attr`, the name of the user's own component."""
-_CHOICES = ("name", "use")  # keys that choose the variant of a section
 _MAX_YAML_BYTES = 2**20
 """Size limit of a file; recipes have a few kilobytes."""
 _MAX_FILES = 64
@@ -148,25 +147,30 @@ def place_in(path: Path, *spellings: Sequence[str | int]) -> str:
 def merge(base: JsonMap, top: JsonMap) -> JsonMap:
     """Merges `top` into `base`, key by key.
 
-    A section is replaced as a whole if `top` leaves it empty, or chooses another variant for it, because the
-    keys of the old variant do not fit the new one.
+    A section keeps its keys if `top` chooses another variant for it; `parse_config` refuses those that the
+    new variant lacks. An empty section replaces the old one, and null removes a key that `base` has.
     """
     merged = dict(base)
+    if "use" in top and "name" not in top and "use" not in base:
+        merged.pop("name", None)  # the old choice
     for key, value in top.items():
         old = merged.get(key)
-        if isinstance(old, str) and isinstance(value, dict) and value.keys().isdisjoint(_CHOICES):
-            # The short form of a variant, such as `loss: gspo`.
-            old = {"use" if USE_PATTERN.fullmatch(old) else "name": old}
-        merged[key] = value
-        if value and isinstance(old, dict) and isinstance(value, dict):
-            below = cast("JsonMap", old)
-            above = cast("JsonMap", value)
-            merged[key] = above if _changes_variant(below, above) else merge(below, above)
+        if value is None and key in merged:
+            del merged[key]
+        elif value and dict in (type(old), type(value)):
+            below = _section(old)
+            above = _section(value)
+            merged[key] = value if below is None or above is None else merge(below, above)
+        else:
+            merged[key] = value
     return merged
 
 
-def _changes_variant(old: JsonMap, new: JsonMap) -> bool:
-    return any(key in new and new[key] != old.get(key) for key in _CHOICES)
+def _section(value: object) -> JsonMap | None:
+    """Returns the section that a value is, or is the short form of, such as `loss: gspo`; None for others."""
+    if isinstance(value, str) and (USE_PATTERN.fullmatch(value) or value.isidentifier()):
+        return {"name" if value.isidentifier() else "use": value}
+    return cast("JsonMap", value) if isinstance(value, dict) else None
 
 
 def override_pairs(overrides: Mapping[str, Any] | Sequence[str]) -> list[tuple[str, Any]]:
@@ -206,10 +210,9 @@ def set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
         _list_item(items, last, dotted)
         items[int(last)] = value
         return
-    # As in `merge`, choosing another variant replaces the whole section.
-    if parents and _changes_variant(node, {last: value}):
-        node.clear()
-    node.update(merge(node, {last: value}))
+    merged = merge(node, {last: value})
+    node.clear()
+    node.update(merged)
 
 
 def _list_item(items: list[Any], key: str, dotted: str) -> Any:

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from astraflow.errors import DataError, RefusedError
+from astraflow.models.adapters import is_adapter
 from astraflow.service.client import ServiceClient
 from astraflow.types import Chunk, DeltaFile, FileInfo, Forget, HandOver, Manifest, TensorInfo
 from astraflow.types.host_tensors import HostTensor
@@ -33,6 +34,7 @@ from astraflow.weights.manifest import (
     table_of,
 )
 from astraflow.weights.ranges import RangeJob, RangeWriter, VersionWriter, WrittenRange, part_path, write_at
+from astraflow.weights.snapshot import with_dtype
 
 __all__ = ["PublisherClient"]
 
@@ -181,6 +183,9 @@ class PublisherClient:
     ) -> HandOver:
         """Writes a file with the bytes of the version and of the model files. Returns the hand-over."""
         contents = {check_file_name(name): _read(path) for name, path in files.items()}
+        if "config.json" in contents:
+            dtypes = {tensor.dtype for tensor in hand_over.tensors if not is_adapter(tensor.name)}
+            contents["config.json"] = with_dtype(contents["config.json"], dtypes)
         with self._fresh_file(hand_over) as (path, aside, fd):
             job = RangeJob(hand_over.policy, hand_over.version, str(aside))
             parts = self._ranges.write_full(job, tensors, is_copied=is_copied)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from astraflow.errors import UnavailableError, WeightsError
 from astraflow.service.client import HttpTransport, ServiceClient, Transport
+from astraflow.service.memory import available_bytes
 from astraflow.types import Manifest
 from astraflow.types.host_tensors import WeightChanges, WeightSnapshot
 from astraflow.weights.arrival import Arrival
@@ -36,7 +37,7 @@ from astraflow.weights.manifest import (
     tensors_in,
     tensors_of,
 )
-from astraflow.weights.peers.admission import available_bytes, check_encoding, check_fits, check_follows
+from astraflow.weights.peers.admission import check_encoding, check_fits, check_follows
 from astraflow.weights.peers.peer import Spool, peer_ticket
 from astraflow.weights.peers.reputation import Reputation
 from astraflow.weights.peers.swarm import Swarm

@@ -1,35 +1,34 @@
-"""Writes snapshots as model folders, and writes and reads safetensors files without torch.
-
-A safetensors file consists of the length of its header (uint64), a JSON header `{name: {dtype, shape,
-data_offsets}}`, and the tensors' bytes without gaps, all little-endian.
-"""
+"""Writes snapshots as model folders, and writes and reads safetensors files without torch."""
 
 import json
 import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, cast
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import DataError
 from astraflow.models.adapters import adapter_config, is_adapter, merge_adapters
-from astraflow.models.weight_files import weight_paths
+from astraflow.models.model_folder import check_model_folder
+from astraflow.models.weight_files import read_header, weight_paths
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+from astraflow.user_input.user_files import json_value
 from astraflow.weights.manifest import ITEM_BYTES, is_model_file
 
 __all__ = [
     "ADAPTER_FILE",
     "ADAPTER_FOLDER",
+    "declare_dtype",
     "model_files",
     "read_model",
     "read_safetensors",
     "snapshot_to_folder",
+    "with_dtype",
     "write_adapter",
     "write_safetensors",
 ]
@@ -41,18 +40,13 @@ ADAPTER_FILE = "adapter_model.safetensors"
 
 _TO_SAFETENSORS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _FROM_SAFETENSORS = {code: dtype for dtype, code in _TO_SAFETENSORS.items()}
-_MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    dtype: Literal["BF16", "F16", "F32"]
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+"""The key for the dtype of weights in configs, and its name before transformers 5."""
 
 
 def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = "") -> None:
     """Writes a complete Hugging Face folder: the tensors of a version with its config and tokenizer files.
+    The config names their dtype.
 
     Adapters are merged into the weights, so that the folder opens like any other. They are also in
     `adapter/`, in PEFT's format, for users who have the base model, which is called `base` there. The folder
@@ -68,12 +62,46 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = ""
         for path in snapshot.model_dir.iterdir():
             shutil.copy(path, aside / path.name)
         write_safetensors(aside / "model.safetensors", merge_adapters(snapshot.tensors))
+        declare_dtype(aside)
         if adapters := [tensor for tensor in snapshot.tensors if is_adapter(tensor.name)]:
             write_adapter(aside / ADAPTER_FOLDER, adapters, base=base)
         aside.chmod(0o755)
         os.rename(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def declare_dtype(folder: Path) -> None:
+    """Makes the config in a folder name the dtype of its weights, in which `from_pretrained` then loads them.
+
+    A config of the model that was trained may name a narrower one, in which small updates are rounded away.
+    """
+    config = folder / "config.json"
+    weights = folder / "model.safetensors"
+    if config.is_file() and weights.is_file():
+        dtypes = {header.dtype for header in read_header(weights).values()}
+        content = config.read_bytes()
+        declared = with_dtype(content, {_FROM_SAFETENSORS[dtype] for dtype in dtypes})
+        if declared != content:
+            config.write_bytes(declared)
+
+
+def with_dtype(config: bytes, dtypes: Collection[str]) -> bytes:
+    """A `config.json` that names the dtype of weights; float32 if they have several."""
+    content: object = json_value(config, "config.json")
+    if not dtypes or not isinstance(content, dict):
+        return config
+    dtype = next(iter(dtypes)) if len(dtypes) == 1 else "float32"
+    whole = cast("dict[str, Any]", content)
+    parts = [cast("dict[str, Any]", part) for part in whole.values() if isinstance(part, dict)]
+    found = [(section, key) for section in (whole, *parts) for key in _DTYPE_KEYS if key in section]
+    if len(dtypes) > 1 and "dtype" not in whole:
+        found.append((whole, "dtype"))  # else readers take the dtype of any tensor
+    if all(section.get(key) == dtype for section, key in found):
+        return config
+    for section, key in found:
+        section[key] = dtype
+    return json.dumps(whole, indent=2, ensure_ascii=False).encode()
 
 
 def write_adapter(
@@ -110,47 +138,48 @@ def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
             file.write(tensor.data.data)
 
 
-def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
+def read_safetensors(path: Path, names: Collection[str] = ()) -> tuple[HostTensor, ...]:
     """The tensors of a file as views of its memory map, in file order. Writing into one changes no file.
 
-    Raises: DataError if it is not a safetensors file, is truncated, or contains another dtype.
+    `names`: the tensors to read; empty means all.
+    Raises: DataError if it is not a complete safetensors file, or contains another dtype.
     """
     try:
-        size = path.stat().st_size
-        data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="c") if size else np.zeros(0, np.uint8)
-    except OSError as err:
-        raise DataError(f"{path} cannot be read: {err}") from err
-    # A file too short to hold the length is refused below, like one whose header is too long.
-    length = struct.unpack("<Q", data[:8].tobytes())[0] if size >= 8 else _MAX_HEADER_BYTES
-    if length + 8 > min(size, _MAX_HEADER_BYTES):
-        raise DataError(
-            f"{path} is not a safetensors file: it has {size} bytes and claims a header of {length}"
-        )
-    try:
-        header = msgspec.json.decode(data[8 : 8 + length].tobytes(), type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
-    except msgspec.DecodeError as err:
-        raise DataError(f"{path}: header: {err}; supported dtypes are {', '.join(ITEM_BYTES)}") from err
-    body = data[8 + length :]
+        headers = read_header(path)
+    except DataError as err:
+        raise DataError(f"{path.parent}: {err}") from err
+    data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="c")
     tensors: list[HostTensor] = []
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        start, end = entry.data_offsets
-        if not 0 <= start <= end <= body.nbytes:
-            raise DataError(f"{path}: tensor {name!r} lies at {start}-{end} of {body.nbytes} bytes")
-        tensors.append(HostTensor(name, entry.shape, _FROM_SAFETENSORS[entry.dtype], body[start:end]))
+    wanted = frozenset(names or headers)
+    for name, header in headers.items():
+        if name not in wanted:
+            continue
+        if header.dtype not in _FROM_SAFETENSORS:
+            raise DataError(
+                f"{path}: tensor {name} has the dtype {header.dtype}; supported dtypes are "
+                f"{', '.join(ITEM_BYTES)}"
+            )
+        start, end = header.data_offsets
+        tensors.append(HostTensor(name, header.shape, _FROM_SAFETENSORS[header.dtype], data[start:end]))
     return tuple(tensors)
 
 
 def read_model(folder: Path) -> tuple[HostTensor, ...]:
-    """All tensors of a Hugging Face folder with one or more safetensors files, ordered by name.
+    """The tensors of a Hugging Face folder as its version 0 has them, ordered by name.
 
-    Raises: DataError if there is none.
+    They are views of the files, unless transformers must convert them from an older layout.
+    Raises: DataError unless they are exactly the weights of the folder's config.
     """
-    paths = weight_paths(folder)
-    if not paths:
-        raise DataError(f"{folder} has no *.safetensors file; is it a Hugging Face model folder?")
-    return tuple(sorted((t for path in paths for t in read_safetensors(path)), key=lambda t: t.name))
+    try:
+        names = check_model_folder(folder)
+    except DataError as err:
+        raise DataError(f"model folder {folder}: {err}") from err
+    if names is None:
+        from astraflow.models.loading import export_tensors, load_causal_lm  # heavy: imports torch
+
+        return tuple(sorted(export_tensors(load_causal_lm(folder)), key=lambda tensor: tensor.name))
+    found = {tensor.name: tensor for path in weight_paths(folder) for tensor in read_safetensors(path, names)}
+    return tuple(found[name] for name in sorted(names))
 
 
 def model_files(folder: Path) -> dict[str, Path]:

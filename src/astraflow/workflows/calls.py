@@ -1,22 +1,28 @@
 """Finds function calls in a model's text; each style of chat template has its own parser.
 
-Calls inside of reasoning (`<think>...</think>`) are ignored, because reasoning is not part of the answer. A
-tag inside a string of a call's JSON is text, not a tag.
+A call names a tool that was offered, and has `arguments` or `parameters`. A call in tags that lacks one of
+them has a `problem`, which the model is told, so it can correct the call. JSON without tags may be an answer,
+so it is a call only if it has both.
+
+Calls inside of reasoning (`types.model_text`) are ignored. A tag inside a string of a call's JSON is text.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
+
+from astraflow.types.model_text import past_separators, without_reasoning
 
 __all__ = [
     "CALL_PARSERS",
     "CallParser",
     "ToolCall",
     "bare_json_calls",
+    "looks_like_call",
+    "offered_calls",
     "tagged_calls",
-    "text_before_calls",
     "without_reasoning",
 ]
 
@@ -42,11 +48,14 @@ limit."""
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
-_THINK = "<think>"
-_THINK_END = "</think>"
-_MARK = re.compile(f"{_THINK}|{_THINK_END}|{_OPEN}")
-_BETWEEN = re.compile(r"(?:[\s;,]|<\|python_tag\|>)*")
-"""Text that may precede a call. Llama 3 writes the tag before calls, and separates calls with `;`."""
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:')
+_JSON_START = re.compile(r"(?:```\w*\s*)?(?:[{]|\[\s*[{])")
+_CALL_MARK = re.compile(
+    r"<tool_calls?\b|<function\b|<invoke\b|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_calls?_|<｜tool▁calls?▁"  # noqa: RUF001 - DeepSeek's own bars
+    r"|<\|channel\|>commentary"
+)
+"""Openings of calls in the styles of common model families, most of which no parser reads."""
 _EXPECTED = 'expected {"name": ..., "arguments": {...}}'
 
 
@@ -56,7 +65,10 @@ def tagged_calls(text: str) -> tuple[ToolCall, ...]:
     A pair of tags may hold several calls, and the last closing tag may be missing.
     Example: `tagged_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')`.
     """
-    text = without_reasoning(text)
+    return _tagged_calls_in(without_reasoning(text))
+
+
+def _tagged_calls_in(text: str) -> tuple[ToolCall, ...]:
     calls: list[ToolCall] = []
     pos = 0
     while (opening := text.find(_OPEN, pos)) >= 0:
@@ -76,12 +88,20 @@ def tagged_calls(text: str) -> tuple[ToolCall, ...]:
 
 
 def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
-    """Reads a text that is JSON: an object with a name, several of them, or a list, as Llama 3 writes it."""
-    text = without_reasoning(text)
-    start = _past_separators(text, 0)
-    if not text.startswith(("{", "["), start) or '"name"' not in text:
+    """Reads a text that is JSON: an object with a name, several of them, or a list, as Llama 3 writes it.
+
+    Other JSON is an answer: `{"name": "Alice", "age": 5}`, or a list in which one object is not a call.
+    """
+    return _bare_json_calls_in(without_reasoning(text))
+
+
+def _bare_json_calls_in(text: str) -> tuple[ToolCall, ...]:
+    start = past_separators(text, 0)
+    if not text.startswith(("{", "["), start) or not _NAME.search(text) or not _ARGUMENTS.search(text):
         return ()
     values, end, problem = _values_at(text, start)
+    if not all(_is_call(part) for part in _flat(values)):
+        return ()
     if not problem and end < len(text):
         problem = f"text follows the JSON, at character {end - start}; write the call alone"
     if problem:
@@ -89,77 +109,57 @@ def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
     return _calls(values)
 
 
-def without_reasoning(text: str, *, begins_inside: bool = False) -> str:
-    """A model's text without its reasoning, <think>...</think>. The closing tag may be missing.
+def offered_calls(parser: CallParser, reply: str, offered: Collection[str]) -> tuple[ToolCall, ...]:
+    """The calls in a reply; none if it is JSON without tags that doesn't name `offered` tools.
 
-    `begins_inside`: the prompt ended with <think>, so the text starts with reasoning. Even without this, a
-    </think> without its <think> ends reasoning that started before the text.
+    In tags, a call of an unknown tool stays, because it can't be anything else.
     """
-    return "".join(text[start:end] for start, end in _spans(text, begins_inside)).strip()
+    # A reply may mention the tags of reasoning, so it isn't searched for reasoning again.
+    if parser is tagged_calls:
+        parser = _tagged_calls_in
+    elif parser is bare_json_calls:
+        parser = _bare_json_calls_in
+    calls = tuple(parser(reply))
+    if not calls or not reply.startswith(("{", "[")):
+        return calls
+    names = {call.name for call in calls if not call.problem} or set(_NAME.findall(reply)[:1])
+    return calls if names <= set(offered) else ()
 
 
-def text_before_calls(text: str, *, begins_inside: bool = False) -> str | None:
-    """The text before the first <tool_call>, with its reasoning; None if there is no such tag."""
-    for start, end in _spans(text, begins_inside):
-        if (opening := text.find(_OPEN, start, end)) >= 0:
-            return text[:opening].strip()
-    return None
-
-
-def _spans(text: str, begins_inside: bool) -> list[tuple[int, int]]:
-    """The parts of a text that are not reasoning, as `[start, end)`."""
-    spans: list[tuple[int, int]] = []
-    start = _end_of_reasoning(text, 0) if begins_inside else 0
-    pos = _values_at(text, start)[1]
-    while mark := _MARK.search(text, pos):
-        if mark[0] == _OPEN:
-            pos = _values_at(text, mark.end())[1]
-            continue
-        if mark[0] == _THINK:
-            spans.append((start, mark.start()))
-            start = _end_of_reasoning(text, mark.end())
-        else:
-            spans.clear()  # a </think> without its <think>: all text so far was reasoning
-            start = mark.end()
-        pos = _values_at(text, start)[1]
-    return [*spans, (start, len(text))]
-
-
-def _end_of_reasoning(text: str, start: int) -> int:
-    end = text.find(_THINK_END, start)
-    return end + len(_THINK_END) if end >= 0 else len(text)
+def looks_like_call(reply: str, offered: Collection[str]) -> bool:
+    """Whether a reply looks like a call of an `offered` tool, in any of the styles that models write."""
+    if not offered or _CALL_MARK.search(reply):
+        return bool(offered)
+    if _JSON_START.match(reply):
+        return any(f'"{name}"' in reply for name in offered)
+    return reply.startswith(tuple(f"{bracket}{name}(" for name in offered for bracket in ("", "[")))
 
 
 def _values_at(text: str, start: int) -> tuple[list[object], int, str]:
     """Reads consecutive JSON objects and lists from `start`. Returns them, the position after them, and why
     the next one cannot be read (empty if no JSON follows)."""
     values: list[object] = []
-    pos = _past_separators(text, start)
+    pos = past_separators(text, start)
     while text.startswith(("{", "["), pos):
         try:
-            value, length = _load_json(text[pos:])
+            value, end = _load_json(text, pos)
         except json.JSONDecodeError as err:
-            return values, pos, f"{err.msg}, at character {pos - start + err.pos}"
+            return values, pos, f"{err.msg}, at character {err.pos - start}"
         except ValueError as err:
             return values, pos, str(err)
         values.append(value)
-        pos = _past_separators(text, pos + length)
+        pos = past_separators(text, end)
     return values, pos, ""
 
 
-def _past_separators(text: str, pos: int) -> int:
-    found = _BETWEEN.match(text, pos)
-    return found.end() if found else pos
-
-
-def _load_json(text: str) -> tuple[object, int]:
-    """Decodes the JSON at the start of a text; returns the value and its length.
+def _load_json(text: str, pos: int = 0) -> tuple[object, int]:
+    """Decodes the JSON at `pos`; returns the value and the position after it.
 
     Raises: ValueError if it is not JSON, is nested too deeply, has a key with two values, or has a value that
     cannot be encoded as JSON again: an infinite number, `NaN`, half of a surrogate pair.
     """
     try:
-        loaded, end = _DECODER.raw_decode(text)
+        loaded, end = _DECODER.raw_decode(text, pos)
     except RecursionError:
         raise ValueError(f"nested deeper than {_MAX_DEPTH}") from None
     level = [loaded]  # all values at one depth
@@ -193,12 +193,24 @@ def _parts(value: object) -> Iterable[object]:
     return cast("list[object]", value) if isinstance(value, list) else ()
 
 
-def _calls(values: Sequence[object]) -> tuple[ToolCall, ...]:
-    """Reads the calls in JSON values; a list counts as its items."""
+def _flat(values: Sequence[object]) -> list[object]:
+    """The values; a list counts as its items."""
     flat: list[object] = []
     for value in values:
         flat += cast("list[object]", value) if isinstance(value, list) else [value]
-    return tuple(_read_call(part) for part in flat or values)
+    return flat
+
+
+def _calls(values: Sequence[object]) -> tuple[ToolCall, ...]:
+    return tuple(_read_call(part) for part in _flat(values) or values)
+
+
+def _is_call(value: object) -> bool:
+    """Whether a value has the form of a call: an object with a name and arguments."""
+    if not isinstance(value, dict):
+        return False
+    call = cast("dict[str, object]", value)
+    return isinstance(call.get("name"), str) and ("arguments" in call or "parameters" in call)
 
 
 def _read_call(loaded: object) -> ToolCall:
@@ -208,6 +220,8 @@ def _read_call(loaded: object) -> ToolCall:
     name = call.get("name")
     if not isinstance(name, str) or not name.strip():
         return ToolCall(problem=f"the call has no name; {_EXPECTED}")
+    if not _is_call(call):
+        return ToolCall(problem=f"the call of {name!r} has no arguments; {_EXPECTED}")
     # Llama 3 writes `parameters` for `arguments`.
     given = call.get("arguments")
     try:

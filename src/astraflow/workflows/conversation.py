@@ -34,10 +34,10 @@ from numpy.typing import ArrayLike, NDArray
 from astraflow.errors import RolloutError
 from astraflow.protocols import Observation, Score
 from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Stream, Task, ToolSpec
-from astraflow.types.bounds import Label, LongText, Reward
+from astraflow.types.bounds import Label, LongText, Reward, as_number
 from astraflow.types.row_columns import row_of, with_row
 from astraflow.wire import ColumnType, column
-from astraflow.workflows.calls import CallParser, tagged_calls, text_before_calls, without_reasoning
+from astraflow.workflows.calls import CallParser, tagged_calls, without_reasoning
 
 __all__ = [
     "MAX_TIMES",
@@ -70,13 +70,14 @@ class Completion:
 
     policy: str
     text: str
-    """The text without end tokens. It includes a stop text that ended the completion."""
+    """The text without end tokens. It includes a stop text that ended the completion, and a <think> with
+    which the chat template ended the prompt."""
     finish_reason: FinishReason
     num_tokens: int
     idx: int
     """Position among the completions of the episode."""
     begins_in_reasoning: bool = False
-    """Whether the chat template opened <think> in the prompt, so the text starts with reasoning."""
+    """Whether the chat template opened <think> in the prompt, so the policy didn't sample that tag."""
 
     @property
     def is_truncated(self) -> bool:
@@ -87,11 +88,6 @@ class Completion:
     def reply(self) -> str:
         """The text without its reasoning, for others to read. Unfinished reasoning is left out too."""
         return without_reasoning(self.text, begins_inside=self.begins_in_reasoning)
-
-    @property
-    def text_before_calls(self) -> str | None:
-        """The text before the first <tool_call>, with its reasoning; None if there is no such tag."""
-        return text_before_calls(self.text, begins_inside=self.begins_in_reasoning)
 
 
 class Conversation(Protocol):
@@ -229,6 +225,14 @@ class Endpoint(Protocol):
         """Share of the completions that lack the form that their request asked for.
 
         Requests ask for a form with `tool_choice` or `response_format`. None if no request did.
+        """
+        ...
+
+    @property
+    def num_unread_calls(self) -> int | None:
+        """Number of completions that look like a call of an offered tool, but that no call was read from.
+
+        None if no request offered tools.
         """
         ...
 
@@ -564,8 +568,10 @@ class OpenWorkflow(Protocol):
         ...
 
 
-def _finite(value: float, what: str) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise RolloutError(f"{what} is {number}; the workflow must return finite numbers", is_retryable=False)
+def _finite(value: object, what: str) -> float:
+    number = as_number(value)
+    if number is None or not math.isfinite(number):
+        raise RolloutError(
+            f"{what} is {value!r:.200}; the workflow must return finite numbers", is_retryable=False
+        )
     return number

@@ -5,7 +5,7 @@ package names its class as an entry point of the group `astraflow.workflows`.
 """
 
 import string
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
@@ -77,6 +77,12 @@ class WorkflowVariant(Variant):
 
     def check_tasks(self, tasks: Iterable[Task]) -> None:
         """Checks that the tasks of a source fit. Raises: DataError."""
+
+    def check_templates(self, models: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> None:
+        """Checks that the chat templates of the models fit. Raises: ConfigError.
+
+        `models`: the folder and the template arguments of each policy.
+        """
 
     def shrunk(self, fixtures: Path) -> Self:
         """The section for `scale=smoke`: replaces large parts by files of the folder `fixtures`."""

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astraflow.algorithms.pass_at_k import Estimate, estimate, pass_at_k, pass_estimates, powers_up_to
+from astraflow.types.facts import is_right
 
 
 @pytest.mark.parametrize(
@@ -93,3 +94,11 @@ def test_an_interval_holds_its_mean_and_stays_within_0_and_1(values: list[float]
 def test_an_estimate_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one task"):
         estimate([], num_draws=0)
+
+
+@pytest.mark.parametrize(
+    ("score", "is_passed"), [(1.0, True), (0.7 + 0.2 + 0.1, True), (1.5, True), (0.99, False), (0.5, False)]
+)
+def test_a_sample_passes_if_a_workflow_takes_its_answer_for_right(score: float, *, is_passed: bool) -> None:
+    assert is_right(score) is is_passed
+    assert pass_estimates([[score]], samples=1)[1].mean == float(is_passed)

@@ -88,6 +88,12 @@ def test_a_users_own_curator_takes_its_args():
     use = Use(use=f"{__name__}:Descending", args={"stride": 2})
     curator = make_curation([use], sources={"train": 10}, seed=0)
     assert [curator.next(), curator.next()] == [9, 7]
+    figures = {item.name: item.value for item in curator.metrics()}
+    assert figures == {
+        "curation/selected": 2.0,
+        "curation/forced": 0.0,
+        f"curation/{__name__}:Descending/position": 4.0,
+    }
 
 
 def test_a_users_own_curator_with_a_wrong_argument_is_refused_with_the_nearest():

@@ -105,6 +105,26 @@ def test_a_dry_run_prints_the_recipe_with_its_changes(
     assert "lr: 0.5\n" in out
 
 
+@pytest.mark.timeout(60)
+def test_weights_that_do_not_fit_are_refused_by_every_command_with_the_same_sentence(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model_folder(tmp_path / "model", '{"num_hidden_layers": 2}')
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 64)
+    said = (
+        "model = './model': its weights are not those of a Qwen3ForCausalLM as its config.json describes it "
+        "(missing: model.layers.1."
+    )
+    for command in (("run", "--dry-run"), ("run",), ("try",)):
+        name, *options = command
+        assert run(name, str(recipe), "model=./model", *options) == 2
+        assert said in capsys.readouterr().err
+    assert run("doctor", str(recipe), "model=./model") == 1
+    assert said in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

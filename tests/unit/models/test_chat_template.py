@@ -1,20 +1,35 @@
 """Arguments of chat templates: which ones a template reads, and how an exported folder keeps them."""
 
 import json
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
-from astraflow.errors import ConfigError, DataError
-from astraflow.models.chat_template import check_template_args, readable_args, write_template_defaults
+from astraflow.addons.gguf.tools_template import with_tools
+from astraflow.errors import ConfigError, DataError, RolloutError
+from astraflow.models.chat_template import (
+    check_template_args,
+    readable_args,
+    with_date,
+    write_template_defaults,
+)
 from astraflow.rollout.renderer import load_renderer, policy_renderer
-from astraflow.types import Message, PolicyInfo, Sampling
+from astraflow.types import Message, PolicyInfo, Sampling, ToolSpec
 from drivers.chat_folders import CHATML, make_folder
 
 THINKING = CHATML.replace(
     "assistant\n{% endif %}",
     "assistant\n{% if enable_thinking is defined and enable_thinking is false %}(none){% endif %}{% endif %}",
+)
+DATED = "{{ 'Today: ' + strftime_now('%d %b %Y') + ' ' }}" + CHATML
+LLAMA = (
+    "{% if not date_string is defined %}{% if strftime_now is defined %}"
+    "{% set date_string = strftime_now('%d %b %Y') %}{% else %}{% set date_string = '26 Jul 2024' %}"
+    "{% endif %}{% endif %}{{ 'Today: ' + date_string + ' ' }}" + CHATML
 )
 ASK = [Message(role="user", content="hi")]
 
@@ -147,3 +162,66 @@ def test_a_folder_without_arguments_stays_as_it_is(tmp_path: Path) -> None:
     before = (folder / "tokenizer_config.json").read_bytes()
     write_template_defaults(folder, {})
     assert (folder / "tokenizer_config.json").read_bytes() == before
+
+
+# --- today's date ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("template", [DATED, LLAMA])
+def test_a_template_prints_the_date_of_the_run(tmp_path: Path, template: str) -> None:
+    folder = make_folder(tmp_path, template=template)
+    info = PolicyInfo(name="actor", is_trained=True, sampling=Sampling(), max_lag=0, date="2026-01-05")
+    renderer = policy_renderer(info, folder)
+    assert renderer.parse(renderer.render(ASK)).content.startswith("Today: 05 Jan 2026 ")
+
+
+def test_without_a_run_a_template_prints_one_date_in_all_of_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path, template=DATED)
+    before = shown(folder)
+    monkeypatch.setattr("time.gmtime", lambda *_: time.struct_time((2001, 2, 3, 0, 0, 0, 5, 34, 0)))
+    assert shown(folder) == before
+
+
+def test_all_forms_of_a_date_are_printed_and_a_macro_may_print_one() -> None:
+    forms = ["%Y-%m-%d", "%A, %B %d %y", "%-d %b", "100%% of %j", "%H:%M", "", "none"]
+    text = "{% macro shown(form) %}{{ strftime_now(form) }}{% endmacro %}"
+    text += "".join(f"{{{{ shown({form!r}) }}}}|{{{{ strftime_now({form!r}) }}}}|" for form in forms)
+    printed = jinja2.Environment().from_string(with_date(text, "2026-01-05")).render().split("|")
+    expected = [datetime(2026, 1, 5).strftime(form) for form in forms]
+    assert printed == [*(form for day in expected for form in (day, day)), ""]
+
+
+def test_templates_by_name_all_get_the_date() -> None:
+    templates = {"default": "{{ strftime_now('%Y') }}", "tool_use": "{{ strftime_now('%d') }}"}
+    made = with_date(templates, "2026-01-05")
+    assert {name: jinja2.Template(text).render() for name, text in made.items()} == {
+        "default": "2026", "tool_use": "05",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("system", [(), (Message(role="system", content="Be brief."),)])
+@pytest.mark.parametrize("template", [CHATML, "\n  " + CHATML])
+def test_a_template_that_ignores_tools_can_show_them_and_is_otherwise_the_same(
+    tmp_path: Path, template: str, system: tuple[Message, ...]
+) -> None:
+    plain = load_renderer(make_folder(tmp_path, template=template))
+    messages = [*system, *ASK]
+    without = plain.render(messages)
+    shows = load_renderer(make_folder(tmp_path, template=with_tools(template)))
+    assert shows.render(messages) == without
+    tool = ToolSpec(name="add", description="Adds.", parameters='{"type": "object"}')
+    with pytest.raises(RolloutError, match="does not show the tool 'add'"):
+        plain.with_tools([tool])
+    prompt = shows.with_tools([tool]).render(messages)
+    text = "".join(shows.parse((idx,)).content for idx in prompt)
+    assert '"name": "add"' in text
+    assert '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>' in text
+    assert text.index("Be brief.") < text.index("<tools>") if system else "<tools>" in text
+    assert text.count("system\n") == 1
+
+
+def test_a_template_that_shows_tools_stays_as_it_is() -> None:
+    template = "{% if tools %}{{ tools }}{% endif %}"
+    assert with_tools(template) == template

@@ -9,6 +9,7 @@ import pytest
 from astraflow.errors import ServiceError
 from astraflow.processes.supervisor import USER_ERROR_CODE, Backoff, Supervisor
 from astraflow.protocols import MACHINE_LOST, ProcessLife, ProcessSpec
+from astraflow.service.memory import MemoryReading, MemoryRecord
 from drivers.launcher_fakes import FakeLauncher, FakeProcess
 
 
@@ -130,7 +131,8 @@ async def test_a_restart_names_the_last_line_of_the_log(tmp_path: Path) -> None:
     )
     supervisor.note_done("worker")
     await supervisor.run()
-    assert lines == ["ValueError: the reason", ""]
+    assert lines[0] == "ValueError: the reason"
+    assert lines[1].startswith("killed by signal 9 (SIGKILL), which AstraFlow didn't send")
 
 
 async def test_giving_up_names_the_log_and_its_last_lines(tmp_path: Path) -> None:
@@ -151,12 +153,33 @@ async def test_giving_up_on_a_killed_process_names_the_signal_and_the_likely_cau
         await supervisor.run()
     first_line = str(caught.value).partition("\n")[0]
     assert first_line.startswith(
-        "worker failed for good (signal 9, SIGKILL, 1 in a row): it was killed, perhaps"
+        "worker failed for good (signal 9, SIGKILL, 1 in a row): killed by signal 9 (SIGKILL), "
+        "which AstraFlow didn't send, perhaps"
     )
     assert str(spec.log_path) in first_line
     (state,) = supervisor.states
     assert (state.state, state.exit_code) == ("failed", -9)
-    assert state.last_line.startswith("it was killed")
+    assert state.last_line.startswith("killed")
+
+
+async def test_a_kill_by_the_kernel_is_named_with_the_memory_and_what_to_lower(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    kills = iter([0, 0, 1])
+    memory = MemoryRecord(lambda: MemoryReading(8 * 10**9, 10**9, own_kills=next(kills), all_kills=None))
+    spec = dataclasses.replace(make_spec(tmp_path, limit=0), memory_advice="lower rollout.services")
+    supervisor = Supervisor(launcher, [spec], memory=memory)
+    running = asyncio.create_task(supervisor.run())
+    await launcher.running.wait()
+    await asyncio.sleep(0)
+    for used_bytes in (5 * 10**9, 7 * 10**9):
+        launcher.processes[0].known = ProcessLife(silent_s=0.1, memory_bytes=used_bytes)
+        supervisor.look()
+    launcher.processes[0].end(-9)
+    with pytest.raises(ServiceError) as caught:
+        await running
+    cause = "killed by the kernel for lack of memory; it used 7.0 GB; lower rollout.services"
+    assert f"(signal 9, SIGKILL, 1 in a row): {cause}; its log" in str(caught.value)
+    assert spec.log_path.read_text() == f"--- worker was {cause}\n"
 
 
 async def test_giving_up_on_one_process_ends_the_others(tmp_path: Path) -> None:

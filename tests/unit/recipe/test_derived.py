@@ -9,8 +9,10 @@ import yaml
 
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
+from astraflow.models.families import cached_values
 from astraflow.processes.dataflow_process import make_service
 from astraflow.recipe.derived import derive_numbers, find_open_keys, stop_notes
+from astraflow.recipe.engine_memory import choose_slots
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.resume import changes_between
 from astraflow.recipe.run_folder import RunFolder
@@ -26,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder: a model that takes 512 tokens, 10 tasks, and a reward."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    write_model_folder(tmp_path / "model", '{"model_type": "qwen3", "max_position_embeddings": 2048}')
+    write_model_folder(tmp_path / "model", '{"max_position_embeddings": 2048}')
     rows = [json.dumps({"prompt": f"What is {n} + 1?", "answer": str(n + 1)}) for n in range(10)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(rows))
     (tmp_path / "my_rewards.py").write_text(REWARD)
@@ -68,7 +70,7 @@ def test_the_smallest_recipe_has_few_keys_and_passes_every_check(folder: Path) -
     assert num_keys(smallest()) <= 8
     checked = check_recipe(load(folder), folder / "run")
     assert find_open_keys(checked.recipe) == []
-    # 15 bytes of the longest prompt, 256 of a template, 256 of a completion: a multiple of 64
+    # up to 15 tokens of the longest prompt, 256 of a template, 256 of a completion: a multiple of 64
     assert sizes(checked.recipe) == (10, 576)
     assert load_recipe(written(folder, dump_yaml(checked.recipe))) == checked.recipe
 
@@ -80,7 +82,8 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_values_that_a_recipe_names_stay(folder: Path) -> None:
-    named = load(folder, "policies.actor.table.groups_per_batch=3", "rollout.engine.max_context=300")
+    sizes = ("rollout.engine.max_context=300", "rollout.engine.num_slots=5")
+    named = load(folder, "policies.actor.table.groups_per_batch=3", *sizes)
     assert derive_numbers(named) is named
 
 
@@ -90,7 +93,7 @@ def test_values_that_a_recipe_names_stay(folder: Path) -> None:
         (["policies.actor.sampling.max_tokens=1000"], 1280),
         (["policies.actor.sampling.max_tokens=4000"], 2048),  # all that the model takes
         (["workflow=multi_turn"], 2048),  # less than a conversation gets
-        (["tasks.sources.mine.system='" + 600 * "x" + "'"], 1152),
+        (["tasks.sources.mine.system='" + 600 * "x " + "'"], 1152),
     ],
 )
 def test_a_context_holds_what_tasks_and_completions_need(
@@ -192,3 +195,63 @@ def test_a_stop_is_told_in_steps(folder: Path, stop: str, said: str) -> None:
     assert [*stop_notes(checked.recipe, checked.sources)] == [
         f"actor: trains for train.steps = 200, or less by {said}"
     ]
+
+
+SMALL_LLAMA = (
+    '{"model_type": "llama", "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, '
+    '"hidden_size": 576, "max_position_embeddings": 8192}'
+)
+HELD_OUT = "eval.sets.held={num_tasks: 5, source: {name: jsonl, path: held.jsonl}}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gb", "slots"),
+    [
+        # A token has 30 layers x 3 heads x 2 x 64 values of 4 bytes: 46,080 bytes, and a slot 188.7 MB.
+        ([], 100, 128),
+        ([], 24, 24),  # two services: 12 GB / 377.5 MB = 31
+        (["rollout.services=1"], 24, 48),
+        (["rollout.services=1", "rollout.engine.dtype=bfloat16"], 24, 96),
+        ([HELD_OUT], 24, 12),  # an evaluation has its own cache
+        (["rollout.engine.max_context=512"], 24, 128),
+        ([], 0.1, 1),
+    ],
+)
+def test_there_are_as_many_slots_as_half_the_memory_holds(
+    folder: Path, overrides: list[str], gb: float, slots: int
+) -> None:
+    (folder / "model" / "config.json").write_text(SMALL_LLAMA)
+    (folder / "held.jsonl").write_text('{"prompt": "2 + 2", "answer": "4"}\n' * 5)
+    recipe = derive_numbers(load(folder, "workflow=multi_turn", *overrides))
+    assert choose_slots(recipe, gb * 1e9) == slots
+
+
+def test_a_resolved_recipe_has_a_number_of_slots_where_its_services_run_on_this_cpu(folder: Path) -> None:
+    assert derive_numbers(load(folder)).rollout.engine.num_slots == 128  # type: ignore[union-attr]
+    elsewhere = derive_numbers(load(folder, "rollout.engine.device=cuda:0"))
+    assert elsewhere.rollout.engine.num_slots == "auto"  # type: ignore[union-attr]
+
+
+def test_named_slots_that_need_more_than_the_machine_has_are_refused_before_a_start(folder: Path) -> None:
+    (folder / "model" / "config.json").write_text(SMALL_LLAMA)
+    with pytest.raises(ConfigError, match=r"optimizers and KV caches need .*num_slots: 32768 \(saves"):
+        check_recipe(load(folder, "rollout.engine.num_slots=65536", "workflow=multi_turn"))
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        (SMALL_LLAMA, 30 * 3 * 2 * 64),
+        ('{"text_config": ' + SMALL_LLAMA + "}", 30 * 3 * 2 * 64),
+        ('{"n_layer": 2, "n_head": 4, "n_embd": 64}', 2 * 4 * 2 * 16),
+        ('{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "head_dim": 32}', 2 * 4 * 64),
+        (
+            '{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "qk_nope_head_dim": 8, '
+            '"qk_rope_head_dim": 4, "v_head_dim": 6}',
+            2 * 4 * (8 + 4 + 6),
+        ),
+        ('{"model_type": "qwen3"}', 0),
+    ],
+)
+def test_the_values_of_a_cache_follow_from_the_config(config: str, values: int) -> None:
+    assert cached_values(json.loads(config)) == values

@@ -71,10 +71,9 @@ def test_a_token_is_made_once_and_is_for_its_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "secrets" / "worker").stat().st_mode) == 0o600
 
 
-def test_time_between_starts_does_not_count() -> None:
+def test_wall_time_leaves_out_the_time_between_starts() -> None:
     record = RunRecord(name="demo", active=((100.0, 110.0), (500.0, 530.0)))
     assert record.wall_s == 40.0
-    assert record.active_s(105.0, 510.0) == 15.0
 
 
 def test_changes_are_remembered_in_the_folder(tmp_path: Path) -> None:
@@ -82,3 +81,10 @@ def test_changes_are_remembered_in_the_folder(tmp_path: Path) -> None:
     folder.create()
     folder.note_changes(changes_between(make_recipe(), make_recipe(rollout={"services": 1})))
     assert '"key":"rollout.services"' in folder.changes.read_text()
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_part_behind(tmp_path: Path) -> None:
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomic(tmp_path / "run.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

@@ -10,7 +10,8 @@ from astraflow.cli.main import main
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import PolicyConfig, Recipe, load_recipe
-from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping
+from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping, keys_as_written
+from astraflow.run.preflight import check_recipe
 
 TASKS = {"sources": {"mine": {"name": "jsonl", "path": "tasks.jsonl"}}, "reward": "exact"}
 SHORT: dict[str, Any] = {"name": "mine", "tasks": TASKS, "model": "./m", "train": {"lr": 0.1}}
@@ -147,3 +148,81 @@ def test_policies_of_the_wrong_kind_are_left_to_the_check_of_the_recipe(tmp_path
     assert full_mapping(write(tmp_path, {"policies": [1]})) == {"policies": [1]}
     write(tmp_path, {"policies": 1}, "base.yaml")
     assert "policies" in refusal(write(tmp_path, {"extends": "base.yaml", "name": "x"}))
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("table.group_size=1", "table.group_size = 1: the credit"),
+        ("policies.actor.table.group_size=1", "policies.actor.table.group_size = 1: the credit"),
+        ("train.loss=my_losses:loss", "train.loss.use = 'my_losses:loss'"),
+    ],
+)
+def test_checks_of_the_whole_recipe_name_the_key_that_the_user_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path, FULL)
+    with keys_as_written(file, [override]), pytest.raises(ConfigError) as caught:
+        check_recipe(load_recipe(file, [override]), tmp_path / "run")
+    assert any(line.lstrip(" -").startswith(told) for line in str(caught.value).splitlines())
+
+
+def test_a_text_of_the_users_own_is_never_taken_for_a_key(tmp_path: Path) -> None:
+    file = write(tmp_path, SHORT)
+    with keys_as_written(file), pytest.raises(ConfigError, match=r"say policies\.actor\.train\.lr aloud"):
+        raise ConfigError("the task 'say policies.actor.train.lr aloud' has no answer")
+
+
+def test_an_error_keeps_its_type_and_fields_on_its_way_to_the_user(tmp_path: Path) -> None:
+    error = HubError("no network", code=7)
+    with pytest.raises(HubError) as caught, keys_as_written(write(tmp_path, SHORT)):
+        raise error
+    assert caught.value is error
+
+
+class HubError(ConfigError):
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@pytest.mark.parametrize(
+    ("child", "policies"),
+    [
+        ({"policies": {"solver": POLICY, "verifier": POLICY}}, ["solver", "verifier"]),
+        # The keys of `actor` are still there to begin from.
+        (
+            {"policies": {"solver": {"extends": "actor"}, "verifier": {"extends": "solver"}}},
+            ["solver", "verifier"],
+        ),
+        ({"policies": {"actor": {"role": "trained"}, "verifier": POLICY}}, ["actor", "verifier"]),
+        ({"policies": {"judge": {"model": "./m", "role": "frozen"}}}, ["actor", "judge"]),
+        (
+            {"policies": {"twin": POLICY, "old": {"role": "following", "follows": "actor"}}},
+            ["actor", "old", "twin"],
+        ),
+        (
+            {"policies": {"twin": POLICY}, "workflow": {"use": "m:f", "args": {"first": "actor"}}},
+            ["actor", "twin"],
+        ),
+        ({}, ["actor"]),
+    ],
+)
+def test_a_recipe_that_names_other_policies_than_its_base_does_not_keep_those(
+    tmp_path: Path, child: dict[str, Any], policies: list[str]
+) -> None:
+    write(tmp_path, SHORT, "base.yaml")
+    mapping = full_mapping(write(tmp_path, {"extends": "base.yaml", **child}))
+    assert sorted(mapping["policies"]) == policies
+    assert all(policy["model"] == "./m" for policy in mapping["policies"].values() if "follows" not in policy)
+
+
+def test_a_grandchild_may_have_the_keys_of_the_only_policy_that_is_left(tmp_path: Path) -> None:
+    write(tmp_path, SHORT, "base.yaml")
+    write(tmp_path, {"extends": "base.yaml", "policies": {"solver": POLICY}}, "middle.yaml")
+    top = write(tmp_path, {"extends": "middle.yaml", "train": {"lr": 0.5}})
+    recipe = load_recipe(top, {"sampling.max_tokens": 9, "steps": 3})
+    assert list(recipe.policies) == ["solver"]
+    solver = recipe.policies["solver"]
+    assert (solver.train.lr, solver.train.steps, solver.sampling.max_tokens) == (0.5, 3, 9)

@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from astraflow import wire
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.runner import EpisodeRunner, ProposalSink
 from astraflow.tasks.config import EnvironmentConfig
-from astraflow.types import Episode, Failure, PushTasks, PushTasksReply
+from astraflow.types import Episode, Failure, Message, PushTasks, PushTasksReply
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.environment import environment
 from drivers.environment_fakes import MADE, Counting, Lazy, Plain, Waiting, config_of, task_of
@@ -109,7 +110,7 @@ async def test_a_cancelled_episode_is_ended_before_its_environment_is_closed() -
         ({"step": "exit"}, RolloutError, r"task sums/0: environment count: `step` raised SystemExit: 3"),
         ({"reset": "none"}, RolloutError, "`reset` returned 'nothing.*; expected a state and an Observation"),
         ({"step": "none"}, RolloutError, "`step` returned str; expected an Observation"),
-        ({"step": "nan"}, RolloutError, "`step` returned the reward nan"),
+        ({"step": "nan"}, RolloutError, "`step` returned the reward nan; expected a finite number"),
     ],
 )
 @pytest.mark.parametrize("kind", [Counting, Lazy])
@@ -128,7 +129,15 @@ async def test_a_method_that_fails_fails_the_episode(
 
 
 @pytest.mark.parametrize(
-    ("fails", "is_retryable"), [("raise", False), ("retry", True), ("exit", False), ("nan", False)]
+    ("fails", "is_retryable"),
+    [
+        ("raise", False),
+        ("retry", True),
+        ("exit", False),
+        ("nan", False),
+        ("text", False),
+        ("mangled", False),
+    ],
 )
 async def test_a_failure_of_the_environment_is_a_failed_episode_and_no_reward_of_0(
     fails: str, is_retryable: bool
@@ -139,6 +148,20 @@ async def test_a_failure_of_the_environment_is_a_failed_episode_and_no_reward_of
         result = await runner.run(make_lease("1.0.0", task=task_of("count")))
     assert isinstance(result.outcome, Failure)
     assert result.outcome.is_retryable is is_retryable
+    assert wire.checked(result) == result
+
+
+async def test_a_reward_may_be_a_tensor_and_a_text_may_have_half_a_surrogate_pair() -> None:
+    async with opened({"count": config_of(Counting, fails={"step": "tensor"})}) as environments:
+        runner = EpisodeRunner(
+            {"actor": make_hosted("actor", ScriptedEngine("good"))},
+            lambda task, policies: environment(task, policies, max_turns=2),
+            exact,
+            environments=environments,
+        )
+        episode = await runner.episode(task_of("count"), seed=1)
+    assert [turn.reward for turn in episode.trajectories[0].turns] == [0.5, 0.5]
+    assert episode.messages[2] == Message(role="user", content="name\ufffd")
 
 
 async def test_each_turn_has_the_reward_of_its_reply() -> None:

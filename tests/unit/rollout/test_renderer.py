@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import DataError, HistoryRewrittenError, RolloutError
-from astraflow.rollout.renderer import ChatRenderer, load_renderer
+from astraflow.rollout.renderer import ChatRenderer, load_renderer, load_tokenizer
 from astraflow.types import Message, ToolSpec
+from drivers.chat_folders import CHATML, make_folder
 from drivers.workflow_driver import SPECIAL, TEMPLATES, LetterTokenizer
 
 PLAIN = (
@@ -211,6 +212,32 @@ def test_a_model_folder_extends_a_completion_as_the_template_would(folder: Path)
     prefix = (*opening, *full[len(opening) : len(opening) + 3])
     assert prefix[-1] == 0
     assert renderer.extend(prefix, [user("1+1?"), said("<think>2")], [user("sure?")]) == full
+
+
+def test_only_tokens_that_end_or_pad_are_dropped_from_a_completion(tmp_path: Path) -> None:
+    tags = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<answer>")
+    config = {"eos_token_id": 2, "pad_token_id": 0}
+    make_folder(tmp_path, eos="<|im_end|>", tags=tags, generation_config=config)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.pad_token = "<|endoftext|>"
+    tokenizer.save_pretrained(tmp_path)
+    text = '<think>hm</think><tool_call>{"name": "add", "arguments": {}}</tool_call><answer>5'
+    sampled = tokenizer.encode(f"{text}<|endoftext|><|im_end|><|endoftext|>")
+    assert "<" not in tokenizer.decode(sampled, skip_special_tokens=True)
+    renderer = load_renderer(tmp_path)
+    assert renderer.parse(sampled) == said(text)
+    # The text goes into the history, so that the template shows what the policy said.
+    prompt = renderer.render([user("2+3")])
+    history = [user("2+3"), renderer.parse(tokenizer.encode(text))]
+    assert renderer.extend((*prompt, *tokenizer.encode(text), 2), history, [tool("5")])
+
+
+def test_an_open_think_tag_is_found_however_it_is_tokenized(tmp_path: Path) -> None:
+    for opening in ("<think>", "<think>\n", "<think>\n\n", " <think>\n"):
+        template = CHATML.replace("assistant\n{% endif %}", f"assistant\n{opening}{{% endif %}}")
+        make_folder(tmp_path, eos="<|im_end|>", template=template, generation_config={"eos_token_id": 2})
+        renderer = load_renderer(tmp_path)
+        assert renderer.opens_reasoning(renderer.render([user("2+3")])), opening
 
 
 def test_a_model_folder_gives_its_template_the_schema_of_a_tool(folder: Path, tmp_path: Path) -> None:

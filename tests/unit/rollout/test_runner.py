@@ -1,18 +1,25 @@
 import asyncio
 import gc
+import math
 import os
 import re
 import sys
 import weakref
 from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
+from astraflow import wire
 from astraflow.errors import ConfigError, DeadlineError, Error, RolloutError
+from astraflow.protocols import CompletionText
 from astraflow.rollout.dialogue import HostedPolicy, generation_seed
 from astraflow.rollout.evaluation import EvalOverrides
 from astraflow.rollout.runner import EpisodeRunner, classify_failure
@@ -188,7 +195,9 @@ async def outcome_of(engine: ScriptedEngine, workflow=single_turn, timeout_s: fl
 async def test_an_engine_failure_is_retryable_and_no_reward() -> None:
     engine = ScriptedEngine()
     engine.error = RolloutError("out of memory")
-    assert await outcome_of(engine) == Failure(error_class="RolloutError", message="out of memory")
+    failure = await outcome_of(engine)
+    assert (failure.error_class, failure.message) == ("RolloutError", "out of memory")
+    assert failure.is_retryable
 
 
 async def test_an_episode_over_its_deadline_fails_and_names_the_setting() -> None:
@@ -283,6 +292,24 @@ def test_failures_are_classified_in_one_place() -> None:
         (ExceptionGroup("g", [RolloutError("x"), KeyError("y")]), False),
     ]
     assert [classify_failure(error).is_retryable for error, _ in cases] == [expected for _, expected in cases]
+
+
+def test_a_failure_names_the_line_of_code_that_raised_its_error() -> None:
+    def fail(number: int) -> None:
+        if number > 1:
+            raise KeyError(number)
+        raise RolloutError("the engine is gone")
+
+    places: list[str] = []
+    for number in (1, 2, 3):
+        try:
+            fail(number)
+        except (KeyError, RolloutError) as err:
+            places.append(classify_failure(err).place)
+    module, line = places[0].split(":")
+    assert module == __name__
+    assert places[1] == places[2] == f"{module}:{int(line) - 1}"
+    assert classify_failure(KeyError(1)).place == ""
     assert issubclass(DeadlineError, Error)
 
 
@@ -440,7 +467,9 @@ async def test_scoring_errors_pass_through_a_workflow_as_failures() -> None:
 
     runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine())}, single_turn, broken)
     outcome = (await runner.run(make_lease("1"))).outcome
-    assert outcome == Failure(error_class="RolloutError", message="task sums/0: too slow", is_retryable=False)
+    assert isinstance(outcome, Failure)
+    assert (outcome.error_class, outcome.message) == ("RolloutError", "task sums/0: too slow")
+    assert not outcome.is_retryable
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -563,6 +592,47 @@ async def test_a_state_without_a_name_is_refused() -> None:
     runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine("here"))}, workflow, exact)
     with pytest.raises(RolloutError, match="the state of a turn is ''"):
         await runner.episode(make_task(), seed=1)
+
+
+async def test_a_reward_gets_the_tokens_of_the_completion_that_it_scores() -> None:
+    seen: list[str] = []
+
+    async def look(task: Task, text: str) -> float:
+        seen.append(text)
+        return 1.0
+
+    async def workflow(task: ScoredTask, policies: Policies) -> Rewards:
+        answer = await policies["actor"].conversation().say(task.prompt)
+        await task.score(answer.text)
+        await task.score(f"{answer.text}!")
+        return Rewards()
+
+    hosted = make_hosted("actor", ScriptedEngine("5"))
+    episode = await EpisodeRunner({"actor": hosted}, workflow, look).episode(make_task(), seed=1)
+    own, changed = seen
+    assert isinstance(own, CompletionText)
+    assert not isinstance(changed, CompletionText)
+    token_ids = array(episode.trajectories[0].token_ids, "int32")
+    mask = array(episode.trajectories[0].mask, "uint8").astype(bool)
+    assert own.token_ids == tuple(token_ids[mask])
+
+
+@pytest.mark.parametrize(
+    "value", [np.float32(0.5), torch.tensor(0.5), Decimal("0.5"), Fraction(1, 2)], ids=repr
+)
+def test_rewards_and_metrics_may_be_numbers_of_libraries(value: Any) -> None:
+    rewards = Rewards()
+    rewards.add_all("actor", value)
+    rewards.add_metric("close", value)
+    assert (rewards.by_policy["actor"], rewards.metrics[0].value) == (0.5, 0.5)
+    for wrong in ("0.5", None, 1j, torch.ones(2), math.nan):
+        with pytest.raises(RolloutError, match="the workflow must return finite numbers"):
+            rewards.set_score(wrong)  # pyright: ignore[reportArgumentType] - as users pass
+
+
+def test_the_text_of_a_failure_can_always_be_sent() -> None:
+    for error in (ValueError("name\udce9"), RolloutError("name\udce9")):
+        assert "name\ufffd" in wire.checked(classify_failure(error)).message
 
 
 def exit_code(pid: int) -> int:

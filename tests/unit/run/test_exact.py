@@ -8,7 +8,7 @@ import pytest
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe
-from drivers.weight_files import write_model_folder
+from drivers.weight_files import SIZES, write_config, write_model_folder
 
 
 @pytest.fixture
@@ -88,13 +88,16 @@ def test_a_setting_for_which_it_is_not_guaranteed_is_named(
         ({"model_type": "qwen3_moe"}, r"\(qwen3_moe\): exact: true is not guaranteed .*only llama, mistral"),
         ({"model_type": "llama", "hidden_act": "gelu"}, "its activation is 'gelu'"),
         ({"model_type": "mistral", "sliding_window": 512}, "a window of 512 positions"),
-        ({"model_type": "llama", "rope_scaling": {"type": "dynamic"}}, r"rotary embeddings \(dynamic\)"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            r"rotary embeddings \(dynamic\)",
+        ),
     ],
 )
 def test_a_model_for_which_it_is_not_guaranteed_is_named(
     recipe_file: Path, config: dict[str, object], problem: str
 ) -> None:
-    (recipe_file.parent / "model" / "config.json").write_text(json.dumps(config))
+    write_config(recipe_file.parent / "model", {**SIZES, **config})
     check_recipe(load(recipe_file, "exact=false"))
     with pytest.raises(ConfigError, match=problem):
         check_recipe(load(recipe_file))
@@ -102,11 +105,11 @@ def test_a_model_for_which_it_is_not_guaranteed_is_named(
 
 def test_a_qwen2_that_names_a_window_and_does_not_use_it_is_taken(recipe_file: Path) -> None:
     config = {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}
-    (recipe_file.parent / "model" / "config.json").write_text(json.dumps(config))
+    write_config(recipe_file.parent / "model", {**SIZES, **config})
     check_recipe(load(recipe_file))
 
 
 def test_a_frozen_policy_is_looked_at_too(recipe_file: Path, tmp_path: Path) -> None:
-    frozen = write_model_folder(tmp_path / "frozen", '{"model_type": "gpt2"}')
+    frozen = write_config(write_model_folder(tmp_path / "frozen"), {"model_type": "gpt2"})
     with pytest.raises(ConfigError, match=r"policies\.judge.*\(gpt2\): exact: true"):
         check_recipe(load(recipe_file, f"policies.judge={{model: {frozen}, role: frozen}}"))

@@ -14,7 +14,8 @@ from astraflow.addons.data_sets.manifest import CONVERSION, DataManifest, Prepar
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe, with_other_mistakes
-from drivers.weight_files import write_model_folder
+from drivers.model_gallery import save_tiny
+from drivers.weight_files import SIZES, write_config, write_model_folder
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_a_name_on_the_hub_that_is_not_in_the_cache_is_no_mistake(
     ("file", "content", "problem"),
     [
         ("config.json", None, "no config.json"),
-        ("config.json", "{", "config.json is broken"),
+        ("config.json", "{", "config.json, line 1 is not valid JSON"),
         ("model.safetensors", None, r"no \*.safetensors"),
     ],
 )
@@ -257,31 +258,36 @@ def _merged(base: dict[str, object], top: dict[str, object]) -> dict[str, object
         ),
         ({"model_type": "gptj"}, "computes attention itself"),
         ({"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}}, r"\(qwen3_5_text\)"),
-        ({"model_type": "new", "layer_types": ["full_attention", "odd"]}, "layers of kind 'odd'"),
+        (
+            {"model_type": "qwen3", "num_hidden_layers": 2, "layer_types": ["full_attention", "conv"]},
+            "layers of kind 'conv'",
+        ),
         ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, r"quantized \(mxfp4\)"),
     ],
 )
 def test_a_model_that_the_engine_cannot_run_is_refused_by_its_name(
     folder: Path, config: dict[str, object], problem: str
 ) -> None:
-    (folder / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=problem):
+    write_config(folder / "model", config)
+    with pytest.raises((ConfigError, DataError), match=problem):
         check_recipe(make_recipe(folder))
 
 
 def test_a_family_that_the_torch_engine_refuses_may_be_generated_by_a_server(folder: Path) -> None:
-    (folder / "model" / "config.json").write_text('{"model_type": "mamba2"}')
+    save_tiny("mamba2", folder / "model")
     engine = {"name": "vllm", "max_context": 64}
     check_recipe(make_recipe(folder, rollout={"services": 0, "engine": engine}))
 
 
 def test_contexts_beyond_length_dependent_positions_are_refused_for_every_engine(folder: Path) -> None:
     config = {
+        **SIZES,
         "model_type": "phi3",
-        "rope_scaling": {"type": "longrope"},
+        "pad_token_id": 0,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]},
         "original_max_position_embeddings": 128,
     }
-    (folder / "model" / "config.json").write_text(json.dumps(config))
+    write_config(folder / "model", config)
     for name in ("torch", "vllm"):
         check_recipe(
             make_recipe(folder, rollout={"services": 0, "engine": {"name": name, "max_context": 128}})
@@ -354,7 +360,7 @@ def test_of_a_large_prepared_data_set_tasks_are_looked_at_from_its_first_to_its_
             check_recipe(prepared_code(folder, without_solution=range(row, row + 1)))
 
 
-SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 30, "num_experts": 6}
+SHARDED = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 30, "num_experts": 6}
 
 
 @pytest.mark.parametrize(
@@ -381,8 +387,8 @@ SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size"
 def test_ranks_that_a_model_cannot_be_cut_over_are_refused_by_name(
     folder: Path, model_type: str, shard: dict[str, int], said: str
 ) -> None:
-    sizes = {key: size for key, size in SIZES.items() if "moe" in model_type or key != "num_experts"}
-    (folder / "model" / "config.json").write_text(json.dumps({"model_type": model_type, **sizes}))
+    sizes = {key: size for key, size in SHARDED.items() if "moe" in model_type or key != "num_experts"}
+    write_config(folder / "model", {"model_type": model_type, **sizes})
     policy = make_policy(folder, train={"ranks": 4, "shard": shard})
     with pytest.raises((ConfigError, ValidationError), match=said):
         check_recipe(make_recipe(folder, policies={"actor": policy}))

@@ -64,3 +64,29 @@ async def test_stop_ends_a_waiting_answer_within_its_grace() -> None:
         with pytest.raises(UnavailableError):
             await waiting
     await client.close()
+
+
+async def test_a_caller_that_hangs_up_within_its_request_leaves_no_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    is_read = asyncio.Event()
+
+    async def read(request: Request) -> Response:
+        try:
+            await request.body()
+        finally:
+            is_read.set()
+        return Response()
+
+    app = Starlette(routes=[Route("/read", read, methods=["POST"])])
+    server = HttpServer(app, host="127.0.0.1", port=0, name="read")
+    port = int((await server.start()).rsplit(":", 1)[1])
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /read HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\nhalf")
+    await writer.drain()
+    await asyncio.sleep(0.1)
+    writer.close()
+    async with asyncio.timeout(5):
+        await is_read.wait()
+    await server.stop()
+    assert "Traceback" not in capfd.readouterr().err

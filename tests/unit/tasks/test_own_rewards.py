@@ -3,14 +3,19 @@
 import json
 import math
 from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy
 import pytest
+import torch
 
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError, DataError, RolloutError
-from astraflow.protocols import Score
+from astraflow.protocols import CompletionText, Score
 from astraflow.tasks.config import TasksConfig
 from astraflow.tasks.rewards import RecipeReward, check_gradable, make_reward
 from astraflow.tasks.sources import make_source
@@ -24,6 +29,8 @@ TASK = with_row(
     Row(columns={"level": 3, "data_source": "own/sums", "extra_info": {"index": 7}}, is_chat=True),
 )
 SEEN: list[Any] = []
+GIVEN: dict[str, Any] = {}
+"""What `as_given` returns, by the task's spec."""
 
 
 # --- functions that recipes name ------------------------------------------------------------------
@@ -72,6 +79,21 @@ def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_
     return {"score": 0.5, "acc": True, "pred": "5"}
 
 
+def sees_reply(task: Task, text: str, *, reply: str, completion: str) -> float:
+    SEEN.append((text, reply, completion))
+    return 1.0
+
+
+def trl_replies(completions: Any, replies: list[str]) -> list[float]:
+    SEEN.append((completions, replies))
+    return [1.0]
+
+
+def verl_reply(data_source: str, solution_str: str, ground_truth: Any, reply: str) -> float:
+    SEEN.append((solution_str, reply))
+    return 1.0
+
+
 def broken(task: Task, text: str) -> float:
     return {"a": 1.0}["b"]
 
@@ -104,6 +126,31 @@ def scored_infinite_part(task: Task, text: str) -> Score:
     return Score(1.0, {"recall": math.inf})
 
 
+def as_given(task: Task, text: str) -> Any:
+    return GIVEN[task.spec]
+
+
+def trl_as_given(completions: Any) -> Any:
+    return GIVEN["trl"]
+
+
+def trl_counts_tokens(completions: Any, completion_ids: list[list[int]], **rest: Any) -> list[float]:
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def trl_may_count_tokens(completions: Any, completion_ids: Any = None, **rest: Any) -> list[float]:
+    return [-1.0 if completion_ids is None else float(len(completion_ids[0]))]
+
+
+def trl_needs_the_trainer(completions: Any, trainer_state: Any) -> list[float]:
+    return [trainer_state.global_step]
+
+
+def sees_answers(completions: Any, answer: list[Any], **columns: Any) -> list[float]:
+    SEEN.append(answer[0])
+    return [1.0]
+
+
 def own(name: str, **fields: Any) -> dict[str, Any]:
     return {"name": "use", "use": f"{__name__}:{name}", **fields}
 
@@ -131,6 +178,30 @@ def test_a_reward_that_takes_any_name_gets_all_columns() -> None:
         "completion": "2+3=5", "level": 3, "data_source": "own/sums", "extra_info": {"index": 7}
     }  # fmt: skip
     assert reward(own("sees_completion"), extract="after_equals")(TASK, "2+3=5") == 4
+
+
+def test_own_rewards_get_the_whole_text_and_may_ask_for_the_reply() -> None:
+    SEEN.clear()
+    text = "<think>So 6?</think>\n\nSo 5=5"
+    reward(own("sees_reply"))(TASK, text)
+    reward(own("sees_reply"), extract="after_equals")(TASK, text)
+    reward({**own("trl_replies"), "name": "trl"})(TASK, text)
+    reward({**own("verl_reply"), "name": "verl"})(TASK, text)
+    completion = [{"role": "assistant", "content": text}]
+    assert [
+        (text, "So 5=5", text),
+        ("5", "So 5=5", text),
+        ([completion], ["So 5=5"]),
+        (text, "So 5=5"),
+    ] == SEEN
+
+
+def test_an_own_reward_is_not_asked_for_an_answer_that_is_only_in_the_reasoning() -> None:
+    SEEN.clear()
+    score = reward(own("sees_reply"), extract="after_equals")(TASK, "<think>2+3=5")
+    assert (score, score.parts, SEEN) == (0.0, {"unfinished_reasoning": 1.0}, [])
+    reward(own("sees_reply"))(TASK, "<think>2+3=5")
+    assert SEEN == [("<think>2+3=5", "", "<think>2+3=5")]
 
 
 def test_a_class_is_made_once_with_the_arguments() -> None:
@@ -224,6 +295,93 @@ def test_a_reward_of_verl_gets_its_four_arguments_and_may_report_numbers() -> No
     assert SEEN[1] == ("nq", "5", ["5"], None)
 
 
+# --- numbers of libraries -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (numpy.bool_(True), 1.0),
+        (numpy.float32(0.5), 0.5),
+        (numpy.array([0.5]), 0.5),
+        (numpy.array(0.5), 0.5),
+        (torch.tensor(0.5), 0.5),
+        (torch.tensor([[0.5]], dtype=torch.bfloat16, requires_grad=True), 0.5),
+        (torch.tensor(True), 1.0),
+        (Decimal("0.5"), 0.5),
+        (Fraction(1, 2), 0.5),
+        ({"score": torch.tensor(0.5)}, 0.5),
+        (Score(torch.tensor(0.5)), 0.5),
+    ],
+    ids=repr,
+)
+def test_whatever_float_takes_is_a_reward(given: Any, expected: float) -> None:
+    GIVEN["number"] = given
+    score = reward(own("as_given"))(msgspec.structs.replace(TASK, spec="number"), "5")
+    assert (type(score), score) == (Score, expected)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["0.5", b"1", 1j, torch.ones(2), numpy.ones(2), Decimal("NaN"), [0.5], math.inf, 10**400],
+    ids=repr,
+)
+def test_what_is_no_finite_number_is_refused_with_the_value(given: Any) -> None:
+    GIVEN["number"] = given
+    with pytest.raises(RolloutError, match=r"the reward returned .*; expected a finite number"):
+        reward(own("as_given"))(msgspec.structs.replace(TASK, spec="number"), "5")
+
+
+def test_metrics_may_be_numbers_of_libraries() -> None:
+    GIVEN["number"] = {
+        "score": 1,
+        "close": torch.tensor(0.5),
+        "is_short": numpy.bool_(True),
+        "why": "it fits",
+    }
+    score = reward(own("as_given"))(msgspec.structs.replace(TASK, spec="number"), "5")
+    assert score.parts == {"reward/close": 0.5, "reward/is_short": 1.0}
+
+
+@pytest.mark.parametrize("given", [torch.tensor([0.5]), numpy.array([0.5]), (Decimal("0.5"),)], ids=repr)
+def test_a_reward_of_trl_may_return_a_tensor_or_an_array(given: Any) -> None:
+    GIVEN["trl"] = given
+    assert reward({**own("trl_as_given"), "name": "trl"})(TASK, "5") == 0.5
+
+
+@pytest.mark.parametrize("given", [torch.tensor(0.5), torch.ones(2), numpy.array(0.5), []], ids=repr)
+def test_what_is_no_list_with_one_number_is_refused(given: Any) -> None:
+    GIVEN["trl"] = given
+    with pytest.raises(RolloutError, match="for one completion; expected a list with one number"):
+        reward({**own("trl_as_given"), "name": "trl"})(TASK, "5")
+
+
+# --- tokens, and types of answers -----------------------------------------------------------------
+
+
+def test_a_reward_of_trl_gets_the_token_ids_of_the_completion() -> None:
+    text = CompletionText.of("5", (20, 2))
+    assert reward({**own("trl_counts_tokens"), "name": "trl"})(TASK, text) == 2.0
+    assert reward({**own("trl_may_count_tokens"), "name": "trl"})(TASK, text) == 2.0
+    assert reward({**own("trl_may_count_tokens"), "name": "trl"})(TASK, "made up") == -1.0
+    with pytest.raises(RolloutError, match="'completion_ids', but the workflow composed or changed the text"):
+        reward({**own("trl_counts_tokens"), "name": "trl"})(TASK, "made up")
+
+
+@pytest.mark.parametrize("answer", [5, 2.5, True, [1, "2"], {"a": 1}, "5", 10**30])
+def test_verl_and_trl_get_the_answer_in_the_type_of_the_file(tmp_path: Path, answer: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "x", "answer": answer}), encoding="utf-8")
+    sources = {"sums": {"name": "jsonl", "path": str(path)}}
+    config = parse_config({"sources": sources, "reward": {"name": "exact"}}, TasksConfig)
+    task = make_source(config.sources["sums"], name="sums").task(0)
+    SEEN.clear()
+    reward({**own("compute_score"), "name": "verl"})(task, "5")
+    reward({**own("sees_answers"), "name": "trl"})(task, "5")
+    assert [(type(given), given) for given in (SEEN[0][2], SEEN[1])] == [(type(answer), answer)] * 2
+    assert isinstance(task.answer, str)
+
+
 # --- sums -----------------------------------------------------------------------------------------
 
 
@@ -308,13 +466,18 @@ def test_a_judge_that_does_not_answer_is_asked_again() -> None:
         (
             own("by_level"),
             [],
-            r"^tasks\.reward\.use = .*'level'.*\(columns: none; always available: completion\)",
+            r"^tasks\.reward\.use = .*'level'.*\(columns: none; always available: completion, reply\)",
         ),
         (own("by_level", args={"bonnus": 1}), ["level"], r"args\.bonnus is not an argument; did you mean"),
         (own("trl_reward"), [], r"has the parameter 'completions'.*write \{name: trl, use: "),
         (own("compute_score"), [], r"has the parameter 'solution_str'.*write \{name: verl, use: "),
         ({**own("by_level"), "name": "verl"}, [], r"has no parameter 'solution_str', so it does not have"),
         (own("SEEN"), [], "is a list, which cannot be called"),
+        (
+            {**own("trl_needs_the_trainer"), "name": "trl"},
+            [],
+            "'trainer_state', which only TRL gives: .* give the parameter a default",
+        ),
         (
             {"name": "weighted", "rewards": {"a": own("by_level")}},
             [],

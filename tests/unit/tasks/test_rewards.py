@@ -129,6 +129,27 @@ def test_a_file_with_a_task_without_answer_is_refused_when_it_is_read(tmp_path: 
     check_gradable(Use(use=f"{__name__}:longer_is_better"), source, config)
 
 
+@pytest.mark.parametrize("config", [ExactMatchReward(), F1Reward()])
+def test_a_file_with_an_answer_of_which_em_and_f1_compare_nothing_is_refused(
+    tmp_path: Path, config: ExactMatchReward | F1Reward
+) -> None:
+    for answer in ("...", "?", "\u3002", "\u200b"):
+        source, rows = source_of_answers(tmp_path, "A", "C++", answer)
+        with pytest.raises(DataError, match=r"line 3: task sums/2 has no answer to compare with: its answer"):
+            check_gradable(config, source, rows)
+    source, rows = source_of_answers(tmp_path, "A", "The", ["...", "Paris"])
+    check_gradable(config, source, rows)
+
+
+def test_exact_answers_may_be_written_with_combining_accents() -> None:
+    task = Task(id="t", source="s", prompt="p", answer="Per\u00fa")
+    assert reward(ExactReward())(task, "Peru\u0301") == 1.0
+    assert reward(ExactReward())(task, "Peru") == 0.0
+    assert (
+        reward(ExactReward())(Task(id="t", source="s", prompt="p", answer="Peru\u0301"), "Per\u00fa") == 1.0
+    )
+
+
 @pytest.mark.parametrize("config", [MathVerifyReward(), SourceReward(), ExactMatchReward(), F1Reward()])
 @pytest.mark.parametrize(
     ("answer", "kind"),

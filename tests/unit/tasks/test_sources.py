@@ -15,6 +15,7 @@ from astraflow.protocols import TaskSource
 from astraflow.tasks.config import JsonlSourceConfig
 from astraflow.tasks.sources import ListSource, make_source
 from astraflow.types import Message, Task
+from astraflow.types.row_columns import Row, with_row
 
 SUMS: dict[str, Any] = {
     "min_terms": 2,
@@ -114,7 +115,9 @@ def test_jsonl_tasks_keep_their_order_and_numbers_become_texts(
         jsonl('{"prompt": "2 + 3", "answer": 5}\n\n{"prompt": "x\u2028y", "answer": "z"}\n'), name="own"
     )
     assert [source.task(i).prompt for i in range(len(source))] == ["2 + 3", "x\u2028y"]
-    assert source.task(0) == Task(id="own/0", source="own", prompt="2 + 3", answer="5")
+    assert source.task(0) == with_row(
+        Task(id="own/0", source="own", prompt="2 + 3", answer="5"), Row(answer=5)
+    )
     assert source.task(1).id == "own/2"
 
 

@@ -49,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
         }
         for estimator in choices(KlConfig, "estimator")
         for place in choices(KlConfig, "place")
+        if (estimator, place) != ("k1", "loss")  # refused: only noise
     },
     **{f"denominator/{name}": {"denominator": name} for name in choices(TrainConfig, "denominator")},
     "critic": {"auxiliary": {"critic": {"name": "value_model", "lr": 1e-2}}},

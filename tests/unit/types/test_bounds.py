@@ -13,6 +13,7 @@ from astraflow.types import (
     BusySpan,
     Commit,
     Episode,
+    EpisodeResult,
     Fingerprints,
     Heartbeat,
     Item,
@@ -102,7 +103,7 @@ ABSURD: dict[str, tuple[Item, str]] = {
         RegisterWorker(
             name="a", hosts=(), engine="x", num_slots=1, labels={"a": "b" * 2000}, fingerprints=Fingerprints()
         ),
-        r"<= 1000 - at `\$.labels\[...\]`$",
+        r"<= 1000 - at `\$.labels\[...\]`; its length is 2000",
     ),
 }
 
@@ -142,3 +143,83 @@ def test_an_item_made_in_python_can_be_checked() -> None:
     assert wire.checked(good) == good
     with pytest.raises(BoundError, match="score"):
         wire.checked(Episode(trajectories=(), score=bounds.MAX_REWARD * 1.001))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"type": "episode", "trajectories": [], "value out of range": 1}',
+        b'{"type": "episode", "trajectories": [], "a ` <= 1": 1}',
+        b'{"type": "of length <= 3", "trajectories": []}',
+        b'{"type": "episode", "trajectories": "matching regex"}',
+        b'{"type": "episode", "trajectories": [], "score": "1e400"}',
+        b'{"type": "episode", "trajectories": [], "score": 1e400',
+        b'{"type": "episode", "trajectories": [], "metrics": [["loss"]], "score": 0}',
+        b'{"type": "failure", "error_class": 7, "message": "out of range"}',
+    ],
+)
+def test_a_malformed_message_is_not_taken_for_a_value_beyond_a_bound(body: bytes) -> None:
+    with pytest.raises(WireError) as caught:
+        wire.decode(b'{"lease_id": "1.0.0", "outcome": %s}' % body, EpisodeResult, wire.JSON)
+    assert not isinstance(caught.value, BoundError)
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b'{"type": "episode", "trajectories": [], "score": 1e7}', "got 10000000.0"),
+        (b'{"type": "episode", "trajectories": [], "score": 1e400}', ""),
+        (b'{"type": "episode", "trajectories": [], "score": -1%s}' % (b"0" * 400), ""),
+        (b'{"type": "episode", "trajectories": [], "metrics": [["", 1e16]]}', r"got 1e\+16"),
+        (b'{"type": "failure", "error_class": "\\u0000", "message": ""}', r"got '\\x00'"),
+        (
+            b'{"type": "failure", "error_class": "x", "message": "%s"}' % (b"x" * 99_999),
+            "its length is 99999",
+        ),
+    ],
+)
+def test_the_value_beyond_a_bound_is_found_in_every_member_of_a_union(body: bytes, shown: str) -> None:
+    with pytest.raises(BoundError, match=f"{shown}$"):
+        wire.decode(b'{"lease_id": "1.0.0", "outcome": %s}' % body, EpisodeResult, wire.JSON)
+
+
+def test_a_key_beyond_its_bound_is_told_from_a_value_of_the_wrong_type() -> None:
+    worker = b'{"name": "a", "hosts": [], "engine": "x", "num_slots": 1, "fingerprints": {}, "labels": {%s}}'
+    with pytest.raises(BoundError):
+        wire.decode(worker % (b'"%s": ""' % (b"k" * 5000)), RegisterWorker, wire.JSON)
+    with pytest.raises(WireError) as caught:
+        wire.decode(worker % b'"k": 1', RegisterWorker, wire.JSON)
+    assert not isinstance(caught.value, BoundError)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("name\udce9.txt", "name\ufffd.txt"),
+        ("\ud83d", "\ufffd"),
+        ("\ude00\ud83d", "\ufffd\ufffd"),
+        ("a\ud83d\ude00b", "a\U0001f600b"),  # both halves, as some JSON writes them
+        ("gr\u00fcn \U0001f600", "gr\u00fcn \U0001f600"),
+    ],
+)
+def test_halves_of_surrogate_pairs_become_replacement_characters(given: str, expected: str) -> None:
+    assert bounds.as_text(given) == expected
+    assert types.Message(role="tool", content=given).content == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (rb'{"a": "name\udce9"}', {"a": "name\ufffd"}),
+        (rb'{"a": ["\ud83d", {"\ude00": "\ud83d\ude00"}]}', {"a": ["\ufffd", {"\ufffd": "\U0001f600"}]}),
+        (b'{"a": "name\xe9"}', {"a": "name\ufffd"}),
+    ],
+)
+def test_json_of_other_programs_may_have_texts_that_are_no_unicode(body: bytes, expected: Any) -> None:
+    assert wire.decode_foreign_json(body, dict[str, Any]) == expected
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"a": NaN}', b"[" * 100_000])
+def test_what_is_no_json_of_the_kind_stays_an_error(body: bytes) -> None:
+    with pytest.raises((msgspec.DecodeError, RecursionError)):
+        wire.decode_foreign_json(body, dict[str, Any])

@@ -13,7 +13,7 @@ from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe
-from astraflow.user_input.mistakes import configs_in, hint, tag_of
+from astraflow.user_input.mistakes import configs_in, hint, near_path, tag_of
 from astraflow.user_input.synonyms import SYNONYMS
 from astraflow.user_input.yaml_files import load_mapping
 from drivers.weight_files import write_model_folder
@@ -254,6 +254,28 @@ def test_every_synonym_leads_to_a_key_and_is_none_itself_there() -> None:
     assert hidden == set()
 
 
+@pytest.mark.parametrize(
+    ("section", "given", "meant"),
+    [
+        ("", {"report_to": "wandb"}, '"trackers"'),
+        ("train", {"mask_truncated_completions": True}, "policies.actor.table.filters? ([{name: truncated"),
+        ("train", {"gradient_checkpointing": True}, "policies.actor.train.backend.activations? (recompute)"),
+        ("train", {"delta": 4.0}, "policies.actor.train.loss.dual_clip?"),
+        ("train", {"backend": {"name": "torch", "lora": {"r": 16}}}, '"rank"'),
+        ("train", {"backend": {"name": "torch", "lora": {"lora_alpha": 16}}}, '"alpha"'),
+        ("train", {"lora": {"r": 16}}, "policies.actor.train.backend.lora.rank"),
+    ],
+)
+def test_a_setting_of_trl_or_peft_leads_to_the_key_here(
+    section: str, given: dict[str, Any], meant: str
+) -> None:
+    policy = {"model": "m", **({section: given} if section else {})}
+    recipe = {**BASE, "policies": {"actor": policy}, **({} if section else given)}
+    with pytest.raises(ConfigError) as caught:
+        parse_config(recipe, Recipe)
+    assert f"did you mean {meant}" in str(caught.value)
+
+
 def test_other_configs_are_not_told_of_a_recipes_keys(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump({"name": "tiny", "tokenizer": {"characters": "ab"}, "learning_rate": 1}))
@@ -270,6 +292,26 @@ def test_a_name_in_other_letters_case_is_near() -> None:
     assert (
         hint("question", ["ANSWER", "QUESTION"]) == '; did you mean "QUESTION"? (choices: ANSWER, QUESTION)'
     )
+
+
+def test_letters_in_another_order_are_nearer_than_a_name_that_shares_more_of_them() -> None:
+    assert hint("GPRO", ["gpr", "grpo"]).startswith('; did you mean "grpo"?')
+    assert hint("zzz", ["grpo"]) == " (choices: grpo)"
+
+
+def test_a_missing_path_leads_to_the_nearest_name_or_to_the_first_folder_that_is_missing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.csv").touch()
+    train = tmp_path / "data" / "train.csv"
+    assert near_path(tmp_path / "data" / "trian.csv") == f'; did you mean "{train}"?'
+    assert near_path(tmp_path / "data" / "zzzzzz") == ""
+    missing = tmp_path / "dat"
+    assert near_path(missing / "deep" / "train.csv") == (
+        f'; there is no folder {str(missing)!r}; did you mean "{tmp_path / "data"}"?'
+    )
+    assert near_path(train / "x") == f'; there is no folder {str(train)!r}; did you mean "{train}"?'
 
 
 def test_only_this_file_decides_which_names_are_near() -> None:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import msgspec
@@ -50,6 +51,16 @@ async def test_a_version_is_cut_hashed_and_announced(tmp_path: Path) -> None:
         assert manifest.sources == (SourceLink(kind="http", url=URL),)
         assert await rig.service.call("GET", "/v1/manifests/actor/0", Manifest) == manifest
         assert list((rig.publisher.incoming / "actor").iterdir()) == []
+
+
+async def test_the_config_of_version_0_names_the_dtype_of_its_tensors(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        files = rig.model_files()
+        files["config.json"].write_text('{"torch_dtype": "bfloat16"}')
+        snapshot = await rig.receiver.fetch(await rig.client.publish("actor", 0, [make_weights()[1]], files))
+        config = json.loads((snapshot.model_dir / "config.json").read_text())
+        assert config == {"torch_dtype": snapshot.tensors[0].dtype} != {"torch_dtype": "bfloat16"}
+        assert files["config.json"].read_text() == '{"torch_dtype": "bfloat16"}'
 
 
 async def test_later_versions_carry_the_files_of_the_first(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from astraflow.weights.snapshot import (
     write_safetensors,
 )
 from drivers.weight_fakes import make_host_tensor, make_weights
+from drivers.weight_files import make_weights as make_model_weights
+from drivers.weight_files import write_model_folder
 
 
 def by_name(tensors: tuple[HostTensor, ...] | list[HostTensor]) -> dict[str, tuple[object, ...]]:
@@ -66,37 +69,59 @@ def test_a_broken_file_is_a_data_error(tmp_path: Path, content: bytes) -> None:
 def test_a_missing_file_or_model_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         read_safetensors(tmp_path / "absent.safetensors")
-    with pytest.raises(DataError, match=r"has no \*\.safetensors"):
+    with pytest.raises(DataError, match=r"has no config\.json"):
         read_model(tmp_path)
 
 
-def test_a_model_in_several_files_is_read_whole(tmp_path: Path) -> None:
-    weights = make_weights()
-    write_safetensors(tmp_path / "model-1.safetensors", weights[:2])
-    write_safetensors(tmp_path / "model-2.safetensors", weights[2:])
-    assert [t.name for t in read_model(tmp_path)] == [t.name for t in weights]
+@pytest.fixture
+def model(tmp_path: Path) -> tuple[Path, list[HostTensor]]:
+    """A model folder, and its tensors in the order of their names."""
+    folder = write_model_folder(tmp_path / "model")
+    return folder, sorted(make_model_weights().values(), key=lambda t: t.name)
 
 
-def test_only_the_weights_of_a_checkpoint_folder_are_read(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "model.safetensors", make_weights())
-    write_safetensors(tmp_path / "optimizer-00001-of-00001.safetensors", [make_host_tensor("exp_avg", (2,))])
-    assert [t.name for t in read_model(tmp_path)] == sorted(t.name for t in make_weights())
+def test_a_model_in_several_files_is_read_whole(model: tuple[Path, list[HostTensor]]) -> None:
+    folder, weights = model
+    (folder / "model.safetensors").unlink()
+    write_safetensors(folder / "model-1.safetensors", weights[:2])
+    write_safetensors(folder / "model-2.safetensors", weights[2:])
+    index = {"weight_map": {t.name: f"model-{1 if t in weights[:2] else 2}.safetensors" for t in weights}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert by_name(read_model(folder)) == by_name(weights)
 
 
-def test_of_two_layouts_of_one_model_the_one_that_the_index_names_is_read(tmp_path: Path) -> None:
-    weights = sorted(make_weights(), key=lambda t: t.name)
-    write_safetensors(tmp_path / "model-00001-of-00001.safetensors", weights)
-    write_safetensors(tmp_path / "consolidated.safetensors", weights)
+def test_only_the_weights_of_a_checkpoint_folder_are_read(model: tuple[Path, list[HostTensor]]) -> None:
+    folder, weights = model
+    write_safetensors(folder / "optimizer-00001-of-00001.safetensors", [make_host_tensor("exp_avg", (2,))])
+    assert [t.name for t in read_model(folder)] == [t.name for t in weights]
+
+
+def test_of_two_layouts_of_one_model_the_one_that_the_index_names_is_read(
+    model: tuple[Path, list[HostTensor]],
+) -> None:
+    folder, weights = model
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    write_safetensors(folder / "consolidated.safetensors", weights)
     index = {"weight_map": {t.name: "model-00001-of-00001.safetensors" for t in weights}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert [t.name for t in read_model(tmp_path)] == [t.name for t in weights]
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [t.name for t in read_model(folder)] == [t.name for t in weights]
+
+
+def test_a_tied_weight_that_is_stored_twice_is_read_once(model: tuple[Path, list[HostTensor]]) -> None:
+    folder, weights = model
+    head = replace(weights[0], name="lm_head.weight")
+    write_safetensors(folder / "model.safetensors", [*weights, head])
+    assert by_name(read_model(folder)) == by_name(weights)
 
 
 def test_a_snapshot_becomes_a_model_folder(tmp_path: Path) -> None:
     snapshot = make_snapshot(tmp_path / "files")
     snapshot_to_folder(snapshot, tmp_path / "out" / "model")
-    assert by_name(list(read_model(tmp_path / "out" / "model"))) == by_name(make_weights())
-    assert (tmp_path / "out" / "model" / "config.json").read_text() == "{}"
+    assert by_name(read_safetensors(tmp_path / "out" / "model" / "model.safetensors")) == by_name(
+        make_weights()
+    )
+    config = json.loads((tmp_path / "out" / "model" / "config.json").read_text())
+    assert config == {"dtype": "float32"}  # the weights have several, of which it is the widest
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["model"]
 
 

@@ -5,7 +5,15 @@ import json
 
 import pytest
 
-from astraflow.workflows.calls import CALL_PARSERS, bare_json_calls, tagged_calls, without_reasoning
+from astraflow.types.model_text import with_opening
+from astraflow.workflows.calls import (
+    CALL_PARSERS,
+    bare_json_calls,
+    looks_like_call,
+    offered_calls,
+    tagged_calls,
+    without_reasoning,
+)
 from astraflow.workflows.conversation import Completion
 
 
@@ -32,8 +40,8 @@ def names(parser: str, text: str) -> list[str]:
         (f"Maybe {tagged('drop')} but no.</think>It is 4.", []),
         (f"<think>Maybe {tagged('drop')}", []),
         (f"{tagged()}<think>And {tagged('drop')}", ["find"]),
-        (f"<think>a</think>{tagged()}<think>{tagged('drop')}</think>{tagged('look')}", ["find", "look"]),
-        (f"<think>a</think>{tagged('drop')} oh</think>{tagged()}", ["find"]),
+        (f"<think>a {tagged('drop')}</think>{tagged()}<think>b</think>{tagged('look')}", ["find", "look"]),
+        (f"<think>a</think>{tagged()} oh</think>{tagged('look')}", ["find", "look"]),
         (f"<think>\n\n</think>\n\n{tagged()}", ["find"]),
         (tagged(arguments='{"text": "</think>"}'), ["find"]),
         (tagged(arguments='{"text": "<think>"}') + tagged("look"), ["find", "look"]),
@@ -69,6 +77,29 @@ def test_a_bare_call_in_reasoning_is_not_a_call(text: str, called: list[str]) ->
         ("5<think>hm", "5"),
         ("<think>hm", ""),
         ("5 <think>hm</think>or 6", "5 or 6"),
+        (
+            "<think>a</think>It is 5. The tag </think> ends thoughts.",
+            "It is 5. The tag </think> ends thoughts.",
+        ),
+        ("a</think>It is 5; see </think>.", "It is 5; see </think>."),
+        (
+            "<think>a</think>Open with <think>, close with </think>: 5",
+            "Open with <think>, close with </think>: 5",
+        ),
+        ("<think>a</think>\n<think>b</think>5", "<think>b</think>5"),
+        ("<think>\nWrite `</think>` then?\n</think>\n\n5", "5"),
+        ("Use the <think> tag. It is 5.", "Use the <think> tag. It is 5."),
+        ("The tag </think> ends thoughts: 5", "The tag </think> ends thoughts: 5"),
+        ("Write <think> before and </think> after it: 5", "Write <think> before and </think> after it: 5"),
+        ("Sure. <think>4?</think> It is 5.", "Sure.  It is 5."),
+        ("Sure. <think> It may be 4.\n</think>\n5", "Sure. \n5"),
+        ("So 4?\n</think>\n5", "5"),
+        ("So 4?</think> 5", "5"),
+        ("Thoughts go between `<think>` and `</think>`.", "Thoughts go between `<think>` and `</think>`."),
+        ('print("</think>")', 'print("</think>")'),
+        ("Let me see.\n<think>\nSo 5", "Let me see."),
+        ("<thinking>4?</thinking>5", "5"),
+        ("[THINK]4?[/THINK]5", "5"),
         ('{"text": "</think>"}', '{"text": "</think>"}'),
         (tagged(arguments='{"text": "</think>"}'), tagged(arguments='{"text": "</think>"}')),
     ],
@@ -78,19 +109,25 @@ def test_what_a_model_says_is_its_text_without_its_reasoning(text: str, said: st
     assert Completion("actor", text, "stop", 1, 0).reply == said
 
 
+def test_a_reply_is_not_searched_for_reasoning_again() -> None:
+    reply = without_reasoning("<think>a</think>It is 5; see </think>. " + tagged())
+    assert reply.startswith("It is 5; see </think>. ")
+    (call,) = offered_calls(tagged_calls, f"{tagged()} See </think>.", ["find"])
+    assert call.name == "find"
+
+
+def test_the_opening_tag_of_reasoning_is_added_where_the_prompt_had_it() -> None:
+    assert with_opening("hm</think>5") == "<think>\nhm</think>5"
+    for text in ("<think>hm</think>5", "hm", "<think>a</think>b</think>"):
+        assert with_opening(text) == text
+
+
 def test_reasoning_that_began_in_the_prompt_and_did_not_end_is_not_said() -> None:
     text = f"Maybe {tagged('drop')}"
     assert Completion("actor", text, "length", 1, 0).reply == text
     assert Completion("actor", text, "length", 1, 0, begins_in_reasoning=True).reply == ""
     ended = Completion("actor", f"{text}</think>{tagged()}", "stop", 1, 0, begins_in_reasoning=True)
     assert ended.reply == tagged()
-    assert ended.text_before_calls == f"{text}</think>"
-
-
-def test_the_text_before_the_calls_has_all_of_the_reasoning() -> None:
-    text = f"<think>Maybe {tagged('drop')}</think>So: "
-    assert Completion("actor", text + tagged(), "stop", 1, 0).text_before_calls == text.strip()
-    assert Completion("actor", text, "stop", 1, 0).text_before_calls is None
 
 
 # --- how calls are written ------------------------------------------------------------------------
@@ -119,8 +156,7 @@ def test_arguments_are_an_object_or_json_text_of_one_or_nothing(arguments: str, 
         assert (call.name, call.arguments, call.problem) == ("find", read, "")
 
 
-def test_arguments_may_be_missing_or_have_either_name() -> None:
-    assert tagged_calls('<tool_call>{"name": "find"}</tool_call>')[0].arguments == {}
+def test_arguments_have_either_name() -> None:
     both = '{"name": "find", "arguments": null, "parameters": {"q": 1}}'
     assert bare_json_calls(both)[0].arguments == {"q": 1}
 
@@ -178,12 +214,74 @@ def test_bare_calls_may_follow_one_another(between: str) -> None:
         (tagged().replace("}}", "}}}"), "text follows the JSON, at character 33"),
         ("<tool_call>{</tool_call>", "not valid JSON"),
         ('<tool_call>{"name": " "}</tool_call>', "the call has no name"),
+        ('<tool_call>{"name": "find"}</tool_call>', "the call of 'find' has no arguments"),
+        ('<tool_call>{"name": "rm", "args": {"path": "x"}}</tool_call>', "the call of 'rm' has no arguments"),
     ],
 )
 def test_a_broken_tag_is_told_and_the_next_one_is_read(text: str, problem: str) -> None:
     broken, good = tagged_calls(text + tagged())
     assert problem in broken.problem
     assert (broken.name, good.name) == ("", "find")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Alice", "age": 5}',
+        '[{"name": "Alice"}, {"name": "Bob"}]',
+        '{"name": "rm", "args": {"path": "x"}}',
+        '{"name": ["find"], "arguments": {}}',
+        f'[{bare()}, {{"name": "Bob"}}]',
+        f'{bare()} {{"name": "Bob"}}',
+        '{"name": "Alice", "age": 5} is the record.',
+        '{"person": {"name": "Alice"}}',
+        '{"name": "Alice"',
+    ],
+)
+def test_json_without_a_name_and_arguments_is_an_answer(text: str) -> None:
+    assert bare_json_calls(text) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        (bare(), 1),
+        (bare("Alice", '{"age": 5}'), 0),
+        (f"[{bare()}, {bare('Alice')}]", 0),
+        (bare("Alice", '"none"'), 0),
+        (f"{bare()} I wait.", 1),
+        (f"{bare('Alice')} is the record.", 0),
+        (bare(arguments=json.dumps('{"q": 1}')), 1),
+    ],
+)
+def test_json_is_a_call_only_of_a_tool_that_was_offered(text: str, called: int) -> None:
+    assert len(offered_calls(bare_json_calls, text, ["find", "look"])) == called
+    assert offered_calls(bare_json_calls, text, []) == ()
+
+
+def test_a_call_in_tags_stays_even_if_nothing_offers_its_tool() -> None:
+    (call,) = offered_calls(tagged_calls, tagged("drop"), ["find"])
+    assert call.name == "drop"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It is 5.", False),
+        ("I would use find.", False),
+        ('{"name": "Alice", "age": 5}', False),
+        (tagged(), True),
+        ("<tool_call>\n<function=find>\n</function>\n</tool_call>", True),
+        ("[TOOL_CALLS][]", True),
+        ('{"name": "find", "args": {}}', True),
+        ('```json\n{"tool": "find"}\n```', True),
+        ('find(q="cats")', True),
+        ('[find(q="cats")]', True),
+    ],
+)
+def test_a_text_that_looks_like_a_call_is_recognized_in_any_style(text: str, expected: bool) -> None:
+    assert looks_like_call(text, ["find", "look"]) is expected
+    assert not looks_like_call(text, [])
 
 
 def test_bare_json_with_text_behind_it_is_told() -> None:
@@ -196,4 +294,7 @@ def test_bare_json_with_text_behind_it_is_told() -> None:
 def test_a_long_text_of_broken_tags_is_read() -> None:
     assert len(tagged_calls('<tool_call>{"a": ["' * 5_000)) == 1
     assert tagged_calls("<think>" * 100_000) == ()
+    assert tagged_calls("a <think> " * 50_000) == ()
+    assert tagged_calls("a <think> or </think> " * 20_000) == ()
+    assert tagged_calls("`</think>` a <think> " * 50_000) == ()
     assert names("tagged", "</think><tool_call>[" * 5_000)[0].endswith("at character 1")

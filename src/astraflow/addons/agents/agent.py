@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 
 from astraflow.errors import RolloutError
 from astraflow.types import Item, Message
+from astraflow.types.bounds import as_number
 from astraflow.user_input.own_code import ending_forks
 from astraflow.workflows.calls import CALL_PARSERS, CallParser
 from astraflow.workflows.conversation import AgentReport, Endpoint, Policies, Rewards, ScoredTask
 
-__all__ = ["AgentRun", "AgentTask", "agent", "function_run"]
+__all__ = ["AgentRun", "AgentTask", "add_endpoint_metrics", "agent", "function_run"]
 
 
 class AgentTask(Item, frozen=True, kw_only=True):
@@ -67,11 +68,20 @@ async def agent(
     for name in policies:
         rewards.add_all(name, report.rewards.get(name, reward))
     rewards.set_score(reward)
-    if endpoint.unmet_frac is not None:
-        rewards.add_metric("unmet_forms_frac", endpoint.unmet_frac)
-    if endpoint.ignored_overrides_frac is not None:
-        rewards.add_metric("ignored_overrides_frac", endpoint.ignored_overrides_frac)
+    add_endpoint_metrics(rewards, endpoint)
     return rewards
+
+
+def add_endpoint_metrics(rewards: Rewards, endpoint: Endpoint) -> None:
+    """Adds the metrics of the requests that an endpoint answered."""
+    metrics = {
+        "unmet_forms_frac": endpoint.unmet_frac,
+        "unread_calls": endpoint.num_unread_calls,
+        "ignored_overrides_frac": endpoint.ignored_overrides_frac,
+    }
+    for name, value in metrics.items():
+        if value is not None:
+            rewards.add_metric(name, value)
 
 
 def function_run(function: Callable[..., Any]) -> AgentRun:
@@ -106,8 +116,8 @@ def _report(returned: object) -> AgentReport | None:
         return returned
     if isinstance(returned, str):
         return AgentReport(text=returned)
-    if isinstance(returned, int | float):
-        return AgentReport(reward=float(returned))
+    if (reward := as_number(returned)) is not None:
+        return AgentReport(reward=reward)
     raise RolloutError(
         f"the agent returned {type(returned).__name__}; expected its text, a reward, an AgentReport or None",
         is_retryable=False,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from astraflow.addons.agents.agent import add_endpoint_metrics
 from astraflow.addons.agents.config import HostedConfig
 from astraflow.addons.agents.hosts.host import Host
 from astraflow.addons.agents.hosts.messages import EpisodeEnd, HostedSpec, RunRequest, RunReward
@@ -60,8 +61,7 @@ class Hosted:
             )
         rewards = _rewards(end, endpoint)
         rewards.add_metric("host_restarts", float(num_restarts), "max")
-        if endpoint.ignored_overrides_frac is not None:
-            rewards.add_metric("ignored_overrides_frac", endpoint.ignored_overrides_frac)
+        add_endpoint_metrics(rewards, endpoint)
         return rewards
 
 

@@ -9,12 +9,14 @@ to `ASTRAFLOW_RESULT_URL`. If it does neither, its output is its final text.
 without the run's secrets (`kept_program.py`).
 """
 
+import logging
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
+from astraflow import wire
 from astraflow.addons.agents.agent import AgentTask, agent
 from astraflow.addons.agents.config import ProgramConfig
 from astraflow.addons.agents.kept_program import KeptPrograms
@@ -36,6 +38,9 @@ __all__ = ["ProgramRuns", "program_agent"]
 
 _MAX_TEXT = 65_536
 """Number of characters at the end of the output that make the final text."""
+_output = logging.getLogger("astraflow.output")
+"""What programs of the user print. `astraflow try` shows it; services don't log it, since it may be long."""
+_MAX_SHOWN = 20_000
 _MAX_TAIL = 1_000
 """Number of characters at the end of the output that an error message shows."""
 
@@ -75,6 +80,8 @@ class ProgramRuns:
                 gateway=urlsplit(endpoint.base_url).port or 0,
             )
         )
+        if said := end.stderr.strip():
+            _output.debug("%s (stderr): %s", program, said[-_MAX_SHOWN:])
         if end.start_problem:
             raise ConfigError(f"the agent program {program!r} cannot be started: {end.start_problem}")
         if end.box_problem:
@@ -137,7 +144,7 @@ def _read_report(result: bytes | None) -> AgentReport | None:
     if result is None:
         return None
     try:
-        return msgspec.json.decode(result, type=AgentReport)
+        return wire.decode_foreign_json(result, AgentReport)
     except msgspec.DecodeError as err:
         raise RolloutError(
             f"the agent's result file cannot be read: {err}; expected JSON such as "

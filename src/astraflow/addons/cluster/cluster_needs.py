@@ -16,6 +16,7 @@ from astraflow.run.preflight import format_mistakes
 from astraflow.user_input.hub_names import is_hub_name
 from astraflow.user_input.own_sources import module_file
 from astraflow.user_input.user_files import is_there
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["pod_needs"]
 
@@ -36,11 +37,11 @@ def pod_needs(recipe: Recipe) -> list[str]:
     needs: list[str] = []
     for where, value in _places(recipe):
         if value in _hub_data(recipe):
-            needs.append(f"{where}: the network, to download {value}")
+            needs.append(f"{as_written(where)}: the network, to download {value}")
         elif Path(value).is_absolute():
-            needs.append(f"{where}: {value}")
+            needs.append(f"{as_written(where)}: {value}")
         else:
-            wrong.append(_explain_path(where, value))
+            wrong.append(_explain_path(as_written(where), value))
     wrong += _own_modules(recipe)
     if len(wrong) == 1:
         raise ConfigError(wrong[0])
@@ -118,6 +119,7 @@ def _own_modules(recipe: Recipe) -> Iterator[str]:
         if file is None or not _INSTALLED & set(file.parts):
             found = f"is {file} on this machine" if file is not None else "is not installed here"
             yield (
-                f"{where}.use = {use.use!r}: the module {module} {found}, and pods find only what is "
-                "installed in the image; make a package of it (pyproject.toml), and install it in both places"
+                f"{as_written(where)}.use = {use.use!r}: the module {module} {found}, and pods find only "
+                "what is installed in the image; make a package of it (pyproject.toml), and install it in "
+                "both places"
             )

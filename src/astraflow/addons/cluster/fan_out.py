@@ -3,7 +3,6 @@
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.weight_files import weight_paths
 from astraflow.recipe.recipe import Recipe
-from astraflow.run.start_checks import has_services_here
 
 __all__ = ["check_fan_out", "check_served"]
 
@@ -16,7 +15,7 @@ _MOST_BYTES = 60e9
 def check_fan_out(recipe: Recipe) -> None:
     """Raises: ConfigError if the services that a launcher starts on other machines would fetch too much from
     this one."""
-    if not has_services_here(recipe):
+    if not recipe.has_services_here:
         check_served(recipe, remedy="weights.peers=true, or weights.store to a place that all of them reach")
 
 

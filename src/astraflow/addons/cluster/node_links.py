@@ -23,10 +23,12 @@ import time
 from collections import deque
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Annotated
 
 import msgspec
 import psutil
 import xxhash
+from msgspec import Meta
 
 from astraflow.errors import ConfigError, ServiceError
 from astraflow.recipe.run_folder import RunFolder, write_atomic
@@ -71,7 +73,7 @@ class Invitation(Item, frozen=True):
 
     host: str
     port: int
-    key: str
+    key: Annotated[str, Meta(pattern="^([0-9a-f]{2})+$")]
 
 
 class Caller(Item, frozen=True):

@@ -17,10 +17,11 @@ from astraflow.addons.code.config import CodeTestsReward
 from astraflow.config import Config, Use
 from astraflow.errors import ConfigError, DataError
 from astraflow.types import Task
+from astraflow.types.facts import is_right
 from astraflow.types.row_columns import row_of
 from astraflow.user_input.mistakes import tag_of
 from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask, Workflow
-from astraflow.workflows.roles import blend, in_parallel, is_right, policy_at
+from astraflow.workflows.roles import blend, in_parallel, policy_at
 from astraflow.workflows.variant import PolicyRoles, Share, template
 
 __all__ = [
@@ -41,7 +42,10 @@ FAILED_PROMPT = (
     "Your program fails this test case, unless the case is wrong.\nInput:\n```\n{input}\n```\n"
     "Expected output:\n```\n{output}\n```\n\nSolve the problem again:\n{prompt}"
 )
-CASE_PATTERN = r"Input:\s*```[^\n`]*\n(?P<input>[^`]*)```\s*Output:\s*```[^\n`]*\n(?P<output>[^`]*)```"
+CASE_PATTERN = (
+    r"Input:[*_]*\s*```[^\n`]*\n(?P<input>[^`]*)```\s*"
+    r"[*_]*Output:[*_]*\s*```[^\n`]*\n(?P<output>[^`]*)(?:```)?"
+)
 
 _Case = Mapping[str, str]
 """`input` and `output`, as in the column `tests`."""

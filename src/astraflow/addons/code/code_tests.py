@@ -22,6 +22,7 @@ from itertools import zip_longest
 from typing import Any, cast
 
 from astraflow.addons.code.config import LARGEST_TOLERANCE, CodeTestsReward
+from astraflow.addons.code.programs import program_of
 from astraflow.addons.sandbox.pool import Sandbox
 from astraflow.addons.sandbox.verdict import Kind, Limits
 from astraflow.errors import DataError, RolloutError, SandboxError
@@ -29,7 +30,7 @@ from astraflow.protocols import Scorer, ScoringCall
 from astraflow.types import Task
 from astraflow.types.row_columns import row_of
 
-__all__ = ["MAX_CASES", "Case", "CodeTestsScorer", "cases_of", "code_of", "is_same_output"]
+__all__ = ["MAX_CASES", "Case", "CodeTestsScorer", "cases_of", "is_same_output"]
 
 MAX_CASES = 1_000
 """Largest number of test cases of one task."""
@@ -41,9 +42,6 @@ _OTHER_ENDS = (_WRONG, *(kind.value for kind in Kind if kind is not Kind.PASSED)
 _OUTPUT_BYTES = 8 * _MIB
 """The columns of a task have at most 1,048,576 characters, and a character takes up to 6 bytes in a JSON
 result. The rest is for anything else that a solution prints."""
-_FENCE = re.compile(
-    r"^(?P<indent>[ \t]*)(?P<fence>`{3,})[^\n`]*\n(?P<code>.*?)^[ \t]*(?P=fence)", re.DOTALL | re.MULTILINE
-)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
@@ -180,7 +178,7 @@ class CodeTestsScorer(Scorer):
         config = self._config
         cases = cases_of(call.task, config)
         function = str(row_of(call.task).columns.get(config.function) or "")
-        solution = code_of(call.text)
+        solution = program_of(call.text, function)
         ends = Counter[str]()
         slowest_s = 0.0
         for case in cases:
@@ -222,21 +220,6 @@ class CodeTestsScorer(Scorer):
         else:
             is_right = is_same_output(verdict.stdout, case.expected, case.tolerance)
         return Kind.PASSED if is_right else _WRONG, verdict.cpu_s
-
-
-# --- completions ----------------------------------------------------------------------------------
-
-
-def code_of(text: str) -> str:
-    """The program in a completion: the last fenced block, or the whole text if it has none.
-
-    The indentation of the fence, as in a list, is removed from each line of the block.
-    """
-    blocks = list(_FENCE.finditer(text))
-    if not blocks:
-        return text
-    indent = len(blocks[-1]["indent"])
-    return re.sub(rf"^[ \t]{{0,{indent}}}", "", blocks[-1]["code"], flags=re.MULTILINE)
 
 
 # --- comparing ------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ LARGEST_TOLERANCE = 0.1
 
 
 class CodeTestsReward(RewardVariant):
-    """Runs the program in a completion, which is its last block of code, on the test cases of its task, in a
-    sandbox."""
+    """Runs the program in a completion, which is its last whole block of Python, on the test cases of its
+    task, in a sandbox."""
 
     needs_sandbox: ClassVar[bool] = True
     is_harmless: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class CodeTestsReward(RewardVariant):
     wall_s: float = Field(default=10.0, gt=0, le=600)
     """Limit of one test case, in seconds of elapsed time."""
     memory_mb: int = Field(default=512, ge=64, le=65_536)
-    """Memory limit of one test case, in MiB."""
+    """Memory that one test case may use, in MiB."""
     sandbox: SandboxConfig = SandboxConfig()
     """Where the programs run."""
 

@@ -45,8 +45,9 @@ class PreparedSourceConfig(PromptsConfig, SourceVariant):
 
 
 class HubSourceConfig(RowsConfig, SourceVariant):
-    """A Hugging Face data set: a local folder or file (parquet, JSON, JSONL, CSV, Arrow), or a name on the
-    hub. A name that ends like a file is never looked for on the hub."""
+    """A Hugging Face data set: a local folder or file (parquet, JSON, JSONL, CSV, TSV, Arrow), or a name on
+    the hub. A name that ends like a file is never looked for on the hub. The values of a CSV file are texts,
+    as they are written: `0042`, `3.10`, `NA`."""
 
     name: Literal["datasets"] = "datasets"
     path: str

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from astraflow.addons.data_sets.converted import RawRow
+from astraflow.addons.data_sets.narrow_floats import with_own_digits
 from astraflow.errors import ConfigError, DataError
 
 __all__ = ["raw_rows"]
@@ -57,4 +58,4 @@ def _parquet_rows(path: Path) -> Iterator[object]:
         raise ConfigError("Parquet files need a package: pip install astraflow[tasks]") from err
     with cast("Any", parquet).ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
-            yield from batch.to_pylist()
+            yield from with_own_digits(batch.to_pylist(), batch.schema)

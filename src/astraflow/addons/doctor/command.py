@@ -56,7 +56,7 @@ def doctor(
     if recipe is not None:
         from astraflow.run.hub_models import pin_models
 
-        for folder in (str(Path.cwd()), str(recipe.resolve().parent)):
+        for folder in (str(Path.cwd()), os.path.dirname(os.path.realpath(recipe))):
             sys.path += [folder] if folder not in sys.path else []
         loaded = pin_models(load_with_checks(recipe, overrides or (), run_dir), run_dir)
     folder = run_dir or Path("runs") / (loaded.name if loaded else "")

@@ -35,6 +35,7 @@ from astraflow.models.weight_files import weight_paths
 from astraflow.processes.program import choose_addresses, num_threads
 from astraflow.protocols import TaskSource
 from astraflow.recipe.access import built_in_workflows
+from astraflow.recipe.derived import derive_numbers
 from astraflow.recipe.model_checks import check_model, is_to_be_fetched
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.sources import OpenSources, open_sources
@@ -95,7 +96,7 @@ def _static(recipe: Recipe, run_dir: Path) -> Iterator[Finding]:
     models = [found(f"model of {name}", lambda n=name: _model(n, recipe)) for name in recipe.policies]
     yield from models
     if all(finding.level == "ok" for finding in models):
-        yield found("memory of the run", lambda: host_memory_finding(recipe))
+        yield found("memory of the run", lambda: host_memory_finding(derive_numbers(recipe)))
         yield from _gpus(recipe)
         yield found("disk of the run", lambda: _disk(recipe, run_dir))
     try:

@@ -18,13 +18,15 @@ import msgspec
 from astraflow.addons.doctor.model_size import num_parameters
 from astraflow.errors import ConfigError, DataError
 from astraflow.processes.visible_gpus import VISIBLE, visible_names
+from astraflow.recipe.engine_memory import slot_bytes
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
-from astraflow.run.start_checks import ask_program, has_services_here, last_line
+from astraflow.run.start_checks import ask_program, last_line
 from astraflow.trainer.backend_config import BackendVariant, torch_settings
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, find_interpreter
 from astraflow.user_input.mistakes import hint
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["GpuUser", "check_devices", "check_shared_memory", "check_shares", "gpu_users"]
 
@@ -33,7 +35,10 @@ _DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xla", "xpu")
 _GPU_FILES = ("nvidiactl", "nvidia0", "kfd", "dxg", "nvhost-gpu", "nvmap")
 """Files in /dev that exist if an NVIDIA or AMD GPU can be used, including under WSL and on Jetson."""
 _DESCRIBE_GPUS = """
-import json, sys, torch
+import importlib.util, json, sys
+if importlib.util.find_spec("torch") is None:
+    sys.exit(3)
+import torch
 gpus, problem = [], ""
 try:
     for idx in range(torch.cuda.device_count()):
@@ -45,6 +50,8 @@ except (RuntimeError, AssertionError) as err:
 found = {"gpus": gpus, "problem": problem, "version": torch.__version__, "arches": torch.cuda.get_arch_list()}
 print(json.dumps(found))
 """
+_NO_TORCH = 3
+"""Exit code of this program where PyTorch is not installed."""
 _KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)[a-z]?")
 """An entry of PyTorch's list of architectures: kernels, or code that newer GPUs can compile."""
 _SHARED_BYTES = 64 << 20
@@ -77,7 +84,8 @@ class GpuUser:
     """For each program that the process runs there, the share of the memory that it takes at most; 0 if that
     isn't stated. Empty for a trainer, which takes what the shares leave."""
     num_bytes: float = 0.0
-    """Memory that it needs there for the whole run: weights, gradients, and optimizer; 0 if unknown."""
+    """Memory that it needs there for the whole run: weights, gradients, optimizer, and KV caches; 0 if
+    unknown."""
 
 
 def check_devices(recipe: Recipe) -> None:
@@ -120,7 +128,7 @@ def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
         for label in _labels(range(first, first + policy.train.local_ranks)):
             users.setdefault(label, []).append(GpuUser(f"trainer-{name}", num_bytes=num_bytes))
     engine = recipe.rollout.engine
-    for idx in range(recipe.max_services if has_services_here(recipe) else 0):
+    for idx in range(recipe.max_services if recipe.has_services_here else 0):
         lists = recipe.rollout.gpus
         gpus = _labels(lists[idx % len(lists)].split(",")) if lists else []
         if isinstance(engine, TorchEngineConfig) and engine.device.startswith("cuda"):
@@ -129,6 +137,8 @@ def gpu_users(recipe: Recipe) -> Mapping[str, Sequence[GpuUser]]:
             shares = (engine.gpu_share * len(recipe.policies),)
             size = 4.0 if engine.dtype == "float32" else 2.0
             num_bytes = size * sum(_num_parameters(p.model_dir) for p in recipe.policies.values())
+            if engine.num_slots != "auto":  # otherwise the engine chooses by what is free
+                num_bytes += engine.num_slots * slot_bytes(recipe, with_evals=False)
         elif isinstance(engine, EngineVariant):
             num_policies = len(recipe.policies)
             shares = engine.gpu_shares(num_policies=num_policies, has_evals=bool(recipe.eval.sets))
@@ -192,7 +202,10 @@ def _check_gpu(label: str, gpu: _Gpu, users: Sequence[GpuUser], found: _Found) -
     names = ", ".join(user.name for user in users)
     text = f"{where} has {gpu.free / 1e9:.1f} of {gpu.total / 1e9:.1f} GB free, but {names} need at least"
     if need > gpu.total:
-        advice = "it is too small: use a larger GPU or a smaller model, or divide the model with train.ranks"
+        advice = (
+            "it is too small: use a larger GPU or a smaller model, lower rollout.engine.num_slots, or divide "
+            "the model with train.ranks"
+        )
     else:
         advice = "other processes take the rest: end them (`nvidia-smi` lists them), or use another GPU"
     raise ConfigError(f"{text} {need / 1e9:.1f} GB; {advice}")
@@ -206,7 +219,7 @@ def _check_ranks(recipe: Recipe, found: _Found) -> None:
         ranks = policy.train.ranks
         if ranks == 1 or backend is None or not backend.device.startswith("cuda"):
             continue
-        where = f"policies.{name}.train.ranks = {ranks}"
+        where = f"{as_written(f'policies.{name}.train.ranks')} = {ranks}"
         first = int(backend.device.partition(":")[2] or 0)
         if any(" MIG " in gpu.name for gpu in found.gpus[first : first + policy.train.local_ranks]):
             raise ConfigError(
@@ -239,12 +252,14 @@ def _devices(recipe: Recipe) -> dict[str, tuple[str, int, str]]:
         config = policy.train.backend
         if (backend := torch_settings(config)) is not None:
             own = backend is config or "device" in type(config).model_fields
-            where = f"policies.{name}.train.backend{'' if own else '.torch'}.device"
+            where = as_written(f"policies.{name}.train.backend{'' if own else '.torch'}.device")
             named = policy.train.other_python
-            python = find_interpreter(named, f"policies.{name}.train.backend.python") if named else ""
+            python = (
+                find_interpreter(named, as_written(f"policies.{name}.train.backend.python")) if named else ""
+            )
             devices[where] = (backend.device, policy.train.local_ranks, python)
     engine = recipe.rollout.engine
-    if isinstance(engine, TorchEngineConfig) and has_services_here(recipe):
+    if isinstance(engine, TorchEngineConfig) and recipe.has_services_here:
         devices["rollout.engine.device"] = (engine.device, 1, "")
     return devices
 
@@ -314,7 +329,7 @@ def _describe_gpus(python: str = "") -> _Found:
     env = {**os.environ, **OWN_MODULES_HIDDEN} if python else None
     output = ask_program([python or sys.executable, "-P", "-c", _DESCRIBE_GPUS], env=env)
     if output.returncode:
-        if "No module named 'torch'" in output.stderr:
+        if output.returncode == _NO_TORCH:
             raise ConfigError(install_hint("a recipe that computes on a GPU", ["torch"]))
         raise ConfigError(f"PyTorch cannot report its GPUs: {last_line(output.stderr)}")
     return msgspec.json.decode(last_line(output.stdout), type=_Found)

@@ -1,28 +1,27 @@
 """Computes the host memory that each process of a run needs, apart from the memory of GPUs.
 
-The figures are estimates by the sizes of the models. What weights, gradients, and optimizer need is certain,
-so a run is refused if that alone exceeds the machine's memory.
+The figures are estimates by the sizes of the models and of the KV caches. What weights, gradients, optimizer,
+and caches need is certain, so a run is refused if that alone exceeds the machine's memory.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
+from typing import cast
 
 from astraflow.addons.doctor.machine import GIB, Finding
 from astraflow.addons.doctor.model_size import num_parameters
 from astraflow.errors import ConfigError, DataError
+from astraflow.recipe.engine_memory import slot_bytes
 from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.rollout.engine_config import TorchEngineConfig
-from astraflow.run.start_checks import has_services_here
+from astraflow.service.memory import available_bytes, limit_bytes
 from astraflow.trainer.backend_config import TorchBackendConfig
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["HostNeed", "check_host_memory", "host_memory_finding", "host_needs"]
 
 _PROCESS_BYTES = 0.5 * GIB
 """Resident memory of a process that has loaded torch and transformers."""
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHOWN_FRAC = 0.02
 """Processes that need less than this share of all are only counted."""
 
@@ -51,12 +50,15 @@ def host_needs(recipe: Recipe) -> tuple[HostNeed, ...]:
     """What the processes of a run need, if they all run on one machine."""
     sizes = {name: num_parameters(policy.model_dir) for name, policy in recipe.policies.items()}
     engine = recipe.rollout.engine
-    # An engine on the CPU serves one set of weights while it installs another. An engine on a GPU, or in a
-    # server, keeps one set in host memory: the version that it received last.
-    engine_bytes = 8.0 if _is_on_cpu(engine) else 4.0
+    # An engine on the CPU serves one set of weights while it installs another, and evaluates a third. An
+    # engine on a GPU, or in a server, keeps one set in host memory: the version that it received last.
+    engine_bytes = 4.0
+    if _is_on_cpu(engine):
+        engine_bytes = 12.0 if recipe.eval.sets else 8.0
     engines = engine_bytes * sum(sizes.values())
-    one_copy = 2.0 * sum(sizes.values())
-    each = _PROCESS_BYTES + engines
+    cache = _cache_bytes(recipe)
+    one_copy = 2.0 * sum(sizes.values()) + _cache_bytes(recipe, with_evals=False)
+    each = _PROCESS_BYTES + engines + cache
     services = HostNeed("rollout service", recipe.max_services, each, certain=one_copy, is_service=True)
     needs = [services]
     for name, policy in recipe.trained.items():
@@ -73,7 +75,7 @@ def host_memory_finding(recipe: Recipe) -> Finding:
     """Tells what each process needs, and which settings would save most."""
     needs = host_needs(recipe)
     total = sum(need.total for need in needs)
-    free = psutil.virtual_memory().available
+    free = available_bytes()
     num = sum(need.num for need in needs)
     shown = sorted(needs, key=lambda need: -need.total)
     parts = [
@@ -89,6 +91,9 @@ def host_memory_finding(recipe: Recipe) -> Finding:
     backends = [policy.train.backend for policy in recipe.trained.values()]
     if not all(map(_is_on_cpu, (recipe.rollout.engine, *backends))):
         text += ", besides the memory of GPUs"
+    if cache := _cache_bytes(recipe):
+        engine = cast("TorchEngineConfig", recipe.rollout.engine)
+        text += f"; the KV caches of a service take {cache / GIB:.1f}: {_slots_text(engine)}"
     if total > free:
         return Finding("warn", "memory of the run", text, f"to save most, set {_savings_text(recipe, needs)}")
     return Finding("ok", "memory of the run", text)
@@ -97,16 +102,16 @@ def host_memory_finding(recipe: Recipe) -> Finding:
 def check_host_memory(recipe: Recipe) -> None:
     """Raises: ConfigError if the processes of this machine need more for their weights than it has."""
     try:
-        needs = [n for n in host_needs(recipe) if has_services_here(recipe) or not n.is_service]
+        needs = [n for n in host_needs(recipe) if recipe.has_services_here or not n.is_service]
     except DataError:
         return  # the model isn't there yet, or its own check says what is wrong
     certain = sum(need.num * need.certain for need in needs)
-    if certain <= (total := _total_bytes()):
+    if certain <= (total := limit_bytes()):
         return
     largest = max(needs, key=lambda need: need.num * need.certain)
     raise ConfigError(
-        f"this machine has {total / GIB:.1f} GiB of host memory, but weights, gradients and optimizers need "
-        f"at least {certain / GIB:.1f} GiB, most of it {largest.num} x {largest.name} with "
+        f"this machine has {total / GIB:.1f} GiB of host memory, but weights, gradients, optimizers and KV "
+        f"caches need at least {certain / GIB:.1f} GiB, most of it {largest.num} x {largest.name} with "
         f"{largest.certain / GIB:.1f} GiB each; to save most, set {_savings_text(recipe, needs)}, or use a "
         "smaller model"
     )
@@ -118,12 +123,24 @@ def _savings_text(recipe: Recipe, needs: Sequence[HostNeed]) -> str:
     for need in needs:
         if need.is_service and need.num > 1:
             savings[f"rollout.services: {need.num // 2}"] = (need.num - need.num // 2) * need.each
+    slots = recipe.rollout.engine.slots if isinstance(recipe.rollout.engine, TorchEngineConfig) else 0
+    if slots > 1:
+        saved = recipe.max_services * _cache_bytes(recipe) / 2
+        savings[f"rollout.engine.num_slots: {slots // 2}"] = saved
     for name, policy in recipe.trained.items():
-        backend = policy.train.backend
-        if not isinstance(backend, TorchBackendConfig):
-            continue
+        savings |= _trainer_savings(recipe, name, policy)
+    best = sorted(((key, size) for key, size in savings.items() if size), key=lambda saving: -saving[1])[:2]
+    listed = " or ".join(f"{setting} (saves {size / GIB:.1f} GiB)" for setting, size in best)
+    return listed or "a smaller model"
+
+
+def _trainer_savings(recipe: Recipe, name: str, policy: PolicyConfig) -> dict[str, float]:
+    """Settings of a trainer that need less memory, with what they save."""
+    savings: dict[str, float] = {}
+    backend = policy.train.backend
+    if isinstance(backend, TorchBackendConfig):
         size = float(num_parameters(policy.model_dir))
-        where = f"policies.{name}.train.backend"
+        where = as_written(f"policies.{name}.train.backend")
         if _is_on_cpu(backend) and not backend.lora.rank:
             savings[f"{where}.lora.rank: 16"] = 12 * size
         if _is_on_cpu(backend) and backend.optimizer_state == "float32":
@@ -132,19 +149,19 @@ def _savings_text(recipe: Recipe, needs: Sequence[HostNeed]) -> str:
             savings[f"{where}.offload_optimizer: false"] = _moment_bytes(backend) * size
         if backend.publish_dtype == "float32":
             savings[f"{where}.publish_dtype: bfloat16"] = 2 * size * (1 + recipe.max_services)
-    best = sorted(savings.items(), key=lambda saving: -saving[1])[:2]
-    listed = " or ".join(f"{setting} (saves {size / GIB:.1f} GiB)" for setting, size in best)
-    return listed or "a smaller model"
+    return savings
 
 
-def _total_bytes() -> float:
-    """The memory of this machine, or of its control group."""
-    total = float(psutil.virtual_memory().total)
-    try:
-        limit = _MEMORY_LIMIT.read_text(encoding="ascii").strip()
-    except OSError:
-        return total
-    return min(total, float(limit)) if limit.isdecimal() else total
+def _cache_bytes(recipe: Recipe, *, with_evals: bool = True) -> float:
+    """What the KV caches of one rollout service take in host memory."""
+    engine = recipe.rollout.engine
+    if not isinstance(engine, TorchEngineConfig) or not _is_on_cpu(engine):
+        return 0.0
+    return engine.slots * slot_bytes(recipe, with_evals=with_evals)
+
+
+def _slots_text(engine: TorchEngineConfig) -> str:
+    return f"{engine.slots} slots x {engine.context:,} tokens"
 
 
 def _is_on_cpu(config: object) -> bool:

@@ -50,8 +50,9 @@ def _drop_and_report(where: str, policy: str, *, step: int, reason: str, token_f
 
     from astraflow.addons.drop_batch.drop_batch import drop_batch
     from astraflow.report.terminal_text import printable
+    from astraflow.user_input.user_files import read_token
 
-    token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
+    token = read_token(token_file)
     dropped = asyncio.run(drop_batch(where, policy, step=step, reason=reason, token=token))
     steps = ", ".join(str(step + 1) for step in dropped.steps)
     then = (

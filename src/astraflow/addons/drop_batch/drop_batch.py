@@ -13,7 +13,7 @@ from astraflow.errors import ConfigError, DataError, UnavailableError
 from astraflow.processes.dataflow_process import make_service
 from astraflow.recipe.access import needs_tokens
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.service.client import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient, check_url
 from astraflow.types import DropReply, DropRequest
 from astraflow.user_input.mistakes import hint
 
@@ -37,6 +37,7 @@ async def drop_batch(
     Raises: ConfigError or DataError for the run; RefusedError if the step has no batch that can be dropped.
     """
     if where.startswith(("http://", "https://")):
+        check_url(where)
         return await _ask(where, policy, step=step, reason=reason, token=token, ca_file=ca_file)
     folder = RunFolder(Path(where))
     if folder.is_finished:

@@ -29,6 +29,7 @@ from typing import Any, Literal, cast
 from astraflow.addons.envs.harbor_folder import HarborTask, harbor_task, read_folder
 from astraflow.addons.envs.task_servers import MAX_QUOTED, is_reward
 from astraflow.addons.sandbox.config import SandboxConfig
+from astraflow.addons.sandbox.fences import fenced_blocks
 from astraflow.addons.sandbox.shell import (
     CommandResult,
     Ran,
@@ -43,7 +44,7 @@ from astraflow.protocols import InteractiveEnvironment, Observation
 from astraflow.types import Task
 from astraflow.user_input.splits import is_heldout
 
-__all__ = ["Harbor", "HarborEnvironment", "HarborEpisode"]
+__all__ = ["Harbor", "HarborEnvironment", "HarborEpisode", "commands_of"]
 
 _MIB = 1 << 20
 _LOGS = "/logs/verifier"
@@ -51,7 +52,7 @@ _REWARD_TEXT = f"{_LOGS}/reward.txt"
 _REWARD_JSON = f"{_LOGS}/reward.json"
 _MAX_SHOWN = 8_000
 """Largest number of characters of a command's output that the policy sees."""
-_FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_SHELLS = ("bash", "sh", "shell", "zsh", "console", "terminal")
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 """Terminal colors, and control characters that text for a model must not have."""
 _INSTRUCTION = """\
@@ -143,10 +144,9 @@ class HarborEnvironment(InteractiveEnvironment):
     async def step(self, state: HarborEpisode, reply: str) -> Observation:  # pyright: ignore[reportIncompatibleMethodOverride]
         command = reply
         if self._is_full:
-            blocks = _FENCE.findall(reply)
-            if not blocks:
+            command = commands_of(reply)
+            if not command:
                 return await self._run_tests(state)
-            command = "\n".join(blocks)
         state.num_commands += 1
         ours = ShellCommand(
             command, state.task.folder, state.task.env, min(self._command_s, max(state.left_s, 0.1))
@@ -306,6 +306,15 @@ class Harbor(HarborEnvironment):
 
     def _read(self, folder: Path) -> HarborTask:
         return harbor_task(read_folder(folder), str(folder), without_network=self._without_network)
+
+
+def commands_of(reply: str) -> str:
+    """The commands in a reply: its blocks of shell, or else those whose fence names no language, or else all
+    blocks. Empty if it has no block."""
+    blocks = fenced_blocks(reply)
+    named = [block for block in blocks if block.tag in _SHELLS]
+    unnamed = [block for block in blocks if not block.tag]
+    return "\n".join(block.text for block in named or unnamed or blocks)
 
 
 def _format_result(ended: CommandResult) -> str:

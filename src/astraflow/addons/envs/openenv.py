@@ -25,6 +25,7 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
+from astraflow import wire
 from astraflow.addons.envs.task_servers import MAX_QUOTED, ServerFullError, TaskServer, is_reward
 from astraflow.errors import RolloutError
 from astraflow.protocols import Observation
@@ -181,7 +182,7 @@ class OpenEnv(TaskServer):
     def _decode_observation(self, session: _Session, text: str) -> Observation:
         where = self._where(session.seed)
         try:
-            message = msgspec.json.decode(text, type=_Message)
+            message = wire.decode_foreign_json(text, _Message)
         except (msgspec.DecodeError, RecursionError) as err:
             raise RolloutError(
                 f"{where}: it answered what OpenEnv does not: {err}: {text[:MAX_QUOTED]!r}"

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from astraflow import wire
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import InteractiveEnvironment
 from astraflow.types import Task
@@ -147,7 +148,7 @@ class HttpTaskServer(TaskServer):
     def _decode(self, raw: bytes, kind: type[_T]) -> _T:
         """Decodes an answer. Raises: RolloutError if it is not of this type."""
         try:
-            return msgspec.json.decode(raw, type=kind)
+            return wire.decode_foreign_json(raw, kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
             raise RolloutError(
                 f"{self._url} answered what {self.protocol_name} does not: {err}: {raw[:MAX_QUOTED]!r}; is "

@@ -93,7 +93,7 @@ def evaluate(
     from astraflow.recipe.recipe import load_recipe
     from astraflow.user_input.hub_names import is_hub_name
 
-    for folder in (Path.cwd(), *((recipe.resolve().parent,) if recipe else ())):
+    for folder in (Path.cwd(), *((Path(os.path.realpath(recipe)).parent,) if recipe else ())):
         sys.path += [str(folder)] if str(folder) not in sys.path else []
     endpoint = Endpoint(target, model, os.environ.get("OPENAI_API_KEY", ""))
     loaded = fetch_models(load_recipe(recipe)) if recipe else None

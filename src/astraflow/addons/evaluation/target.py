@@ -9,6 +9,7 @@ from pathlib import Path
 
 from astraflow.addons.export.saved_versions import SavedVersions
 from astraflow.addons.one_process.hosting import host_models
+from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.derived import derive_numbers
 from astraflow.recipe.model_checks import check_model
@@ -16,6 +17,7 @@ from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.recipe.run_plan import policy_info
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.service.client import check_url
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
 
@@ -68,6 +70,7 @@ def find_target(
 
 def _kind(where: str) -> str:
     if where.startswith(("http://", "https://")):
+        check_url(where)
         return "endpoint"
     path = Path(where)
     if (path / "recipe.yaml").is_file():
@@ -96,7 +99,7 @@ async def hosting(target: Target) -> AsyncGenerator[tuple[Mapping[str, HostedPol
             for name in target.recipe.policies
             if target.endpoint is None or name != target.policy
         }
-        hosted = await stack.enter_async_context(host_models(target.recipe, snapshots))
+        hosted = await stack.enter_async_context(host_models(target.recipe, snapshots, date=_date(target)))
         if target.endpoint is not None:
             hosted = {**hosted, target.policy: await stack.enter_async_context(_calling(target))}
         version = snapshots[target.policy].version if target.kind == "run" else -1
@@ -124,6 +127,15 @@ async def _calling(target: Target) -> AsyncGenerator[HostedPolicy]:
         yield HostedPolicy(info, engine, TextRenderer())
     finally:
         await engine.close()
+
+
+def _date(target: Target) -> str:
+    """The day on which a run began, for chat templates; empty for other targets."""
+    journal = RunFolder(Path(target.where)).journal
+    if target.kind != "run" or not journal.is_dir():
+        return ""
+    with JournalReader(journal) as reader:
+        return reader.date
 
 
 def _snapshot(target: Target, name: str, cache: Path) -> WeightSnapshot:

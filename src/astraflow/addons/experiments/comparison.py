@@ -265,5 +265,10 @@ def _sides(variants: Sequence[Variant], figure: str, runs: Mapping[str, RunResul
     for variant in variants:
         finals = [runs[name].finals[figure] for name in variant.runs]
         stderr = finals[0].stderr if len(finals) == 1 else None
-        sides.append(Side(variant.label, tuple(final.value for final in finals), stderr))
+        is_async = any(
+            key.endswith(".table.max_staleness") and value != "0"
+            for name in variant.runs
+            for key, value in runs[name].recipe.items()
+        )
+        sides.append(Side(variant.label, tuple(final.value for final in finals), stderr, is_async))
     return sides

@@ -8,6 +8,7 @@ resolved recipe. A sweep that continues checks them.
 import contextlib
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import astraflow
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.run_folder import write_atomic
 from astraflow.types import Item
+from astraflow.user_input.user_files import read_file
 
 __all__ = [
     "GROUP_FILE",
@@ -38,6 +40,7 @@ _UNSAFE = re.compile(r"[^\w.=+-]+")
 _MODULE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 _MAX_NAME = 120
 _MAX_MEMBERS = 1000
+_MAX_FILE_BYTES = 32 * 2**20
 
 
 class GroupMember(Item, frozen=True, kw_only=True):
@@ -176,12 +179,21 @@ def refuse_other_members(group: Group, members: Sequence[GroupMember], where: Pa
 
 def load_group(folder: Path) -> Group:
     """Reads the group in a folder. Raises: DataError if there is none, or it is broken."""
+    path = folder / GROUP_FILE
+    if not os.path.lexists(path):
+        raise DataError(f"{folder} is not the folder of a sweep: it has no {GROUP_FILE}")
     try:
-        return msgspec.json.decode((folder / GROUP_FILE).read_bytes(), type=Group)
-    except FileNotFoundError as err:
-        raise DataError(f"{folder} is not the folder of a sweep: it has no {GROUP_FILE}") from err
+        group = msgspec.json.decode(read_file(path, "the sweep's", max_bytes=_MAX_FILE_BYTES), type=Group)
     except msgspec.DecodeError as err:
-        raise DataError(f"{folder / GROUP_FILE} is broken: {err}") from err
+        raise DataError(f"{path} is broken: {err}") from err
+    if len(group.members) > _MAX_MEMBERS:
+        raise DataError(
+            f"{path} is broken: it has {len(group.members):,} members; a sweep has at most {_MAX_MEMBERS:,}"
+        )
+    for member in group.members:
+        if member.name in {"", ".", ".."} or not member.name.isprintable() or "/" in member.name:
+            raise DataError(f"{path} is broken: {member.name[:100]!r} is not the name of a member's folder")
+    return group
 
 
 def failure_of(run_dir: Path) -> str:

@@ -135,7 +135,7 @@ def draw_comparison(comparison: Comparison, out: Path) -> None:
             axis.set_visible(False)
         if len(comparison.variants) > 1:
             panels[0].legend()
-        figure.savefig(out, dpi=200)
+        figure.savefig(out, dpi=200, format="png")
 
 
 def _draw_figure(axis: Any, comparison: Comparison, name: str) -> None:

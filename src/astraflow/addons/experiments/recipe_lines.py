@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, cast
 
+from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -13,9 +14,12 @@ __all__ = ["flat_lines", "recipe_lines"]
 def recipe_lines(folder: RunFolder) -> dict[str, str]:
     """Maps dotted keys to the values of the run's resolved recipe, without its secrets.
 
-    Raises: DataError or ConfigError if it cannot be read.
+    Raises: DataError if it cannot be read.
     """
-    return flat_lines(folder.load_recipe())
+    try:
+        return flat_lines(folder.load_recipe())
+    except ConfigError as err:  # nobody has just written it, so the folder is damaged
+        raise DataError(str(err)) from err
 
 
 def flat_lines(recipe: "Recipe") -> dict[str, str]:

@@ -3,6 +3,7 @@
 Everything comes from three files of the run folder: `recipe.yaml`, `run.json`, and `metrics.jsonl`.
 """
 
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from astraflow.addons.experiments.group_file import GROUP_FILE, failure_of, load
 from astraflow.addons.experiments.recipe_lines import recipe_lines
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.recipe.run_folder import RunFolder
+from astraflow.user_input.user_files import read_part
 
 __all__ = ["Curve", "Final", "RunResult", "metric_rows", "read_result", "read_results"]
 
 Row = dict[str, Any]
 Curve = tuple[tuple[int, float], ...]
 """(step, value) pairs, in order."""
+_MAX_METRICS_BYTES = 512 * 2**20
 _LAST_PART = 10
 """The final training reward is the mean over the last tenth of the steps."""
 
@@ -87,20 +90,19 @@ def _folders_at(place: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "journal").is_dir()
+    return os.path.isdir(path / "journal") or os.path.lexists(path / "run.json")
 
 
 def metric_rows(folder: RunFolder) -> list[Row]:
-    """Returns the complete lines of `metrics.jsonl`; none without the file."""
-    try:
-        lines = folder.metrics.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
+    """Returns the complete lines of `metrics.jsonl`; none without the file. Raises: DataError."""
+    data = read_part(folder.metrics, "metrics", max_bytes=_MAX_METRICS_BYTES)
+    if len(data) == _MAX_METRICS_BYTES:
+        raise DataError(f"{folder.metrics} has more than {_MAX_METRICS_BYTES} bytes, which is the limit")
     rows: list[Row] = []
-    for line in lines:
+    for line in data.split(b"\n")[:-1]:
         try:
             row: object = msgspec.json.decode(line)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue
         if isinstance(row, dict):
             rows.append(cast("Row", row))
@@ -129,11 +131,12 @@ def read_result(path: Path, name: str = "") -> RunResult:
         if figure.is_eval:
             stderr = own[-1].get("score_stderr")
             eval_set = str(own[-1]["eval_set"])
-            finals[figure.name] = Final(points[-1][1], eval_set, None if stderr is None else float(stderr))
+            is_known = isinstance(stderr, float | int)
+            finals[figure.name] = Final(points[-1][1], eval_set, float(stderr) if is_known else None)
         else:
             last = [value for _, value in points[-max(1, len(points) // _LAST_PART) :]]
             finals[figure.name] = Final(statistics.fmean(last))
-    steps = max((int(row["step"]) for row in rows if row.get("kind") == "step"), default=0)
+    steps = max((point[0] for own in curves.values() for point in own), default=0)
     return RunResult(
         path,
         name or path.name,
@@ -159,9 +162,15 @@ def _by_figure(rows: Sequence[Row]) -> dict[_Figure, list[Row]]:
     steps: dict[_Figure, list[Row]] = {}
     for row in rows:
         match row:
-            case {"kind": "eval", "policy": policy, "eval_set": eval_set, "score_mean": float() | int()}:
+            case {
+                "kind": "eval",
+                "policy": policy,
+                "eval_set": eval_set,
+                "step": int(),
+                "score_mean": float() | int(),
+            }:
                 evals.setdefault(_Figure(f"{policy} on {eval_set}", is_eval=True), []).append(row)
-            case {"kind": "step", "policy": policy, "reward_mean": float() | int()}:
+            case {"kind": "step", "policy": policy, "step": int(), "reward_mean": float() | int()}:
                 steps.setdefault(_Figure(f"{policy} training reward", is_eval=False), []).append(row)
             case _:
                 pass

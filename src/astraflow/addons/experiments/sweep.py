@@ -20,13 +20,13 @@ import msgspec
 
 from astraflow.addons.experiments.group_file import Group, GroupMember, save_group
 from astraflow.addons.experiments.tracker_labels import tracker_overrides
+from astraflow.cli.main import ERROR_FILE_VARIABLE
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.run_folder import RunFolder
 
 __all__ = ["Sweep", "redo"]
 
 _PAUSE_S = 0.2
-_LOG_TAIL = 2000
 _CORES_PER_RUN = 2
 """A small run keeps two cores busy: one generates, and one trains."""
 
@@ -103,10 +103,17 @@ class Sweep:
         argv = [sys.executable, "-m", "astraflow", "run", self.group.recipe, *member.overrides, *labels]
         argv += ["--run-dir", str(self.folder / member.name), "--plain"]
         argv += ["--on", self.group.on] if self.group.on else []
+        error = self._log(member.name).with_suffix(".error")
+        error.unlink(missing_ok=True)
         with self._log(member.name).open("ab") as log:
             # A session of its own: Ctrl-C reaches the run through this process, and only once.
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                argv,
+                env={**os.environ, ERROR_FILE_VARIABLE: str(error.absolute())},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self._running[member.name] = process
         self.tell(f"{member.name}: started")
@@ -133,15 +140,14 @@ class Sweep:
         with contextlib.suppress(DataError):
             record = RunFolder(self.folder / name).load_record()
             ended = record.reason if record.state == "failed" and record.reason else ended
-        why = f"{ended}: {line}" if (line := self._last_line(name)) and line not in ended else ended
+        log = self._log(name)
+        why = f"{ended}; see {log}"
+        with contextlib.suppress(OSError, IndexError):
+            error = log.with_suffix(".error").read_text(encoding="utf-8")
+            why = f"{ended}: {error.splitlines()[0]}"
         self.group = msgspec.structs.replace(self.group, failed={**self.group.failed, name: why})
         save_group(self.folder, self.group)
         self.tell(f"{name}: failed ({why})")
-
-    def _last_line(self, name: str) -> str:
-        lines = self._log(name).read_bytes()[-_LOG_TAIL:].decode("utf-8", "replace").splitlines()
-        errors = [line for line in lines if line.startswith("error:")]
-        return (errors or lines or [""])[-1].strip()
 
     @contextmanager
     def _lock(self) -> Generator[None]:

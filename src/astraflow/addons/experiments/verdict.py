@@ -18,6 +18,11 @@ Outcome = Literal["matters", "chance", "equal", "unknown", "alone"]
 Basis = Literal["seeds", "tasks", "none"]
 
 
+RUN_DEVIATION = 0.05
+"""Standard deviation of the final score of asynchronous runs with the same seed: in the quickstart, such runs
+end between 0.68 and 0.81."""
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """What one variant reached in a figure. Example: `Side("lr=0.01", (0.82, 0.84))`."""
@@ -27,6 +32,8 @@ class Side:
     """One value per run."""
     stderr: float | None = None
     """Standard error over the tasks if the variant is a single run that was evaluated."""
+    is_async: bool = False
+    """Whether its runs train on episodes of earlier versions, so that two runs of one seed differ."""
 
     @property
     def mean(self) -> float:
@@ -79,7 +86,7 @@ def verdict(sides: Sequence[Side], figure: str, *, is_final: bool = True) -> Ver
     gap, basis = _gap(best, other, confidence)
     outcome = _outcome(gap)
     headline = start + _headline(best, other, figure, outcome, basis)
-    detail = _detail(gap, basis)
+    detail = _detail(gap, basis, is_async=best.is_async or other.is_async)
     if len(others) > 1:
         beaten = sum(_outcome(_gap(best, each, confidence)[0]) == "matters" for each in others)
         share = "all" if beaten == len(others) else f"{beaten} of the {len(others)}"
@@ -113,6 +120,7 @@ def _gap(best: Side, other: Side, confidence: float) -> tuple[Interval, Basis]:
     if len(best.values) == len(other.values) == 1 and best.stderr is not None and other.stderr is not None:
         spread = math.hypot(best.stderr, other.stderr)
         if spread > 0:
+            spread = math.hypot(spread, *[RUN_DEVIATION for side in (best, other) if side.is_async])
             half = NormalDist().inv_cdf((1 + confidence) / 2) * spread
             return Interval(gap.mean, gap.mean - half, gap.mean + half, 1), "tasks"
     return gap, "none"
@@ -153,15 +161,20 @@ def _headline(best: Side, other: Side, figure: str, outcome: Outcome, basis: Bas
             return f"{lead}, but there are too few runs to tell this from chance."
 
 
-def _detail(gap: Interval, basis: Basis) -> str:
+def _detail(gap: Interval, basis: Basis, *, is_async: bool) -> str:
     if gap.low is None or gap.high is None:
         return "Run more seeds."
     within = f"{gap.low:+.3f} to {gap.high:+.3f}"
     if basis == "seeds":
         return f"The interval of the difference is {within}."
     differ = "differ" if _outcome(gap) == "matters" else "may be equal"
+    noise = ""
+    if is_async:
+        differ = "differ by more than repetitions do" if _outcome(gap) == "matters" else "may be equal"
+        noise = f", with {RUN_DEVIATION} for how much repetitions of one asynchronous run differ"
     return (
-        f"On these tasks, the two models {differ} (interval {within}). Run more seeds to judge the recipes."
+        f"On these tasks, the two models {differ} (interval {within}{noise}). Run more seeds to judge the "
+        "recipes."
     )
 
 

@@ -92,6 +92,7 @@ def _inputs(
     recipe: "LoadedRecipe", run_dir: Path | None, given: Path | None, changes: list[str]
 ) -> "tuple[ForecastInputs, tuple[EpisodeShape, ...]]":
     """Reads or measures the lengths and speeds, and applies the given changes."""
+    from astraflow.addons.forecast.forecast import slots_of
     from astraflow.addons.forecast.forecast_inputs import ForecastInputs, draw_shapes, measure_run
     from astraflow.config import apply_overrides, parse_config
     from astraflow.recipe.run_folder import RunFolder
@@ -102,7 +103,7 @@ def _inputs(
     if run_dir is not None:
         folder = RunFolder(run_dir)
         rollout = folder.load_recipe().rollout
-        num_slots = getattr(rollout.engine, "num_slots", rollout.max_episodes)
+        num_slots = slots_of(rollout.engine, rollout.max_episodes)
         inputs, shapes = measure_run(folder.journal, list(recipe.trained), num_slots)
         if lengths := [change for change in changes if change.startswith("lengths.")]:
             raise ConfigError(f"--set {lengths[0]}: the episodes are those of {run_dir}; leave out --from")

@@ -45,11 +45,13 @@ from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.errors import ConfigError
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.recipe.recipe import Recipe
+from astraflow.rollout.config import EngineConfig
+from astraflow.rollout.engine_config import ModelEngineConfig
 from astraflow.types import Item, Manifest, ServedVersions
 from astraflow.types.wait_words import wait_line
 from astraflow.user_input.mistakes import format_value
 
-__all__ = ["Forecast", "ForecastPool", "PolicyForecast", "forecast", "parse_pool"]
+__all__ = ["Forecast", "ForecastPool", "PolicyForecast", "forecast", "parse_pool", "slots_of"]
 
 _SMALL_WAIT_FRAC = 0.05
 """Smaller waits are normal variation between steps, as in the dataflow's advice."""
@@ -353,9 +355,7 @@ class _SimulatedRun:
         places = recipe.rollout.max_episodes
         places = min(self._speed.slots or places, places)
         device = PacedDevice(
-            num_slots=getattr(
-                recipe.rollout.engine, "num_slots", places
-            ),  # the user's own engine may not have this field
+            num_slots=slots_of(recipe.rollout.engine, places),
             tokens_per_s=self._speed.tokens_per_s * speed,
             max_tokens_per_s=self._speed.max_tokens_per_s * speed,
         )
@@ -529,3 +529,10 @@ def _plan(recipe: Recipe, filtered: Mapping[str, float]) -> RunPlan:
         max_attempts=1,
         admission=recipe.dataflow.admission,
     )
+
+
+def slots_of(engine: EngineConfig, default: int) -> int:
+    """The number of requests that an engine runs at the same time; `default` if its config doesn't say."""
+    if isinstance(engine, ModelEngineConfig):
+        return engine.slots
+    return getattr(engine, "num_slots", default)  # the user's own engine may not have this field

@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from astraflow.addons.gguf.capacity import Capacity, check_disk, check_memory, measure_capacity
 from astraflow.addons.gguf.folder import holds_model, new_folder, write_origin
+from astraflow.addons.gguf.tools_template import with_tools
 from astraflow.errors import DataError
 from astraflow.user_input.own_code import describe_error
 
@@ -111,6 +112,8 @@ def write_model(file: Path, folder: Path, card: ModelCard, *, tell: Tell, capaci
                 f"transformers can't make a causal language model of {file.name} ({contents.architecture}): "
                 f"{describe_error(err)}; use another file"
             ) from err
+        if isinstance(tokenizer.chat_template, str):
+            tokenizer.chat_template = with_tools(tokenizer.chat_template)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     for weights in folder.glob("*.safetensors"):

@@ -132,9 +132,24 @@ class ServerEngineConfig(ModelEngineConfig, EngineVariant):
         return (share,) * (most * (1 + has_evals))
 
     def check_machine(self) -> None:
-        """Checks the interpreter. Raises: ConfigError if `python` doesn't exist, or lacks the server."""
+        """Checks the arguments and the interpreter.
+
+        Raises: ConfigError if `args` has an option of another server, or `python` doesn't exist, or lacks the
+        server.
+        """
         from astraflow.addons.inference_servers.server_check import check_python
 
+        given = [
+            arg.partition("=")[0]
+            for args in (self.args, *(own.args for own in self.servers.values()))
+            for arg in args
+        ]
+        for other in ServerEngineConfig.__subclasses__():
+            if other.share_option != self.share_option and other.share_option in given:
+                raise ConfigError(
+                    f"rollout.engine.args has {other.share_option}, an option of another server; that of "
+                    f"{self.name} is {self.share_option}"
+                )
         if not self.attach.url:
             check_python(self.python, library=self.name, env=self.env)
 

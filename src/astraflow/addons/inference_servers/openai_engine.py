@@ -8,10 +8,16 @@ Logprobs and versions are always 0 because an endpoint's answers can't be traine
 endpoint's own (`usage.completion_tokens`). Connection errors and the statuses 408, 429, 500, 502, 503, and
 504 are retried with growing pauses. Any other refusal is final, and its error quotes the endpoint. The key is
 sent only to the endpoint.
+
+Where a request leaves a setting out, a server may take it from the model's `generation_config.json` (Qwen3:
+`top_p` 0.95, `top_k` 20). So each request has all of them. `top_k`, `min_p`, and `repetition_penalty` aren't
+part of OpenAI's API: if an endpoint takes a request only without them, they are left out from then on, and a
+warning says so.
 """
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
@@ -20,6 +26,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.addons.inference_servers.server_api import NEUTRAL
 from astraflow.errors import ConfigError, RolloutError, UnavailableError
 from astraflow.protocols import Capacity
 from astraflow.types import BusySpan, FinishReason, GenerateRequest, Generation, Message, Sampling
@@ -38,7 +45,14 @@ _SEED_BITS = 31
 _MAX_TOLD = 300
 """Maximum number of characters of an endpoint's answer that an error message quotes."""
 _WORTH_ANOTHER_TRY = frozenset({408, 429, 500, 502, 503, 504})
+_REFUSALS = frozenset({400, 422})
+"""Statuses with which endpoints refuse a setting that they don't know."""
 _END = ord("\n")
+_log = logging.getLogger(__name__)
+
+
+class _RefusedSettingsError(RolloutError):
+    """The endpoint refuses a request as it is."""
 
 
 class TextRenderer:
@@ -98,6 +112,8 @@ class OpenAiEngine:
         self._num_waiting = 0
         self._num_tokens = 0
         self._session: aiohttp.ClientSession | None = None
+        self._takes_all: bool | None = None
+        """Whether the endpoint takes settings that OpenAI's API doesn't have; None: not known yet."""
 
     async def check(self) -> str:
         """Asks the endpoint which models it serves, and returns the name of the one to use.
@@ -140,7 +156,7 @@ class OpenAiEngine:
             self._num_waiting -= 1
         self._num_running += 1
         try:
-            reply = await self._ask(body)
+            reply = await self._ask_with_all(body, is_needed=request.sampling.top_k > 0)
         finally:
             self._num_running -= 1
             self._slots.release()
@@ -192,6 +208,33 @@ class OpenAiEngine:
             )
         return self._session
 
+    async def _ask_with_all(self, body: dict[str, object], *, is_needed: bool) -> Mapping[str, Any]:
+        """Sends a request with all settings, or without those that the endpoint doesn't take.
+
+        `is_needed`: one of them is not at the value that changes nothing. Raises: like `_ask`.
+        """
+        plain = {key: value for key, value in body.items() if key not in {"top_k", *NEUTRAL}}
+        if self._takes_all is False and not is_needed:
+            return await self._ask(plain)
+        try:
+            reply = await self._ask(body)
+        except _RefusedSettingsError as refusal:
+            if self._takes_all or is_needed:
+                raise
+            try:
+                reply = await self._ask(plain)
+            except RolloutError:
+                raise refusal from None  # it is about something else
+            if self._takes_all is None:
+                _log.warning(
+                    "%s refuses top_k, min_p, and repetition_penalty: its own defaults apply, if it has any",
+                    self._base_url,
+                )
+            self._takes_all = False
+            return reply
+        self._takes_all = True
+        return reply
+
     async def _ask(self, body: Mapping[str, object]) -> Mapping[str, Any]:
         """Sends a request, retries it if that may help, and returns the decoded reply.
 
@@ -213,6 +256,8 @@ class OpenAiEngine:
             if reply.status < 300:
                 return _decoded(text, url)
             problem = f"{reply.status}: {text[:_MAX_TOLD]}"
+            if reply.status in _REFUSALS:
+                raise _RefusedSettingsError(f"{url} answered {problem}", is_retryable=False)
             if reply.status not in _WORTH_ANOTHER_TRY:
                 raise RolloutError(f"{url} answered {problem}", is_retryable=False)
         raise RolloutError(f"{url} failed {_TRIES} times, last with {problem}")
@@ -238,19 +283,18 @@ def _messages(token_ids: Sequence[int]) -> list[Message]:
 def _body(model: str, messages: Sequence[Message], sampling: Sampling) -> dict[str, object]:
     """Builds the body of a request.
 
-    `top_p`, `top_k`, and `stop` are omitted at their defaults because not every endpoint supports them.
+    It has all settings for which a server may have defaults of its own.
     """
     body: dict[str, object] = {
         "model": model,
         "messages": [json.loads(_line(message)) for message in messages],
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        **NEUTRAL,
         "seed": sampling.seed % (1 << _SEED_BITS),
     }
-    if sampling.top_p < 1:
-        body["top_p"] = sampling.top_p
-    if sampling.top_k > 0:
-        body["top_k"] = sampling.top_k
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     return body
@@ -285,9 +329,18 @@ def _num_completion_tokens(reply: Mapping[str, Any]) -> int:
 def _answer(reply: Mapping[str, Any], url: str) -> tuple[Message, FinishReason]:
     try:
         choice = cast("Mapping[str, Any]", reply["choices"][0])
-        content = choice["message"]["content"] or ""
+        content = _with_reasoning(choice["message"])
     except (KeyError, IndexError, TypeError) as err:
         told = json.dumps(reply)[:_MAX_TOLD]
         raise RolloutError(f"{url} answered without choices[0].message.content: {told}") from err
     finish_reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
-    return Message(role="assistant", content=str(content)), finish_reason
+    return Message(role="assistant", content=content), finish_reason
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> str:
+    """The text of a message. Servers that separate the reasoning from it call it by one of two names."""
+    reply = message["content"] or ""
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if not isinstance(reasoning, str):
+        return str(reply)
+    return f"<think>\n{reasoning}\n</think>\n\n{reply}" if reply else f"<think>\n{reasoning}"

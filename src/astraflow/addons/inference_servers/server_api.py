@@ -21,6 +21,7 @@ from astraflow.errors import RefusedError, UnavailableError
 from astraflow.types import Media, Sampling
 
 __all__ = [
+    "NEUTRAL",
     "UNLIMITED_S",
     "Address",
     "Command",
@@ -32,6 +33,10 @@ __all__ = [
     "SleepingApi",
     "read_gauges",
 ]
+
+NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0}
+"""Settings of sampling, at the values that change nothing. If a request leaves one out, a server may take it
+from the model's `generation_config.json`."""
 
 UNLIMITED_S = math.inf
 """Time limit of a completion. Only the deadline of its episode ends it, and cancels the call: any other limit

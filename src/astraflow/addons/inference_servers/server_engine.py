@@ -159,7 +159,7 @@ class ServerEngine:
                 raise slot.failure
         gauges = [slot.gauges for slot in self.slots.values()]
         return Capacity(
-            num_slots=self._config.num_slots,
+            num_slots=self._config.slots,
             num_running=sum(gauge.num_running for gauge in gauges),
             num_waiting=sum(gauge.num_waiting for gauge in gauges),
             max_context=self._config.context,

@@ -24,6 +24,7 @@ from astraflow.addons.inference_servers import keeper
 from astraflow.addons.inference_servers.config import PASSED_ON_PREFIX, REFERENCE
 from astraflow.errors import ConfigError
 from astraflow.service.loopback import proxy_exemptions
+from astraflow.service.memory import MemoryRecord
 
 __all__ = ["ServerProcess", "server_environment", "server_program"]
 
@@ -100,6 +101,8 @@ class ServerProcess:
         self.pid = pid
         self.ended = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._memory = MemoryRecord()
+        self._memory.look(0.0)
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._wait())]
 
     @classmethod
@@ -147,6 +150,8 @@ class ServerProcess:
         if code is None:
             return "runs"
         # The keeper's exit code is 128 + N for a server that was killed by signal N.
+        if code == 128 + signal.SIGKILL:
+            return f"was {self._memory.cause(0.0, 0, 'use fewer services, or a smaller model')}"
         return f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
 
     def tail(self) -> str:

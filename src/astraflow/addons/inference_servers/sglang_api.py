@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
 from astraflow.addons.inference_servers.server_api import (
+    NEUTRAL,
     UNLIMITED_S,
     Address,
     Command,
@@ -70,7 +71,7 @@ class SglangApi:
             "--port": str(address.port),
             "--weight-version": label,
             "--dtype": config.dtype,
-            "--max-running-requests": str(config.num_slots),
+            "--max-running-requests": str(config.slots),
             "--context-length": str(config.context),
         }
         argv = (
@@ -105,6 +106,7 @@ class SglangApi:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
+            **NEUTRAL,
             "min_p": 0.0,
             "max_new_tokens": max_tokens,
             "sampling_seed": sampling.seed % (1 << _SEED_BITS),
@@ -125,7 +127,13 @@ class SglangApi:
         """Returns input logprobs. The server also generates one token, which is discarded."""
         body = {
             "input_ids": list(token_ids),
-            "sampling_params": {"temperature": 1.0, "max_new_tokens": 1},
+            "sampling_params": {
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "top_k": -1,
+                **NEUTRAL,
+                "max_new_tokens": 1,
+            },
             "return_logprob": True,
             "logprob_start_len": 0,
         }

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig, keeps_cache
 from astraflow.addons.inference_servers.server_api import (
+    NEUTRAL,
     UNLIMITED_S,
     Address,
     Command,
@@ -75,7 +76,7 @@ class VllmApi:
             "--uds": address.socket,
             "--logprobs-mode": "processed_logprobs",
             "--dtype": config.dtype,
-            "--max-num-seqs": str(config.num_slots),
+            "--max-num-seqs": str(config.slots),
             "--max-model-len": str(config.context),
         }
         argv = (
@@ -130,6 +131,7 @@ class VllmApi:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
+            **NEUTRAL,
             "max_tokens": max_tokens,
             "seed": sampling.seed % (1 << _SEED_BITS),
             "logprobs": 0,  # the logprob of the sampled token only, not of other likely tokens
@@ -151,7 +153,8 @@ class VllmApi:
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Returns prompt logprobs. vLLM must generate at least one token, which is discarded."""
-        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        params = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, **NEUTRAL}
+        params |= {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
         try:
             rows = reply["prompt_logprobs"][1:]

@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from astraflow.addons.inference_servers.start_turns import user_folder
-from astraflow.errors import WeightsError
+from astraflow.errors import UnfitVersionError, WeightsError
 from astraflow.models.adapters import merge_adapters
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import snapshot_to_folder
@@ -80,7 +80,7 @@ class WeightsFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _check(self, snapshot: WeightSnapshot) -> None:
-        """Checks a version. Raises: WeightsError if it doesn't match the first one or isn't finite."""
+        """Checks a version. Raises: UnfitVersionError if it doesn't match the first one or isn't finite."""
         where = f"version {snapshot.version} of {snapshot.policy!r}"
         shapes = {tensor.name: tensor.shape for tensor in snapshot.tensors}
         wrong = sorted(
@@ -88,14 +88,14 @@ class WeightsFolder:
         )
         if wrong:
             name = wrong[0]
-            raise WeightsError(
+            raise UnfitVersionError(
                 f"{where} does not fit the model that is served: tensor {name!r} has shape "
                 f"{shapes.get(name, 'none')}, expected {self._shapes.get(name, 'none')} ("
                 f"{len(wrong)} tensors differ); is it another architecture?"
             )
         for tensor in snapshot.tensors:
             if num_bad := _num_not_finite(tensor):
-                raise WeightsError(
+                raise UnfitVersionError(
                     f"{where}: tensor {tensor.name} holds {num_bad} values that are not finite"
                 )
 

@@ -33,9 +33,11 @@ class JudgeReward(JudgeVariant):
     verdicts: dict[str, float] = Field(
         default_factory=lambda: {"yes": 1.0, "no": 0.0}, min_length=1, max_length=64
     )
-    """Words and their values. After any reasoning, the word that occurs last in the reply counts."""
+    """Words and their values. The reply's verdict is the word on its last line with a label such as
+    `Verdict:`; else on a last line that only states it; else its first word. Anything else is unclear."""
     unclear: float = Field(default=0.0, ge=-1e6, le=1e6)
-    """Value of a reply without any of the words, and of a completion that lacks the part to judge."""
+    """Value of a completion whose verdict is still unclear after a second question, and of one that lacks the
+    part to judge."""
     max_tokens: int = Field(default=512, ge=1)
     """Largest number of tokens in the reply, which is sampled greedily."""
 

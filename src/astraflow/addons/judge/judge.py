@@ -3,14 +3,14 @@
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from astraflow.addons.inference_servers.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.addons.judge.config import JudgeReward
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import Engine, HostedModel, ReasoningRenderer, Renderer
 from astraflow.types import GenerateRequest, Message, Sampling, Task
-from astraflow.workflows.calls import without_reasoning
+from astraflow.types.model_text import without_reasoning
 from astraflow.workflows.roles import last_choice
 
 __all__ = ["ModelJudge"]
@@ -49,12 +49,30 @@ class ModelJudge:
         await self._endpoint.check()
 
     async def value(self, task: Task, text: str, policies: Mapping[str, HostedModel]) -> tuple[float, bool]:
-        """Returns the value of a text, and whether the judge's reply has a verdict. Raises: RolloutError."""
+        """Returns the value of a text, and whether the judge gave a verdict. Raises: RolloutError.
+
+        A judge whose reply has no clear verdict is asked once more, for the verdict alone.
+        """
         config = self._config
         shown = {"prompt": task.prompt, "answer": task.answer, "text": text}
-        question = _MARK.sub(lambda mark: shown[mark[1]], config.prompt)
+        messages = [Message(role="user", content=_MARK.sub(lambda mark: shown[mark[1]], config.prompt))]
+        reply = await self._ask(task, messages, policies)
+        verdict = last_choice(reply, tuple(config.verdicts))
+        if not verdict:
+            again = f"Reply with only your verdict: {' or '.join(config.verdicts)}."
+            messages += [Message(role="assistant", content=reply), Message(role="user", content=again)]
+            try:
+                verdict = last_choice(await self._ask(task, messages, policies), tuple(config.verdicts))
+            except RolloutError as err:
+                if err.is_retryable:
+                    raise
+                # The longer conversation is refused, e.g. because it doesn't fit into the context.
+        return config.verdicts.get(verdict, config.unclear), bool(verdict)
+
+    async def _ask(self, task: Task, messages: Sequence[Message], policies: Mapping[str, HostedModel]) -> str:
+        """Returns the judge's reply without its reasoning. Raises: RolloutError."""
         engine, renderer = self._model(policies)
-        prompt = renderer.render([Message(role="user", content=question)])
+        prompt = renderer.render(messages)
         max_context = engine.capacity().max_context
         if len(prompt) >= max_context:
             raise RolloutError(
@@ -64,17 +82,15 @@ class ModelJudge:
             )
         sampling = Sampling(
             temperature=0.0,
-            max_tokens=min(max_context - len(prompt), config.max_tokens),
-            seed=_seed(question),
+            max_tokens=min(max_context - len(prompt), self._config.max_tokens),
+            seed=_seed(messages[0].content),
         )
         generation = await engine.generate(GenerateRequest(token_ids=prompt, sampling=sampling, version=-1))
         if generation.finish_reason == "abort":
             raise RolloutError(f"task {task.id}: the judge's engine aborted its reply")
         is_thinking = isinstance(renderer, ReasoningRenderer) and renderer.opens_reasoning(prompt)
         text = renderer.parse(generation.token_ids).content
-        reply = without_reasoning(text, begins_inside=is_thinking)
-        verdict = last_choice(reply, tuple(config.verdicts))
-        return config.verdicts.get(verdict, config.unclear), bool(verdict)
+        return without_reasoning(text, begins_inside=is_thinking)
 
     async def close(self) -> None:
         """Closes the connections to the endpoint."""

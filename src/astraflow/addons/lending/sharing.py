@@ -31,6 +31,7 @@ from astraflow.recipe.run_folder import RunFolder
 from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.types import StatusReply
 from astraflow.user_input.mistakes import hint
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["SideBySide", "check_lending", "make_lending_pool"]
 
@@ -149,11 +150,11 @@ def _check_devices(recipe: Recipe, policy: str, service: str) -> None:
     theirs = gpu_of_service(recipe, service)
     if mine == theirs:
         return
+    key = as_written(f"policies.{policy}.train.backend.device")
     used = [f"GPU {gpu}" if gpu else "no GPU" for gpu in (mine, theirs)]
     raise ConfigError(
         f"cluster.lend: the trainer of {policy} uses {used[0]} and {service} uses {used[1]}, so they share "
-        f"no device; give both the same one: policies.{policy}.train.backend.device, and rollout.gpus or "
-        "rollout.engine.device"
+        f"no device; give both the same one: {key}, and rollout.gpus or rollout.engine.device"
     )
 
 

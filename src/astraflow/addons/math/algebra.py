@@ -25,6 +25,8 @@ from astraflow.user_input.own_code import describe_error
 
 __all__ = [
     "are_complements",
+    "computed_matrix",
+    "differ_by_a_constant",
     "load_algebra",
     "rational_near",
     "same_algebra",
@@ -121,6 +123,24 @@ def rational_near(text: str) -> Fraction | None:
     return None if parsed is None else _unless_refused(lambda: _rational_near(parsed))
 
 
+def computed_matrix(text: str) -> tuple[tuple[str, ...], ...] | None:
+    r"""The cells of the matrix that products, sums and powers of matrices make; None for any other text.
+
+    Example: `2\begin{pmatrix}1\\x\end{pmatrix}` has the cells `(("2",), ("2 x",))`.
+    """
+    parsed = _parse(text)
+    return None if parsed is None else _unless_refused(lambda: _computed_cells(parsed))
+
+
+def differ_by_a_constant(gold: str, answer: str) -> bool:
+    """Whether two expressions with variables have the same derivatives."""
+    wanted = _parse(gold)
+    given = _parse(answer)
+    if wanted is None or given is None:
+        return False
+    return _unless_refused(lambda: _derivatives_equal(wanted, given)) or False
+
+
 @contextmanager
 def unread_texts() -> Generator[set[str]]:
     """Collects the texts, in the block, that should have been compared as algebra and cannot be read."""
@@ -189,6 +209,32 @@ def _matrices_equal(wanted: Any, given: Any) -> bool:
         return False
     return wanted.shape == given.shape and all(
         _equal(one, two) for one, two in zip(wanted.flat(), given.flat(), strict=True)
+    )
+
+
+def _computed_cells(parsed: Any) -> tuple[tuple[str, ...], ...] | None:
+    sympy = _library().sympy
+    powers = [part for part in sympy.preorder_traversal(parsed) if isinstance(part, sympy.Pow | sympy.MatPow)]
+    of_matrices = [part for part in powers if isinstance(part.base, sympy.MatrixBase | sympy.MatrixExpr)]
+    if any(not part.exp.is_Integer or abs(part.exp) > _MAX_DEGREE for part in of_matrices):
+        return None
+    if any(part.exp < 0 and part.base.free_symbols and part.base.shape[0] > 3 for part in of_matrices):
+        return None  # the inverse would have too many terms
+    value = parsed.doit()
+    if isinstance(value, sympy.MatrixExpr):
+        value = value.as_explicit()
+    if not isinstance(value, sympy.MatrixBase):
+        return None
+    return tuple(tuple(sympy.latex(cell) for cell in row) for row in value.tolist())
+
+
+def _derivatives_equal(wanted: Any, given: Any) -> bool:
+    sympy = _library().sympy
+    if not (isinstance(wanted, sympy.Expr) and isinstance(given, sympy.Expr) and wanted.free_symbols):
+        return False
+    return all(
+        _expressions_equal(wanted.diff(symbol), given.diff(symbol))
+        for symbol in wanted.free_symbols | given.free_symbols
     )
 
 

@@ -10,15 +10,23 @@ Functions named after a kind of answer, such as `_choices`, return None if the g
 """
 
 import re
+from dataclasses import replace
 
-from astraflow.addons.math.algebra import are_complements, rational_near, same_algebra, same_sets
+from astraflow.addons.math.algebra import (
+    are_complements,
+    computed_matrix,
+    differ_by_a_constant,
+    rational_near,
+    same_algebra,
+    same_sets,
+)
 from astraflow.addons.math.final_answer import final_answer, gold_answer
 from astraflow.addons.math.numbers import based_equal, modulus_of, number_of, ratios_equal
 from astraflow.addons.math.shape import Shape, shape_of
 from astraflow.addons.math.spelling import fold, tidy
 from astraflow.addons.math.units import ANGLE_FUNCTION, plain_text, split_unit, units_differ
 from astraflow.addons.math.words import absences_equal, choice_of, dates_equal, times_equal, words_equal
-from astraflow.addons.math.written_rows import cases_of, is_matrix, matrix_of
+from astraflow.addons.math.written_rows import cases_of, is_matrix, matrix_of, scaled_tuple
 
 __all__ = [
     "answers_equal",
@@ -57,6 +65,7 @@ def answers_equal(gold: str, answer: str) -> bool:
         return True
     if max(len(gold), len(answer)) > _LONGEST:
         return False
+    gold, answer = (scaled_tuple(_plain_matrix(_ANY_CONSTANT.sub("", text))) for text in (gold, answer))
     for compare in (_roundings, absences_equal, dates_equal, _residues, _matrices, _piecewise, _vectors):
         verdict = compare(gold, answer)
         if verdict is not None:
@@ -178,6 +187,25 @@ def _matrices(gold: str, answer: str) -> bool | None:
     )
 
 
+_HAS_MATRIX = re.compile(r"\\begin\{(?:[pbB]?(?:small)?matrix|array)\}")
+_KINDS_OF_MATRIX = re.compile(r"(\\(?:begin|end))\{(?:[pb]smallmatrix|Bmatrix|smallmatrix)\}")
+_TRANSPOSED = re.compile(
+    r"(?<=[\])}])\s*\^\s*(?:\{\s*)?(?:\\top|\\intercal|\\text\{\s*[Tt]\s*\}|[Tt])(?![A-Za-z])\s*\}?"
+)
+
+
+def _plain_matrix(text: str) -> str:
+    r"""The matrix that a text computes, as in `2\begin{pmatrix}...`; other texts are unchanged."""
+    if _HAS_MATRIX.search(text) is None or is_matrix(text):
+        return text
+    value = _TRANSPOSED.sub("^T", _KINDS_OF_MATRIX.sub(r"\1{pmatrix}", _sides(text)[-1]))
+    cells = computed_matrix(value)
+    if cells is None:
+        return text
+    rows = r"\\".join("&".join(tidy(cell) for cell in row) for row in cells)
+    return rf"\begin{{pmatrix}}{rows}\end{{pmatrix}}"
+
+
 _TERM = re.compile(
     r"\s*([+-]?)([^+{}]*?(?:\{[^{}]*\}[^+{}]*?)*)(?<![A-Za-z\\])([ijk])(?![A-Za-z])\s*(?=[+-]|$)"
 )
@@ -247,9 +275,11 @@ def _conditions_equal(
 
 def _shapes_equal(wanted: Shape, given: Shape) -> bool:
     """Whether two shapes with several parts are equal. Only the parts of tuples have an order."""
+    kinds = {wanted.kind, given.kind}
+    if "set" in kinds:
+        wanted, given = (_distinct(shape) for shape in (wanted, given))
     if len(wanted.items) != len(given.items):
         return False
-    kinds = {wanted.kind, given.kind}
     if kinds == {"set", "value"}:
         return answers_equal(wanted.items[0], given.items[0])  # a set with one element equals the element
     if kinds == {"tuple"}:
@@ -260,6 +290,17 @@ def _shapes_equal(wanted: Shape, given: Shape) -> bool:
     if kinds == {"several"} and _names(wanted) != _names(given) and (_names(wanted) or _names(given)):
         return _in_order(wanted, given)
     return kinds <= {"several", "set"} and _in_any_order(wanted, given)
+
+
+def _distinct(shape: Shape) -> Shape:
+    """A set without its repeated elements; other shapes are unchanged."""
+    if shape.kind != "set":
+        return shape
+    items: list[str] = []
+    for item in shape.items:
+        if not any(answers_equal(item, other) for other in items):
+            items.append(item)
+    return replace(shape, items=tuple(items))
 
 
 def _names(shape: Shape) -> frozenset[str]:
@@ -385,6 +426,7 @@ def _relations(gold: str, answer: str) -> bool:
     """
     if _ORDER.search(_outer(gold)) or _ORDER.search(_outer(answer)):
         return same_algebra(gold, answer)
+    answer = _with_constants_of(gold, answer)
     wanted = _sides(gold)
     given = _sides(answer)
     if not wanted or not given:
@@ -442,6 +484,12 @@ def _expressions_equal(gold: str, answer: str) -> bool:
         return bool(fold(gold))
     gold = _without_degrees(gold)
     answer = _without_degrees(answer)
+    wanted_rest, given_rest = (_without_constant(text) for text in (gold, answer))
+    if wanted_rest and given_rest:  # all antiderivatives of the same function; a small `c` may be a variable
+        is_family = re.search(r"[CK]|onst", gold) is not None
+        return _expressions_equal(wanted_rest, given_rest) or (
+            is_family and differ_by_a_constant(wanted_rest, given_rest)
+        )
     wanted = number_of(gold)
     given = number_of(answer)
     if wanted is not None and given is not None:
@@ -452,6 +500,48 @@ def _expressions_equal(gold: str, answer: str) -> bool:
     # exact, an exact answer was asked for.
     exact = rational_near(answer) if wanted is not None else None
     return wanted is not None and exact is not None and wanted.stands_for(exact)
+
+
+_CONSTANT = r"(?:[CcKk](?:_\{?\d\}?)?|\\text\{\s*[Cc]onst(?:ant)?\.?\s*\})"
+_PLUS_CONSTANT = re.compile(
+    rf"(?P<rest>.+?)\s*\+\s*(?P<last>{_CONSTANT})$|(?P<first>{_CONSTANT})\s*\+\s*(?P<other>.+)$"
+)
+_ANY_CONSTANT = re.compile(
+    rf"\s*[,;(]\s*(?:\\text\{{[^{{}}]*\}}\s*)?{_CONSTANT}\s*\\in\s*\\mathbb\{{R\}}\s*\)?\s*$"
+    r"|\s*[,;(]?\s*(?:\\text\{)?\s*(?<![A-Za-z])(?:where|with)(?![A-Za-z])[^=<>]*(?<![A-Za-z])constant[^=<>]*$"
+)
+"""What says that a constant is any number, as in `x^2+C, C\\in\\mathbb{R}`."""
+_VARIABLE = re.compile(r"(?<![A-Za-z\\])[r-zθ](?![A-Za-z])|\\(?:theta|phi)(?![A-Za-z])")
+_SMALL_NAMES = {
+    "c": re.compile(r"(?<![A-Za-z\\])[adb](?![A-Za-z])"),
+    "k": re.compile(r"(?<![A-Za-z\\])[hijlmn](?![A-Za-z])"),
+}
+"""Names next to which a small `c` or `k` is not a constant of integration, as in `ax^2+bx+c`."""
+
+
+def _without_constant(text: str) -> str:
+    """What is left of an expression with variables without its constant of integration; empty for others."""
+    match = _PLUS_CONSTANT.fullmatch(text.strip())
+    if match is None:
+        return ""
+    rest = match["rest"] or match["other"]
+    constant = match["last"] or match["first"]
+    names = _SMALL_NAMES.get(constant[0])
+    is_name = names is not None and names.search(rest) is not None
+    is_used = re.search(rf"(?<![A-Za-z\\]){re.escape(constant[0])}(?![A-Za-z])", rest) is not None
+    return rest.strip() if _VARIABLE.search(rest) and not is_name and not is_used else ""
+
+
+def _with_constants_of(gold: str, answer: str) -> str:
+    """The answer with `c` as `C`, and `c_1` as `C_1`, if this is how the gold names its constants."""
+    if not (_VARIABLE.search(gold) and _VARIABLE.search(answer)):
+        return answer
+    for large, small in ("Cc", "Kk", "cC", "kK"):
+        names = [re.compile(rf"(?<![A-Za-z\\]){name}(?![A-Za-z]{{2}})") for name in (large, small)]
+        has = [[name.search(text) is not None for name in names] for text in (gold, answer)]
+        if has == [[True, False], [False, True]]:
+            answer = names[1].sub(large, answer)
+    return answer
 
 
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\\degree(?![A-Za-z])")

@@ -64,8 +64,8 @@ def _text_to_compare(call: ScoringCall) -> str:
     """The text that contains the answer.
 
     A box is given with its braces, so all of its content is the answer. Several boxes may together be one
-    answer, so the whole completion is searched for them.
+    answer, so the whole reply is searched for them.
     """
     if call.extract != "boxed":
         return call.text
-    return f"\\boxed{{{boxes(call.completion) or call.text}}}"
+    return f"\\boxed{{{boxes(call.reply) or call.text}}}"

@@ -119,6 +119,7 @@ _ALPHABETS = re.compile("[\U0001d400-\U0001d7ff]")
 
 def _ascii(text: str) -> str:
     """Replaces known characters by LaTeX and ASCII."""
+    text = unicodedata.normalize("NFC", text)
     text = _RAISED.sub(lambda match: f"^{{{match.group().translate(_SCRIPTS['^'])}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{match.group().translate(_SCRIPTS['_'])}}}", text)
     text = _VULGAR.sub(_as_fraction, text)
@@ -136,9 +137,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r"\\(?:begin|end)\{(?:aligned|align\*?|gathered|equation\*?)\}", " "),
-        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"√\s*(\w+)", r"\\sqrt{\1}"),
-        (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\!", ""),
         (r"\\(?:left|right|[bB]igg?[lrm]?)\s*\.", " "),
         (r"\\(?:left|right|[bB]igg?[lrm]?|mleft|mright)(?![A-Za-z])", ""),
@@ -158,7 +157,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\lbrack(?![A-Za-z])", "["),
         (r"\\rbrack(?![A-Za-z])", "]"),
-        (r"\\colon(?![A-Za-z])", ":"),
+        (r"\\(?:colon|ratio)(?![A-Za-z])|\{\s*:\s*\}", ":"),
         (r"\\math(?:bb|bf|cal)\s*\{?\s*([RZQNC])\s*\}?(?![A-Za-z])", r"\\mathbb{\1}"),
         (r"\\R(?![A-Za-z])", r"\\mathbb{R}"),
         (r"\\(?:text(?:normal|bf|it|rm|sf|sc|tt)|mbox|hbox)\s*\{", r"\\text{"),
@@ -224,10 +223,13 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     ]
 )
 """Patterns and replacements, applied in this order: later rules rely on the spelling of earlier ones."""
+_ROOT = re.compile(r"(?:√|\\sqrt|(?<![\\A-Za-z])sqrt)\s*(?P<degree>\[[^\[\]]*\])?\s*(?=\()")
+_OVERLINED = re.compile(r"\\overline\s*\{\s*(\d{2,})\s*\}")
 _NEW_ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _ROW = "\x00"
 """Replaces the end of a matrix row while the rules change commands, which begin with a backslash too."""
 _DELIMITER = re.compile(r"\\[()\[\]]")
+_BRACKETS = re.compile(r"[(){}]")
 _LONGEST = 2_000
 """In texts with more characters, only names of commands and the like change: they are compared as texts."""
 _PLAIN_NUMBER = re.compile(r"-?[1-9]\d*(?:\.\d*[1-9])?")
@@ -259,6 +261,9 @@ def tidy(text: str) -> str:
     text = _DELIMITER.sub(" ", _NEW_ROW.sub(_ROW, text))
     if is_short:
         text = plain_tex(text)
+    if is_short:
+        text = _with_braced_roots(text)
+    text = _OVERLINED.sub(_digits, text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match.group()), text)
@@ -270,6 +275,30 @@ def tidy(text: str) -> str:
     if not text.endswith("..."):
         text = text.rstrip(" .,;:")
     return plain_regions(plain_system(text)) if is_short else text
+
+
+def _with_braced_roots(text: str) -> str:
+    r"""The text with roots of parentheses, such as `\sqrt(2)` and `√(2)`, as `\sqrt{2}`."""
+    position = 0
+    while (root := _ROOT.search(text, position)) is not None:
+        depth = 0
+        for bracket in _BRACKETS.finditer(text, root.end()):
+            depth += 1 if bracket.group() in "({" else -1
+            if depth == 0:
+                content = text[root.end() + 1 : bracket.start()]
+                command = rf"\sqrt{root['degree'] or ''}{{"
+                text = f"{text[: root.start()]}{command}{content}}}{text[bracket.end() :]}"
+                position = root.start() + len(command)
+                break
+        else:
+            position = root.end()
+    return text
+
+
+def _digits(overlined: re.Match[str]) -> str:
+    r"""The digits of `\overline{12}`, unless they repeat, as in `0.\overline{12}`."""
+    before = overlined.string[: overlined.start()].rstrip()[-1:]
+    return overlined.group() if before.isdigit() or before in {".", ",", "}", "{"} else overlined[1]
 
 
 def _without_binomials(text: str) -> str:

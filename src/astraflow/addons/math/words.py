@@ -5,6 +5,7 @@ None if the gold is not of their kind.
 """
 
 import re
+import unicodedata
 
 from astraflow.addons.math.units import TEXT, plain_text
 
@@ -115,7 +116,8 @@ def words_equal(gold: str, answer: str) -> bool | None:
     """
     if not _is_words(gold):
         return False if _is_words(answer) else None
-    return _letters(gold) == _letters(answer)
+    letters = _letters(gold)
+    return bool(letters) and letters == _letters(answer)
 
 
 def _is_words(text: str) -> bool:
@@ -127,4 +129,8 @@ def _is_words(text: str) -> bool:
 
 
 def _letters(text: str) -> str:
-    return re.sub(r"[^a-z0-9+-]", "", plain_text(text).lower())
+    """The letters, digits and signs of words in any alphabet, in lower case. Marks belong to letters."""
+    plain = unicodedata.normalize("NFC", plain_text(text)).casefold()
+    return "".join(
+        char for char in plain if char.isalnum() or char in "+-" or unicodedata.category(char)[0] == "M"
+    )

@@ -7,7 +7,7 @@ import re
 
 from astraflow.tasks.answers import group_end
 
-__all__ = ["cases_of", "is_matrix", "matrix_of", "plain_system"]
+__all__ = ["cases_of", "is_matrix", "matrix_of", "plain_system", "scaled_tuple"]
 
 _NAME = r"^\s*(?:[^=<>&\\]{1,24}=\s*)?"
 _ENVIRONMENT = re.compile(
@@ -34,6 +34,12 @@ _LIST_NAME = re.compile(
     + r"(?:\\text\{\s*)?(?:np\.array|numpy\.array|sp\.Matrix|[Mm]atrix|array|Array)\s*\}?\s*\((?P<list>.*)\)$"
 )
 _TRANSPOSED = re.compile(r"(?<=\))\s*\^\s*\{?\s*(?:T|\\top|\\intercal|\\text\{\s*T\s*\})\s*\}?\s*$")
+_SCALED = re.compile(
+    r"(?P<factor>(?:[-+\d.\s/{}()^]|\\(?:frac|sqrt|pi|cdot|times)(?![A-Za-z]))+?)\s*"
+    r"(?P<tuple>\((?P<round>[^()]*(?:\([^()]*\)[^()]*)*)\)|\\langle(?P<angle>.*)\\rangle)"
+)
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
+_PRODUCT = re.compile(r"(?:\\(?:cdot|times))\s*$")
 _ROW_OF_LIST = re.compile(r"(?:\[([^\[\]]*)\]|\(([^()]*)\)|\\\{([^{}]*)\\\})")
 _WORDS_OF_CASE = re.compile(
     r"\\text\{\s*(?:,?\s*(?:if|when|for|where|as|当|若|时)\s*)+\}|(?<![A-Za-z\\])(?:if|when|for|where)(?![A-Za-z])|[当若时]|\\text\{\s*\}"
@@ -61,6 +67,25 @@ def matrix_of(text: str) -> tuple[tuple[str, ...], ...] | None:
     text = _TRANSPOSED.sub("", text)
     named = _LIST_NAME.match(text)
     return _lists(named["list"] if named else re.sub(r"^[A-Za-z]\s*=\s*", "", text))
+
+
+def scaled_tuple(text: str) -> str:
+    r"""A number times a tuple, such as `\frac{1}{3}(1,2)`, as one tuple; other texts are unchanged."""
+    name, equals, value = text.rpartition("=")
+    match = _SCALED.fullmatch(value.strip())
+    if match is None:
+        return text
+    entries = _split(match["round"] or match["angle"] or "")
+    factor = _PRODUCT.sub("", match["factor"].strip()).strip()
+    if (
+        len(entries) < 2
+        or _THOUSANDS.fullmatch(match["round"] or "")
+        or factor.count("(") != factor.count(")")
+        or not factor
+    ):
+        return text
+    sign = "" if factor in ("-", "+") else r"\cdot "
+    return f"{name}{equals}({','.join(f'{factor}{sign}({entry.strip()})' for entry in entries)})"
 
 
 def cases_of(text: str) -> tuple[tuple[str, str], ...] | None:

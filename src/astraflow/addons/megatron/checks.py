@@ -15,6 +15,7 @@ from astraflow.recipe.recipe import PolicyConfig, Recipe
 from astraflow.run.start_checks import ask_program, last_line
 from astraflow.trainer.config import TrainConfig
 from astraflow.user_input.interpreters import OWN_MODULES_HIDDEN, find_interpreter
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["DEVICE_KINDS", "check_megatron", "open_shape"]
 
@@ -34,7 +35,8 @@ def check_megatron(recipe: Recipe) -> None:
         try:
             _check_policy(policy)
         except ConfigError as err:
-            raise ConfigError(f"policies.{name}.{err}") from err
+            above = as_written(f"policies.{name}.train").removesuffix("train")
+            raise ConfigError(f"{above}{err}") from err
 
 
 def _check_policy(policy: PolicyConfig) -> None:

@@ -28,7 +28,8 @@ from astraflow.addons.megatron.vocab_head import vocab_parallel_logprobs
 from astraflow.addons.megatron.weights import MegatronWeights
 from astraflow.errors import DataError
 from astraflow.models.loading import host_view
-from astraflow.models.weight_files import check_weight_files, weight_paths
+from astraflow.models.model_folder import check_model_folder
+from astraflow.models.weight_files import weight_paths
 from astraflow.protocols import EntropyUse, Objective
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.packing import cut_microbatches, make_layout
@@ -218,10 +219,8 @@ class SplitModel:
 def _folder_tensors(folder: Path, weights: MegatronWeights) -> dict[str, Tensor]:
     """The weights of a model folder, as views of its files."""
     try:
-        check_weight_files(folder)
+        names = check_model_folder(folder)
     except DataError as err:
         raise DataError(f"model folder {folder}: {err}") from err
-    tensors = file_tensors(weight_paths(folder))
-    return {
-        name: tensors[name] for name in weights.shapes if name in tensors
-    }  # a tied weight may be there twice
+    tensors = file_tensors(weight_paths(folder), names or ())
+    return {name: tensors[name] for name in weights.shapes if name in tensors}

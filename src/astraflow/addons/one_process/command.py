@@ -1,6 +1,9 @@
 """`astraflow try`: runs one episode of a recipe, or trains two steps, in one process."""
 
 import asyncio
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -16,6 +19,7 @@ from astraflow.cli.runs import (
     load_with_checks,
     names_model,
 )
+from astraflow.report.terminal_text import printable
 
 __all__ = ["TRY", "try_task"]
 
@@ -56,8 +60,31 @@ def try_task(
             return
         from astraflow.addons.one_process.trial import episode_text, try_episode
 
-        trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
+        with _shown_output():
+            trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
         print(episode_text(trial))
+
+
+class _Printable(logging.Formatter):
+    """Leaves out what would control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keeps_lines=True)
+
+
+@contextmanager
+def _shown_output() -> Generator[None]:
+    """Shows what agent programs print on their standard error, on the own one."""
+    logger = logging.getLogger("astraflow.output")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable())
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
 
 
 TRY = AddedCommand(try_task, after="compare")

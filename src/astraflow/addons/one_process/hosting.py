@@ -3,6 +3,8 @@
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import msgspec
+
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import eval_rules, policy_info
 from astraflow.rollout.dialogue import HostedPolicy
@@ -28,9 +30,12 @@ def starting_weights(recipe: Recipe) -> dict[str, WeightSnapshot]:
 
 @asynccontextmanager
 async def host_models(
-    recipe: Recipe, snapshots: Mapping[str, WeightSnapshot]
+    recipe: Recipe, snapshots: Mapping[str, WeightSnapshot], *, date: str = ""
 ) -> AsyncGenerator[Mapping[str, HostedPolicy]]:
-    """Makes the recipe's engine for each snapshot; closes the engines at the end."""
+    """Makes the recipe's engine for each snapshot; closes the engines at the end.
+
+    `date`: what chat templates print as today's date; empty: today.
+    """
     from astraflow.rollout.engines.factory import engine_maker  # heavy: imports the engine's libraries
 
     make_engine = engine_maker(recipe.rollout.engine, exact=recipe.exact)
@@ -39,7 +44,7 @@ async def host_models(
         for name, snapshot in snapshots.items():
             engine = make_engine(snapshot)
             stack.push_async_callback(engine.close)
-            info = policy_info(name, recipe.policies[name])
+            info = msgspec.structs.replace(policy_info(name, recipe.policies[name]), date=date)
             hosted[name] = HostedPolicy(info, engine, policy_renderer(info, snapshot.model_dir))
         yield hosted
 

@@ -4,8 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from astraflow.types.facts import is_right
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
-from astraflow.workflows.roles import is_right, policy_at
+from astraflow.workflows.roles import policy_at
 from astraflow.workflows.variant import PolicyRoles, template
 
 __all__ = ["FEEDBACK", "MultiTurnConfig", "multi_turn"]

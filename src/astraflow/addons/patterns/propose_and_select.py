@@ -50,13 +50,13 @@ async def propose_and_select(
 ) -> Rewards:
     """Lets the selector pick a proposal by its number. The score of this proposal is the episode's score.
 
-    If the selector names several numbers, the last one counts. If it names none, the score is 0.
+    If it is unclear which number the selector names, the score is 0.
 
     Rewards: each proposal gets its own score, and the selector gets the score of the picked proposal.
     `team_share` mixes the picked proposal's score into the proposers' rewards.
 
     Metrics: `proposal_score`, the mean score of the proposals; `best_score`, the highest; `unreadable`, 1 if
-    the selector didn't name a number, else 0.
+    the selector named no clear number, else 0.
     """
     actor = policy_at(policies, proposer, 0)
     chats = [actor.conversation(context=task.context, role="proposer") for _ in range(num_proposals)]

@@ -34,7 +34,8 @@ class RouteConfig(PolicyRoles):
     route_prompt: Annotated[str, template("prompt")] = ROUTE_PROMPT
     """Prompt of the router, with `{prompt}`."""
     small_choice: str = Field(default="small", min_length=1)
-    """Text that chooses the small model; if both this and `large_choice` occur, the last one counts."""
+    """Text that chooses the small model: on a line such as `Choice: small`, on a last line that only
+    states it, or as the first word."""
     large_choice: str = Field(default="large", min_length=1)
     """Text that chooses the large model."""
 

@@ -2,8 +2,9 @@
 
 from typing import Annotated, ClassVar, Literal
 
+from astraflow.types.facts import is_right
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
-from astraflow.workflows.roles import blend, is_right, policy_at
+from astraflow.workflows.roles import blend, policy_at
 from astraflow.workflows.variant import PolicyRoles, Share, template
 
 __all__ = ["CHECK_PROMPT", "SolveAndCheckConfig", "solve_and_check"]

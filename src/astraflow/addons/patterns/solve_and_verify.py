@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from astraflow.addons.patterns.choices import check_differ
+from astraflow.types.facts import is_right
 from astraflow.workflows.conversation import (
     Completion,
     Conversation,
@@ -16,7 +17,7 @@ from astraflow.workflows.conversation import (
     ScoredTask,
     Workflow,
 )
-from astraflow.workflows.roles import blend, is_right, last_choice, policy_at
+from astraflow.workflows.roles import blend, last_choice, policy_at
 from astraflow.workflows.variant import PolicyRoles, Share, template
 
 __all__ = ["RETRY_PROMPT", "VERIFY_PROMPT", "SolveAndVerifyConfig", "solve_and_verify"]
@@ -45,7 +46,8 @@ class SolveAndVerifyConfig(PolicyRoles):
     retry_prompt: Annotated[str, template("prompt", "answer", "critique")] = RETRY_PROMPT
     """Prompt of the solver after a rejection, with `{prompt}`, `{answer}` and `{critique}`."""
     approve: str = Field(default="yes", min_length=1)
-    """Text that approves; if both this and `reject` occur, the last one counts."""
+    """Text that approves: on a line such as `Verdict: yes`, on a last line that only states it, or as the
+    first word. Any other verdict is unclear."""
     reject: str = Field(default="no", min_length=1)
     """Text that rejects."""
     keeps_history: bool = True
@@ -74,7 +76,7 @@ class _Exchange:
     score: float
     verdict: Completion
     choice: bool | None
-    """True if the verdict approves, False if it rejects, None if it contains neither choice."""
+    """True if the verdict approves, False if it rejects, None if it is unclear."""
 
     @property
     def is_judged_right(self) -> bool:
@@ -99,7 +101,7 @@ async def solve_and_verify(
 ) -> Rewards:
     """Lets the solver answer until the verifier approves, at most `rounds` times. The last answer counts.
 
-    A verdict that contains neither `approve` nor `reject` rejects, and is never right. With
+    An unclear verdict doesn't approve, is never right, and counts in `unreadable`. With
     `splits_verdicts`, the verifier's role is recorded as `verifier_of_right` or `verifier_of_wrong`,
     depending on the answer that it judges. The verifier doesn't see this role.
 
@@ -107,8 +109,9 @@ async def solve_and_verify(
     attempt is a conversation with its own score. Each verdict gets 1 if it is right, else 0. `team_share`
     mixes the episode's score into all of these.
 
-    Metrics: `first_score` (the first answer), `attempts`, `verdict_right`, `approves_right` and
-    `rejects_wrong`. The mean of the last two is the verifier's balanced accuracy.
+    Metrics: `first_score` (the first answer), `attempts`, `unreadable` (the share of unclear verdicts),
+    `verdict_right`, `approves_right` and `rejects_wrong`. The mean of the last two is the verifier's balanced
+    accuracy.
     """
     actor = policy_at(policies, solver, 0)
     judge = policy_at(policies, verifier, 1)
@@ -145,6 +148,7 @@ def _rewards(exchanges: Sequence[_Exchange], team_share: float) -> Rewards:
         rewards.add(exchange.verdict, blend(float(exchange.is_judged_right), team, team_share))
     rewards.add_metric("first_score", exchanges[0].score)
     rewards.add_metric("attempts", len(exchanges))
+    rewards.add_metric("unreadable", fmean(exchange.choice is None for exchange in exchanges))
     rewards.add_metric("verdict_right", fmean(e.is_judged_right for e in exchanges))
     for name, is_answer_right in (("approves_right", True), ("rejects_wrong", False)):
         verdicts = [float(e.is_judged_right) for e in exchanges if is_right(e.score) is is_answer_right]

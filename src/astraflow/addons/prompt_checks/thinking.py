@@ -8,6 +8,7 @@ from pathlib import Path
 
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe
+from astraflow.user_input.written_keys import as_written
 
 __all__ = ["check_thinking"]
 
@@ -26,10 +27,11 @@ def check_thinking(recipe: Recipe) -> None:
     for name, policy in recipe.policies.items():
         most = policy.sampling.max_tokens
         if most < _ENOUGH and _ARG not in policy.template_args and _reads_it(policy.model_dir):
+            args = as_written(f"policies.{name}.template_args")
             raise ConfigError(
-                f"policies.{name}.sampling.max_tokens = {most}, but the chat template of {policy.model} lets "
-                f"the model think aloud, which takes thousands of tokens before the answer; set "
-                f"policies.{name}.template_args: {{{_ARG}: false}}, or true if {most} tokens are enough"
+                f"{as_written(f'policies.{name}.sampling.max_tokens')} = {most}, but the chat template of "
+                f"{policy.model} lets the model think aloud, which takes thousands of tokens before the "
+                f"answer; set {args}: {{{_ARG}: false}}, or true if {most} tokens are enough"
             )
 
 

@@ -67,7 +67,9 @@ class Limits:
     wall_s: float = 10.0
     """Seconds from start to end."""
     memory_bytes: int = 512 << 20
-    """Address space per process. Resident memory is smaller."""
+    """Memory that it may use. What it only reserves doesn't count, such as the stacks of its threads. If it
+    may start processes, or if this machine doesn't show the sizes of processes, this limits the address space
+    of each process instead."""
     disk_bytes: int = 16 << 20
     """Total size of all its files."""
     output_bytes: int = 1 << 20
@@ -176,6 +178,8 @@ class Ended:
     peak_bytes: int
     problem: str = ""
     """Why it could not be started; empty if it was."""
+    is_over_memory: bool = False
+    """Whether it was ended because it used more memory than allowed."""
     slowdown: float = 1.0
     """For a late program, the ratio of wall time to CPU time of a short computation right after its end."""
 
@@ -225,12 +229,19 @@ def _fault(ended: Ended, limits: Limits, kind: Kind, reason: str) -> str:
         if _COMPUTING_FRAC * ended.wall_s <= ended.cpu_s * ended.slowdown and ended.cpu_s <= limits.cpu_s:
             return f"the machine was busy: {ended.cpu_s:.2f} s of CPU time in {limits.wall_s:g} s"
         return ""
-    return reason if kind is Kind.MEMORY and ended.code == _OUT_OF_MEMORY else ""
+    is_to_blame = ended.code != _OUT_OF_MEMORY or _is_over_memory(ended, limits)
+    return reason if kind is Kind.MEMORY and not is_to_blame else ""
+
+
+def _is_over_memory(ended: Ended, limits: Limits) -> bool:
+    return ended.is_over_memory or ended.peak_bytes > limits.memory_bytes
 
 
 def _judged(ended: Ended, limits: Limits) -> tuple[Kind, str]:
     if ended.is_full:
         return Kind.OUTPUT, f"an output has more than {limits.output_bytes} bytes"
+    if _is_over_memory(ended, limits):
+        return Kind.MEMORY, f"it used more than {limits.memory_bytes} bytes of memory"
     if ended.is_late:
         return Kind.TIMEOUT, f"{limits.wall_s:g} s are over"
     if ended.cpu_s > limits.cpu_s:

@@ -16,7 +16,7 @@ from astraflow.addons.search.retrieval.documents import Document
 from astraflow.config import Use
 from astraflow.errors import QueryError, RolloutError
 from astraflow.types import Message, ToolSpec
-from astraflow.workflows.calls import ToolCall, tagged_calls
+from astraflow.workflows.calls import ToolCall, looks_like_call, offered_calls, tagged_calls
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.roles import policy_at
 from astraflow.workflows.variant import PolicyRoles, template
@@ -139,7 +139,7 @@ async def search(
     Rewarded: the whole conversation with the answer's score. A failed search returns an error message; a
     search that takes too long fails the episode.
     Metrics: `searches`; `search_errors`, which failed; `empty_searches`, which found nothing; `search_s`,
-    seconds of all searches; `search_call_s_p50` and `_p95`, seconds of single searches.
+    seconds of all searches; `search_call_s_p50` and `_p95`, of single ones; `unread_calls`, as in `tool_use`.
     """
     in_calls = style == "tools"
     chat = policy_at(policies, policy, 0).conversation(
@@ -165,7 +165,7 @@ async def search(
         answer = await chat.send(messages)
     rewards = Rewards()
     rewards.add(chat, await task.score(answer.text))
-    searches.report(rewards)
+    searches.report(rewards, answer.reply if in_calls else "")
     return rewards
 
 
@@ -204,8 +204,9 @@ class _SearchLog:
         finally:
             self._times.append(time.perf_counter() - started)
 
-    def report(self, rewards: Rewards) -> None:
-        """Adds the episode's metrics."""
+    def report(self, rewards: Rewards, reply: str) -> None:
+        """Adds the episode's metrics. `reply`: the scored answer if the policy can call the tool."""
+        rewards.add_metric("unread_calls", float(looks_like_call(reply, (SEARCH_TOOL.name,))))
         rewards.add_metric("searches", self.num)
         rewards.add_metric("search_errors", self._num_errors)
         rewards.add_metric("empty_searches", self._num_empty)
@@ -224,7 +225,7 @@ def _find_tagged_query(reply: str, pattern: re.Pattern[str]) -> list[_Query]:
 
 
 def _find_called_queries(reply: str) -> list[_Query]:
-    return [_read_query(call) for call in tagged_calls(reply)]
+    return [_read_query(call) for call in offered_calls(tagged_calls, reply, (SEARCH_TOOL.name,))]
 
 
 def _read_query(call: ToolCall) -> _Query:

@@ -7,7 +7,7 @@ replace the advantages. The caller sums the losses over all tokens and doesn't d
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from astraflow.losses.policy import LossInputs, LossOutput, clipped_surrogate, grpo, reinforce
+from astraflow.losses.policy import LossInputs, LossOutput, clipped_surrogate, grpo, proximal_of, reinforce
 from astraflow.losses.ratio import importance_ratio
 
 __all__ = ["LOSSES_BY_INPUTS", "InputLoss", "cross_entropy", "importance_sampling", "ppo_by_thresholds"]
@@ -38,7 +38,7 @@ def importance_sampling(inputs: LossInputs) -> LossOutput:
     Shapes: all [T]. Gradient: through `logprobs`.
     Source: the documentation of the Tinker API, "importance_sampling".
     """
-    ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs)
+    ratio = importance_ratio(inputs.logprobs, proximal_of(inputs))
     return clipped_surrogate(ratio, inputs.advantages, ratio)
 
 

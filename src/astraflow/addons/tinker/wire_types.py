@@ -254,6 +254,7 @@ def columns_from_data(
         is_turn_end=np.zeros(num, dtype=np.bool_),
         versions=np.zeros(num, dtype=np.int64),
         streams={},
+        is_zeroed=np.zeros(len(data), dtype=np.bool_),
     )
     return columns, [slice(*span) for span in pairwise(trained_starts.tolist())]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from astraflow.addons.gguf.packaged import is_packaged, load_packaged
 from astraflow.errors import ConfigError
+from astraflow.models.model_folder import check_model_folder
 from astraflow.recipe.gallery import SPECS, gallery_root
 from astraflow.user_input.mistakes import nearest_hint
 from astraflow.user_input.yaml_files import load_mapping
@@ -29,6 +30,14 @@ def init_model_folder(
 
     Raises: ConfigError for a bad spec; DataError if the model can't be built in the folder.
     """
+    folder = _build_model(spec, out, overrides, cache, tell)
+    check_model_folder(folder)  # a run would do it first, in a process that has to import torch
+    return folder
+
+
+def _build_model(
+    spec: Path, out: Path, overrides: Sequence[str], cache: Path | None, tell: Callable[[str], None]
+) -> Path:
     mapping = load_mapping(spec, overrides)
     if is_packaged(mapping):
         from astraflow.addons.gguf.fetch import fetch_model

@@ -1,8 +1,10 @@
 """The configs of the workflow `tool_use` and of its tools."""
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -10,8 +12,9 @@ from astraflow.addons.tools.tool import Tool, make_tool
 from astraflow.addons.tools.tool_process import ToolProcesses
 from astraflow.addons.tools.tool_use import tool_use
 from astraflow.config import Use
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, RolloutError
 from astraflow.workflows.conversation import Workflow
+from astraflow.workflows.roles import name_at
 from astraflow.workflows.variant import ParserChoice, PolicyRoles, load_function, load_parser
 
 __all__ = ["ToolConfig", "ToolUseConfig"]
@@ -62,7 +65,7 @@ class ToolUseConfig(PolicyRoles):
 
     def make(self) -> Workflow:
         """Makes the workflow. Raises: ConfigError if a tool or the parser can't be loaded."""
-        tools = tuple(tool.make(f"workflow.tools.{idx}") for idx, tool in enumerate(self.tools))
+        tools = self._make_tools()
         names = [tool.spec.name for tool in tools]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
@@ -70,3 +73,20 @@ class ToolUseConfig(PolicyRoles):
                 f"workflow.tools: two tools are named {min(repeated)!r}; a call could mean either"
             )
         return self.bind(tool_use, tools=tools, parser=load_parser(self.parser))
+
+    def check_templates(self, models: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> None:
+        """Checks that the model's chat template shows the tools. Raises: ConfigError."""
+        name = name_at(tuple(models), self.policy, 0)
+        if name not in models:
+            return  # the check of the roles reports it
+        from astraflow.rollout.renderer import load_renderer  # here, because it is heavy
+
+        folder, args = models[name]
+        specs = [tool.spec for tool in self._make_tools()]
+        try:
+            load_renderer(folder, args).with_tools(specs)
+        except RolloutError as err:
+            raise ConfigError(f"policies.{name}.model = {str(folder)!r}: {err}") from err
+
+    def _make_tools(self) -> tuple[Tool, ...]:
+        return tuple(tool.make(f"workflow.tools.{idx}") for idx, tool in enumerate(self.tools))

@@ -7,7 +7,7 @@ from functools import partial
 
 from astraflow.addons.tools.tool import Tool, ToolContext, ToolResult, run_call
 from astraflow.types import Message
-from astraflow.workflows.calls import CALL_PARSERS, CallParser, ToolCall
+from astraflow.workflows.calls import CALL_PARSERS, CallParser, ToolCall, looks_like_call, offered_calls
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import in_parallel, policy_at
 
@@ -36,7 +36,8 @@ async def tool_use(
     Rewards: the entire conversation gets that score, minus `error_cost` for each failed call.
 
     Metrics: `tool_calls`, the number of calls; `tool_errors`, the number of failed calls; `tool_timeouts`,
-    the number of these that took too long; `tool_call_s_p50` and `_p95`, percentiles of a call's seconds.
+    the number of these that took too long; `unread_calls`, 1 if the scored answer looks like a call;
+    `tool_call_s_p50` and `_p95`, percentiles of a call's seconds.
     """
     calls_in = CALL_PARSERS[parser] if isinstance(parser, str) else parser
     known = {tool.spec.name: tool for tool in tools}
@@ -48,7 +49,7 @@ async def tool_use(
     rewards = Rewards()
     made = _Calls(run, rewards)
     answer = await chat.say(task.prompt)
-    while made.num < max_calls and (calls := calls_in(answer.reply)):
+    while made.num < max_calls and (calls := offered_calls(calls_in, answer.reply, known)):
         answer = await chat.send(await made.answers(calls, most=max_calls - made.num))
     score = await task.score(answer.text)
     rewards.add(chat, score - error_cost * made.num_errors)
@@ -56,6 +57,7 @@ async def tool_use(
     rewards.add_metric("tool_calls", made.num)
     rewards.add_metric("tool_errors", made.num_errors)
     rewards.add_metric("tool_timeouts", made.num_late)
+    rewards.add_metric("unread_calls", float(looks_like_call(answer.reply, known)))
     return rewards
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from astraflow.report.overview import RunOverview, duration_text, eta_s
+from astraflow.report.overview import RunOverview, duration_text, eta_s, speed_text
 from astraflow.report.summary import PolicySummary, Summary
 from astraflow.types import EvalRecord, Item
 
@@ -84,7 +84,8 @@ def answer_of_summary(summary: Summary) -> RunAnswer:
             waits[policy] = min(1.0, waits.get(policy, 0.0) + wait.frac)
     # While trainers work and do not overlap with generation, generation stands still.
     idle = max(0.0, 1.0 - min(waits.values()) - summary.overlap_frac) if waits else None
-    speed = _speed(summary.generated_tokens / max(summary.rl_wall_s, 1e-9), "generated, on average")
+    seconds = summary.rl_wall_s
+    speed = _speed(summary.generated_tokens / seconds if seconds else 0.0, "generated, on average")
     found = _answer(held_out, progress, speed, _Limit(waits, idle), is_over=True)
     if first is None and summary.audit_problems:
         sentence = f"There are no results: {summary.audit_problems[0]}."
@@ -186,7 +187,9 @@ def _progress(done: int, total: int, time: str) -> Figure:
 
 
 def _speed(tokens_per_s: float, detail: str) -> Figure:
-    value = f"{tokens_per_s:,.0f}" if tokens_per_s < 100_000 else f"{tokens_per_s / 1000:,.0f}k"
+    value = speed_text(tokens_per_s).removesuffix(" tok/s")
+    if tokens_per_s >= 100_000:
+        value = f"{tokens_per_s / 1000:,.0f}k"
     return Figure(name="Speed", value=f"{value} tokens/s", detail=detail)
 
 

@@ -34,6 +34,9 @@ import contextlib
 import functools
 import io
 import itertools
+import json
+import logging
+import os
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -65,9 +68,12 @@ from astraflow.addons.view.sweeps import ComparedRuns, Results, compared, sweep_
 from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
 from astraflow.errors import ConfigError, Error
 from astraflow.types import ErrorReply
+from astraflow.user_input.own_code import describe_error
+from astraflow.user_input.user_files import format_path
 
 __all__ = ["make_app"]
 
+_log = logging.getLogger(__name__)
 _FILL_S = 0.5
 """Time that one request spends on filling the index. The page shows the progress."""
 _PAUSE_S = 0.1
@@ -139,13 +145,19 @@ def _guarded(handler: _Handler) -> _Handler:
             return _json(ErrorReply(code="not_found", message="there is no such number here"), status=404)
         except HTTPException as err:
             return _json(ErrorReply(code="not_found", message=err.detail), status=err.status_code)
+        except Exception as err:  # noqa: BLE001 - whatever is wrong with a folder, its page has to say it
+            _log.warning("%s could not be answered", request.url.path, exc_info=True)
+            return _json(ErrorReply(code="unreadable", message=describe_error(err)[:1000]), status=500)
 
     return answer
 
 
 def _json(value: object, *, status: int = 200) -> Response:
-    # NaN and infinity become null because JSON has neither.
-    return Response(msgspec.json.encode(value), status, PAGE_HEADERS, "application/json")
+    try:
+        body = msgspec.json.encode(value)  # NaN and infinity become null because JSON has neither
+    except UnicodeEncodeError:  # a file of the run has half a surrogate pair in a text
+        body = json.dumps(msgspec.to_builtins(value)).encode()
+    return Response(body, status, PAGE_HEADERS, "application/json")
 
 
 class _Views:
@@ -403,7 +415,7 @@ async def _status(run: ShownRun) -> dict[str, Any]:
     The `answer` says the same in a sentence and four figures; it is null if nothing is known. `unreadable` is
     the reason why the results of an ended run can't be computed.
     """
-    place = {"name": run.name, "path": str(run.folder.path)}
+    place = {"name": run.name, "path": format_path(run.folder.path)}
     try:
         if run.remote is not None:
             status = await run_status(run.remote.url, run.remote.token_file, ca_file=run.remote.ca_file)
@@ -418,12 +430,12 @@ async def _status(run: ShownRun) -> dict[str, Any]:
 
 
 def _summary_of(run: ShownRun) -> dict[str, object]:
-    place = {"name": run.name, "path": str(run.folder.path), "sweep": run.sweep}
-    known = {"is_summarized": run.folder.summary.is_file()}
+    place = {"name": run.name, "path": format_path(run.folder.path), "sweep": run.sweep}
+    known = {"is_summarized": os.path.isfile(run.folder.summary), "problem": ""}
     try:
         record = run.folder.load_record()
-    except (Error, OSError):
-        return {**place, **known, "state": "unknown", "recipe": "", "at_s": 0.0}
+    except (Error, OSError) as err:
+        return {**place, **known, "state": "unknown", "recipe": "", "at_s": 0.0, "problem": str(err)}
     return {**place, **known, "state": record.state, "recipe": record.name, "at_s": record.at_s}
 
 

@@ -125,10 +125,11 @@ def view(  # size: one parameter per option, each with its help
     from astraflow.addons.view.remote import RemoteRun
     from astraflow.addons.view.server import DEFAULT_PORT, Viewing
     from astraflow.errors import ConfigError
+    from astraflow.user_input.user_files import read_token
 
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together")
-    token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
+    token = read_token(token_file)
     tls = (str(tls_cert), str(tls_key)) if tls_cert and tls_key else None
     named = runs or ["runs"]
     urls = [name for name in named if name.startswith(("http://", "https://"))]

@@ -136,7 +136,8 @@ def _write(database: sqlite3.Connection, index: RunIndex, wanted: EpisodeFilter,
     if num == 0:
         sys.stderr.write("no episode passes these filters\n")
     elif output.out or num == output.limit:
-        sys.stderr.write(f"{num} episodes{where}{'; --limit shows more' if num == output.limit else ''}\n")
+        more = "; --limit shows more" if num == output.limit else ""
+        sys.stderr.write(f"{num} {'episode' if num == 1 else 'episodes'}{where}{more}\n")
 
 
 def _write_table(rows: Iterable[EpisodeDict], out: Path | None) -> int:

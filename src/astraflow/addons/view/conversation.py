@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.types import Item, MediaRef, Message, Trajectory
+from astraflow.types.model_text import REASONING_TAGS, find_reasoning
 from astraflow.workflows.calls import bare_json_calls, tagged_calls
 
 __all__ = [
@@ -305,16 +306,14 @@ def _opens_answer(blocks: list[Block]) -> bool:
 # --- parts of a text ------------------------------------------------------------------------------
 
 _CLOSINGS = {
-    "<think>": "</think>",
-    "<thinking>": "</thinking>",
-    "[THINK]": "[/THINK]",
     "<|channel|>analysis<|message|>": "<|end|>",
     "<tool_call>": "</tool_call>",
     "<tool_response>": "</tool_response>",
     "[TOOL_CALLS]": "",
     "<|python_tag|>": "",
 }
-"""The tags around parts. An empty closing tag means that the part goes on to the end of the text."""
+"""The tags around parts other than reasoning. An empty closing tag means that the part goes on to the end of
+the text."""
 _KINDS: dict[str, PartKind] = {
     "<tool_call>": "call",
     "[TOOL_CALLS]": "call",
@@ -323,7 +322,8 @@ _KINDS: dict[str, PartKind] = {
 }
 """Kinds of the parts that are not reasoning."""
 _OPENING = re.compile("|".join(map(re.escape, _CLOSINGS)))
-_THOUGHT = re.compile(r"</think>|</thinking>|\[/THINK\]")
+_REASONING_OPENING = re.compile("|".join(map(re.escape, REASONING_TAGS)))
+_REASONING_CLOSING = re.compile("(?:" + "|".join(map(re.escape, REASONING_TAGS.values())) + ")$")
 _FUNCTION = re.compile(r"\s*<function=([\w.-]{1,100})>")
 NEVER_ENDED = "it never ended"
 
@@ -389,25 +389,32 @@ def _parts(
 
 def _spans(text: str, *, is_thinking: bool) -> Iterable[tuple[PartKind, int, int, bool]]:
     """Yields (kind, start, end, whether it is closed) of each part, without its tags."""
-    pos = 0
+    reasoning = find_reasoning(text, begins_inside=is_thinking)
+    if reasoning is None:
+        yield from _spans_between(text, 0, len(text))
+        return
+    yield from _spans_between(text, 0, reasoning.start)
+    opening = _REASONING_OPENING.match(text, reasoning.start)
+    closing = _REASONING_CLOSING.search(text, reasoning.start, reasoning.end)
+    start = opening.end() if opening else reasoning.start
+    end = closing.start() if closing and reasoning.is_finished else reasoning.end
+    yield "thinking", start, end, reasoning.is_finished
+    yield from _spans_between(text, reasoning.end, len(text))
+
+
+def _spans_between(text: str, pos: int, last: int) -> Iterable[tuple[PartKind, int, int, bool]]:
+    """Yields the parts of text that isn't reasoning, from `pos` to `last`."""
     num = 0
-    thought = _THOUGHT.search(text)
-    opening = _OPENING.search(text)
-    if is_thinking or (thought and (opening is None or thought.start() < opening.start())):
-        # The prompt opened the reasoning, so the text begins in it.
-        end = thought.start() if thought else len(text)
-        yield "thinking", 0, end, thought is not None
-        pos = thought.end() if thought else end
-    while num < _MAX_PARTS and (opening := _OPENING.search(text, pos)):
+    while num < _MAX_PARTS and (opening := _OPENING.search(text, pos, last)):
         num += 1
         yield "text", pos, opening.start(), True
         closing = _CLOSINGS[opening[0]]
-        end = text.find(closing, opening.end()) if closing else len(text)
+        end = text.find(closing, opening.end(), last) if closing else last
         is_closed = end >= 0
-        end = end if is_closed else len(text)
+        end = end if is_closed else last
         yield _KINDS.get(opening[0], "thinking"), opening.end(), end, is_closed
-        pos = min(len(text), end + len(closing))
-    yield "text", pos, len(text), True
+        pos = min(last, end + len(closing))
+    yield "text", pos, last, True
 
 
 def _pieces_in(pieces: Sequence[Piece], start: int, end: int) -> tuple[Piece, ...]:

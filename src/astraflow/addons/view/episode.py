@@ -37,7 +37,7 @@ from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import Failure, Item, Message, Trajectory
 
-__all__ = ["MAX_TOKENS", "EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view"]
+__all__ = ["MAX_TOKENS", "EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view", "result_of"]
 
 MAX_TOKENS = 20_000
 """Maximum number of tokens shown of one trajectory."""
@@ -122,7 +122,7 @@ def episode_view(
         query, (episode_id,)
     ).fetchone()
     problems: list[str] = []
-    metrics, failure = _told(folder, (log_segment, log_offset), row)
+    metrics, failure = result_of(folder, (log_segment, log_offset), row)
     messages = _messages(folder, sample, problems)
     ref = PayloadRef(segment, offset, length) if length is not None else None
     with contextlib.closing(SegmentReader(folder.journal / "segments")) as segments:
@@ -172,7 +172,7 @@ def _trajectory(segments: SegmentReader, ref: PayloadRef | None, problems: list[
         return None
 
 
-def _told(folder: RunFolder, place: tuple[int, int], row: EpisodeDict) -> tuple[dict[str, float], str]:
+def result_of(folder: RunFolder, place: tuple[int, int], row: EpisodeDict) -> tuple[dict[str, float], str]:
     """Returns the (metrics, failure message) of the result; both are empty if the log no longer has it."""
     kind = EVAL if row["kind"] == "eval" else TRAIN
     own = (kind, row["group"], row["episode"], row["attempt"])

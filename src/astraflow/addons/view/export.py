@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from astraflow import wire
+from astraflow.addons.view.episode import result_of
 from astraflow.addons.view.filters import EpisodeFilter
 from astraflow.addons.view.said import Said
 from astraflow.addons.view.search import EpisodeDict, all_found
@@ -20,7 +21,7 @@ from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import ConfigError, Error
 from astraflow.recipe.run_folder import RunFolder
-from astraflow.types import Trajectory
+from astraflow.types import Message, Trajectory
 
 __all__ = ["EPISODE_COLUMNS", "check_parquet", "exported", "json_line", "write_parquet"]
 
@@ -54,6 +55,7 @@ EPISODE_COLUMNS = {
     "text": "string",
     "completion": "string",
     "messages": "string",
+    "metrics": "string",
 }
 """Column -> its type in Parquet."""
 
@@ -61,20 +63,26 @@ EPISODE_COLUMNS = {
 def exported(
     database: sqlite3.Connection, folder: RunFolder, wanted: EpisodeFilter, *, limit: int
 ) -> Iterator[EpisodeDict]:
-    """Yields up to `limit` episodes, newest first, each with three texts. Raises: sqlite3.Error.
+    """Yields up to `limit` episodes, newest first, each with what was said. Raises: sqlite3.Error.
 
     `text` is the text of the episode's tokens or, if there are no tokens, of its messages. `completion` is
-    the part of it that the policy sampled, with a line per turn. `messages` is the JSON text of the messages
-    that were kept. Text that is no longer available is empty.
+    the part of it that the policy sampled, with a line per turn. `messages` has the messages that were kept,
+    in the form of chat templates. `metrics` has the parts of the reward and all other metrics. What is no
+    longer available is empty.
     """
     texts = TokenText(folder)
     segments = SegmentReader(folder.journal / "segments")
     try:
         said = Said(database, segments, texts)
         for row in all_found(database, wanted, limit=limit, said=said):
-            query = "SELECT segment, offset, length, sample FROM episodes WHERE id = ?"
-            *place, sample = database.execute(query, (row["id"],)).fetchone()
-            text = completion = messages = ""
+            columns = "segment, offset, length, log_segment, log_offset, sample"
+            query = f"SELECT {columns} FROM episodes WHERE id = ?"
+            *place, log_segment, log_offset, sample = database.execute(query, (row["id"],)).fetchone()
+            text = completion = ""
+            messages: list[dict[str, str]] = []
+            metrics: dict[str, float] = {}
+            with contextlib.suppress(Error, OSError):
+                metrics, _ = result_of(folder, (log_segment, log_offset), row)
             with contextlib.suppress(Error, OSError):
                 if place[2] is not None:
                     trajectory = wire.decode(segments.read(PayloadRef(*place)), Trajectory)
@@ -84,15 +92,20 @@ def exported(
             with contextlib.suppress(Error):
                 if sample is not None:
                     kept = messages_of(folder.journal, sample)
-                    messages = json.dumps(
-                        [{"role": m.role, "name": m.name, "content": m.content} for m in kept]
-                    )
+                    messages = [_plain(message) for message in kept]
                     text = text or "\n".join(message.content for message in kept)
                     replies = [message.content for message in kept if message.role == "assistant"]
                     completion = completion or "\n".join(replies)
-            yield {**row, "text": text, "completion": completion, "messages": messages}
+            found = {"text": text, "completion": completion, "messages": messages, "metrics": metrics}
+            yield {**row, **found}
     finally:
         segments.close()
+
+
+def _plain(message: Message) -> dict[str, str]:
+    """Returns a message as chat templates take it."""
+    plain = {"role": message.role, "content": message.content}
+    return plain | ({"name": message.name} if message.name else {})
 
 
 def _sampled_text(trajectory: Trajectory, ids: Sequence[int], texts: TokenText) -> str:
@@ -150,5 +163,6 @@ def _parts(rows: Iterable[EpisodeDict]) -> Iterator[list[EpisodeDict]]:
 
 
 def _clean(value: object) -> object:
-    """Replaces lone surrogates in text, which Parquet can't hold."""
+    """Writes lists and mappings as JSON, and replaces lone surrogates in text, which Parquet can't hold."""
+    value = json.dumps(value) if isinstance(value, dict | list) else value
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -34,13 +34,17 @@ from astraflow.addons.view.tables_copy import TablesCopy
 from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.journal.records import decode_plan
 from astraflow.dataflow.journal.segments import RECORDS
-from astraflow.errors import Error, JournalError
+from astraflow.errors import DataError, Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
+from astraflow.types.bounds import SignedInt
+from astraflow.user_input.user_files import read_part
 
 __all__ = ["RunIndex", "run_id_of"]
 
 _FLUSH_ROWS = 20_000
 """Number of rows per transaction."""
+_MAX_PART_BYTES = 64 * 1024 * 1024
+"""Bytes of `metrics.jsonl` per reading."""
 _MAX_LINE_BYTES = 1024 * 1024
 """A longer line of `metrics.jsonl` is not a row."""
 
@@ -138,7 +142,8 @@ class RunIndex:
     @contextmanager
     def _lock(self) -> Generator[bool]:
         """Tries to take the lock; yields whether this process may fill the index now."""
-        with (self._own / "lock").open("ab") as file:
+        # Opened for reading and writing, which doesn't block even if it is a pipe.
+        with open(os.open(self._own / "lock", os.O_RDWR | os.O_CREAT, 0o644), "rb", buffering=0) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -206,11 +211,11 @@ class _Filling:
     # --- the log ---
 
     def _follow_log(self, deadline_s: float) -> bool:
-        if self._tail.is_ahead:
-            raise _StaleIndexError
         begun = self._tail.place
         first = begun
         try:
+            if self._tail.is_ahead:
+                raise _StaleIndexError
             for item in self._tail.read():
                 self._take(item)
                 first = item.begin if isinstance(item, LogEntry) else first
@@ -279,20 +284,18 @@ class _Filling:
     def _take_metrics(self) -> None:
         """Adds the new complete lines of `metrics.jsonl`, or all lines if the file became shorter."""
         offset = int(self._meta("metrics_offset") or 0)
+        path = self._folder.metrics
         try:
-            with self._folder.metrics.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size == offset:
-                    return
-                is_new = size < offset
-                file.seek(0 if is_new else offset)
-                lines = file.read().splitlines(keepends=True)
-        except FileNotFoundError:
+            is_new = path.exists() and path.stat().st_size < offset
+            data = read_part(path, "metrics", 0 if is_new else offset, max_bytes=_MAX_PART_BYTES)
+        except (DataError, OSError) as err:
+            self._note_now("metrics", [f"the curves are incomplete: {err}"])
             return
-        except OSError as err:
-            self.note(f"metrics.jsonl cannot be read: {err}")
+        if not data and not is_new:
             return
-        whole = [line for line in lines if line.endswith(b"\n")]
+        whole = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+        if not whole and len(data) == _MAX_PART_BYTES:
+            whole = [data]  # too long to be a line
         rows = [row for line in whole if (row := self._metric_row(line)) is not None]
         self._database.execute("BEGIN IMMEDIATE")
         if is_new:
@@ -309,11 +312,11 @@ class _Filling:
             if len(line) > _MAX_LINE_BYTES:
                 raise ValueError("it is too long")
             columns = msgspec.json.decode(line, type=dict[str, object])
-            step = msgspec.convert(columns["step"], int)
+            step = msgspec.convert(columns["step"], SignedInt)
             at_s = msgspec.convert(columns["at_s"], float, strict=False)
             text = msgspec.json.encode(columns).decode()
             return str(columns["kind"]), str(columns["policy"]), step, at_s, text
-        except (ValueError, KeyError, msgspec.MsgspecError) as err:
+        except (ValueError, KeyError, msgspec.MsgspecError, RecursionError) as err:
             self.note(f"a line of metrics.jsonl is not a row: {err}")
             return None
 
@@ -340,6 +343,8 @@ def run_id_of(folder: RunFolder) -> str:
     """Returns the id of the run in a folder; empty if it can't be determined."""
     with contextlib.suppress(sqlite3.Error, OSError):
         path = folder.journal / DATABASE
+        if not path.is_file():
+            raise FileNotFoundError(path)
         uri = f"{path.resolve().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
             row = database.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()

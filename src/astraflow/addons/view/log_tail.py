@@ -25,6 +25,7 @@ from astraflow.dataflow.journal.segments import (
     SEGMENT_HEADER,
     SEGMENT_MAGIC,
     SEGMENT_SCHEMA,
+    open_segment,
     segment_numbers,
     segment_path,
 )
@@ -115,6 +116,9 @@ class LogTail:
 
     def _of_segment(self, path: Path, *, is_last: bool) -> Iterator[LogEntry | LogGap]:
         number, offset = self.place
+        if not path.is_file():
+            yield LogGap(path, 0, "not a file", (number, 0))
+            return
         with path.open("rb") as file:
             window = _Window(file)
             if offset == 0 and window.size >= SEGMENT_HEADER.size:
@@ -217,7 +221,7 @@ def entry_at(folder: Path, place: Place) -> LogEntry | None:
     """Returns the entry that begins at a place; None if it is gone or damaged."""
     number, offset = place
     try:
-        with segment_path(folder, number).open("rb") as file:
+        with open_segment(segment_path(folder, number)) as file:
             entry = _Window(file).next_entry(number, offset)
     except OSError:
         return None

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from astraflow.user_input.user_files import read_part
+
 __all__ = ["metric_lines"]
 
 _MAX_ROWS = 4000
@@ -33,14 +35,9 @@ def metric_lines(path: Path, after: int) -> bytes:
     """Returns the rows after a position as a JSON array. A row's `id` is the position of its end in the file.
 
     Lines that are no rows are left out, like the last one while it is being written. If the file became
-    shorter, nothing is returned. Raises: OSError, except for a missing file, which has no rows.
+    shorter, nothing is returned. Raises: DataError, except for a missing file, which has no rows.
     """
-    try:
-        with path.open("rb") as file:
-            file.seek(after)
-            lines = file.read().splitlines(keepends=True)
-    except FileNotFoundError:
-        return b"[]"
+    lines = read_part(path, "metrics", after).splitlines(keepends=True)
     rows: list[tuple[_Row, int, bytes]] = []
     end = after
     for line in lines:
@@ -76,5 +73,5 @@ def _row_of(line: bytes) -> _Row | None:
         return None
     try:
         return _DECODER.decode(line)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None

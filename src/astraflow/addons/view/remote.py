@@ -16,6 +16,7 @@ from astraflow.errors import Error
 from astraflow.recipe.run_folder import RunFolder, RunRecord, write_atomic
 from astraflow.report.metrics_log import MetricsLog
 from astraflow.service.client import ServiceClient
+from astraflow.user_input.user_files import read_token
 
 __all__ = ["RemoteRun"]
 
@@ -62,7 +63,7 @@ class RemoteRun:
         self._temporary.cleanup()
 
     async def _pull(self) -> None:
-        token = self.token_file.read_text(encoding="utf-8").strip() if self.token_file else ""
+        token = read_token(self.token_file)
         client = ServiceClient(self.url, token=token, patience_s=_PATIENCE_S, ca_file=self.ca_file)
         dataflow = DataflowClient(client)
         try:

@@ -3,6 +3,7 @@
 Names in URLs are looked up here, so a path never comes from a request.
 """
 
+import os
 import re
 import threading
 from collections.abc import Collection, Sequence
@@ -47,7 +48,7 @@ class ShownRuns:
     def __init__(self, roots: Sequence[Path], remotes: Sequence[RemoteRun] = ()) -> None:
         """Shows `roots` (run folders, folders of sweeps, or folders of these) and `remotes`, which `close`
         closes as well."""
-        self._roots = [root.resolve() for root in roots]
+        self._roots = [Path(os.path.realpath(root)) for root in roots]
         self._remotes = {remote.folder.path: remote for remote in remotes}
         self._runs: dict[Path, ShownRun] = {}
         self._sweeps: dict[Path, ShownSweep] = {}
@@ -59,10 +60,10 @@ class ShownRuns:
         A run whose folder is gone is forgotten, so that a new folder at its path gets an index of its own.
         """
         with self._lock:
-            for path in [path for path in self._runs if not path.is_dir()]:
+            for path in [path for path in self._runs if not os.path.isdir(path)]:
                 self._forget(path)
             self._look()
-            return [run for path, run in self._runs.items() if path.is_dir()]
+            return [run for path, run in self._runs.items() if os.path.isdir(path)]
 
     def sweeps(self) -> list[ShownSweep]:
         """Returns the sweeps that exist now. Their runs are among those of `all`."""
@@ -145,12 +146,17 @@ def _free_name(wanted: str, taken: Collection[str]) -> str:
 
 
 def _folders_in(root: Path) -> list[Path]:
-    return sorted(path.resolve() for path in root.iterdir()) if root.is_dir() else []
+    """Returns the folders in a folder; none if it can't be read. `realpath` accepts links in a circle."""
+    try:
+        found = {Path(os.path.realpath(path)) for path in root.iterdir()}
+    except OSError:
+        return []
+    return sorted(path for path in found if os.path.isdir(path))
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "journal").is_dir()
+    return os.path.isdir(path / "journal") or os.path.lexists(path / "run.json")
 
 
 def _is_sweep(path: Path) -> bool:
-    return (path / GROUP_FILE).is_file()
+    return os.path.lexists(path / GROUP_FILE)

@@ -29,7 +29,7 @@ from astraflow.addons.view.status_lines import (
 )
 from astraflow.addons.view.step_numbers import numbers_text
 from astraflow.processes.service_state import ServiceState
-from astraflow.report.overview import MAX_ALARMS, RunOverview, duration_text, eta_text
+from astraflow.report.overview import MAX_ALARMS, RunOverview, duration_text, eta_text, speed_text
 from astraflow.report.silence import silent_parts, waits_text
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import RunPage, ShownRun, View
@@ -58,7 +58,7 @@ def render(
         (f"astraflow {printable(run.name)}", "bold"),
         f"  {run.status.state if run.status else 'starting'}  {duration_text(now_s - run.started_s)}",
         f"  {printable(run.where)}  ",
-        (f"generating {run.generated_tokens_per_s():,.0f} tok/s", "cyan"),
+        (f"generating {speed_text(run.generated_tokens_per_s())}", "cyan"),
     )
     alarms = [Text(printable(alarm.text), style="bold red") for alarm in run.alarms[:MAX_ALARMS]]
     parts: list[RenderableType] = [head, answer_text(answer_of_overview(run, now_s)), *alarms]
@@ -96,7 +96,7 @@ def _policies_table(run: RunOverview) -> RenderableType:
                 f"{staleness} of {policy.staleness_bound}" if last else "-",
                 f"{policy.num_tickets}/{policy.max_tickets}",
                 f"{policy.num_ready_groups}/{policy.groups_per_batch}",
-                f"{run.committed_tokens_per_s(policy.name):,.0f} tok/s",
+                speed_text(run.committed_tokens_per_s(policy.name)),
                 "-" if (frac := run.gradient_frac(policy.name)) is None else f"{frac:.0%}",
                 str(num_dropped(policy)),
             )
@@ -154,7 +154,7 @@ def _workers_table(run: RunOverview) -> Table:
         table.add_row(
             Text(printable(worker.name) + (" (emulated)" if worker.engine == "paced" else "")),
             episodes_text(worker),
-            f"{worker.load.tokens_per_s:,.0f}",
+            speed_text(worker.load.tokens_per_s).removesuffix(" tok/s"),
             f"{unheard_s:.0f} s ago",
             Text(printable(versions) or "-"),
             Text(printable(worker_wait_text(worker, unheard_s, silent)) or "-"),

@@ -34,9 +34,10 @@ from astraflow.report.terminal_text import printable
 from astraflow.report.watch.disk import DiskGauge
 from astraflow.report.watch.run_snapshot import LauncherState, RunSnapshot
 from astraflow.report.watch.watchdog import alarms_now
-from astraflow.service.client import ServiceClient
+from astraflow.service.client import ServiceClient, check_url
 from astraflow.types import EvalRecord, Item, ProgressTotals, StatusReply, StepRecord
 from astraflow.types.alarm import Alarm
+from astraflow.user_input.user_files import read_token
 
 __all__ = ["RunStatus", "run_status", "show_status"]
 
@@ -127,8 +128,8 @@ async def run_status(
     Raises: UnavailableError if a URL does not answer; DataError if `where` is not a run folder.
     """
     if where.startswith(("http://", "https://")):
-        token = token_file.read_text(encoding="utf-8").strip() if token_file else ""  # noqa: ASYNC240
-        reply, recent, progress = await _ask(where, token, ca_file)
+        check_url(where)
+        reply, recent, progress = await _ask(where, read_token(token_file), ca_file)
         snapshot = RunSnapshot(now_s=reply.now_s, status=reply, steps=recent.by_policy)
         return RunStatus(
             where=where,
@@ -160,8 +161,10 @@ async def run_status(
 async def _status_of_running(
     where: str, folder: RunFolder, record: RunRecord, token_file: Path | None
 ) -> RunStatus:
-    token_path = token_file or folder.path / "secrets" / "viewer"
-    token = token_path.read_text(encoding="utf-8").strip() if token_path.is_file() else ""
+    own = folder.path / "secrets" / "viewer"
+    token = read_token(token_file)
+    if token_file is None and own.is_file():
+        token = read_token(own, "the run's token")
     reply: StatusReply | None = None
     recent = Recent()
     progress: ProgressTotals | None = None

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from astraflow.processes.service_state import ServiceState
-from astraflow.report.overview import RunOverview, duration_text, step_text
+from astraflow.report.overview import RunOverview, duration_text, speed_text, step_text
 from astraflow.report.silence import full_policies, silent_parts, silent_trainer, subject, waits_text
 from astraflow.types import PolicyStatus, ScalingAdvice, StatusReply, WaitReason, WorkerStatus
 from astraflow.types.wait_words import party_text, reasons_text, scaling_text
@@ -34,7 +34,7 @@ def status_lines(run: RunOverview, status: StatusReply) -> list[str]:
     """
     silent = silent_parts(run.services, status)
     elapsed = duration_text(status.now_s - run.started_s)
-    speed = f"generating {run.generated_tokens_per_s():,.0f} tok/s"
+    speed = f"generating {speed_text(run.generated_tokens_per_s())}"
     return [
         f"astraflow {run.name}  {status.state}  {elapsed}  {run.where}  {speed}",
         *(_policy_line(run, policy) for policy in status.policies),
@@ -59,7 +59,7 @@ def _worker_line(worker: WorkerStatus, status: StatusReply, silent: Mapping[str,
     versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
     parts = (
         f"{worker.name}: {episodes_text(worker)} episodes",
-        f"{worker.load.tokens_per_s:,.0f} tok/s",
+        speed_text(worker.load.tokens_per_s),
         f"heard of {unheard_s:.0f} s ago",
         f"versions {versions or '-'}",
         scores_text(worker),

@@ -5,6 +5,7 @@ and again reads only the runs that have moved on.
 """
 
 import dataclasses
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from astraflow.addons.experiments.group_file import GROUP_FILE, Group, load_grou
 from astraflow.addons.experiments.results import RunResult, read_result
 from astraflow.errors import DataError
 from astraflow.recipe.run_folder import RunFolder
+from astraflow.user_input.user_files import format_path
 
 __all__ = ["ComparedRuns", "Results", "ShownSweep", "compared", "sweep_page", "sweep_summary"]
 
@@ -97,7 +99,7 @@ def sweep_page(sweep: ShownSweep, results: Results, links: Mapping[Path, str]) -
     Raises: DataError or OSError if the folder isn't that of a sweep, for example because it was deleted.
     """
     group = load_group(sweep.path)
-    folders = {member.name: (sweep.path / member.name).resolve() for member in group.members}
+    folders = {m.name: Path(os.path.realpath(sweep.path / m.name)) for m in group.members}
     own_links = {name: links[path] for name, path in folders.items() if path in links}
     found = [_or_missing(results.read(path, name)) for name, path in folders.items()]
     return {
@@ -116,7 +118,7 @@ def _or_missing(run: RunResult) -> RunResult:
 
 
 def _place(sweep: ShownSweep) -> dict[str, object]:
-    return {"name": sweep.name, "path": str(sweep.path)}
+    return {"name": sweep.name, "path": format_path(sweep.path)}
 
 
 def _state_of(path: Path, group: Group, name: str) -> tuple[str, float]:

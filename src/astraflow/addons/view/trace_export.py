@@ -14,6 +14,7 @@ from astraflow.dataflow.journal.segments import RECORDS
 from astraflow.errors import Error, JournalError
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.report.ending import known_end
+from astraflow.user_input.user_files import read_part
 
 __all__ = ["Takes", "TraceExport", "follow"]
 
@@ -85,21 +86,20 @@ class TraceExport:
         self.num_spans += len(spans)
 
     def _take_rows(self) -> None:
-        path = self._folder.metrics
-        if not path.is_file():
-            return
-        with path.open("rb") as file:
-            file.seek(self._metrics_at)
-            whole = [line for line in file.readlines() if line.endswith(b"\n")]
-        rows: list[dict[str, Any]] = []
-        for line in whole:
-            try:
-                rows.append(msgspec.json.decode(line, type=dict[str, Any]))
-            except msgspec.MsgspecError as err:
-                self.problems.append(f"a line of metrics.jsonl is not a row: {err}")
-        if rows:
-            self._takes.send_rows(rows)
-        self._metrics_at += sum(map(len, whole))
+        while True:
+            data = read_part(self._folder.metrics, "metrics", self._metrics_at)
+            whole = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+            if not whole:
+                return
+            rows: list[dict[str, Any]] = []
+            for line in whole:
+                try:
+                    rows.append(msgspec.json.decode(line, type=dict[str, Any]))
+                except (msgspec.MsgspecError, RecursionError) as err:
+                    self.problems.append(f"a line of metrics.jsonl is not a row: {err}")
+            if rows:
+                self._takes.send_rows(rows)
+            self._metrics_at += sum(map(len, whole))
 
 
 def follow(export: TraceExport, run_dir: Path, *, until_end: bool) -> None:

@@ -35,6 +35,8 @@ class Origin(Item, frozen=True, kw_only=True):
 
     parent: int = -1
     """Position of the sequence that it follows from; -1 if it began with the task."""
+    parents: tuple[int, ...] = ()
+    """Positions of all sequences that it follows from, `parent` first."""
     relation: str = ""
     """How it follows from it, in words."""
     num_shared: int = 0
@@ -59,14 +61,25 @@ def _origin(branches: Sequence[Branch], idx: int) -> Origin:
         shared = {other: _num_shared(branches[other].trajectory, own.trajectory) for other in alike}
         parent = max(alike, key=lambda other: (shared[other], other))
         return _fork(parent, branches[parent].trajectory, shared[parent])
+    started: dict[int, str] = {}
+    shown: dict[int, str] = {}
     prompt = _given(own.blocks)[-_MAX_TEXT:]
-    for other in reversed(earlier):
+    for other in earlier:
         for block in reversed([each for each in branches[other].blocks if each.turn]):
             if _is_within(_last_given(own.blocks), block.text[:_MAX_TEXT]):
-                return Origin(parent=other, relation=f"started by sequence {other + 1} in turn {block.turn}")
+                started = {other: f"started by sequence {other + 1} in turn {block.turn}"}
+                break
             if _is_within(_reply(block), prompt):
-                return Origin(parent=other, relation=f"was shown turn {block.turn} of sequence {other + 1}")
-    return Origin()
+                shown[other] = f"turn {block.turn} of sequence {other + 1}"
+                break
+    others = {other: turn for other, turn in shown.items() if other not in started}
+    parents = (*started, *sorted(others, reverse=not started))
+    if not parents:
+        return Origin()
+    texts = list(started.values())
+    if others:
+        texts.append(f"was shown {' and '.join(others.values())}")
+    return Origin(parent=parents[0], parents=parents, relation="; ".join(texts))
 
 
 def _fork(parent: int, trajectory: Trajectory, num_shared: int) -> Origin:
@@ -78,7 +91,7 @@ def _fork(parent: int, trajectory: Trajectory, num_shared: int) -> Origin:
         relation = f"forks from sequence {parent + 1} within turn 1"
     else:
         relation = f"rewrites the history of sequence {parent + 1}, which was cut or compacted"
-    return Origin(parent=parent, relation=relation, num_shared=num_shared)
+    return Origin(parent=parent, parents=(parent,), relation=relation, num_shared=num_shared)
 
 
 def _num_shared(a: Trajectory, b: Trajectory) -> int:

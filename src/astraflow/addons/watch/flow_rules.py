@@ -76,13 +76,14 @@ def _progress_text(transfer: WeightTransfer) -> str:
     return f"{transfer.arrived_bytes / 1e6:.3g} of {transfer.num_bytes / 1e6:.3g} MB"
 
 
-def _is_stuck(transfer: WeightTransfer) -> bool:
-    return transfer.quiet_s >= _QUIET_S or bool(transfer.problem and transfer.age_s >= _FAILING_S)
+def _is_stuck(run: RunSnapshot, transfer: WeightTransfer) -> bool:
+    is_failing = bool(transfer.problem) and run.calm_s(transfer.age_s) >= _FAILING_S
+    return run.calm_s(transfer.quiet_s) >= _QUIET_S or is_failing
 
 
 def _find_missing_weights(run: RunSnapshot) -> Iterable[Finding]:
     for worker, transfer in _transfers(run):
-        if not _is_stuck(transfer):
+        if not _is_stuck(run, transfer):
             continue
         why = f"; the last try failed: {transfer.problem}" if transfer.problem else ""
         yield Finding(
@@ -96,8 +97,10 @@ def _find_missing_weights(run: RunSnapshot) -> Iterable[Finding]:
 
 def _find_slow_links(run: RunSnapshot) -> Iterable[Finding]:
     for worker, transfer in _transfers(run):
-        if _is_stuck(transfer) or transfer.age_s < _MEASURED_S or not transfer.arrived_bytes:
+        if _is_stuck(run, transfer) or transfer.age_s < _MEASURED_S or not transfer.arrived_bytes:
             continue
+        if run.calm_s(transfer.age_s) < transfer.age_s:
+            continue  # a pause in the middle of it says nothing about the link
         bytes_per_s = transfer.arrived_bytes / transfer.age_s
         total_s = transfer.num_bytes / bytes_per_s
         step_s = run.step_s(transfer.policy)
@@ -120,7 +123,7 @@ def _find_hung_scoring(run: RunSnapshot) -> Iterable[Finding]:
     limit_s = _FIRST_SCORING_S if usual_s is None else max(_MIN_SCORING_S, _SCORING_FACTOR * usual_s)
     for worker in run.workers:
         load = worker.load
-        if 2 * load.num_scoring <= load.num_running or load.scoring_s < limit_s:
+        if 2 * load.num_scoring <= load.num_running or run.calm_s(load.scoring_s) < limit_s:
             continue
         if run.is_in_trouble(worker.name):
             continue
@@ -186,7 +189,7 @@ _ADVICE_BY_FATE: Mapping[str, str] = {
 
 def _find_useless_groups(run: RunSnapshot) -> Iterable[Finding]:
     for policy, wait in run.waits_for_batch():
-        waited_s = run.now_s - wait.since_s
+        waited_s = run.calm_s(run.now_s - wait.since_s)
         total = sum(outcome.num for outcome in policy.outcomes)
         lost = [outcome for outcome in policy.outcomes if outcome.fate != "ready"]
         is_known = total >= max(policy.groups_per_batch, _MIN_GROUPS)
@@ -212,7 +215,7 @@ def _find_starved_tables(run: RunSnapshot) -> Iterable[Finding]:
     evaluating = any(wait.who.kind == "eval" for wait in run.waits)
     for policy, wait in run.waits_for_batch():
         usual_s = run.usual(policy.name, "batch_wait_s")
-        waited_s = run.now_s - wait.since_s
+        waited_s = run.calm_s(run.now_s - wait.since_s)
         # An evaluation takes slots of the pool, so longer waits are normal.
         if usual_s is None or evaluating or waited_s < max(_STARVED_S, 3 * usual_s):
             continue
@@ -283,7 +286,7 @@ def _find_stalled_policies(run: RunSnapshot) -> Iterable[Finding]:
         # No wait begins before the dataflow started, but the last step of a continued run may be much older.
         oldest_s = max((service.age_s for service in run.services), default=run.now_s)
         last_s = records[-1].at_s if records else min((w.since_s for w in waits), default=run.now_s)
-        since_s = max(last_s, run.now_s - oldest_s)
+        since_s = max(last_s, run.now_s - oldest_s, run.calm_since_s)
         limit_s = _FIRST_STEP_S if step_s is None else max(_NO_STEP_S, _NO_STEP_FACTOR * step_s)
         if run.now_s - since_s < limit_s or not waits:
             continue

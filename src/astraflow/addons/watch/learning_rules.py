@@ -28,6 +28,10 @@ _MOST_MISMATCH = 0.2
 _MAX_GAP = 0.5
 """Nats, as the mean over all tokens, stale ones included: such a gap changes a ratio by a factor of 1.6."""
 _GAP_STEPS = 3
+_ALL_CUT_FRAC = 0.99
+_UNBOUNDED_FRAC = 0.5
+_FAR_GAP = 0.1
+"""Nats, as the mean over all tokens. Its square is the smallest budget of the recipes, 0.01."""
 
 
 def _find_constant_rewards(run: RunSnapshot) -> Iterable[Finding]:
@@ -143,6 +147,31 @@ def _find_logprob_gaps(run: RunSnapshot) -> Iterable[Finding]:
         )
 
 
+def _find_bad_bounds(run: RunSnapshot) -> Iterable[Finding]:
+    for policy, records in run.steps.items():
+        newest = records[-_GAP_STEPS:]
+        cuts = [newest_values(newest, name, _GAP_STEPS) for name in ("clip_frac", "masked_frac")]
+        if any(len(shares) == _GAP_STEPS and min(shares) >= _ALL_CUT_FRAC for shares in cuts):
+            problem = "cut off nearly every token, so that nothing is trained"
+        elif _is_unbounded(newest):
+            problem = "was infinite in most minibatches, though the tokens are far from the current policy"
+        else:
+            continue
+        yield Finding(
+            f"policy {policy}",
+            f"{policy}: in each of the last {_GAP_STEPS} steps, the loss's bound {problem}",
+            newest[0].at_s,
+        )
+
+
+def _is_unbounded(newest: Sequence[StepRecord]) -> bool:
+    shares = newest_values(newest, "unbounded_frac", _GAP_STEPS)
+    gaps = newest_values(newest, "behavior_gap", _GAP_STEPS)
+    if min(len(shares), len(gaps)) < _GAP_STEPS:
+        return False
+    return min(shares) >= _UNBOUNDED_FRAC and min(gaps) >= _FAR_GAP
+
+
 LEARNING_RULES = (
     Rule(
         "reward_constant",
@@ -184,6 +213,16 @@ LEARNING_RULES = (
         "run `astraflow doctor RECIPE --drift`, which compares them without training: temperature, template, "
         "dtype, weights",
         _find_logprob_gaps,
+        is_cause=False,
+    ),
+    Rule(
+        "bad_bound",
+        "In each of the last 3 steps, the loss clipped or left out at least 99% of the tokens, or its bound "
+        "over the minibatch was infinite in at least half of the minibatches, while engine and trainer "
+        "differed by at least 0.1 nats per token.",
+        "compare statistics/NAME and clip_frac in the metrics with the loss's budget; raise a budget that "
+        "cuts everything, and lower one that never binds",
+        _find_bad_bounds,
         is_cause=False,
     ),
 )

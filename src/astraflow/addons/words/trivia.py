@@ -5,6 +5,7 @@ answer.
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 from astraflow.protocols import Scorer, ScoringCall
@@ -14,6 +15,8 @@ from astraflow.types.row_columns import Row, with_row
 
 __all__ = ["QUESTIONS", "TriviaScorer", "TriviaSource", "names_answer"]
 
+_BEFORE = r"(?<!\w)(?<!\d[.,])(?<![-\u2212](?=\d))"
+_AFTER = r"(?!\w|[+#](?!\s)|(?<=\d)[.,]\d)"
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("What is the capital of France?", ("Paris",)),
     ("What is the capital of Italy?", ("Rome",)),
@@ -161,5 +164,16 @@ class TriviaScorer(Scorer):
 
 
 def names_answer(text: str, answers: Sequence[str]) -> bool:
-    """Returns whether one of the answers is in a text, as whole words and with any capitals."""
-    return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text, re.IGNORECASE) for answer in answers)
+    """Returns whether one of the answers is in a text, as whole words and with any capitals.
+
+    A number isn't a part of another one, such as `5` of `-5` and `1.5`, and `C` isn't in `C++`.
+    """
+    text = unicodedata.normalize("NFC", text)
+    return any(
+        re.search(
+            rf"{_BEFORE}{re.escape(unicodedata.normalize('NFC', answer.strip()))}{_AFTER}",
+            text,
+            re.IGNORECASE,
+        )
+        for answer in answers
+    )

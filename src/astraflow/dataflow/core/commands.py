@@ -24,6 +24,7 @@ from astraflow.types import (
     ServedVersions,
     StepRecord,
     Task,
+    ZeroedBy,
 )
 
 __all__ = [
@@ -469,6 +470,8 @@ class SampleView(StoredItem, frozen=True, kw_only=True):
     payload: PayloadRef
     advantages: tuple[tuple[int, int, float], ...]
     num_tokens: int
+    zeroed_by: ZeroedBy = ""
+    """As in `Sample`."""
 
 
 class BatchView(StoredItem, frozen=True, kw_only=True):

@@ -35,11 +35,14 @@ class Context:
         )
         self.parts = {name: TableParts(name, p.table) for name, p in plan.policies.items()}
         self.valuations = {name: Valuation(p.table) for name, p in plan.policies.items()}
-        # A user's own filter may read how much a trajectory repeats itself, so it counts too.
+        # A user's own part may read how much a trajectory repeats itself, so it counts too.
+        has_own_curator = any(isinstance(config, Use) for config in plan.curators)
         self.repetition_of = frozenset(
             name
             for name, p in plan.policies.items()
-            if any(isinstance(config, RepetitionFilter | Use) for config in p.table.filters)
+            if has_own_curator
+            or self.valuations[name].has_own
+            or any(isinstance(config, RepetitionFilter) for config in p.table.filters)
         )
         self.num_tasks = sum(plan.sources.values())
         self.curation = make_curation(plan.curators, sources=plan.sources, seed=plan.seed)

@@ -250,7 +250,7 @@ def _record(
         staleness_max=max(staleness),
         num_groups=len(groups),
         num_samples=sum(len(group.samples) for group in groups),
-        num_trained_tokens=sum(group.num_trained_tokens for group in groups),
+        num_trained_tokens=sum(group.num_sampled_tokens for group in groups),
         num_discarded_groups=policy.num_discarded,
         num_replayed_groups=len(batch.replayed),
         metrics=(*command.metrics, *_episode_metrics(policy.episodes), *_drop_metrics(policy), *curation),

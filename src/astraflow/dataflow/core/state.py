@@ -145,6 +145,14 @@ class ReadyGroup(msgspec.Struct, gc=False, frozen=True):
     """Sum over episodes of the weighted mean reward of their trajectories."""
     num_episodes: int
     """Episodes in which the policy acts, counted once per role."""
+    num_zeroed_tokens: int = 0
+    """Tokens of samples that a rule set to zero. They take part in no statistic, and aren't in
+    `num_trained_tokens`."""
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Both together: what totals and the audit count."""
+        return self.num_trained_tokens + self.num_zeroed_tokens
 
 
 class BatchState(msgspec.Struct, gc=False):

@@ -37,7 +37,7 @@ def _is_enough(policy: PolicyState, stop: StopPlan) -> bool:
     num_sequences = sum(record.num_samples for record in policy.records)
     num_tokens = sum(record.num_trained_tokens for record in policy.records)
     num_sequences += sum(len(group.samples) for group in groups)
-    num_tokens += sum(group.num_trained_tokens for group in groups)
+    num_tokens += sum(group.num_sampled_tokens for group in groups)
     return 0 < stop.sequences <= num_sequences or 0 < stop.tokens <= num_tokens
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from astraflow.algorithms.group_statistics import are_equal
 from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.core.commands import BatchDropped, BatchTaken, BatchView, DropBatch, TakeBatch
 from astraflow.dataflow.core.context import Context, refuse
@@ -330,15 +331,29 @@ def normalize_advantages(
     """Returns the groups with normalized advantages; the given groups don't change.
 
     `scale`:  A / (sqrt(mean(A^2)) + 1e-6);  `whiten`: (A - mean(A)) / (sqrt(mean(A^2) - mean(A)^2) + 1e-6);
-    means over trained tokens.
+    means over the trained tokens of samples that no rule set to zero. If all these advantages are equal,
+    `whiten` makes them 0.
     """
-    if mode == "none":
-        return list(groups)
     num = sum(group.num_trained_tokens for group in groups)
+    if mode == "none" or num == 0:
+        return list(groups)
+    if mode == "whiten" and are_equal(_compared_values(groups)):
+        # The formula would divide the mean's rounding error by a deviation of 0.
+        return [_shift_and_scale(group, 0.0, 0.0) for group in groups]
     mean = sum(group.advantage_sum for group in groups) / num if mode == "whiten" else 0.0
     square = sum(group.advantage_square_sum for group in groups) / num
     scale = 1.0 / (math.sqrt(max(0.0, square - mean * mean)) + _EPSILON)
     return [_shift_and_scale(group, mean, scale) for group in groups]
+
+
+def _compared_values(groups: Sequence[ReadyGroup]) -> list[float]:
+    return [
+        value
+        for group in groups
+        for sample in group.samples
+        if not sample.zeroed_by
+        for _, _, value in sample.advantages
+    ]
 
 
 def _shift_and_scale(group: ReadyGroup, mean: float, scale: float) -> ReadyGroup:
@@ -347,7 +362,9 @@ def _shift_and_scale(group: ReadyGroup, mean: float, scale: float) -> ReadyGroup
     total = group.advantage_sum
     square = group.advantage_square_sum - 2 * mean * total + mean * mean * num
     samples = tuple(
-        msgspec.structs.replace(
+        sample
+        if sample.zeroed_by
+        else msgspec.structs.replace(
             sample, advantages=tuple((s, e, (value - mean) * scale) for s, e, value in sample.advantages)
         )
         for sample in group.samples
@@ -368,7 +385,7 @@ def _make_batch_view(name: str, batch: BatchState, *, is_redo: bool) -> BatchVie
         num_groups=len(groups),
         num_samples=len(samples),
         num_tokens=sum(g.num_tokens for g in groups),
-        num_trained_tokens=sum(g.num_trained_tokens for g in groups),
+        num_trained_tokens=sum(g.num_sampled_tokens for g in groups),
         advantage_sum=sum(g.advantage_sum for g in groups),
         advantage_square_sum=sum(g.advantage_square_sum for g in groups),
         reward_sum=finite_sum(g.reward_sum for g in groups),

@@ -9,6 +9,7 @@ Nothing is changed here. What a crash may leave behind is not damage: a torn end
 records that are in the segments but not in the tables yet.
 """
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -60,8 +61,10 @@ def check_header(path: Path) -> None:
 
     A missing or empty file passes, since it is not a database yet.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return
+    if not path.is_file():
+        raise JournalError(f"{path} is not a file; {_REMEDY}")
     try:
         with path.open("rb") as file:
             head = file.read(_HEADER_BYTES)

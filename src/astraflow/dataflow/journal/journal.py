@@ -198,6 +198,8 @@ class Journal:
                 # A rebuilt database gets the run's id from the log.
                 with JournalReader(self.folder) as reader:
                     self.run_id = reader.meta("run_id")
+            with JournalReader(self.folder) as reader:
+                self.date = reader.date
             self._seq, self._chain = newest_record(self._db)
             self._durable_seq = self._seq
             # A crash may have come between the end of a compaction and the deletion of its segments.

@@ -508,10 +508,10 @@ class Ledger:
         """Counts a failure by its kind. A lost attempt has no message, and a hand-in is not a failure."""
         if event.error_class == HANDED_IN:
             return
-        message = event.error_class
+        failure = Failure(error_class=event.error_class, message="")
         if isinstance(command, RecordResult) and isinstance(command.outcome, Failure):
-            message = f"{message}: {command.outcome.message}"
-        count_failure(self.state.failures, message)
+            failure = command.outcome
+        count_failure(self.state.failures, failure)
 
     def _count_dropped(self, event: ResultDropped, _: Record) -> None:
         self.state.num_dropped += 1

@@ -7,6 +7,7 @@ memory from the segments, as opening the folder would rebuild them on disk.
 import contextlib
 import dataclasses
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,6 +92,12 @@ class JournalReader:
         """A value of the table `meta`; "" if there is none."""
         row = next(self._rows("SELECT value FROM meta WHERE key = ?", key), None)
         return str(row[0]) if row else ""
+
+    @property
+    def date(self) -> str:
+        """The day in UTC on which the run began, as `YYYY-MM-DD`; today if it hasn't begun."""
+        row = next(self._rows("SELECT min(at_s) FROM plans"), None)
+        return time.strftime("%Y-%m-%d", time.gmtime(row[0] if row else None))
 
     @property
     def compacted(self) -> int:

@@ -42,6 +42,7 @@ __all__ = [
     "PendingWrite",
     "SegmentReader",
     "SegmentStore",
+    "open_segment",
     "read_plans",
     "read_records",
     "segment_numbers",
@@ -156,7 +157,8 @@ class SegmentReader:
     def _file(self, segment: int) -> int:
         with self._lock:
             if segment not in self._files:
-                self._files[segment] = os.open(segment_path(self._folder, segment), os.O_RDONLY)
+                path = segment_path(self._folder, segment)
+                self._files[segment] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # doesn't wait at a pipe
             return self._files[segment]
 
 
@@ -374,7 +376,7 @@ def _read_entries(folder: Path, after: tuple[int, int], end: tuple[int, int], ki
         if segment == end[0] and end[1] <= max(start, SEGMENT_HEADER.size):
             return
         try:
-            with path.open("rb") as file:
+            with open_segment(path) as file:
                 until = end[1] if segment == end[0] else os.fstat(file.fileno()).st_size
                 yield from _read_kind(file, kind, path, (max(start, SEGMENT_HEADER.size), until))
         except OSError as err:
@@ -387,6 +389,13 @@ def _read_entries(folder: Path, after: tuple[int, int], end: tuple[int, int], ki
 def segment_numbers(folder: Path) -> list[int]:
     """The numbers of the segments in a folder, in order."""
     return sorted(int(path.stem) for path in folder.glob("*.seg") if path.stem.isdecimal())
+
+
+def open_segment(path: Path) -> BinaryIO:
+    """Opens a segment for reading. Raises: OSError; JournalError if it isn't a file, for example a pipe."""
+    if os.path.lexists(path) and not path.is_file():
+        raise JournalError(f"{path} is not a file; restore it from a copy")
+    return path.open("rb")
 
 
 def _cut_torn_end(path: Path, segment: int) -> int:
@@ -406,7 +415,7 @@ def _find_whole_end(path: Path, segment: int) -> int:
     Raises: JournalError if the bytes after it were once intact too. They are then damaged, not torn by a
     crash.
     """
-    with path.open("rb") as file:
+    with open_segment(path) as file:
         size = os.fstat(file.fileno()).st_size
         header = file.read(SEGMENT_HEADER.size)
         if len(header) < SEGMENT_HEADER.size:

@@ -92,6 +92,8 @@ class SliceRequest:
     page: int = WHOLE_SLICE
     """From 0, or `WHOLE_SLICE`."""
     page_bytes: int = PAGE_BYTES
+    says_zeroed: bool = False
+    """Whether samples carry `zeroed_by`; trainers that don't ask for it may refuse unknown fields."""
 
 
 def encode_slice(
@@ -132,6 +134,7 @@ def encode_slice(
                     task_id=sample.task_id,
                     trajectory=trajectory(payload),
                     advantages=tuple([AdvantageSpan(*span) for span in sample.advantages]),
+                    zeroed_by=sample.zeroed_by if request.says_zeroed else "",
                 )
                 for sample, payload in zip(chosen, payloads, strict=True)
             ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as AppRoute
 from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
@@ -111,8 +111,6 @@ class _Endpoint:
             response = await self.handler(request)
         except Error as err:
             response = error_response(err, request)
-        except ClientDisconnect:
-            return  # the caller hung up while its body was read, so nobody reads a reply
         await response(scope, receive, send)
 
     def _check_role(self, role: str) -> None:

@@ -101,6 +101,7 @@ class TrainerRoutes:
         rank = int_param(request, "rank", 0)
         world = int_param(request, "world", 1)
         page = int_param(request, "page", WHOLE_SLICE)
+        says_zeroed = int_param(request, "zeroed", 0) == 1
         wait_s = float_param(request, "wait_s", 0.0)
         since_s = self._dispatcher.clock()
         trainer = Party(kind="trainer", name=policy)
@@ -132,7 +133,7 @@ class TrainerRoutes:
             encode_slice,
             view,
             self._dispatcher.journal.read_all,
-            SliceRequest(rank, world, media_type, page, self._run.page_bytes),
+            SliceRequest(rank, world, media_type, page, self._run.page_bytes, says_zeroed),
             state=state,
         )
         self._check_size(policy, step, len(content))

@@ -132,6 +132,7 @@ class WorkerRoutes:
         self._liveness.note_beat(worker_id, live, load, self._dispatcher.loop.time())
         self._dispatcher.journal.note_spans(worker.name, beat.load.spans)
         self._note_share(worker_id, beat.load)
+        self._end_if_refused(beat.load.waits_for)
         if has_loaded:
             self._dispatcher.lease_queue.recheck(worker_id)
         reply = HeartbeatReply(revoked=revoked, state=state, is_draining=worker.is_draining)
@@ -239,6 +240,25 @@ class WorkerRoutes:
             _log.error("the run ends: %s", err, exc_info=err)
             self._dispatcher.apply(StopRun(reason=str(err)[:MAX_ERROR_CHARS], is_failure=True))
             return ()
+
+    def _end_if_refused(self, reasons: Sequence[WaitReason]) -> None:
+        """Ends the run if none of the services can install a version."""
+        loads = [worker.load for worker in self._liveness.workers() if not worker.is_draining]
+        for reason in reasons:
+            key = (reason.kind, reason.policy, reason.version)
+            if (
+                reason.kind == "weights_failed"
+                and reason.version >= 0
+                and all(
+                    any((other.kind, other.policy, other.version) == key for other in load.waits_for)
+                    for load in loads
+                )
+            ):
+                cause = (
+                    f"no rollout service can install version {reason.version} of {reason.policy}: "
+                    f"{reason.detail}"
+                )
+                self._dispatcher.apply(StopRun(reason=cause[:MAX_ERROR_CHARS], is_failure=True))
 
     def _make_room(self) -> None:
         """Makes room for another service. Raises: RefusedError if there are too many, and none is silent."""

@@ -98,7 +98,10 @@ class DataflowService:
         )
         self._liveness = Liveness(config.lease_timeout_s, heartbeat_s=config.heartbeat_s)
         self._dispatcher = Dispatcher(core, journal, self._liveness, shares=shares)
-        self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)
+        policies = [msgspec.structs.replace(info, date=journal.date) for info in run_info.policies]
+        self._run_info = msgspec.structs.replace(
+            run_info, run_id=journal.run_id, state=core.state, policies=tuple(policies)
+        )
         self._watch: asyncio.Task[None] | None = None
         self._polls = LongPolls(self._dispatcher)
         self._run = ServedRun(

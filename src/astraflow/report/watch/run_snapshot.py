@@ -7,7 +7,7 @@ for the watchdog alone.
 import itertools
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from astraflow.processes.process_state import ProcessState
@@ -25,6 +25,10 @@ _SILENT_S = 2.0
 """A healthy process gives a sign of life every second; this allows for one that is late."""
 _RESTARTING_S = 30.0
 """A restarted process needs this long to import libraries and load a checkpoint."""
+_STARTING_S = 300.0
+"""A service that hasn't joined yet may load a large model for this long."""
+_PAUSED_S = 5.0
+"""A process that is silent for longer was paused, not only late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,24 @@ class RunSnapshot:
     disk: Disk | None = None
     launcher: LauncherState | None = None
     """None while its record in `run.json` is fresh."""
+    calm_since_s: float = 0.0
+    """Since when no part of the run has been paused or starting, as far as is known. Waits and transfers
+    count from there, because a pause isn't the fault of a link, a pool, or a trainer."""
+
+    def calm_s(self, seconds: float) -> float:
+        """How much of the last `seconds` the run has been calm."""
+        return min(seconds, self.now_s - self.calm_since_s)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether a part of the run is paused, restarting, or starting, or has just done so."""
+        joined = {worker.name for worker in self.workers}
+        paused = [worker for worker in self.workers if self.silence_s(worker) >= _PAUSED_S]
+        return (
+            self.unanswered_s > 0
+            or (bool(paused) and 2 * len(paused) >= len(self.workers))
+            or any(_is_disturbed(service, joined) for service in self.services)
+        )
 
     @property
     def policies(self) -> Sequence[PolicyStatus]:
@@ -123,6 +145,18 @@ def _is_in_trouble(service: ServiceState) -> bool:
     is_silent = service.silent_s is not None and service.silent_s >= _SILENT_S
     is_new = service.restarts > 0 and service.age_s < _RESTARTING_S
     return bool(service.trouble) or is_silent or is_new or service.state == "restarting"
+
+
+def _is_disturbed(service: ServiceState, joined: Collection[str]) -> bool:
+    is_paused = service.silent_s is not None and service.silent_s >= _PAUSED_S
+    is_new = service.restarts > 0 and service.age_s < _RESTARTING_S
+    is_starting = (
+        service.name.startswith("rollout-")
+        and service.state == "running"
+        and service.name not in joined
+        and service.age_s < _STARTING_S
+    )
+    return bool(service.trouble) or is_paused or is_new or is_starting or service.state == "restarting"
 
 
 class StepMemory:

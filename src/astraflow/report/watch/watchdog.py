@@ -3,13 +3,14 @@
     RunSnapshot -> rules -> findings -> persist long enough? cause before symptom? -> alarms
 
 The rules are pure. The watchdog only remembers how long each finding has persisted, so that a single snapshot
-cannot mislead it, and that it raises each alarm once. `alarms_now` serves callers that have one snapshot.
+cannot mislead it, that it raises each alarm once, and when a part of the run was last paused. `alarms_now`
+serves callers that have one snapshot.
 
 Rules come from installed packages: an entry point of the group `astraflow.alarms` names a sequence of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from astraflow.report.watch.rule import Finding, Rule
@@ -21,6 +22,9 @@ __all__ = ["NO_ALARMS", "AlarmUpdate", "Watchdog", "alarms_now", "cleared_text"]
 
 _CALM_S = 5.0
 """An alarm is cleared after this time without a finding, because a finding may come and go between looks."""
+
+_PAUSE_S = 5.0
+"""The launcher looks twice per second, and may wait for the dataflow for 2 s."""
 
 _Key = tuple[str, str]
 """(rule, subject)."""
@@ -56,10 +60,18 @@ class Watchdog:
     """Example: `update = Watchdog().look(snapshot)`, once per second; log `update.raised`."""
 
     _open: dict[_Key, _OpenFinding] = field(default_factory=dict[_Key, _OpenFinding])
+    _looked_s: float | None = None
+    _calm_since_s: float = 0.0
 
     def look(self, snapshot: RunSnapshot) -> AlarmUpdate:
         """Applies all rules to a snapshot that is newer than the last one."""
         now_s = snapshot.now_s
+        # Without looks for a while, the launcher itself was paused, and perhaps the whole machine.
+        is_late = self._looked_s is not None and not 0 <= now_s - self._looked_s <= _PAUSE_S
+        if snapshot.is_disturbed or is_late:
+            self._calm_since_s = now_s
+        self._looked_s = now_s
+        snapshot = replace(snapshot, calm_since_s=self._calm_since_s)
         rules = {rule.name: rule for rule in _rules()}
         self._note_findings(snapshot)
         # A finding from the future means that the clock was set back: without this test, it would stay open

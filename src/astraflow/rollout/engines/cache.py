@@ -48,6 +48,15 @@ class CacheShape:
     multiple: int = 1
     """A slot's number of positions is rounded up to a multiple of this."""
 
+    def positions(self, max_context: int) -> int:
+        """Number of positions of a slot for sequences of up to `max_context` tokens."""
+        return -(-max_context // self.multiple) * self.multiple
+
+    def slot_bytes(self, max_context: int) -> int:
+        """Memory of one slot."""
+        num_values = self.num_layers * self.num_kv_heads * (self.key_dim + self.value_dim)
+        return self.positions(max_context) * num_values * self.dtype.itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
@@ -112,7 +121,7 @@ class KvCache:
 
     def __init__(self, shape: CacheShape, *, num_slots: int, max_context: int) -> None:
         heads = shape.num_kv_heads
-        max_context = -(-max_context // shape.multiple) * shape.multiple
+        max_context = shape.positions(max_context)
         self._heads = heads
         self._key_dim = shape.key_dim
         self._value_dim = shape.value_dim

@@ -36,6 +36,7 @@ from astraflow.rollout.engines.experts import ExpertRecorder
 from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
 from astraflow.rollout.engines.requests import stop_ids
+from astraflow.rollout.engines.room import fitting_slots
 from astraflow.rollout.engines.sampling import pick_tokens
 from astraflow.types import Generation
 from astraflow.types.host_tensors import WeightSnapshot
@@ -430,6 +431,8 @@ class Lanes:
         self.policy = snapshot.policy
         self.images = image_rules(snapshot.model_dir)
         """How the model reads images; None if it reads only text."""
+        self.num_slots = 0
+        """Slots of each lane; chosen with the first."""
         self.live = self.build(snapshot)
         self.pinned: LoadedModel | None = None
 
@@ -449,7 +452,10 @@ class Lanes:
         return loaded is not None and loaded.lane.is_held
 
     def build(self, snapshot: WeightSnapshot) -> LoadedModel:
-        """Makes another model that serves a snapshot, and a lane for it. Changes neither slot."""
+        """Makes another model that serves a snapshot, and a lane for it. Changes neither slot.
+
+        Raises: MemoryError if the lane's cache doesn't fit.
+        """
         config = self._config
         model = empty_causal_lm(snapshot.model_dir, dtype=config.dtype, device=config.device)
         install_tensors(model, snapshot.tensors)
@@ -457,9 +463,10 @@ class Lanes:
         forward = make_forward(
             model, max_context=config.context, name=who, exact=self._exact, images=self.images
         )
+        self.num_slots = fitting_slots(config, forward.cache_shape, self.num_slots or config.num_slots)
         lane = Lane(
             forward,
-            num_slots=config.num_slots,
+            num_slots=self.num_slots,
             max_context=config.context,
             stop_ids=stop_ids(model, snapshot.model_dir),
             version=snapshot.version,

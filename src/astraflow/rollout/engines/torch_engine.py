@@ -82,7 +82,10 @@ class TorchEngine:
         self._policy = snapshot.policy
         self._model_dir: Path = snapshot.model_dir
         _set_up_device(config)
-        self.lanes = Lanes(config, snapshot, exact=exact)
+        try:
+            self.lanes = Lanes(config, snapshot, exact=exact)
+        except MemoryError as err:
+            raise ConfigError(f"the engine of {snapshot.policy!r} cannot start: {err}") from err
         """Owned by the thread. Others may use them while the engine is paused and has no requests."""
         self._vocab_size = self.lanes.live.lane.vocab_size
         self._decoder: TokenDecoder | None = None
@@ -169,7 +172,7 @@ class TorchEngine:
                 raise ServiceError(f"{self._end}; it cannot recover and has to be restarted")
         lanes = self.lanes.lanes
         return Capacity(
-            num_slots=self._config.num_slots,
+            num_slots=self.lanes.num_slots,
             num_running=sum(lane.num_running for lane in lanes),
             num_waiting=sum(lane.num_waiting for lane in lanes),
             max_context=self._config.context,

@@ -12,8 +12,10 @@ With averages in host memory, two slices are on their way at any time, on stream
 
 A lane is device memory for the averages of one slice, which is kept for the next steps.
 
-In bfloat16, the average of squares is rounded to 3 digits. That is harmless as long as a step changes it by
-more, which holds for decay rates up to 0.99. At 0.999 it would never change; use float32 then.
+In bfloat16, the average of squares is rounded to 3 digits, so it stops rising once a step changes it by less.
+Updates along a gradient that never changes are then longer than in float32: by 0.3% at a decay rate of 0.95,
+10% at 0.99 and 23% at 0.999. With as much noise as signal, they differ by less than 1%. A sudden fall of the
+gradients to a tenth shows why 0.999 is refused: 600 steps later, the average is 84% too large (7% at 0.99).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

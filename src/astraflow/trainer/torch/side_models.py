@@ -110,7 +110,7 @@ def uncut_logits(folder: Path, grid: RankGrid, backend: TorchBackendConfig) -> t
 def frozen_folders(config: TrainConfig, model_dir: str | Path) -> dict[ModelRole, Path]:
     """The folders of the frozen models that a recipe needs, by role."""
     auxiliary = config.auxiliary
-    reference = (auxiliary.reference or model_dir) if auxiliary.kl.coef > 0 else ""
+    reference = (auxiliary.reference or model_dir) if auxiliary.has_reference else ""
     folders: dict[ModelRole, str | Path] = {"reference": reference, "teacher": auxiliary.teacher}
     return {role: model_path(str(folder)) for role, folder in folders.items() if folder}
 

@@ -13,7 +13,7 @@ Reading executes no code: `torch.load` is restricted to weights. No rank or host
 `meta`, it is sharded, and each rank reads its part from files. Rank 0 copies all weights, to save them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from astraflow.errors import DataError, WeightsError
-from astraflow.models.loading import empty_causal_lm, file_views, load_causal_lm, torch_tensor
-from astraflow.models.weight_files import check_weight_files, weight_paths
+from astraflow.models.loading import empty_causal_lm, load_causal_lm, torch_tensor
+from astraflow.models.model_folder import check_model_folder
+from astraflow.models.weight_files import weight_paths
 from astraflow.protocols import Write
 from astraflow.trainer.torch.lora import Lora
 from astraflow.trainer.torch.parallel.grid import RankGrid
@@ -126,34 +127,31 @@ def load_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) 
     model.load_optimizer(folder, _prefix(name))
 
 
-def file_tensors(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """The tensors of safetensors files by name: views of the files, which take no memory.
+def file_tensors(paths: Iterable[Path], names: Collection[str] = ()) -> dict[str, Tensor]:
+    """The tensors of safetensors files by name, or those named: views of the files, which take no memory.
 
     Raises: DataError if a file is broken.
     """
-    return {tensor.name: torch_tensor(tensor) for path in paths for tensor in read_safetensors(path)}
+    return {tensor.name: torch_tensor(tensor) for path in paths for tensor in read_safetensors(path, names)}
 
 
 def open_model(folder: str | Path, grid: RankGrid) -> "tuple[PreTrainedModel, dict[str, Tensor] | None]":
     """A folder's model in float32, and the tensors with which `ModelWeights.split` must fill it; None if it
     is complete already, as for folders with other names.
 
-    Raises: DataError if the folder has no model, or files are missing or cut short.
+    Raises: DataError unless the folder's files are exactly the model's weights.
     """
     path = Path(folder)
     is_local = grid.mesh is None and grid.tensor == 1 and grid.device == "cpu"
     if is_local or not (path / "config.json").is_file():
         return load_causal_lm(folder, device=grid.device), None
     try:
-        check_weight_files(path)
+        names = check_model_folder(path)
     except DataError as err:
         raise DataError(f"model folder {path}: {err}") from err
-    tensors = file_tensors(weight_paths(path))
-    model = empty_causal_lm(path, device="meta")
-    views = file_views(model)
-    if any(view.name not in tensors or tuple(tensors[view.name].shape) != view.shape for view in views):
+    if names is None:
         return load_causal_lm(folder, device=grid.device), None
-    return model, {view.name: tensors[view.name] for view in views}
+    return empty_causal_lm(path, device="meta"), file_tensors(weight_paths(path), names)
 
 
 def _prefix(name: str) -> str:

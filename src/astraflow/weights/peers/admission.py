@@ -1,7 +1,7 @@
 """Refuses versions that this machine cannot decode or hold, before any byte of them is fetched.
 
 A consistent manifest can still claim 2^50 bytes. Receivers call these checks first, so that such a version is
-refused by name while the old one keeps serving. The checks read the kernel's figures and open nothing else.
+refused by name while the old one keeps serving.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from astraflow.types import Manifest
 from astraflow.weights.delta.layout import ENCODING
 from astraflow.weights.manifest import name_of, span_bytes
 
-__all__ = ["available_bytes", "check_encoding", "check_fits", "check_follows"]
+__all__ = ["check_encoding", "check_fits", "check_follows"]
 
 _MAX_GROWTH = 8
 """Largest size ratio of two versions of a policy. Another dtype gives 4, and adapters add little."""
@@ -68,27 +68,3 @@ def check_fits(path: Sequence[Manifest], cache_dir: Path, memory_bytes: int, *, 
             f"{name_of(target)}: its model files have {files_bytes} bytes, but {folder} has room for only "
             f"{free_bytes}"
         )
-
-
-def available_bytes() -> int:
-    """Memory that this process can still allocate: what the machine has, or less if its cgroup limits it."""
-    fields = dict(line.split(":", 1) for line in _text(Path("/proc/meminfo")).splitlines())
-    # A system that does not report its available memory is assumed to have enough.
-    available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024 or 1 << 62
-    group = Path("/sys/fs/cgroup")
-    limit = _text(group / "memory.max").strip()
-    used = _text(group / "memory.current").strip()
-    if limit.isdecimal() and used.isdecimal():
-        cached = dict(line.split() for line in _text(group / "memory.stat").splitlines())
-        # Before the kernel refuses memory, it reclaims pages of files that have not been used recently.
-        reclaimable = int(cached.get("inactive_file", "0"))
-        available = min(available, max(int(limit) - int(used) + reclaimable, 0))
-    return available
-
-
-def _text(path: Path) -> str:
-    """The text of a kernel file; empty if it does not exist (another system, or another cgroup version)."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

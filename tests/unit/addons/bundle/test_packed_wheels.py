@@ -56,7 +56,8 @@ def test_a_model_or_data_that_is_not_here_is_named_before_anything_is_written(tm
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    source = {"name": "datasets", "path": "somebody/on-the-hub"}
+    gone = dict.fromkeys(("dataset", "size", "args"))
+    source = {"name": "datasets", "path": "somebody/on-the-hub", **gone}
     recipe = load_recipe(RECIPE, {"policies.actor.model": str(model), "tasks.sources.sums": source})
     with pytest.raises(DataError, match=r"sources\.sums\.path = 'somebody/on-the-hub' is not"):
         write_bundle(recipe, out)

@@ -149,7 +149,7 @@ async def test_the_reference_program_may_be_in_a_column() -> None:
 async def test_the_usual_form_of_cases_is_found_in_markdown() -> None:
     reply = (
         "Think.\n\nInput:\n```\n5\n```\nOutput:\n```text\n10\n```\n"
-        "And Input:\n```\n2\n```\nOutput:\n```\n4\n```"
+        "And **Input:**\n```\n2\n```\n**Output:**\n```\n4\n"
     )
     task = with_row(TASK, Row(columns={"tests": [{"input": "1", "output": "2"}]}))
     settings = {"case_pattern": CodeAndTestConfig().case_pattern}

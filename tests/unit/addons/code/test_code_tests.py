@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from astraflow.addons.code.code_tests import cases_of, code_of, is_same_output
+from astraflow.addons.code.code_tests import cases_of, is_same_output
 from astraflow.addons.code.config import CodeTestsReward
 from astraflow.errors import DataError
 from astraflow.types import Task
@@ -16,17 +16,6 @@ STDIN = [{"input": "1 2\n", "output": "3\n"}]
 def make_task(tests: object, **columns: object) -> Task:
     task = Task(id="t1", source="s", prompt="Add.")
     return with_row(task, Row(columns={"tests": tests, **columns}))
-
-
-def test_the_last_block_of_code_is_the_program() -> None:
-    assert code_of("First:\n```python\na = 1\n```\nBetter:\n```py\nb = 2\n```\nDone.") == "b = 2\n"
-    assert code_of("```\nprint(1)\n```") == "print(1)\n"
-    assert code_of("print(1)") == "print(1)"
-    assert code_of("It is ```x``` and\n```python\nprint('```')\n```") == "print('```')\n"
-    assert code_of("```python\nnot closed") == "```python\nnot closed"
-    assert code_of("1. So:\n   ```python\n   if x:\n     y = 1\n   ```\n") == "if x:\n  y = 1\n"
-    assert code_of("````python\n# ```\n```\n````\n") == "# ```\n```\n"
-    assert code_of("```python\r\na = 1\r\n```\r\n") == "a = 1\r\n"
 
 
 # Worked examples of the rule of LiveCodeBench's grader: stripped lines, and numbers by their value.

@@ -1,12 +1,15 @@
 """The source `datasets`: local folders and files of each kind, and what is taken for a name on the hub."""
 
+import datetime
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from astraflow.addons.data_sets.config import HubSourceConfig
+from astraflow.addons.data_sets.raw_files import raw_rows
 from astraflow.errors import DataError
 from astraflow.tasks.sources import make_source
 from astraflow.types import Message, Task
@@ -39,7 +42,8 @@ def test_local_hugging_face_data_is_read_in_each_layout(tmp_path: Path) -> None:
         ("rows.json", "train"),
     ]:
         config = HubSourceConfig(path=str(tmp_path / path), split=split, prompt_key="question")
-        assert make_source(config, name="own").task(0) == expected
+        task = make_source(config, name="own").task(0)
+        assert (task.id, task.prompt, task.answer) == (expected.id, expected.prompt, expected.answer)
     with pytest.raises(DataError, match=r"has no split 'train' \(choices: test\)"):
         make_source(HubSourceConfig(path=str(tmp_path / "splits"), prompt_key="question"))
     with pytest.raises(
@@ -72,15 +76,15 @@ def test_rows_of_verl_are_read_from_parquet_json_and_csv(tmp_path: Path) -> None
     (tmp_path / "rows.csv").write_text("question,answer,level\n2 + 3?,5,1\n", encoding="utf-8")
     config = HubSourceConfig(path=str(tmp_path / "rows.csv"), prompt_key="question", columns=("level",))
     task = make_source(config, name="own").task(0)
-    assert (task.prompt, task.answer, row_of(task).columns) == ("2 + 3?", "5", {"level": 1})
+    assert (task.prompt, task.answer, row_of(task).columns) == ("2 + 3?", "5", {"level": "1"})
 
 
 @pytest.mark.timeout(120)
 def test_tables_refuse_missing_values_and_other_encodings(tmp_path: Path) -> None:
     for name, content, message in [
-        ("nan.csv", b"prompt,answer\nq,7\nr,nan\n", "row 2: 'answer' is None, .*a missing value"),
+        ("nan.csv", b"prompt,answer\nq,7\nr,nan\n", "row 2: 'answer' is 'nan', .*a missing value"),
         ("blank.csv", b"prompt,answer\nq,x\n ,y\n", "row 2: 'prompt' is empty"),
-        ("inf.csv", b"prompt,answer\nq,7\nr,inf\n", "row 2: 'answer' is inf"),
+        ("long.csv", b"prompt,answer\nq,7,8\nr,9,8\n", "cannot be loaded: .*does not match length"),
         (
             "nan.jsonl",
             b'{"prompt": "q", "answer": 7}\n{"prompt": "r", "answer": NaN}\n',
@@ -97,7 +101,7 @@ def test_tables_refuse_missing_values_and_other_encodings(tmp_path: Path) -> Non
             b"prompt,answer\nq\xe9,7\n",
             "cannot be loaded: .*'utf-8' codec.*; save the file as UTF-8",
         ),
-        ("half.jsonl", b'{"prompt": "a\\ud83d", "answer": "7"}\n', "cannot be loaded: .*surrogate pair"),
+        ("half.jsonl", b'{"prompt": "a\\ud83d", "answer": "7"}\n', "row 1: 'prompt' has .*surrogate pair"),
     ]:
         path = tmp_path / name
         path.write_bytes(content)
@@ -111,6 +115,98 @@ def test_tables_refuse_missing_values_and_other_encodings(tmp_path: Path) -> Non
         ("q", "7"),
         ("r", "2.5"),
     ]
+
+
+def texts(folder: Path, name: str, content: str, **keys: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    """Prompt, answer, and columns of each row of a file."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(content, encoding="utf-8")
+    return values(folder / keys.pop("path", name), **keys)
+
+
+def values(path: Path, **keys: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    source = make_source(HubSourceConfig(path=str(path), **keys), name="own")
+    tasks = [source.task(idx) for idx in range(len(source))]
+    return [(task.prompt, task.answer, dict(row_of(task).columns)) for task in tasks]
+
+
+@pytest.mark.timeout(120)
+def test_values_of_csv_files_stay_the_texts_of_the_file(tmp_path: Path) -> None:
+    kept = ["0042", "007", "3.10", "1E5", "-0.0", "NA", "None", "null", "true", "2024-05-01", "inf", "1_000"]
+    lines = [f"{text},{text},{text}" for text in kept]
+    expected = [(text, text, {"level": text}) for text in kept]
+    header = "prompt,answer,level"
+    found = texts(tmp_path, "rows.csv", "\n".join([header, *lines]), columns=("level",))
+    assert found == expected
+    tabs = "\n".join([header, *lines]).replace(",", "\t")
+    assert texts(tmp_path, "rows.tsv", tabs, columns=("level",)) == expected
+    # A folder, of whose files one has only numbers, and a part of a split.
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "train-1.csv").write_text("prompt,answer\na,01\n")
+    (tmp_path / "folder" / "train-2.csv").write_text("prompt,answer\nb,x\n")
+    assert values(tmp_path / "folder") == [("a", "01", {}), ("b", "x", {})]
+    assert values(tmp_path / "folder", split="train[:1]") == [("a", "01", {})]
+
+
+def test_values_of_json_files_keep_their_own_type(tmp_path: Path) -> None:
+    answers = ["2024-05-01", "0042", 9007199254740993, 2.5, 10**30]
+    lines = "\n".join(json.dumps({"prompt": "q", "answer": answer}) for answer in answers)
+    written = ["2024-05-01", "0042", "9007199254740993", "2.5", "1" + 30 * "0"]
+    for name, content in (
+        ("rows.jsonl", lines),
+        ("lines.json", lines),
+        ("list.json", f"[{lines.replace(chr(10), ',')}]"),
+    ):
+        assert [answer for _, answer, _ in texts(tmp_path, name, content)] == written
+
+
+def test_dates_of_tables_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    day = pa.array([datetime.date(2024, 5, 1)])
+    pq.write_table(pa.table({"prompt": ["q"], "answer": day, "day": day}), tmp_path / "rows.parquet")
+    with pytest.raises(
+        DataError, match=r"'answer' is datetime\.date\(2024, 5, 1\), .*`jsonl`.*store .* text"
+    ):
+        values(tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"'day' holds a date .*store it as text"):
+        values(tmp_path / "rows.parquet", answer_key="", columns=("day",))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["float16", "float32"])
+def test_narrow_floats_get_the_shortest_digits_of_their_own_type(tmp_path: Path, kind: str) -> None:
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    narrow = pa.type_for_alias(kind)
+    rows = {
+        "prompt": ["q", "r"],
+        "answer": pa.array([0.1, 7.0], narrow),
+        "parts": pa.array([[0.1, None], []], pa.list_(narrow)),
+        "pair": pa.array([{"low": 0.3, "up": "x"}, None], pa.struct([("low", narrow), ("up", pa.string())])),
+    }
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    expected = [
+        ("q", "0.1", {"parts": [0.1, None], "pair": {"low": 0.3, "up": "x"}}),
+        ("r", "7", {"parts": [], "pair": None}),
+    ]
+    assert values(tmp_path / "rows.parquet", columns=("parts", "pair")) == expected
+    assert next(iter(raw_rows(tmp_path / "rows.parquet")))[1]["answer"] == 0.1
+    saved = datasets.Dataset.from_parquet(str(tmp_path / "rows.parquet"))
+    saved.save_to_disk(str(tmp_path / "saved"))
+    assert values(tmp_path / "saved", columns=("parts", "pair")) == expected
+
+
+def test_decimals_keep_their_digits(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    column = pa.array([Decimal("1.50"), Decimal("1E+3")], pa.decimal128(10, 2))
+    pq.write_table(pa.table({"prompt": ["q", "r"], "answer": column}), tmp_path / "rows.parquet")
+    assert [answer for _, answer, _ in values(tmp_path / "rows.parquet")] == ["1.50", "1000.00"]
 
 
 @pytest.mark.parametrize("written", ["data/trian.csv", "data/Train.CSV.gz", "data/train.csv"])

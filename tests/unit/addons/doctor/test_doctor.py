@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from astraflow.addons.doctor.doctor import examine, thread_finding
@@ -15,10 +14,9 @@ from astraflow.addons.doctor.machine import Finding, check_folder, sandbox_findi
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe
-from astraflow.types.host_tensors import HostTensor
-from astraflow.weights.snapshot import write_safetensors
 from drivers.chat_folders import make_folder
 from drivers.engine_models import make_model_folder
+from drivers.weight_files import SIZES, write_config
 
 
 def recipe(folder: Path, *overrides: str) -> Recipe:
@@ -82,8 +80,8 @@ async def test_a_recipe_without_its_model_fails_with_the_way_to_get_one(tmp_path
 async def test_an_end_that_only_the_chat_template_knows_is_told_with_what_to_set(
     tmp_path: Path, eos: str, level: str, remedy: str
 ) -> None:
-    folder = make_folder(tmp_path, eos=eos, config={"vocab_size": 100, "eos_token_id": 7})
-    write_safetensors(folder / "model.safetensors", [HostTensor("a", (1,), "float32", np.zeros(4, np.uint8))])
+    folder = make_folder(tmp_path, eos=eos)
+    write_config(folder, {**SIZES, "model_type": "qwen3", "vocab_size": 100, "eos_token_id": 7})
     told = await findings(recipe(tmp_path, f"policies.actor.model={folder}"), tmp_path / "run")
     finding = told["model of actor"]
     assert finding.level == level
@@ -104,13 +102,9 @@ def model_of(num_parameters: int, folder: Path) -> Path:
     """A model folder whose weights take no room on the disk."""
     make_model_folder(folder)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    size = 4 * num_parameters
-    tensor = {"dtype": "F32", "shape": [num_parameters], "data_offsets": [0, size]}
-    header = json.dumps({"weight": tensor}).encode()
-    path = folder / "model.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-    with path.open("r+b") as file:
-        file.truncate(8 + len(header) + size)
+    config = json.loads((folder / "config.json").read_text())
+    rows = num_parameters // config["hidden_size"]
+    write_config(folder, {**config, "vocab_size": rows, "tie_word_embeddings": True})
     return folder
 
 
@@ -147,7 +141,9 @@ async def test_the_memory_of_a_run_is_that_of_the_host(
 def test_a_run_that_exceeds_the_machine_is_refused_with_two_settings_that_help(tmp_path: Path) -> None:
     model = model_of(2**40, tmp_path / "model")
     made = recipe(tmp_path, f"policies.actor.model={model}", "rollout.services=4")
-    with pytest.raises(ConfigError, match="of host memory, but weights, gradients and optimizers") as refused:
+    with pytest.raises(
+        ConfigError, match="of host memory, but weights, gradients, optimizers and KV"
+    ) as refused:
         check_recipe(made)
     assert "most of it 1 x trainer-actor with 16384.0 GiB each" in str(refused.value)
     assert "to save most, set rollout.services: 2 (saves 16385.0 GiB) or policies." in str(refused.value)

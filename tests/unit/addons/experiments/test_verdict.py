@@ -45,6 +45,15 @@ def test_one_run_each_is_judged_over_the_tasks_that_both_answered() -> None:
     assert "the two models differ (interval +0.302 to +0.498). Run more seeds" in found.text
 
 
+def test_one_asynchronous_run_each_differs_by_more_than_repetitions_of_one_run_do() -> None:
+    low, high = Side("a", (0.7,), 0.01, is_async=True), Side("b", (0.8,), 0.01, is_async=True)
+    found = verdict([low, high], FIGURE)
+    assert found.outcome == "chance"  # without the repetitions, 0.1 would be 7 standard errors
+    assert "(interval -0.041 to +0.241, with 0.05 for how much repetitions" in found.text
+    far = verdict([low, Side("b", (0.9,), 0.01, is_async=True)], FIGURE)
+    assert "differ by more than repetitions do" in far.text
+
+
 @pytest.mark.parametrize(
     "sides",
     [

@@ -16,7 +16,7 @@ from astraflow.report.view import ShownRun
 from astraflow.types import EvalRecord, FileInfo, MetricItem
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.manifest import build_manifest, pack
-from astraflow.weights.snapshot import read_model
+from astraflow.weights.snapshot import read_safetensors
 from astraflow.weights.stores.chunk_store import ChunkStore
 
 RECIPE = """\
@@ -87,7 +87,7 @@ async def test_only_the_newest_best_version_stays_and_checkpoints_are_left_alone
     (folder.checkpoints / "actor" / "step-00000030").mkdir(parents=True)
     names = await kept(folder, record(3), record(4), record(5, best_by=""))
     assert names == ["best-step-00000040-version-4", "step-00000030"]
-    (tensor,) = read_model(folder.checkpoints / "actor" / names[0])
+    (tensor,) = read_safetensors(folder.checkpoints / "actor" / names[0] / "model.safetensors")
     assert tensor.data.tobytes() == b"\4" * 16
 
 

@@ -18,7 +18,7 @@ from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import FileInfo
 from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.manifest import build_manifest, pack
-from astraflow.weights.snapshot import read_model
+from astraflow.weights.snapshot import read_safetensors
 from astraflow.weights.stores.chunk_store import ChunkStore
 
 CHUNK_BYTES = 1 << 20
@@ -80,7 +80,10 @@ def test_the_newest_version_is_written_bit_by_bit(run_dir: Path, tmp_path: Path)
     done = export_version(run_dir, tmp_path / "deep" / "model")
     assert (done.policy, done.version, done.num_bytes) == ("actor", 7, 20)
     assert sorted(path.name for path in done.folder.iterdir()) == ["config.json", "model.safetensors"]
-    written = {t.name: (t.dtype, t.shape, t.data.tobytes()) for t in read_model(done.folder)}
+    written = {
+        t.name: (t.dtype, t.shape, t.data.tobytes())
+        for t in read_safetensors(done.folder / "model.safetensors")
+    }
     assert written == {t.name: (t.dtype, t.shape, t.data.tobytes()) for t in tensors(7)}
     assert [path.name for path in done.folder.parent.iterdir()] == ["model"]
 
@@ -112,16 +115,16 @@ def test_a_folder_with_something_in_it_is_refused_without_force(run_dir: Path, t
     with pytest.raises(ConfigError, match=r"is not empty; .* --force"):
         export_version(run_dir, tmp_path / "model")
     assert export_version(run_dir, tmp_path / "model", force=True).version == 7
-    assert read_model(tmp_path / "model")[0].data[0] == 7
+    assert read_safetensors(tmp_path / "model" / "model.safetensors")[0].data[0] == 7
 
 
 def test_the_adapter_of_a_version_lies_in_its_folder_and_force_replaces_both(tmp_path: Path) -> None:
     for version in (6, 7):
         with stored_run(tmp_path / str(version), with_adapter) as run_dir:
             export_version(run_dir, tmp_path / "model", version=version, force=True)
-        (weight,) = read_model(tmp_path / "model")
+        (weight,) = read_safetensors(tmp_path / "model" / "model.safetensors")
         assert (weight.name, weight.data.view("<f4").tolist()) == ("w.weight", [float(version)] * 4)
-        (down, up) = read_model(tmp_path / "model" / "adapter")
+        (down, up) = read_safetensors(tmp_path / "model" / "adapter" / "adapter_model.safetensors")
         assert (down.shape, up.shape) == ((1, 2), (2, 1))
         config = json.loads((tmp_path / "model" / "adapter" / "adapter_config.json").read_text())
         assert config["base_model_name_or_path"] == "models/none"

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astraflow.addons.gguf.capacity import Capacity
 from astraflow.addons.gguf.convert import convert_file
+from astraflow.addons.gguf.tools_template import with_tools
 from astraflow.errors import DataError
 from astraflow.models.loading import load_causal_lm
 from drivers.gguf_files import CHATML, SIZES, folder_weights, write_gguf
@@ -46,7 +47,7 @@ def test_the_folder_opens_in_transformers_and_in_the_engine(tmp_path: Path) -> N
     assert model.config.tie_word_embeddings
     assert model.config.rms_norm_eps == 1e-5
     assert (model.generation_config.eos_token_id, tokenizer.eos_token) == (2, "<|im_end|>")
-    assert tokenizer.chat_template == CHATML
+    assert tokenizer.chat_template == with_tools(CHATML)
     assert tokenizer.decode(tokenizer("hehe!")["input_ids"]) == "hehe!"
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "he"}], add_generation_prompt=True, return_tensors="pt"

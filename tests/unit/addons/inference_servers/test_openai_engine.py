@@ -20,8 +20,9 @@ from astraflow.types import GenerateRequest, Message, Sampling
 HELLO = (Message(role="system", content="Be brief.\nPlease."), Message(role="user", content="Grüße"))
 
 
-def answer(text: str, finish_reason: str = "stop") -> JSONResponse:
-    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+def answer(text: str | None, finish_reason: str = "stop", **fields: Any) -> JSONResponse:
+    message = {"role": "assistant", "content": text, **fields}
+    choice = {"message": message, "finish_reason": finish_reason}
     return JSONResponse({"choices": [choice], "usage": {"completion_tokens": 7}})
 
 
@@ -65,6 +66,14 @@ def ask(*messages: Message, sampling: Sampling | None = None) -> GenerateRequest
     )
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_reasoning_that_an_endpoint_separates_is_part_of_the_text(name: str) -> None:
+    endpoint = Endpoint(answer("5", **{name: "2+3"}), answer(None, "length", **{name: "2+"}), answer("6"))
+    async with served(endpoint, model="tiny") as engine:
+        texts = [TextRenderer().parse((await engine.generate(ask())).token_ids).content for _ in range(3)]
+    assert texts == ["<think>\n2+3\n</think>\n\n5", "<think>\n2+", "6"]
+
+
 async def test_messages_go_out_and_text_comes_back() -> None:
     endpoint = Endpoint(answer("Hallo\n\u2028 Welt", "length"))
     async with served(endpoint, api_key="secret") as engine:
@@ -75,12 +84,30 @@ async def test_messages_go_out_and_text_comes_back() -> None:
     assert generation.finish_reason == "length"
     assert endpoint.asked[0] == {
         "model": "tiny", "max_tokens": 5, "temperature": 0.5, "seed": 9,
+        # Without these, servers may use defaults of the model's generation_config.json.
+        "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
         "messages": [{"role": m.role, "content": m.content} for m in HELLO],
     }  # fmt: skip
     assert endpoint.keys == {"Bearer secret"}
 
 
-async def test_further_sampling_settings_go_out_only_if_they_are_set() -> None:
+async def test_an_endpoint_that_refuses_settings_beyond_the_api_of_openai_gets_only_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusal = Response("unrecognized argument: top_k", status_code=400)
+    endpoint = Endpoint(refusal, answer("one"), answer("two"), refusal)
+    async with served(endpoint, model="tiny") as engine:
+        generations = [await engine.generate(ask()) for _ in range(2)]
+        with pytest.raises(RolloutError, match="answered 400"):
+            await engine.generate(ask(sampling=Sampling(top_k=5)))
+    assert [TextRenderer().parse(g.token_ids).content for g in generations] == ["one", "two"]
+    assert ["top_k" in body for body in endpoint.asked[:3]] == [True, False, False]
+    assert all(body["top_p"] == 1.0 for body in endpoint.asked)
+    assert endpoint.asked[3]["top_k"] == 5  # needed, so it isn't left out
+    assert "refuses top_k, min_p, and repetition_penalty" in caplog.text
+
+
+async def test_further_sampling_settings_go_out_as_they_are_set() -> None:
     endpoint = Endpoint(answer("ok"))
     sampling = Sampling(top_p=0.9, top_k=5, stop=("\n",), seed=2**40 + 3)
     async with served(endpoint, model="large") as engine:

@@ -9,7 +9,7 @@ from astraflow.addons.inference_servers.weights_folder import WeightsFolder
 from astraflow.errors import WeightsError
 from astraflow.models.adapters import peft_names
 from astraflow.types.host_tensors import HostTensor, WeightSnapshot
-from astraflow.weights.snapshot import read_model
+from astraflow.weights.snapshot import read_safetensors
 
 FINITE = {"float32": 0x7F7F_FFFF, "bfloat16": 0x7F7F, "float16": 0x7BFF}
 INFINITE = {"float32": 0x7F80_0000, "bfloat16": 0x7F80, "float16": 0x7C00}
@@ -41,7 +41,7 @@ def test_a_version_is_written_whole_and_one_with_infinite_values_is_not(dtype: s
     folder = WeightsFolder("test", first, parent=str(tmp_path))
     path = folder.write(first)
     assert (path / "config.json").read_text() == "{}"
-    (read,) = read_model(path)
+    (read,) = read_safetensors(path / "model.safetensors")
     assert (read.dtype, read.data.tobytes()) == (dtype, first.tensors[0].data.tobytes())
     with pytest.raises(WeightsError, match=r"version 1 of 'actor': tensor w .*2 .*not finite"):
         folder.write(snapshot(tmp_path / "model", 1, tensor(INFINITE[dtype], dtype)))
@@ -59,7 +59,7 @@ def test_a_server_reads_adapters_merged_in_the_dtype_of_their_weights(tmp_path: 
     base = HostTensor("w.weight", (2, 2), "bfloat16", np.zeros(8, np.uint8))
     first = snapshot(tmp_path / "model", 0, base, *factors)
     path = WeightsFolder("test", first, parent=str(tmp_path)).write(first)
-    (read,) = read_model(path)
+    (read,) = read_safetensors(path / "model.safetensors")
     assert (read.name, read.dtype) == ("w.weight", "bfloat16")
     assert read.data.view("<u2").tolist() == [0x4000] * 4  # 2 in bfloat16
 
@@ -78,7 +78,7 @@ def test_services_of_a_machine_share_the_bytes_of_a_version(tmp_path: Path) -> N
     files = [folder.write(first) / "model.safetensors" for folder in folders[:2]]
     assert files[0].stat().st_ino == files[1].stat().st_ino
     folders[0].remove()
-    assert read_model(files[1].parent)[0].data.tobytes() == first.tensors[0].data.tobytes()
+    assert read_safetensors(files[1])[0].data.tobytes() == first.tensors[0].data.tobytes()
     third = folders[2].write(first) / "model.safetensors"
     assert third.stat().st_ino == files[1].stat().st_ino  # found although the first writer is gone
     for folder in folders[1:]:
@@ -94,7 +94,9 @@ def test_other_bytes_or_another_config_are_not_shared(tmp_path: Path) -> None:
     path = folder.write(first)
     changed = other.write(snapshot(tmp_path / "model", 0, tensor(2, "float32")))
     assert (path / "model.safetensors").stat().st_nlink == 1
-    assert read_model(changed)[0].data.tobytes() != first.tensors[0].data.tobytes()
+    assert (
+        read_safetensors(changed / "model.safetensors")[0].data.tobytes() != first.tensors[0].data.tobytes()
+    )
     (tmp_path / "model" / "config.json").write_text('{"vocab_size": 3}')
     assert (other.write(first) / "config.json").read_text() == '{"vocab_size": 3}'
     assert (path / "config.json").read_text() == "{}"

@@ -39,12 +39,13 @@ def scoring(engine: ScriptedEngine, reward: dict[str, Any], **fields: Any) -> Ju
         ("yes", 1.0, 0.0),
         ("No.", 0.0, 0.0),
         ("no, well: yes", 1.0, 0.0),
+        ("Yes, there is no error in it.", 1.0, 0.0),
         ("maybe", -1.0, 1.0),
         ("<think>yes</think>hm", -1.0, 1.0),
         ("<think>yes", -1.0, 1.0),
     ],
 )
-async def test_the_last_word_of_the_reply_is_the_verdict(reply: str, value: float, unclear: float) -> None:
+async def test_the_verdict_in_the_reply_is_the_value(reply: str, value: float, unclear: float) -> None:
     engine = ScriptedEngine(reply)
     scores = scoring(engine, {**JUDGE, "unclear": -1.0})
     await scores.start()
@@ -54,6 +55,31 @@ async def test_the_last_word_of_the_reply_is_the_verdict(reply: str, value: floa
     asked = engine.requests[0]
     assert "".join(map(chr, asked.token_ids)).count("2+3 5 5?") == 1
     assert asked.sampling.temperature == 0.0
+
+
+async def test_a_judge_without_a_clear_verdict_is_asked_once_more_for_the_verdict_alone() -> None:
+    engine = ScriptedEngine(
+        lambda request: "No." if "only your verdict" in text_of(request) else "Hm, yes/no."
+    )
+    scores = scoring(engine, {**JUDGE, "unclear": -1.0})
+    score = await scores.score(TASK, "5")
+    await scores.close()
+    assert (score, score.parts) == (0.0, {"judge_unclear": 0.0, "reward/judge": 0.0})
+    assert len(engine.requests) == 2
+    asked = text_of(engine.requests[1])
+    assert asked.index("2+3 5 5?") < asked.index("Hm, yes/no.") < asked.index("only your verdict: yes or no.")
+
+
+async def test_a_judge_without_room_for_a_second_question_is_unclear() -> None:
+    engine = ScriptedEngine("hm", max_context=40)
+    scores = scoring(engine, {**JUDGE, "unclear": -1.0})
+    score = await scores.score(TASK, "5")
+    await scores.close()
+    assert (score, score.parts["judge_unclear"], len(engine.requests)) == (-1.0, 1.0, 1)
+
+
+def text_of(request: GenerateRequest) -> str:
+    return "".join(map(chr, request.token_ids))
 
 
 async def test_a_judge_at_an_endpoint_answers_with_the_key_and_the_model_of_its_reward(

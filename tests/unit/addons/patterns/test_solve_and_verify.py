@@ -33,15 +33,21 @@ async def test_verdicts_may_be_recorded_by_what_they_judge() -> None:
 async def test_a_wrong_approval_costs_the_verifier_and_ends_the_episode() -> None:
     episode = await Stage(solver=lines("4", "5"), verifier="yes").play(solve_and_verify)
     assert [r for _, _, r in rewards(episode)] == [0.0, 0.0]
-    assert metrics(episode)["rejects_wrong"] == 0.0
+    assert (metrics(episode)["rejects_wrong"], metrics(episode)["unreadable"]) == (0.0, 0.0)
     assert "approves_right" not in metrics(episode)
 
 
-async def test_no_verdict_rejects_and_is_never_right() -> None:
-    episode = await Stage(solver="5", verifier="maybe").play(solve_and_verify, rounds=1)
+async def test_an_unclear_verdict_does_not_approve_is_never_right_and_is_counted() -> None:
+    episode = await Stage(solver="5", verifier="No step is checked yet").play(solve_and_verify, rounds=1)
     assert [r for _, _, r in rewards(episode)] == [1.0, 0.0]
+    assert metrics(episode)["unreadable"] == 1.0
     episode = await Stage(solver="4", verifier="maybe").play(solve_and_verify, rounds=1)
     assert [r for _, _, r in rewards(episode)] == [0.0, 0.0]
+
+
+async def test_a_verdict_may_be_explained() -> None:
+    episode = await Stage(solver="5", verifier="Yes, there is no error in it.").play(solve_and_verify)
+    assert [r for _, _, r in rewards(episode)] == [1.0, 1.0]
 
 
 async def test_fresh_attempts_are_conversations_with_scores_of_their_own() -> None:

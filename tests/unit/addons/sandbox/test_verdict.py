@@ -56,6 +56,17 @@ def test_a_program_that_is_late_on_a_busy_machine_is_to_blame_only_if_it_did_not
         verdict.raise_fault("a case")
 
 
+def test_a_program_that_used_more_memory_than_allowed_is_to_blame() -> None:
+    limits = Limits(memory_bytes=100 << 20, wall_s=5.0)
+    most = limits.memory_bytes
+    for code, is_over, peak_bytes in ((-9, True, 1), (-9, False, most + 1), (0, False, most + 1)):
+        ended = Ended(code, False, False, 0.1, 0.1, peak_bytes, is_over_memory=is_over)
+        verdict = verdict_of(ended, limits, b"", b"")
+        assert (verdict.kind, verdict.fault) == (Kind.MEMORY, "")
+        assert verdict.reason == f"it used more than {most} bytes of memory"
+    assert verdict_of(Ended(0, False, False, 0.1, 0.1, most), limits, b"", b"").kind is Kind.PASSED
+
+
 def test_a_program_that_the_kernel_killed_for_memory_is_not_to_blame() -> None:
     ended = Ended(code=-9, is_late=False, is_full=False, cpu_s=0.1, wall_s=0.1, peak_bytes=1)
     verdict = verdict_of(ended, Limits(cpu_s=2.0, wall_s=5.0), b"", b"")

@@ -170,6 +170,31 @@ async def test_calls_may_be_written_in_another_way() -> None:
     assert metrics(await agent.play(parser=read))["tool_calls"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("said", "unread"),
+    [
+        ('{"name": "Alice", "parameters": {"age": 5}}', 0),
+        ('{"name": "Alice", "age": 5}', 0),
+        ('{"name": "add", "args": {"a": 2, "b": 3}}', 1),
+        ("<tool_call>\n<function=add>\n<parameter=a>2</parameter></function></tool_call>", 1),
+    ],
+)
+async def test_json_that_calls_no_offered_tool_is_the_answer_and_unread_calls_are_counted(
+    said: str, unread: int
+) -> None:
+    agent = Agent(said)
+    found = metrics(await agent.play(parser="bare_json"))
+    assert (found["tool_calls"], found["tool_errors"], found["unread_calls"]) == (0, 0, unread)
+    assert len(agent.engine.requests) == 1
+
+
+async def test_a_call_without_arguments_in_tags_is_not_made_and_the_model_is_told() -> None:
+    agent = Agent('<tool_call>{"name": "listed", "args": {"n": 3}}</tool_call>', "5")
+    found = metrics(await agent.play(listed))
+    assert "error: the call of 'listed' has no arguments" in agent.told
+    assert (found["tool_errors"], found["unread_calls"]) == (1, 0)
+
+
 def look(place: str, here: ToolContext) -> str:
     """Looks at a place."""
     visited = here.state.setdefault("visited", [])
@@ -216,10 +241,10 @@ def test_an_answer_is_no_bare_json_call(text: str) -> None:
 
 
 def test_bare_json_may_be_a_list_and_says_what_is_wrong() -> None:
-    good, bad = bare_json_calls('[{"name": "add", "arguments": {}}, {"name": 1}]')
+    good, bad = bare_json_calls('[{"name": "add", "arguments": {}}, {"name": "add", "arguments": 1}]')
     assert (good.name, good.problem) == ("add", "")
-    assert "no name" in bad.problem
-    assert "not valid JSON" in bare_json_calls('{"name": "add"')[0].problem
+    assert "not an object" in bad.problem
+    assert "not valid JSON" in bare_json_calls('{"name": "add", "arguments": {}')[0].problem
 
 
 # --- tools ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.gguf.tools_template import with_tools
 from astraflow.addons.tools.config import ToolUseConfig
 from astraflow.config import Config, parse_config
 from astraflow.errors import ConfigError
@@ -13,6 +14,7 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.workflows.conversation import Workflow
 from astraflow.workflows.factory import make_workflow
+from drivers.chat_folders import CHATML, make_folder
 from drivers.rollout_fakes import ScriptedEngine, exact, make_policy, make_task
 from drivers.workflow_driver import letter_renderer
 
@@ -77,3 +79,13 @@ def test_tools_that_cannot_be_are_refused_at_the_start(module: str, tools: list[
 def test_no_tools_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"workflow\.tools"):
         made(tools=[])
+
+
+def test_a_template_without_tools_is_refused_before_a_run(module: str, tmp_path: Path) -> None:
+    tools = [{"name": "use", "use": f"{module}:shift"}]
+    config = parse_config({"workflow": {"name": "tool_use", "tools": tools}}, Section).workflow
+    folder = make_folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"policies.actor.model = .*does not show the tool 'shift'"):
+        config.check_templates({"actor": (folder, {})})
+    make_folder(tmp_path, template=with_tools(CHATML))
+    config.check_templates({"actor": (folder, {})})

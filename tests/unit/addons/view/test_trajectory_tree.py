@@ -32,3 +32,11 @@ def test_helpers_and_those_who_read_an_answer_follow_it() -> None:
     assert [origin.parent for origin in found] == [-1, 0, 1, -1]
     assert found[1].relation == "started by sequence 1 in turn 1"
     assert found[2].relation == "was shown turn 1 of sequence 2"
+
+
+def test_a_sequence_that_read_several_answers_follows_all_of_them() -> None:
+    solvers = [talk("Solve it.<assistant>", said(text), policy="solver") for text in ("it is 5", "it is 6")]
+    selector = talk("Choose: it is 5 or it is 6<assistant>", said("the first"), policy="selector")
+    *_, found = origins(*solvers, selector)
+    assert found.parents == (1, 0)
+    assert found.relation == "was shown turn 1 of sequence 1 and turn 1 of sequence 2"

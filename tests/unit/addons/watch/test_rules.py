@@ -502,3 +502,27 @@ def test_scoring_is_compared_with_the_slowest_policy_and_half_of_the_episodes_is
     assert found_in(make_snapshot(workers=(half,))) == {}
     more = make_worker(num_scoring=9, scoring_s=60.0)
     assert list(found_in(make_snapshot(workers=(more,)))) == ["scoring_hangs"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "text"),
+    [
+        ({"clip_frac": 1.0}, "cut off nearly every token"),
+        ({"masked_frac": 0.995, "clip_frac": 0.1}, "cut off nearly every token"),
+        ({"unbounded_frac": 0.75, "behavior_gap": 0.2}, "was infinite in most minibatches"),
+    ],
+)
+def test_a_bound_that_cuts_everything_or_nothing_is_named(metrics: dict[str, float], text: str) -> None:
+    assert text in only(make_snapshot(steps={"actor": make_steps(**metrics)}), "bad_bound")
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"unbounded_frac": 1.0, "behavior_gap": 0.01},  # fresh data needs no bound
+        {"unbounded_frac": 0.0, "behavior_gap": 0.3, "clip_frac": 0.4},
+        {"clip_frac": 0.2, "masked_frac": 0.9},
+    ],
+)
+def test_a_bound_that_works_raises_no_alarm(metrics: dict[str, float]) -> None:
+    assert found_in(make_snapshot(steps={"actor": make_steps(**metrics)})) == {}

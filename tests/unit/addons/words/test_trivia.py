@@ -25,6 +25,22 @@ def test_no_everyday_question_is_one_about_facts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "answer", "is_right"),
+    [
+        ("It is C++.", "C", False),
+        ("It is C.", "C", True),
+        ("It is C#!", "C#", True),
+        ("It is -5.", "5", False),
+        ("It is 1.5 m.", "5", False),
+        ("It is 5.", "5", True),
+        ("a Peru\u0301!", "Per\u00fa", True),
+    ],
+)
+def test_signs_that_carry_meaning_belong_to_the_word(text: str, answer: str, is_right: bool) -> None:
+    assert names_answer(text, [answer]) == is_right
+
+
+@pytest.mark.parametrize(
     ("text", "is_right"),
     [
         ("Paris", True),

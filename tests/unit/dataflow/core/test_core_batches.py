@@ -9,6 +9,7 @@ from astraflow.algorithms.task_gates import SolvedConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import BatchTaken, FateDecided, StepCommitted, TakeBatch
 from astraflow.errors import ConfigError, FencedError, RefusedError
+from astraflow.types.facts import GroupFacts
 from drivers.core_driver import Driver, make_core_plan, make_facts, make_meta, make_table
 
 
@@ -352,6 +353,21 @@ def test_the_filter_that_dropped_a_group_is_named_in_the_steps_metrics():
     metrics = driver.core.steps("actor")[0].metrics
     figures = {item.name: item.value for item in metrics if item.name.startswith("filtered/")}
     assert figures == {"filtered/reward_range": 1.0, "filtered/zero_variance": 1.0}
+
+
+def too_easy(facts: GroupFacts) -> str | bool:
+    return "solved\nby all" if all(t.reward == 1.0 for t in facts.trajectories) else True
+
+
+def test_a_filter_of_the_users_own_is_named_with_its_reason():
+    own = f"{__name__}:too_easy"
+    driver = started(table=make_table(filters=[{"name": "use", "use": own}]))
+    driver.finish_groups(1, reward=1.0)
+    trained_step(driver, 0)
+    metrics = driver.core.steps("actor")[0].metrics
+    assert {item.name for item in metrics if item.name.startswith("filtered/")} == {
+        f"filtered/{own} (solved by all)"
+    }
 
 
 def test_curators_report_in_the_steps_metrics():

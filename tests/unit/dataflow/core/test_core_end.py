@@ -221,7 +221,7 @@ def test_a_curator_whose_state_cannot_be_kept_is_named_and_a_failed_run_is_kept_
 ):
     use = Use(use=f"{__name__}:{name}", args={"answer": answer})
     driver = started(curators=(use,))
-    driver.run_step() if name == "Speechless" else driver.finish_groups(2)
+    driver.finish_groups(2)
     with pytest.raises(ComponentError) as failed:
         driver.core.snapshot()
     assert str(failed.value).startswith(f"curator {__name__}:{name}.state() ")

@@ -1,10 +1,13 @@
 """Results of leases, groups that complete, and groups that fail."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from astraflow.config import Use
 from astraflow.dataflow.core.commands import (
@@ -406,8 +409,21 @@ def in_arrays(facts: GroupFacts) -> object:
     return [np.ones(1, dtype=np.float16) * t.reward for t in facts.trajectories]
 
 
-def test_advantages_may_be_arrays_of_numpy():
-    table = make_table(groups_per_batch=1, credit=Use(use=f"{__name__}:in_arrays").model_dump())
+def in_tensors(facts: GroupFacts) -> Any:
+    return torch.stack([torch.ones(1, dtype=torch.float16) * t.reward for t in facts.trajectories])
+
+
+def keeps_by_numpy(facts: GroupFacts) -> Any:
+    return np.bool_(len(facts.trajectories) > 0)
+
+
+@pytest.mark.parametrize("credit", [in_arrays, in_tensors])
+def test_advantages_and_verdicts_may_be_of_numpy_or_torch(credit: Callable[..., Any]):
+    table = make_table(
+        groups_per_batch=1,
+        credit=Use(use=f"{__name__}:{credit.__name__}").model_dump(),
+        filters=[Use(use=f"{__name__}:keeps_by_numpy").model_dump()],
+    )
     driver = started(table=table)
     driver.finish_groups(1)
     view = driver.take(0)
@@ -427,7 +443,7 @@ def test_advantages_may_be_arrays_of_numpy():
         (own("credit", "12"), "'1' is a text, not a number"),
         (
             own("shaping", None),
-            "the answer None of policy 'actor', group 0: shaping 'use' raised TypeError",
+            f"the answer None of policy 'actor', group 0: shaping '{__name__}:answers' raised TypeError",
         ),
         (own("shaping", [1.0]), "shaping gave (1.0,) for 2 trajectories"),
         (own("shaping", ["1", "2"]), "'1' is a text, not a number"),

@@ -1,30 +1,31 @@
-"""Failed attempts are counted by what they have in common."""
+"""Failed attempts are counted by the class of their error and the line of code that raised it."""
 
 from astraflow.dataflow.journal.failure_kinds import FailureKind, count_failure
+from astraflow.types import Failure
 
 
-def test_failures_that_differ_in_task_and_numbers_are_one_kind() -> None:
+def test_failures_of_one_class_and_place_are_one_kind_whatever_their_messages_say() -> None:
     kinds: dict[str, FailureKind] = {}
-    for number in range(5):
-        count_failure(kinds, f"RolloutError: task sums/basic-{number}: the reward took {number} s")
-    count_failure(kinds, "worker_lost")
+    for message in ("task s/1: the reward took 4 s", "the engine is gone", "", "two\nlines"):
+        count_failure(kinds, Failure(error_class="RolloutError", message=message, place="my_rewards:12"))
+    count_failure(kinds, Failure(error_class="worker_lost", message=""))
     assert [(kind.num, kind.example) for kind in kinds.values()] == [
-        (5, "RolloutError: the reward took 0 s"),
+        (4, "RolloutError: task s/1: the reward took 4 s"),
         (1, "worker_lost"),
     ]
 
 
-def test_failures_that_differ_after_the_first_line_are_one_kind() -> None:
+def test_failures_with_the_same_message_from_two_places_are_two_kinds() -> None:
     kinds: dict[str, FailureKind] = {}
-    for answer in ("x+1", "x+2"):
-        count_failure(kinds, f"LateScoreError: task s/1: it took 4 s\nIt compared {answer}.")
-    assert [(kind.num, kind.example) for kind in kinds.values()] == [(2, "LateScoreError: it took 4 s")]
+    for place in ("my_rewards:12", "my_rewards:30", ""):
+        count_failure(kinds, Failure(error_class="RolloutError", message="it failed", place=place))
+    assert [kind.num for kind in kinds.values()] == [1, 1, 1]
 
 
 def test_past_a_number_of_kinds_all_others_are_one() -> None:
     kinds: dict[str, FailureKind] = {}
     for number in range(200):
-        count_failure(kinds, f"ValueError: {chr(200 + number) * 1000}")
+        count_failure(kinds, Failure(error_class="ValueError", message="x" * 1000, place=f"m:{number}"))
     assert len(kinds) == 31
     assert sum(kind.num for kind in kinds.values()) == 200
     assert max(len(kind.example) for kind in kinds.values()) == 300

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +90,24 @@ def test_a_slice_decodes_to_the_stored_trajectories(media_type: str) -> None:
     assert [encode(sample.trajectory) for sample in batch.samples] == PAYLOADS
     assert [sample.advantages[0].end for sample in batch.samples] == [4, 5, 6, 7, 8]
     assert (batch.totals.num_tokens, batch.trainer_version, batch.staleness_max) == (30, 6, 1)
+
+
+@pytest.mark.parametrize("media_type", [MSGPACK, JSON])
+def test_only_a_trainer_that_asks_hears_what_zeroed_a_sample(media_type: str) -> None:
+    view = make_view()
+    masked = msgspec.structs.replace(view.samples[1], zeroed_by="filter")
+    view = msgspec.structs.replace(view, samples=(view.samples[0], masked, *view.samples[2:]))
+    plain, asked = (
+        encode_slice(view, read, SliceRequest(0, 1, media_type, says_zeroed=says), state="running")
+        for says in (False, True)
+    )
+    assert b"zeroed_by" not in plain
+    batch = decode(asked, BatchReply, media_type).batch
+    assert batch is not None
+    assert [sample.zeroed_by for sample in batch.samples] == ["", "filter", "", "", ""]
+    assert decode(plain, BatchReply, media_type).batch == msgspec.structs.replace(
+        batch, samples=tuple(msgspec.structs.replace(sample, zeroed_by="") for sample in batch.samples)
+    )
 
 
 def test_ranks_share_the_batch_and_its_totals_and_the_bytes_stay_the_same() -> None:

@@ -2,8 +2,13 @@
 
 import dataclasses
 
+import msgspec
+import pytest
+
 from astraflow.processes.service_state import ServiceState
+from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.report.watch.watchdog import Watchdog, alarms_now, cleared_text
+from astraflow.types import WeightTransfer
 from drivers.run_snapshots import NOW_S, make_snapshot, make_wait, make_worker
 
 STOPPED = ServiceState("rollout-0", state="running", silent_s=9.0, is_silent=True, trouble="it is stopped")
@@ -43,6 +48,40 @@ def test_what_is_a_symptom_is_not_named_beside_its_cause() -> None:
     both = make_snapshot(**starved, services=(STOPPED,))
     assert names(alarms_now(both)) == ["stopped_process"]
     assert names(Watchdog().look(both).alarms) == ["stopped_process"]
+
+
+@pytest.mark.parametrize(
+    ("paused", "break_s"),
+    [
+        (make_snapshot(), 60.0),  # the launcher was stopped, or the whole machine slept
+        (make_snapshot(services=(STOPPED,)), 1.0),
+        (make_snapshot(workers=(make_worker(unheard_s=40.0),)), 1.0),
+        (make_snapshot(unanswered_s=9.0), 1.0),
+        (make_snapshot(services=(ServiceState("rollout-1", state="running", age_s=20.0),)), 1.0),
+        (make_snapshot(services=(ServiceState("trainer-actor", state="restarting"),)), 1.0),
+    ],
+)
+def test_a_pause_is_no_starved_table_and_no_slow_link(paused: RunSnapshot, break_s: float) -> None:
+    watchdog = Watchdog()
+    watchdog.look(paused)
+    wait_s = 60.0
+    transfer = WeightTransfer(
+        policy="actor", version=9, age_s=wait_s, num_bytes=10**9, arrived_bytes=10**6, quiet_s=1.0
+    )
+    worker = make_worker(tokens_per_s=0.0, transfers=(transfer,))
+    after = make_snapshot(workers=(worker,), waits=(make_wait(wait_s),))
+
+    def look(passed_s: float) -> list[str]:
+        status = msgspec.structs.replace(
+            after.status,  # type: ignore[type-var]
+            workers=(msgspec.structs.replace(worker, last_seen_s=NOW_S + passed_s),),
+        )
+        now = dataclasses.replace(after, status=status, now_s=NOW_S + passed_s)
+        return [rule for rule in names(watchdog.look(now).raised) if rule != "stopped_process"]
+
+    assert [look(break_s + second) for second in range(9)] == 9 * [[]]
+    found = [rule for second in range(9, 40) for rule in look(break_s + second)]
+    assert found[:1] == ["starved_table"]  # it is still a fault if it lasts
 
 
 def test_who_looks_once_repeats_what_a_watchdog_found_by_looking_for_longer() -> None:

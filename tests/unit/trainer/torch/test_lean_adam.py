@@ -66,3 +66,38 @@ def test_a_resume_goes_on_bit_for_bit_with_averages_as_narrow_as_before(tmp_path
     read_optimizer(tmp_path, resumed, parts, prefix="o", zeros=resumed.make_average)
     assert resumed.state[second]["exp_avg"].dtype == torch.bfloat16
     assert torch.equal(train(second, resumed, range(3, 6)), straight)
+
+
+# As `bfloat16` in the docstring of the module and in docs/large_models.md states.
+@pytest.mark.parametrize(
+    ("betas", "noise", "expected", "tolerance"),
+    [
+        ((0.9, 0.95), 0.0, 1.003, 0.005),
+        ((0.9, 0.99), 0.0, 1.10, 0.02),  # the betas of the full-size recipes
+        ((0.9, 0.999), 0.0, 1.23, 0.03),  # which a recipe can't have
+        ((0.9, 0.99), 1.0, 1.0, 0.01),
+    ],
+)
+def test_what_averages_in_bfloat16_cost_is_as_stated(
+    betas: tuple[float, float], noise: float, expected: float, tolerance: float
+) -> None:
+    assert _mean_step(torch.bfloat16, betas, noise) / _mean_step(
+        torch.float32, betas, noise
+    ) == pytest.approx(expected, abs=tolerance)
+
+
+def _mean_step(dtype: torch.dtype, betas: tuple[float, float], noise: float) -> float:
+    """Mean size of the last 100 of 600 updates, for gradients with noise of a share of their signal."""
+    torch.manual_seed(1)
+    weight = torch.nn.Parameter(torch.zeros(2000))
+    optimizer = LeanAdamW([weight], dtype=dtype, offload=False)
+    optimizer.param_groups[0].update(lr=1e-6, betas=betas, eps=1e-8, weight_decay=0.0)
+    signal = torch.rand(2000) * 1.5 + 0.5
+    total = 0.0
+    for step in range(600):
+        weight.grad = signal * (1 + noise * torch.randn(2000))
+        before = weight.detach().clone()
+        optimizer.step()
+        if step >= 500:
+            total += float((weight.detach() - before).abs().mean())
+    return total

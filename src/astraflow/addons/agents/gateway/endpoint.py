@@ -14,7 +14,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -56,7 +56,8 @@ from astraflow.rollout.dialogue import (
 )
 from astraflow.types import PolicyInfo, Sampling
 from astraflow.types.bounds import as_label
-from astraflow.workflows.calls import CallParser, ToolCall
+from astraflow.types.model_text import find_reasoning
+from astraflow.workflows.calls import CallParser, ToolCall, looks_like_call, offered_calls
 from astraflow.workflows.conversation import AgentReport, Completion, EndpointConversation
 
 __all__ = ["EpisodeEndpoint"]
@@ -133,6 +134,7 @@ class EpisodeEndpoint:
         self.problem = ""
         self.is_full = False
         self.num_completions = 0
+        self.num_unread_calls: int | None = None
         self._url = f"{gateway_url}/episodes/{self.id}"
         self._dialogue = dialogue
         self._parser = parser
@@ -423,7 +425,7 @@ class EpisodeEndpoint:
         stop = next((stop for stop in parsed.sampling.stop if completion.text.endswith(stop)), "")
         text = completion.text.removesuffix(stop)
         self.last_text = text
-        calls = self._parse_calls(completion.reply) if request.tools and request.tool_choice != "none" else ()
+        calls = self._parse_calls(completion.reply, [tool.name for tool in tool_specs(request)])
         if parsed.hint.lines:
             self._num_hinted += 1
             self._num_unmet += not parsed.hint.is_met_by(calls, completion.reply)
@@ -447,11 +449,16 @@ class EpisodeEndpoint:
             stop_reason=stop if stop in request.stops else None,
         )
 
-    def _parse_calls(self, text: str) -> tuple[ToolCall, ...]:
-        """Parses the calls in a text. If one of them is invalid, there are none, and the text is
+    def _parse_calls(self, text: str, offered: Collection[str]) -> tuple[ToolCall, ...]:
+        """Parses the calls in a text. If one of them can't be made, there are none, and the text is
         unchanged."""
-        calls = tuple(self._parser(text))
-        return () if any(call.problem for call in calls) else calls
+        if not offered:
+            return ()
+        calls = offered_calls(self._parser, text, offered)
+        if any(call.problem or call.name not in offered for call in calls):
+            calls = ()
+        self.num_unread_calls = (self.num_unread_calls or 0) + (not calls and looks_like_call(text, offered))
+        return calls
 
 
 def _changed_sampling(request: ChatRequest, own: Sampling) -> dict[str, float]:
@@ -502,9 +509,19 @@ def _sampling_refusal(info: PolicyInfo, request: ChatRequest, name: str) -> Refu
 def _content(completion: Completion, text: str, hint: Hint, *, has_calls: bool) -> str | None:
     """The text for the client, in addition to the calls. `text` has no stop text at its end."""
     if has_calls:
-        return completion.text_before_calls or None  # without a tag, the whole text is the call
+        return _text_before_calls(completion.text) or None
     # A client parses the JSON that it asked for, so the reasoning is left out.
     return completion.reply if hint.json_kind and completion.reply else text
+
+
+def _text_before_calls(text: str) -> str:
+    """The text before the first <tool_call>, with its reasoning; empty without such a tag, because then the
+    whole reply is the call."""
+    reasoning = find_reasoning(text)
+    opening = text.find("<tool_call>")
+    if reasoning and reasoning.start <= opening < reasoning.end:
+        opening = text.find("<tool_call>", reasoning.end)
+    return text[:opening].strip() if opening >= 0 else ""
 
 
 def _to_request_message(choice: Choice) -> ChatMessage:

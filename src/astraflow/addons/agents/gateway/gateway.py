@@ -340,6 +340,6 @@ async def _read(request: Request, kind: type[_ItemT]) -> _ItemT:
                 f"the body has more than {_MAX_BODY_BYTES} bytes", code="too_large", status=413
             )
     try:
-        return msgspec.json.decode(body, type=kind)
+        return wire.decode_foreign_json(body, kind)
     except msgspec.DecodeError as err:
         raise RefusedError(str(err), code="invalid_request", status=400) from err

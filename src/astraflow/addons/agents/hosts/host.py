@@ -9,6 +9,7 @@ import logging
 
 import msgspec
 
+from astraflow import wire
 from astraflow.addons.agents.hosts.config import HostConfig
 from astraflow.addons.agents.hosts.inside.channel import Frame
 from astraflow.addons.agents.hosts.messages import EpisodeEnd, HostInfo, Refusal, RunRequest
@@ -155,7 +156,7 @@ def _decode_end(answer: Frame, task: str) -> EpisodeEnd:
             raise HostedEpisodeError(
                 f"{refusal.error_class}: {refusal.message}", is_retryable=refusal.is_retryable
             )
-        return msgspec.json.decode(answer.body, type=EpisodeEnd)
+        return wire.decode_foreign_json(answer.body, EpisodeEnd)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise HostedEpisodeError(
             f"task {task}: the host's answer is not a result: {err}; it begins with {answer.body[:80]!r}",

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from astraflow import wire
 from astraflow.addons.agents.hosts.config import HostConfig, HostedSourceConfig
 from astraflow.addons.agents.hosts.messages import HostedSpec, HostedTask, Refusal, TaskPage
 from astraflow.addons.agents.hosts.process import HostLostError, HostProcess
@@ -85,7 +86,7 @@ def _decode_page(kind: str, body: bytes) -> TaskPage:
         if kind == "failed":
             refusal = msgspec.json.decode(body, type=Refusal)
             raise DataError(f"the host cannot list its tasks: {refusal.error_class}: {refusal.message}")
-        return msgspec.json.decode(body, type=TaskPage)
+        return wire.decode_foreign_json(body, TaskPage)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise DataError(f"the host's answer is not a list of tasks: {err}") from err
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from astraflow.addons.sandbox.inside import kernel, program
+from astraflow.addons.sandbox.inside.memory import open_processes
 
 __all__ = ["Plan", "boot_code", "main"]
 
@@ -84,10 +85,11 @@ def main() -> None:
 
 
 def _zygote(plan: Plan) -> list[str]:
+    processes = -1 if plan.gateway else open_processes()
     code = boot_code(
         program.BOX_FOLDER,
         "astraflow.addons.sandbox.inside.zygote",
-        f"{plan.control}, {plan.preloaded!r}, {plan.gateway}, {plan.channel}",
+        f"{plan.control}, {plan.preloaded!r}, {plan.gateway}, {plan.channel}, {processes}",
     )
     code = f"import sys; sys.path += {plan.paths!r}; {code}" if plan.paths else code
     # Programs may print and read integers of any length, because their CPU time is limited anyway.
@@ -178,10 +180,10 @@ def _enter_namespaces(plan: Plan, visible: list[tuple[str, str]]) -> NoReturn:
     if pid == 0:
         kernel.die_with_parent()
         os.setsid()
+        argv = _zygote(plan)  # it opens /proc, so it comes before the root changes
         _change_root(plan, visible)
         kernel.keep_right(kernel.CAP_SYS_ADMIN)
         kernel.forbid_new_rights()
-        argv = _zygote(plan)
         os.execve(argv[0], argv, {})
     os.close(plan.control)
     os.close(plan.channel)

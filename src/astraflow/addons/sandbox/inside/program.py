@@ -64,6 +64,8 @@ class Order:
     limits: Mapping[str, Any]
     filter: bytes
     """The filter of system calls."""
+    reserved_bytes: int = 0
+    """Address space in addition to the limit of memory, if the memory that the program uses is measured."""
 
 
 def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
@@ -83,7 +85,7 @@ def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
         # Moved to the next number, so that all higher descriptors can be closed.
         started = os.dup2(started, len(streams), inheritable=False)
         os.closerange(started + 1, _MAX_FD)
-        _limit(order.limits)
+        _limit(order.limits, order.reserved_bytes)
         kernel.give_up_rights()
         runs_commands = order.limits["runs_commands"]
         may_start_processes = runs_commands or order.limits["num_processes"] > 1
@@ -113,6 +115,8 @@ def _named_stdin(given: int) -> int:
     for place in STDIN_PATHS:
         kernel.mount(path, place, flags=kernel.MS_BIND)
         kernel.set_read_only(place)
+    # A shared mapping of this device would be memory that no limit counts.
+    kernel.mount("/dev/null", "/dev/zero", flags=kernel.MS_BIND)
     stdin = os.open(path, os.O_RDONLY)
     kernel.umount(FOLDER, kernel.MNT_DETACH)
     return stdin
@@ -133,7 +137,7 @@ def _enter_folder(order: Order) -> None:
             file.write(content)
 
 
-def _limit(limits: Mapping[str, Any]) -> None:
+def _limit(limits: Mapping[str, Any], reserved_bytes: int) -> None:
     """Sets the kernel's limits, which hold for one process each.
 
     For all processes together, files are limited by the folder's size, and memory by the number of processes.
@@ -141,7 +145,7 @@ def _limit(limits: Mapping[str, Any]) -> None:
     walls.limit(
         {
             resource.RLIMIT_CPU: math.ceil(limits["cpu_s"]),
-            resource.RLIMIT_AS: limits["memory_bytes"],
+            resource.RLIMIT_AS: limits["memory_bytes"] + reserved_bytes,
             resource.RLIMIT_FSIZE: limits["disk_bytes"],
             resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
             resource.RLIMIT_NPROC: limits["num_processes"] + _MAX_THREADS,

@@ -1,7 +1,7 @@
 """Builds the filter of system calls in classic BPF: see seccomp(2) and `syscalls.py`.
 
-The filter looks at the number of a call and at the low 32 bits of one argument. That is enough, because the
-kernel itself ignores the high bits of the arguments that are compared here.
+The filter looks at the number of a call and at the low 32 bits of one argument. For most arguments that is
+enough, because the kernel itself ignores their high bits.
 """
 
 import errno
@@ -19,6 +19,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # Instructions of classic BPF, and where `struct seccomp_data` has its fields.
 _LOAD_WORD = 0x20
 _JUMP_EQUAL = 0x15
+_JUMP_GREATER = 0x25
 _JUMP_ANY_BIT = 0x45
 _RETURN = 0x06
 _OFFSET_NUMBER = 0
@@ -32,6 +33,9 @@ _ERRNO = 0x00050000
 _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x7E020000
 """All `CLONE_NEW...` flags of clone(2)."""
+_MAP_SHARED = 0x01
+_MAP_ANONYMOUS = 0x20
+_PAGE_BYTES = 4096
 _AF_UNIX = 1
 _AF_INET = 2
 _AF_INET6 = 10
@@ -60,13 +64,15 @@ def filter_of(*, may_start_processes: bool) -> bytes:
     pairs = [*_answer_if(_AF_UNIX, _ALLOW), _instruction(_RETURN, _KILL)]
     judged = {
         "clone": (0, _clone_rules(may_start_processes=may_start_processes, otherwise=_KILL)),
+        "mmap": (3, _mapping_rules()),
         "socketpair": (0, pairs),
         "ioctl": (1, _only(_IOCTLS, errno.ENOTTY)),
         "prctl": (0, _only(_PRCTLS, errno.EINVAL)),
     }
+    allowed = {name: numbers for name, numbers in ALLOWED.items() if name not in judged}
     if may_start_processes:
-        return _filter(ALLOWED | PROCESSES, REFUSED, _KILL, judged)
-    return _filter(ALLOWED, REFUSED | PROCESSES, _KILL, judged)
+        return _filter(allowed | PROCESSES, REFUSED, _KILL, judged)
+    return _filter(allowed, REFUSED | PROCESSES, _KILL, judged)
 
 
 def agent_filter() -> bytes:
@@ -118,7 +124,7 @@ def _filter(
     for number in numbers(refused):
         code += _answer_if(number, refusal)
     for name, (idx, rules) in judged.items():
-        (number,) = numbers({name: (JUDGED | REFUSED)[name]})
+        (number,) = numbers({name: (ALLOWED | JUDGED | REFUSED)[name]})
         code += _with_argument(number, idx, rules)
     # `clone3` is among the other calls. When it fails, glibc calls `clone`, whose flags a filter can see.
     code.append(_instruction(_RETURN, _ERRNO | errno.ENOSYS))
@@ -133,6 +139,25 @@ def _clone_rules(*, may_start_processes: bool, otherwise: int) -> list[bytes]:
     if not may_start_processes:
         rules += [_instruction(_JUMP_ANY_BIT, _CLONE_THREAD, if_true=1), _instruction(_RETURN, otherwise)]
     return [*rules, _instruction(_RETURN, _ALLOW)]
+
+
+def _mapping_rules() -> list[bytes]:
+    """Refuses shared memory without a file, except for single pages: parts of it stay in use after they are
+    unmapped, and no limit counts them."""
+    refuse = _instruction(_RETURN, _ERRNO | errno.EPERM)
+    return [
+        _instruction(_JUMP_ANY_BIT, _MAP_ANONYMOUS, if_true=1),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_JUMP_ANY_BIT, _MAP_SHARED, if_true=1),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_LOAD_WORD, _OFFSET_ARGUMENTS + 8 * 1 + 4),  # the high half of the length
+        _instruction(_JUMP_EQUAL, 0, if_true=1),
+        refuse,
+        _instruction(_LOAD_WORD, _OFFSET_ARGUMENTS + 8 * 1),
+        _instruction(_JUMP_GREATER, _PAGE_BYTES, if_false=1),
+        refuse,
+        _instruction(_RETURN, _ALLOW),
+    ]
 
 
 def _socket_rules() -> list[bytes]:

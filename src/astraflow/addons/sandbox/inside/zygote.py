@@ -26,6 +26,7 @@ from functools import cache
 from typing import Any
 
 from astraflow.addons.sandbox.inside import command, frames, kernel, program, seccomp
+from astraflow.addons.sandbox.inside.memory import RESERVED_BYTES, Memory
 
 __all__ = ["main"]
 
@@ -58,6 +59,8 @@ _CHUNK = 65_536
 _MAX_REQUEST_BYTES = 1 << 30
 _LONGEST_POLL_S = 3600.0
 """Longest wait of one poll. The kernel accepts at most about 24 days."""
+_MEASURE_S = 0.02
+"""Time between two measurements of a program's memory. A program can fill about 100 MB in it."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -69,16 +72,17 @@ _BACKLOG = 128
 _Order = program.Order | command.CommandOrder
 
 
-def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int) -> None:
+def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int, processes: int) -> None:
     """Serves programs until the service closes the socket.
 
     `gateway`: the only port that is open in the box; 0 for none. `channel`: the socket over which the port's
-    listening socket is sent to the service.
+    listening socket is sent to the service. `processes`: the machine's /proc; -1 for none.
     """
     kernel.allow_looking_in(is_allowed=False)
     with socket.socket(fileno=channel) as to_service:
         if gateway:
             _open_gateway(gateway, to_service)
+    memory = Memory(processes)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _import((*_PRELOADED, *preloaded), needs_scratch=bool(preloaded))
     _add_exit()
@@ -90,8 +94,8 @@ def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int) 
         while (request := frames.received(control, _MAX_REQUEST_BYTES)) is not None:
             head, (source, stdin, *contents) = request
             files = dict(zip(head["files"], contents, strict=True))
-            order = _order(head, source, files)
-            reply, outputs = _verdict(order, stdin, control)
+            order = _order(head, source, files, memory)
+            reply, outputs = _verdict(order, stdin, control, memory)
             control.sendall(frames.encoded(reply, outputs))
     os._exit(0)
 
@@ -102,7 +106,7 @@ def _open_gateway(port: int, to_service: socket.socket) -> None:
         socket.send_fds(to_service, [b"."], [listener.fileno()])
 
 
-def _order(head: dict[str, Any], source: bytes, files: dict[str, bytes]) -> _Order:
+def _order(head: dict[str, Any], source: bytes, files: dict[str, bytes], memory: Memory) -> _Order:
     """Returns the order for a program of a model, or for an agent program that `source` describes."""
     limits = head["limits"]
     if head["is_command"]:
@@ -110,7 +114,9 @@ def _order(head: dict[str, Any], source: bytes, files: dict[str, bytes]) -> _Ord
     if limits["runs_commands"]:
         return program.Order(source, files, limits, seccomp.agent_filter())
     may_start_processes = limits["num_processes"] > 1
-    return program.Order(source, files, limits, _filter_of(may_start_processes))
+    # Only one process is measured, so the address space of several is limited.
+    reserved = 0 if may_start_processes or not memory.is_measurable else RESERVED_BYTES
+    return program.Order(source, files, limits, _filter_of(may_start_processes), reserved)
 
 
 @cache
@@ -143,12 +149,15 @@ def _add_exit() -> None:
         setattr(builtins, name, quitter(name, "Ctrl-D"))
 
 
-def _verdict(order: _Order, stdin: bytes, control: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
+def _verdict(
+    order: _Order, stdin: bytes, control: socket.socket, memory: Memory
+) -> tuple[dict[str, Any], list[bytes]]:
     """Runs a program. Returns how it ended, its two outputs, and the report of an agent program's keeper."""
     started_s = time.monotonic()
     pid, watched = _forked(order, stdin)
     try:
-        is_late = watched.wait(started_s + order.limits["wall_s"], control)
+        measured = memory if isinstance(order, program.Order) and order.reserved_bytes else None
+        is_late = watched.wait(started_s + order.limits["wall_s"], control, measured)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         # Measured after the kill, so that the program itself doesn't count as load of the machine.
@@ -162,6 +171,7 @@ def _verdict(order: _Order, stdin: bytes, control: socket.socket) -> tuple[dict[
         "is_late": is_late,
         "slowdown": slowdown,
         "is_full": watched.is_full,
+        "is_over_memory": watched.is_over_memory,
         "cpu_s": usage.ru_utime + usage.ru_stime,
         "wall_s": time.monotonic() - started_s,
         "peak_bytes": usage.ru_maxrss * 1024,
@@ -197,7 +207,9 @@ def _forked(order: _Order, stdin: bytes) -> "tuple[int, _Watched]":
     for fd in (given, stdout_write, stderr_write, started_write, report_write, me):
         os.close(fd)
     pipes = (stdout, stderr, started, report)
-    return pid, _Watched(os.pidfd_open(pid), *pipes, max_bytes=order.limits["output_bytes"])
+    return pid, _Watched(
+        os.pidfd_open(pid), *pipes, order.limits["output_bytes"], order.limits["memory_bytes"]
+    )
 
 
 def _read_only_file(content: bytes) -> int:
@@ -222,6 +234,8 @@ class _Watched:
     report_fd: int
     max_bytes: int
     """Largest size of each output."""
+    max_memory: int
+    """Largest size of the program's used memory, if it is measured."""
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
     problem: bytearray = field(default_factory=bytearray)
@@ -230,9 +244,15 @@ class _Watched:
     """What the keeper of an agent program reports at its end."""
     is_full: bool = False
     """Whether an output was larger than allowed."""
+    is_over_memory: bool = False
+    """Whether the program used more memory than allowed."""
 
-    def wait(self, until_s: float, control: socket.socket) -> bool:
-        """Reads the outputs until the program ends, is late, or prints too much. Returns whether it is late.
+    def wait(self, until_s: float, control: socket.socket, memory: Memory | None) -> bool:
+        """Reads the outputs until the program ends, is late, or prints or uses too much.
+
+        Returns whether it is late.
+
+        `memory`: what measures the program; None if its address space is limited instead.
 
         Ends the box if the service closes the socket.
         """
@@ -247,11 +267,12 @@ class _Watched:
         }
         for fd in sinks:
             poll.register(fd, select.POLLIN)
-        while not self.is_full:
+        longest_s = _LONGEST_POLL_S if memory is None else _MEASURE_S
+        while not (self.is_full or self.is_over_memory):
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return True
-            found = {fd for fd, _ in poll.poll(min(left_s, _LONGEST_POLL_S) * 1000 + 1)}
+            found = {fd for fd, _ in poll.poll(min(left_s, longest_s) * 1000 + 1)}
             if control.fileno() in found:
                 os._exit(0)
             for fd in found & sinks.keys():
@@ -260,6 +281,7 @@ class _Watched:
             if self.ended_fd in found:
                 self._read_rest(sinks)
                 return False
+            self.is_over_memory = memory is not None and memory.used_bytes(self.ended_fd) > self.max_memory
         return False
 
     def _read(self, fd: int, sink: bytearray) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import unicodedata
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ class Document:
 
     @property
     def whole(self) -> str:
-        """The text that is indexed: title and text, which count alike."""
-        return f"{self.title}\n{self.text}"
+        """The text that is indexed: title and text, which count alike, in Unicode's form NFC."""
+        return unicodedata.normalize("NFC", f"{self.title}\n{self.text}")
 
 
 def document_from(row: Mapping[str, Any], *, where: str) -> Document:

@@ -7,6 +7,7 @@ A folder is an index if it has a manifest, which is written last. `check_index` 
 import os
 import shutil
 import tempfile
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -69,7 +70,7 @@ class SearchIndex:
 
         Raises: QueryError if the query cannot be searched for, e.g. because it has only stop words.
         """
-        words = " ".join(query.split())[:MAX_QUERY_CHARS]
+        words = unicodedata.normalize("NFC", " ".join(query.split())[:MAX_QUERY_CHARS])
         if not words:
             raise QueryError("the query is empty")
         return [self._documents[idx] for idx in self._retriever.search(words, num)]

@@ -1,0 +1,279 @@
+"""The part of the check of model folders that needs torch and transformers; see `model_folder`.
+
+    python -P -m astraflow.models.folder_judge FOLDER      prints the `Judgment` as JSON
+
+The model is built on `meta`, and transformers loads the files' headers into it. So names that transformers
+converts or ignores are judged as they will be loaded, without reading the weights. The values of small models
+are read, too; those of large ones are checked when they are loaded.
+"""
+
+import re
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import numpy as np
+import torch
+
+from astraflow.errors import DataError
+from astraflow.models.loading import build_model, file_views, format_names, is_finite, tied_names
+from astraflow.models.model_folder import DO_THEY_BELONG, TOKENIZER_FILES, Judgment, read_headers
+from astraflow.models.weight_files import TensorHeader
+from astraflow.service.progress_bars import progress_bars_off
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["judge_tensors"]
+
+_Tensors = Mapping[str, tuple[Path, TensorHeader]]
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+"""The dtypes of weights."""
+_MAX_VALUE_BYTES = 2 << 30
+"""Size up to which all values of a model are read, which takes about a second."""
+_BLOCK_BYTES = 64 << 20
+_LAYER = re.compile(r"\.(\d+)\.")
+_WRAPPERS = {
+    "base_model.model.": "PEFT adds this; merge the adapter with `merge_and_unload()`",
+    "_orig_mod.": "torch.compile adds this; take the model's `_orig_mod`",
+    "_fsdp_wrapped_module.": "FSDP adds this; gather the full state dict",
+    "_checkpoint_wrapped_module.": "activation checkpointing adds this; unwrap the model",
+    "module.": "DistributedDataParallel adds this; take the model's `module`",
+}
+"""What libraries add to names, and how to get the model without it."""
+_ADAPTER_PARTS = (".lora_A.", ".lora_B.", ".base_layer.", ".lora_magnitude_vector")
+_QUANTIZED_ENDS = (
+    ".qweight", ".qzeros", ".weight_scale", ".weight_scale_inv", ".weight_packed", ".absmax", ".SCB",
+    "_scales",
+)  # fmt: skip
+"""Ends of names that only quantized weights have."""
+
+
+def judge_tensors(folder: Path, tensors: _Tensors) -> Judgment:
+    """Judges the tensors of a folder by their headers, and its tokenizer."""
+    try:
+        return Judgment(names=_names_of_version(folder, tensors))
+    except DataError as err:
+        return Judgment(str(err))
+
+
+def _names_of_version(folder: Path, tensors: _Tensors) -> tuple[str, ...] | None:
+    """See `check_model_folder`."""
+    model = build_model(folder, dtype="float32", device="meta")
+    weights = [(names, tuple(weight.shape)) for names, weight in tied_names(model)]
+    headers = {name: header for name, (_, header) in tensors.items()}
+    tied = _check_fit(model, weights, headers)
+    if foreign := [name for name, header in headers.items() if header.dtype not in _DTYPES]:
+        plain = {name: header for name, header in headers.items() if name not in foreign}
+        loaded = _load_headers(model, plain)
+        if loaded.missing or loaded.misshapen or loaded.error:  # the model needs them
+            dtypes = ", ".join(sorted({headers[name].dtype for name in foreign}))
+            raise DataError(
+                f"its tensors {format_names(foreign)} have the dtype {dtypes}; versions hold plain float32, "
+                "float16 or bfloat16 numbers, so use or save the model in one of these"
+            )
+    for pair in tied:
+        _check_tied(*pair, tensors)
+    files = {path for path, _ in tensors.values()}
+    if sum(path.stat().st_size for path in files) <= _MAX_VALUE_BYTES:
+        for name, header in headers.items():
+            if header.dtype in _DTYPES:
+                _check_finite(name, *tensors[name])
+    if any((folder / name).is_file() for name in TOKENIZER_FILES):
+        _check_tokenizer(folder, num_rows=int(cast("Any", model.get_input_embeddings()).weight.shape[0]))
+    shapes = {names[0]: shape for names, shape in weights}
+    if all(name in headers and headers[name].shape == shape for name, shape in shapes.items()):
+        return tuple(shapes)
+    _check_order(model, headers)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What transformers makes of the headers."""
+
+    missing: Sequence[str] = ()
+    unexpected: Sequence[str] = ()
+    misshapen: Sequence[tuple[str, Sequence[int], Sequence[int]]] = ()
+    """Name, shape in the files, and shape in the model."""
+    error: str = ""
+    """Why it can't convert the tensors; empty if it can."""
+    tied: Sequence[tuple[str, str]] = ()
+    """Pairs of tensors of the files that the model ties."""
+
+
+def _load_headers(model: "PreTrainedModel", headers: Mapping[str, TensorHeader]) -> _Loaded:
+    """Loads the headers into another model of the same class."""
+    from transformers.utils import logging
+
+    empty = {name: torch.empty(header.shape, device="meta") for name, header in headers.items()}
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # else it prints a table of what is returned here
+    try:
+        with progress_bars_off():
+            loaded, info = cast("Any", type(model)).from_pretrained(
+                None,
+                config=model.config,
+                state_dict=empty,
+                dtype=torch.float32,
+                device_map="meta",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except Exception as err:  # noqa: BLE001 - a damaged folder may break its code anywhere
+        return _Loaded(error=(str(err) or type(err).__name__).splitlines()[0])
+    finally:
+        logging.set_verbosity(verbosity)
+    # A parameter shares the storage of the tensor that was loaded into it.
+    names = {_storage(tensor): name for name, tensor in empty.items()}
+    state = cast("Mapping[str, torch.Tensor]", loaded.state_dict(keep_vars=True))
+    tied = [
+        tuple(names.get(_storage(state[name]), "") for name in pair)
+        for pair in loaded.all_tied_weights_keys.items()
+    ]
+    return _Loaded(
+        sorted(info["missing_keys"]),
+        sorted(info["unexpected_keys"]),
+        sorted(info["mismatched_keys"]),
+        tied=[(one, other) for one, other in tied if one and other and one != other],
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return cast("Any", tensor.untyped_storage())._cdata
+
+
+def _check_fit(
+    model: "PreTrainedModel",
+    weights: Sequence[tuple[list[str], tuple[int, ...]]],
+    headers: Mapping[str, TensorHeader],
+) -> Sequence[tuple[str, str]]:
+    """Returns pairs of tensors that the model ties.
+
+    Raises: DataError unless transformers loads exactly these tensors into the model.
+    """
+    loaded = _load_headers(model, headers)
+    missing = loaded.missing
+    unexpected = loaded.unexpected
+    misshapen = loaded.misshapen
+    if not (missing or unexpected or misshapen or loaded.error):
+        return loaded.tied
+    shapes = {name: shape for names, shape in weights for name in names}
+    if loaded.error or 2 * len(shapes.keys() & headers.keys()) > len(shapes):
+        # The files have the usual names, in which the reader knows the tensors better than in the model's.
+        missing = [names[0] for names, _ in weights if not any(name in headers for name in names)]
+        unexpected = [name for name in headers if name not in shapes] if loaded.error else unexpected
+        common = [name for name in headers if name in shapes]
+        misshapen = [(name, headers[name].shape, shapes[name]) for name in common]
+        misshapen = [entry for entry in misshapen if tuple(entry[1]) != tuple(entry[2])]
+    parts = [f"missing: {format_names(missing)}"] if missing else []
+    parts += [f"not in the model: {format_names(unexpected)}"] if unexpected else []
+    other = [f"{name} is {tuple(own)} instead of {tuple(wanted)}" for name, own, wanted in misshapen]
+    parts += [f"of another shape: {format_names(other)}"] if other else []
+    raise DataError(
+        f"its weights are not those of a {type(model).__name__} as its config.json describes it ("
+        f"{'; '.join(parts) or loaded.error}); {_advice(missing, unexpected, shapes)}"
+    )
+
+
+def _advice(missing: Sequence[str], unexpected: Sequence[str], shapes: Collection[str]) -> str:
+    """What to do about weights that don't fit."""
+    if any(part in name for name in unexpected for part in _ADAPTER_PARTS):
+        return (
+            "it holds an adapter that was not merged: call PEFT's `merge_and_unload()`, and save that model"
+        )
+    if any(name.endswith(_QUANTIZED_ENDS) for name in unexpected):
+        return "they are quantized, so use the folder that they were quantized from"
+    for wrapper, how in _WRAPPERS.items():
+        if any(wrapper in name for name in unexpected):
+            return f"names contain {wrapper!r}: {how}, and save it with `save_pretrained`"
+    prefixes = {name.removesuffix(own) for own in missing[:1] for name in unexpected if name.endswith(own)}
+    if prefixes:
+        return f"names begin with {min(prefixes)!r}; rename the tensors"
+    layers = [_num_layers(names) for names in (shapes, [*(set(shapes) - set(missing)), *unexpected])]
+    if layers[0] != layers[1]:
+        return f"config.json has {layers[0]} layers, the files {layers[1]}; {DO_THEY_BELONG}"
+    if missing == ["lm_head.weight"]:
+        return (
+            "if the model uses its embedding as the output head, set tie_word_embeddings: true in "
+            "config.json, else add the head"
+        )
+    return DO_THEY_BELONG
+
+
+def _num_layers(names: Iterable[str]) -> int:
+    return max((int(found[1]) + 1 for name in names if (found := _LAYER.search(name))), default=0)
+
+
+def _check_order(model: "PreTrainedModel", names: Collection[str]) -> None:
+    """Raises: DataError if only some of the tensors that make up one weight have the usual names.
+
+    transformers joins the experts of a layer in the order of their names.
+    """
+    parts: dict[str, list[str]] = {}
+    for view in file_views(model):
+        parts.setdefault(view.weight, []).append(view.name)
+    for own in parts.values():
+        absent = [name for name in own if name not in names]
+        if absent and len(absent) < len(own):
+            raise DataError(
+                f"its files hold {format_names(absent)} under other names than the rest of the same weight, "
+                "so transformers would load them in another order; rename them"
+            )
+
+
+def _check_tied(name: str, source: str, tensors: _Tensors) -> None:
+    """Raises: DataError if two tensors that the model ties are different."""
+    copy = tensors[name]
+    first = tensors[source]
+    if copy[1].dtype != first[1].dtype or any(
+        not np.array_equal(*blocks) for blocks in zip(_blocks(*copy), _blocks(*first), strict=True)
+    ):
+        raise DataError(
+            f"its config.json ties {source} and {name}, but its files hold different values for them; set "
+            "tie_word_embeddings: false in config.json if the model was trained with both, else remove "
+            f"{name}"
+        )
+
+
+def _check_finite(name: str, path: Path, header: TensorHeader) -> None:
+    """Raises: DataError if a value is NaN or infinite."""
+    for block in _blocks(path, header):
+        if not is_finite(torch.from_numpy(block).view(_DTYPES[header.dtype])):
+            raise DataError(
+                f"its tensor {name} has values that are not finite (NaN or infinity); the file is damaged, "
+                "or the training that wrote it had diverged: download it again, or use an earlier checkpoint"
+            )
+
+
+def _blocks(path: Path, header: TensorHeader) -> Iterable["np.ndarray[Any, np.dtype[np.uint8]]"]:
+    """The bytes of a tensor, in parts."""
+    start, end = header.data_offsets
+    for first in range(start, end, _BLOCK_BYTES):
+        yield np.fromfile(path, np.uint8, min(_BLOCK_BYTES, end - first), offset=first)
+
+
+def _check_tokenizer(folder: Path, *, num_rows: int) -> None:
+    """Raises: DataError if the tokenizer can't be loaded, or has tokens that the model does not have."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = cast("Any", AutoTokenizer).from_pretrained(str(folder), local_files_only=True)
+        ids = cast("dict[str, int]", tokenizer.get_vocab())
+    except Exception as err:  # a damaged folder may break its code anywhere
+        reason = str(err).splitlines()[0] if str(err) else type(err).__name__
+        raise DataError(f"its tokenizer can't be loaded: {reason}; copy it from the original model") from err
+    if unknown := sorted((idx, token) for token, idx in ids.items() if idx >= num_rows):
+        listed = format_names([f"{token!r} ({idx})" for idx, token in unknown])
+        raise DataError(
+            f"its tokenizer has tokens that its embedding of {num_rows} rows doesn't have: {listed}; use the "
+            "model's own tokenizer, or call `model.resize_token_embeddings(len(tokenizer))` and save both"
+        )
+
+
+if __name__ == "__main__":
+    chosen = Path(sys.argv[1])
+    sys.stdout.buffer.write(msgspec.json.encode(judge_tensors(chosen, read_headers(chosen))))
