@@ -13,8 +13,7 @@ from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe
-from astraflow.user_input.mistakes import configs_in, hint, near_path, tag_of
-from astraflow.user_input.synonyms import SYNONYMS
+from astraflow.user_input.mistakes import configs_in, hint, near_path, synonyms, tag_of
 from astraflow.user_input.yaml_files import load_mapping
 from drivers.weight_files import write_model_folder
 
@@ -247,9 +246,9 @@ def keys_of(config: type[Any], path: str = "") -> Iterator[str]:
 
 def test_every_synonym_leads_to_a_key_and_is_none_itself_there() -> None:
     known = set(keys_of(Recipe))
-    assert [target for target, _ in SYNONYMS.values() if target not in known] == []
+    assert [target for target, _ in synonyms().values() if target not in known] == []
     hidden = {
-        name for name, (target, _) in SYNONYMS.items() if f"{target.rpartition('.')[0]}.{name}" in known
+        name for name, (target, _) in synonyms().items() if f"{target.rpartition('.')[0]}.{name}" in known
     }
     assert hidden == set()
 
