@@ -1,13 +1,15 @@
 """Breaks the source in small ways, one at a time, and counts how many of these mutants the related tests
 notice.
 
-`make mutants` tries a sample: SAMPLE mutants for each folder of the package, the same ones for the same SEED.
-`make mutants PACKAGE=trainer` tries one folder and those below it. A mutant is one change inside a function:
-another operator, number, boundary, argument, or keyword. mutmut finds the changes. Changes of text are left
-out, because they only change words. The related tests of a file are the unit, golden, property, and
-integration tests that import it, directly or through other modules; at most the 8 nearest test files run. If
-they notice nothing, the system tests of the mutant's part of the package run. The program prints each
-survivor and lists them in `--survivors`, and then prints the share of mutants that were noticed.
+`make mutants` tries a sample: SAMPLE mutants for each folder of the package, the same ones for the same
+SEED. `make mutants PACKAGE=trainer` tries one folder and those below it. A mutant is one change inside a
+function: another operator, number, boundary, argument, or keyword. mutmut finds the changes. Changes of text
+are left out, because they only change words, and so are those of zip's `strict`, which only asserts
+something. The related tests of a file are the unit, golden, property, and integration tests that import it,
+directly or through other modules, and those in the folder of unit tests that mirrors its own; at most the 8
+nearest test files run. If they notice nothing, the system tests of the mutant's part of the package run. The
+program prints each survivor and lists them in `--survivors`, and then prints the share of mutants that were
+noticed.
 """
 
 import argparse
@@ -41,15 +43,20 @@ LEFT_OUT = "not gpu and not long and not vllm and not trackers and not interop"
 SYSTEM_TESTS = {
     "": ("whole_runs",),
     "addons": (),
+    "addons/agents": ("agent_sandbox", "agent_box"),
     "addons/cluster": ("nodes_run", "own_launcher"),
+    "addons/doctor": ("commands",),
+    "addons/drop_batch": ("dropped_batches",),
     "addons/envs": ("openenv_run", "hosted_run"),
     "addons/evaluation": ("evaluation_rounds",),
     "addons/exact": ("ranks_run",),
     "addons/experiments": ("sweep",),
+    "addons/export": ("commands",),
     "addons/lending": ("lending_run",),
     "addons/sandbox": ("sandbox_attacks",),
+    "addons/tinker": ("tinker_loop",),
     "addons/trackers": ("whole_runs",),
-    "addons/view": ("stopped_parts",),
+    "addons/view": ("viewer", "viewer_sweeps", "stopped_parts"),
     "addons/watch": ("stopped_parts", "planted_faults"),
     "cli": ("audit_commands", "whole_runs"),
     "dataflow": ("whole_runs", "audit_commands"),
@@ -61,8 +68,8 @@ SYSTEM_TESTS = {
     "trainer": ("whole_runs", "ranks_run"),
     "weights": ("whole_runs", "weights_kills", "weights_stores"),
 }
-"""Folder of the package -> the files in `tests/system` that run it. A folder without an entry has its
-parent's."""
+"""Folder of the package -> the files in `tests/system` or `tests/integration` that run it. A folder without
+an entry has its parent's."""
 MOST_TESTS = 8
 """Largest number of test files that run for a mutant. A file that everything imports would have hundreds."""
 MOST_STEPS = 3
@@ -90,6 +97,10 @@ class Mutant:
     @property
     def description(self) -> str:
         return f"{self.file}: {self.function}: {self.diff}"
+
+
+_STRICT = re.compile(r"strict=\w+|[\s,]+(?=\))|,\s*(?=strict=)")
+"""The keyword `strict` of a call, and the commas around it."""
 
 
 # --- mutants --------------------------------------------------------------------------------------
@@ -149,7 +160,8 @@ def sample(files: Sequence[Path], number: int, seed: int) -> list[Mutant]:
     # A folder's draw depends on its own name alone, so that PACKAGE tries what the whole sample tries.
     draw = random.Random(f"{seed} {files[0].parent}")
     every = [candidate for file in files for candidate in candidates_of(file)]
-    return [candidate.mutant() for candidate in draw.sample(every, min(number, len(every)))]
+    drawn = [(each.module.code, each.mutant()) for each in draw.sample(every, min(number, len(every)))]
+    return [mutant for code, mutant in drawn if _STRICT.sub("", mutant.code) != _STRICT.sub("", code)]
 
 
 # --- related tests --------------------------------------------------------------------------------
@@ -157,13 +169,16 @@ def sample(files: Sequence[Path], number: int, seed: int) -> list[Mutant]:
 
 @cache
 def imports_of(path: Path) -> frozenset[str]:
-    """Returns the modules that a file imports."""
+    """Returns the modules that a file imports, and those that it names in a text, for a later import."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = re.fullmatch(r"(astraflow(?:\.\w+)+)(?::\w+)?", node.value)
+            names |= {named[1]} if named else set()
     return frozenset(names)
 
 
@@ -193,19 +208,29 @@ def importers_of(module: str) -> frozenset[str]:
     )
 
 
+def shares_name(test: Path, file: Path) -> bool:
+    """Returns whether a test is named after a file, or after the first words of its name."""
+    own = test.stem.removeprefix("test_")
+    return file.stem in own or f"{file.stem}_".startswith(f"{own}_")
+
+
 @cache
 def tests_of(file: Path) -> tuple[Path, ...]:
     """Returns the tests that are nearest to a source file, at most `MOST_TESTS` files.
 
-    First come the tests that import the file, then those of the modules that import it, and so on for a few
-    steps. Among tests at the same distance, those named after the file come first, then those in its mirrored
-    folder.
+    First come the tests that import the file, then those in its mirrored folder and those named after its
+    folder: they often reach it through a recipe, a command, or an entry point. Next come the tests of the
+    modules that import the file, and so on for a few steps. Among tests at the same distance, those named
+    after the file come first, then those in its mirrored folder.
     """
     tests = [test for tier in TIERS for test in sorted((TESTS / tier).rglob("test_*.py"))]
     mirrored = TESTS / "unit" / file.parent.relative_to("astraflow")
-    tests.sort(key=lambda test: (file.stem not in test.stem, mirrored not in test.parents))
+    tests.sort(key=lambda test: (not shares_name(test, file), test.parent != mirrored))
     modules = frozenset({".".join(file.with_suffix("").parts)})
-    found: list[Path] = []
+    found = [test for test in tests if modules & modules_of(test)]
+    found += [test for test in tests if test not in found and test.parent == mirrored]
+    named = f"test_{file.parent.name}"
+    found += [test for test in tests if test not in found and f"{test.stem}_".startswith(f"{named}_")]
     for _ in range(MOST_STEPS):
         found += [test for test in tests if test not in found and modules & modules_of(test)]
         if len(found) >= MOST_TESTS:
@@ -219,7 +244,12 @@ def system_tests_of(file: Path) -> tuple[Path, ...]:
     folder = file.parent.relative_to("astraflow").as_posix()
     while folder not in SYSTEM_TESTS:
         folder = folder.rpartition("/")[0]
-    return tuple(TESTS / "system" / f"test_{name}.py" for name in SYSTEM_TESTS[folder])
+    return tuple(
+        test
+        for name in SYSTEM_TESTS[folder]
+        for tier in ("system", "integration")
+        if (test := TESTS / tier / f"test_{name}.py").exists()
+    )
 
 
 # --- running --------------------------------------------------------------------------------------
@@ -246,8 +276,13 @@ def run_tests(tests: Sequence[str], copy: Path, limit_s: float) -> tuple[int, st
                 os.killpg(tests_run.pid, signal.SIGKILL)
             tests_run.wait()
         output.seek(0)
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+::\S+)", output.read(), re.MULTILINE)
-    return code, failed[1] if failed else ""
+        return code, first_failed(output.read())
+
+
+def first_failed(output: str) -> str:
+    """Returns the first failed test in pytest's output; empty if there is none. Its id may have spaces."""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", output, re.MULTILINE)
+    return failed[1] if failed else ""
 
 
 class Workshop:
@@ -257,8 +292,14 @@ class Workshop:
         self._limit_s = limit_s
         self._copies: SimpleQueue[Path] = SimpleQueue()
         for idx in range(number):
-            copy = folder / str(idx)
+            copy = folder / str(idx) / SOURCE.name
             shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            # The package reads recipes and examples from the folders next to it, and resolves links there.
+            for path in ROOT.iterdir():
+                if path.name in {"recipes", "examples"}:
+                    shutil.copytree(path, copy.parent / path.name)
+                elif path.is_dir() and path != SOURCE and not path.name.startswith("."):
+                    (copy.parent / path.name).symlink_to(path)
             self._copies.put(copy)
 
     def outcome(self, mutant: Mutant) -> str:
@@ -280,9 +321,12 @@ class Workshop:
             code, failed = run_tests(tests, copy, self._limit_s)
         finally:
             shutil.copyfile(SOURCE / mutant.file, copy / mutant.file)
-        if failed and run_tests([failed], copy, self._limit_s)[0]:
+        if code == NO_TESTS:
+            return UNTESTED
+        # Without a failed test, the files could not be collected, or time ran out.
+        if code and run_tests([failed] if failed else tests, copy, self._limit_s)[0]:
             return BROKEN
-        return UNTESTED if code == NO_TESTS else NOTICED if code else SURVIVED
+        return NOTICED if code else SURVIVED
 
 
 def outcomes(mutants: Sequence[Mutant], num_workers: int, limit_s: float) -> Mapping[Mutant, str]:

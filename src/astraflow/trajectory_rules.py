@@ -178,7 +178,7 @@ def _check_images(trajectory: Trajectory, images: ImageTokens | None) -> None:
     except ImageError as err:
         raise WireError(str(err)) from err
     for media, end in zip(trajectory.media, ends, strict=True):
-        if trajectory.mask.find(1, media.start, end) >= 0:
+        if 1 in trajectory.mask[media.start : end]:
             raise WireError(f"tokens {media.start} to {end} stand for an image, but some of them have mask 1")
 
 

@@ -78,6 +78,10 @@ class TrackedFolder:
             self._log.write(record)
             self._trackers.wake()
 
+    def wake(self) -> None:
+        """Says that there are new rows."""
+        self._trackers.wake()
+
     def close(self, deadline_s: float = 300.0) -> None:
         """What the end of the run does."""
         self._log.close()

@@ -356,19 +356,28 @@ async def test_what_no_policy_can_do_is_refused_by_name(changed: dict[str, Any],
         with pytest.raises(openai.BadRequestError, match=named):
             await open_.client.chat.completions.create(**asked)
         assert named in open_.endpoint.problem
-    assert engine.requests == []
+        assert open_.endpoint.num_completions == 0
+        await open_.client.chat.completions.create(model="actor", messages=[user("2")])
+        assert (open_.endpoint.problem, open_.endpoint.num_completions) == ("", 1)
+    assert len(engine.requests) == 1
 
 
 async def test_wrong_keys_unknown_models_and_ended_episodes_are_refused() -> None:
     async with episode(letters(ScriptedEngine())) as open_:
         assert [model.id async for model in open_.client.models.list()] == ["actor"]
         assert (await open_.client.models.retrieve("actor")).id == "actor"
-        with pytest.raises(openai.NotFoundError, match="policies: actor"):
+        with pytest.raises(openai.NotFoundError, match="policies: actor") as unknown:
             await open_.client.chat.completions.create(model="gpt", messages=[user("2")])
+        assert unknown.value.body == {
+            "message": "model 'gpt' is not a policy of this run (policies: actor)",
+            "type": "invalid_request_error",
+            "code": "model_not_found",
+            "param": None,
+        }
         thief = open_.client.with_options(api_key="guess")
         with pytest.raises(openai.AuthenticationError) as refused:
             await thief.chat.completions.create(model="actor", messages=[user("2")])
-        assert refused.value.code == "invalid_api_key"
+        assert (refused.value.code, refused.value.type) == ("invalid_api_key", "authentication_error")
         async with open_.gateway.endpoint(open_.dialogue, tuple) as other:
             gone = open_.client.with_options(base_url=other.base_url, api_key=other.api_key)
         with pytest.raises(openai.NotFoundError, match="it is over"):

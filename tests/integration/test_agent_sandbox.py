@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,8 @@ async def test_a_program_is_rewarded_for_the_file_that_it_leaves() -> None:
     same = "assert json.load(open(os.environ['ASTRAFLOW_TASK_FILE'])) == task\n"
     episode = await play_program(ASKS + same + leaves, box="sandbox")
     assert episode.score == 0.25
+    assert (await play_program(ASKS + "print(5)", box="sandbox")).score == 1.0
+    assert (await play_program(ASKS + "print(6)", box="sandbox")).score == 0.0
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -139,6 +142,25 @@ async def test_the_example_runs_in_the_sandbox_with_an_unmodified_client(
     episode = await play_program("", box="sandbox", command=[sys.executable, "examples/sum_program.py"])
     assert said[-1] == "5"
     assert [message.content for message in episode.messages] == ["2+3", "5"]
+
+
+@pytest.fixture
+def locked_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A program that only its owner may use, in a folder that everybody may see."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.chdir(folder)
+        Path("agent").write_text("#!/bin/sh\n")
+        Path("agent").chmod(0o700)
+        yield "./agent"
+        monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's programs lose their permission in the sandbox")
+async def test_a_program_that_only_root_may_use_is_refused_with_the_reason(locked_program: str) -> None:
+    with pytest.raises(ConfigError, match="Permission denied; in the sandbox, even root's programs"):
+        await play_program("", box="sandbox", command=[locked_program])
 
 
 async def test_without_a_sandbox_no_program_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

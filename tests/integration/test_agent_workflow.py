@@ -93,16 +93,21 @@ async def test_a_program_is_rewarded_for_what_it_says(code: str, reward: float) 
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("code", "message", "is_retryable"),
     [
-        ("sys.exit('my last words')", "ended with 1.*my last words"),
-        ("open(os.environ['ASTRAFLOW_RESULT_FILE'], 'w').write('{')", "result file cannot be read"),
-        ("post(os.environ['ASTRAFLOW_RESULT_URL'], {'rewards': {'ghost': 1}})", "rewards policy 'ghost'"),
+        ("sys.exit('my last words')", "ended with 1.*my last words", True),
+        ("open(os.environ['ASTRAFLOW_RESULT_FILE'], 'w').write('{')", "result file cannot be read", False),
+        (
+            "post(os.environ['ASTRAFLOW_RESULT_URL'], {'rewards': {'ghost': 1}})",
+            "rewards policy 'ghost'",
+            False,
+        ),
     ],
 )
-async def test_a_program_that_fails_says_why(code: str, message: str) -> None:
-    with pytest.raises(RolloutError, match=message):
+async def test_a_program_that_fails_says_why(code: str, message: str, *, is_retryable: bool) -> None:
+    with pytest.raises(RolloutError, match=message) as failed:
         await play(program(code), ScriptedEngine("5"))
+    assert failed.value.is_retryable == is_retryable
 
 
 async def test_what_a_program_prints_on_its_standard_error_can_be_shown(
@@ -124,8 +129,9 @@ async def test_a_program_that_cannot_be_started_is_named() -> None:
 
 
 async def test_an_agent_that_never_asks_a_policy_fails_its_episode() -> None:
-    with pytest.raises(RolloutError, match="no completion of a policy"):
+    with pytest.raises(RolloutError, match="no completion of a policy") as failed:
         await play(function(lambda task, endpoint: "5"), ScriptedEngine())
+    assert not failed.value.is_retryable
 
 
 CHILD = """
@@ -231,8 +237,9 @@ async def test_a_function_that_fails_says_why(returned: Any, message: str) -> No
             raise returned
         return returned
 
-    with pytest.raises(RolloutError, match=message):
+    with pytest.raises(RolloutError, match=message) as failed:
         await play(function(solve), ScriptedEngine())
+    assert failed.value.is_retryable == isinstance(returned, Exception)
 
 
 # --- a library's agent ----------------------------------------------------------------------------

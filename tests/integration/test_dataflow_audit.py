@@ -1,6 +1,7 @@
 """The audit finds what was changed behind the journal's back."""
 
 import dataclasses
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from astraflow.dataflow.journal.records import (
     decode_events,
     encode_events,
 )
+from astraflow.run.commands import show_audit
 from astraflow.types import BusySpan, DropRequest
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play_run, running
 
@@ -78,6 +80,34 @@ async def test_a_clean_run_holds_and_its_figures_add_up(tmp_path: Path) -> None:
     assert (figures.committed_tokens, figures.staleness_bound) == (policy.committed_tokens, 2)
     assert 0 < figures.rl_wall_s < 20
     assert figures.overlap_frac == 0.0
+
+
+async def test_the_command_prints_the_accounting_and_what_packages_add(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await finished_run(tmp_path / "journal")
+    (tmp_path / "lending.damaged-1.jsonl").touch()
+    assert show_audit(tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"drawn\W+12\b", shown)
+    assert "warning: lending.damaged-1.jsonl is damaged and was set aside" in shown
+    assert "problem:" not in shown
+    edited(tmp_path / "journal", ("DELETE FROM fates WHERE group_id = 3", ()))
+    assert show_audit(tmp_path) == 1
+    assert "problem: actor: the fate of group 3 is not in the table" in capsys.readouterr().out
+
+
+async def test_a_run_that_never_began_has_no_figures(tmp_path: Path) -> None:
+    async with running(tmp_path, make_plan(num_steps=3)):
+        pass
+    figures = run_figures(tmp_path, audit(tmp_path))
+    assert (figures.rl_wall_s, figures.generate_s, figures.overlap_frac, figures.waits_s) == (
+        0.0,
+        0.0,
+        0.0,
+        {},
+    )
+    assert (figures.staleness_mean, figures.staleness_max, figures.committed_tokens) == (0.0, 0, 0)
 
 
 async def test_spans_that_overlap_count_once(tmp_path: Path) -> None:

@@ -435,7 +435,7 @@ async def test_a_version_that_no_service_can_install_ends_the_run_with_the_cause
 
         async def refuse(by: ScriptedWorker, version: int = 0) -> str:
             reason = WaitReason(
-                kind="version_refused", policy="actor", version=version, detail="tensor w is missing"
+                kind="weights_failed", policy="actor", version=version, detail="tensor w is missing"
             )
             beat = Heartbeat(lease_ids=(), load=Load(waits_for=(reason,)))
             return (await run.client.heartbeat(by.id, beat)).state

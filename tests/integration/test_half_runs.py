@@ -10,9 +10,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astraflow import wire
 from astraflow.addons.doctor.drift import LIMIT, measure_drift
-from astraflow.addons.half_runs.half_runs import TrainedModel, collect_batches, train_from_batches
+from astraflow.addons.half_runs.command import run_only
+from astraflow.addons.half_runs.half_runs import BATCHES, TrainedModel, collect_batches, train_from_batches
 from astraflow.errors import ConfigError, DataError
 from astraflow.recipe.recipe import Recipe
+from astraflow.trainer.columns import reward_mean
 from astraflow.types import Batch, StepRecord
 from astraflow.wire import array
 from drivers.recipe_builders import make_digit_model, make_digit_recipe
@@ -98,6 +100,27 @@ async def test_collected_batches_say_that_version_0_made_them(recipe: Recipe, tm
     assert spans == {0}
     assert all(batch.totals.num_groups == 4 for batch in batches)
     assert len({(s.group_id, s.episode_idx) for b in batches for s in b.samples}) == 3 * 16
+
+
+def test_the_command_says_what_it_collected_and_trained(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_only(recipe, tmp_path / "run", "rollout", None) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    folder = tmp_path / "run" / BATCHES
+    saved = sorted((folder / "actor").iterdir())
+    assert last == f"batches: {folder}; train from them with --only train --batches {folder}"
+    for number, (row, path) in enumerate(zip(rows, saved, strict=True), start=1):
+        reward = reward_mean(wire.decode(path.read_bytes(), Batch).samples)
+        size = f"{path.stat().st_size:,} bytes"
+        assert row == f"actor batch {number}/3: 4 groups, 16 samples, reward {reward:.3f}, {size}"
+    saved[-1].unlink()
+    assert run_only(recipe, tmp_path / "trained", "train", tmp_path / "run" / BATCHES) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert [row.partition(":")[0] for row in rows] == ["actor step 1/3", "actor step 2/3"]
+    assert rows[0].endswith(", staleness 0")
+    assert "actor: 2 steps (the batches end before step 3), weights " in last
+    assert last.endswith(f"model: {tmp_path / 'trained' / 'model' / 'actor'}")
 
 
 async def test_template_arguments_reach_every_prompt_and_the_trained_folder(

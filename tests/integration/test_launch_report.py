@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from astraflow.addons.plot.curve import draw_curve
+from astraflow.addons.plot.curve import draw_curve, plot_curve
 from astraflow.dataflow.audit import audit
+from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder, RunRecord
 from astraflow.report.report import load_summary, summary_table, write_report
@@ -160,6 +161,44 @@ async def test_episodes_before_and_after_are_of_the_same_tasks(folder: RunFolder
 async def test_a_learning_curve_is_drawn(folder: RunFolder) -> None:
     write_report(folder, make_recipe())
     assert folder.curve.read_bytes().startswith(b"\x89PNG")
+
+
+async def test_the_curve_shows_rewards_and_scores_over_steps_and_over_seconds(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    async with running(tmp_path, make_plan(policies=("solver", "verifier"), num_steps=3)) as run:
+        await play_run(run, policies=("solver", "verifier"))
+    with JournalReader(tmp_path) as journal:
+        steps = journal.steps()
+    start_s = min(record.at_s for record in steps)
+    scores = [(0, start_s, 0.25, 0.1), (3, start_s + 8.0, 0.75, 0.1), (4, start_s + 9.0, None, None)]
+    evals = [
+        EvalRecord(
+            policy="solver", version=step, step=step, eval_set="h", num_tasks=1, num_samples=1, num_failed=0,
+            score_mean=mean, score_stderr=error, at_s=at_s,
+        )
+        for step, at_s, mean, error in scores
+    ]  # fmt: skip
+    plot_curve(figure, steps, evals)
+    for axis, over in zip(figure.axes, ("step", "seconds"), strict=True):
+        assert axis.get_xlabel() == over
+        _, labels = axis.get_legend_handles_labels()
+        assert labels == ["solver: training reward", "verifier: training reward", "solver: held-out h"]
+        drawn = {
+            tuple(line.get_xdata()): tuple(line.get_ydata())
+            for line in axis.get_lines()
+            if line.get_linestyle() == "-"
+        }
+        for policy in ("solver", "verifier"):
+            own = [record for record in steps if record.policy == policy]
+            xs = [each.number if over == "step" else each.at_s - start_s for each in own]
+            assert drawn[tuple(xs)] == tuple(each.reward_mean for each in own)
+        assert drawn[(0, 3) if over == "step" else (0.0, 8.0)] == (0.25, 0.75)
+        (bars,) = axis.collections
+        assert [bar[:, 1].tolist() for bar in bars.get_segments()] == [
+            pytest.approx([0.05, 0.45]), pytest.approx([0.55, 0.95])
+        ]  # fmt: skip
+    assert figure.axes[0].get_ylabel() == "score"
+    assert figure.axes[0].get_legend() is not None
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:

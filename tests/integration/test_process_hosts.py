@@ -1,6 +1,7 @@
 """A process that a host program holds, followed through its link; ssh would only carry the two."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -11,10 +12,14 @@ import psutil
 import pytest
 
 import astraflow
+from astraflow.addons.cluster.config import SlurmLauncherConfig, SshLauncherConfig
 from astraflow.addons.cluster.host_frames import Hello, Start, StartConfirmation, StartRefusal
 from astraflow.addons.cluster.host_link import HostLink, LinkLostError
 from astraflow.addons.cluster.piped_process import PipedProcess
-from astraflow.protocols import MACHINE_LOST, ProcessSpec
+from astraflow.addons.cluster.slurm_launcher import SlurmLauncher
+from astraflow.addons.cluster.ssh_launcher import SshLauncher
+from astraflow.errors import ConfigError
+from astraflow.protocols import MACHINE_LOST, Needs, ProcessSpec
 from drivers.system_driver import wait_gone
 
 HOST = (sys.executable, "-P", "-m", "astraflow.addons.cluster.host_main")
@@ -127,3 +132,73 @@ async def test_a_command_that_is_no_host_says_why() -> None:
         await link.hello()
     assert caught.value.code == 255
     await link.finish()
+
+
+# --- launchers, over a shell instead of a network ---------------------------------------------------
+
+SSH = """#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+[ "$2" = gone ] && { echo "ssh: Could not resolve hostname gone" >&2; exit 255; }
+export SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22"
+shift 2
+exec sh -c "$*"
+"""
+SRUN = """#!/bin/sh
+while [ "$1" != PYTHON ]; do echo "$1"; shift; done >> OPTIONS
+exec "$@"
+"""
+TELLS = "import os; print('gpus', os.environ.get('CUDA_VISIBLE_DEVICES')); raise SystemExit(3)"
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`ssh` and `srun` that run a host's program on this machine. Returns the file of srun's options."""
+    options = tmp_path / "options"
+    for name, text in (("ssh", SSH), ("srun", SRUN)):
+        text = text.replace("PYTHON", sys.executable).replace("OPTIONS", str(options))
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return options
+
+
+@pytest.mark.usefixtures("commands")
+async def test_the_ssh_launcher_starts_processes_on_its_hosts_and_refuses_unusable_ones(
+    tmp_path: Path,
+) -> None:
+    def launcher(*hosts: str, address: str = "10.0.0.1") -> SshLauncher:
+        return SshLauncher(SshLauncherConfig(hosts=hosts, python=sys.executable, address=address))
+
+    with pytest.raises(ConfigError, match=r"launcher\.hosts: gone: .*is the name right\?"):
+        launcher("a", "gone")
+    with pytest.raises(ConfigError, match=r"see this machine at 127\.0\.0\.1, which other machines cannot"):
+        launcher("a", address="auto")
+    started = launcher("a", "b")
+    assert started.host == "10.0.0.1"
+    spec = make_spec(tmp_path, TELLS)
+    cores = 2 * (os.cpu_count() or 1)
+    with pytest.raises(ConfigError, match=rf"rollout-0: .*{cores}"):
+        await started.start(dataclasses.replace(spec, needs=Needs(cpus=cores)))
+    with pytest.raises(ConfigError, match="have no labels"):
+        await started.start(dataclasses.replace(spec, needs=Needs(labels={"gpu": "x"})))
+    for _ in range(3):  # the room of a process that has ended is free again
+        process = await started.start(spec)
+        assert await process.wait() == 3
+    assert spec.log_path.read_text().count("gpus \n") == 3
+    started.close()
+
+
+async def test_the_slurm_launcher_starts_a_process_as_a_job(commands: Path, tmp_path: Path) -> None:
+    config = SlurmLauncherConfig(partition="gpu", python=sys.executable, address="10.0.0.1", options=("-v",))
+    launcher = SlurmLauncher(config)
+    assert launcher.host == "10.0.0.1"
+    spec = make_spec(tmp_path, TELLS)
+    needs = Needs(cpus=1.5, memory_bytes=3 << 20, labels={"fast": "", "kind": "x"})
+    process = await launcher.start(dataclasses.replace(spec, needs=needs))
+    assert await process.wait() == 3
+    launcher.close()
+    assert "gpus None\n" in spec.log_path.read_text()
+    assert (await asyncio.to_thread(commands.read_text)).splitlines() == [
+        *("--unbuffered", "--ntasks=1", "--job-name", "astraflow-rollout-0", "--cpus-per-task=2", "--mem=3M"),
+        *("--signal=TERM@60", "--partition=gpu", "--constraint=fast&kind=x", "-v"),
+    ]

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from astraflow.addons.trackers.tracking import Trackers
 from drivers.tracker_driver import TESTS, TrackedFolder, example, key_of, make_eval, make_step
 from drivers.view_runs import RunWriter
@@ -71,6 +73,11 @@ def test_one_that_hangs_slows_nobody_and_what_it_did_not_take_is_counted(tmp_pat
     wait_for(lambda: steps_of(tracked, key_of("Hanging")))
     began = time.monotonic()
     tracked.write(*(make_step(step) for step in range(1, 2001)))
+    for process in psutil.Process().children():
+        if "astraflow.addons.trackers.tracker_process" in process.cmdline():
+            process.suspend()
+    for _ in range(1 << 17):  # more than the pipe of a stopped process holds
+        tracked.wake()
     wrote_s = time.monotonic() - began
     tracked.close(deadline_s=1.0)
     assert time.monotonic() - began - wrote_s < 5.0

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from astraflow.recipe.run_folder import RunFolder, RunRecord
 from drivers.experiment_folders import Experiment
 from drivers.viewer_driver import ask, viewer
 
@@ -28,12 +29,14 @@ async def sweep(url: str, name: str = "lr-sweep") -> dict[str, Any]:
 
 async def test_a_sweep_is_found_below_a_folder_with_its_members_as_runs(tmp_path: Path) -> None:
     experiment = Experiment(tmp_path)
-    two_by_three(experiment)
+    newest = RunFolder(two_by_three(experiment) / "lr=0.01_seed=1")
+    newest.save_record(RunRecord(name="small", state="finished", at_s=0.5))
     experiment.run("alone", [0.5])
     async with viewer(tmp_path) as url:
         (summary,) = (await ask(f"{url}/api/groups"))[1]
         assert (summary["name"], summary["num_runs"]) == ("lr-sweep", 6)
         assert summary["states"] == {"finished": 6}
+        assert summary["at_s"] == 0.5
         runs = (await ask(f"{url}/api/runs"))[1]
         assert [(run["name"], run["sweep"]) for run in runs][:2] == [
             ("alone", ""),

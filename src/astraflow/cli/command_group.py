@@ -90,7 +90,7 @@ class CommandGroup(TyperGroup):
             if place := where_to_find(cmd_name):
                 raise ConfigError(f"`astraflow {cmd_name}` {place}")
             return None
-        app = typer.Typer(add_completion=False)
+        app = typer.Typer()
         app.callback()(lambda: None)  # makes it a group, because Typer drops the name of a single command
         if isinstance(added.run, typer.Typer):
             app.add_typer(added.run, name=cmd_name)

@@ -217,9 +217,12 @@ class PolicyHost:
     def wait_reason(self) -> WaitReason | None:
         """What the policy waits for; None if it is served and up to date."""
         if self.problem:
-            kind = "weights_failed" if self._refused < 0 else "version_refused"
-            detail = as_label(self.problem)
-            return WaitReason(kind=kind, policy=self.info.name, version=self._refused, detail=detail)
+            return WaitReason(
+                kind="weights_failed",
+                policy=self.info.name,
+                version=self._refused,
+                detail=as_label(self.problem),
+            )
         return None if self.hosted else WaitReason(kind="first_version", policy=self.info.name)
 
     def take_spans(self) -> tuple[BusySpan, ...]:

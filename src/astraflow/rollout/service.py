@@ -476,7 +476,7 @@ class RolloutService:
         """Why the service isn't generating; empty if it is."""
         of_hosts = [reason for host in self._hosts.values() if (reason := host.wait_reason) is not None]
         if of_hosts:
-            return sorted(of_hosts, key=lambda reason: reason.kind != "version_refused")[:1]
+            return sorted(of_hosts, key=lambda reason: reason.kind != "weights_failed")[:1]
         if self._scoring.calls.num > _MIN_SCORING_FRAC * len(self._running):
             return (WaitReason(kind="scoring", detail=as_label(self._scoring.queue)),)
         return () if self._running else self._waits_for

@@ -131,7 +131,6 @@ _PHRASES: Mapping[WaitKind, Callable[[WaitReason], str]] = {
     "no_dataflow": lambda _: "the dataflow does not answer",
     "first_version": lambda r: f"the first version of {r.policy}",
     "weights_failed": lambda r: f"a version of {r.policy}: {r.detail}",
-    "version_refused": lambda r: f"a version of {r.policy} that fits; version {r.version}: {r.detail}",
     "scoring": lambda r: r.detail,
 }
 

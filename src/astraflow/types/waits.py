@@ -60,7 +60,6 @@ WaitKind: TypeAlias = Literal[
     "no_dataflow",
     "first_version",
     "weights_failed",
-    "version_refused",
     "scoring",
 ]
 
@@ -100,8 +99,8 @@ class WaitReason(Item, frozen=True, kw_only=True):
     policy: Label = ""
     """The policy that the reason is about."""
     version: Version = -1
-    """The version that is missing (`unpublished`, `behind`), evaluated (`eval_version`), or does not fit the
-    model (`version_refused`)."""
+    """The version that is missing (`unpublished`, `behind`), evaluated (`eval_version`), or that no retry can
+    install (`weights_failed`; -1 if one may)."""
     served: Version = -1
     """`behind`: the newest version that the service has."""
     step: Count = 0

@@ -4,7 +4,7 @@ For an unknown key, the explanation is the first of these that applies:
 
 1. a key of another variant of the section
 2. a key of the same section with nearly the same letters
-3. another system's name for a setting (`synonyms`)
+3. another system's name for a setting (`synonyms.yaml`)
 4. the same key in another section
 5. a key that looks somewhat similar
 
@@ -21,10 +21,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel
 
 from astraflow.user_input.installed import where_to_find
-from astraflow.user_input.synonyms import SYNONYMS
 from astraflow.user_input.written_keys import as_written
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "nearest_hint",
     "path_of",
     "problem_of",
+    "synonyms",
     "tag_of",
 ]
 
@@ -311,15 +312,24 @@ def _meant(key: str, section: tuple[str, ...], config_type: ConfigType, policy: 
 
 def _translate(key: str, section: tuple[str, ...], config_type: ConfigType, policy: str) -> str:
     """Returns a hint at AstraFlow's key for another system's name of a setting, if the config has the key."""
-    near = key.lower() if key.lower() in SYNONYMS else _nearest(key, list(SYNONYMS), cutoff=0.88)
+    known = synonyms()
+    near = key.lower() if key.lower() in known else _nearest(key, known, cutoff=0.88)
     if not near:
         return ""
-    target, note = SYNONYMS[near]
+    target, note = known[near]
     *parts, last = target.split(".")
     if not any(place.section == tuple(parts) and place.key == last for place in _places(config_type)):
         return ""
     name = f'"{last}"' if tuple(parts) == section else as_written(target.replace("*", policy))
     return f"; did you mean {name}?" + (f" ({note})" if note else "")
+
+
+@cache
+def synonyms() -> dict[str, tuple[str, str]]:
+    """Returns, for each name of another system, AstraFlow's dotted key and a note on the difference."""
+    text = Path(__file__).with_name("synonyms.yaml").read_text(encoding="utf-8")
+    entries = yaml.safe_load(text)
+    return {name: (entry["key"], entry.get("note", "")) for entry in entries for name in entry["names"]}
 
 
 def _leaves(given: Mapping[str, Any]) -> list[tuple[str, ...]]:

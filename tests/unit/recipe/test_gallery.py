@@ -13,13 +13,15 @@ from astraflow.errors import ConfigError
 from astraflow.recipe import gallery
 from drivers.system_driver import ROOT
 
+HOME = gallery.gallery_root()
 ENTRIES = gallery.entries()
 
 
 def test_every_recipe_and_spec_of_the_repository_is_listed_once() -> None:
     files = [path for folder in ("recipes", "examples") for path in (ROOT / folder).rglob("*.yaml")]
-    listed = [entry.path for entry in ENTRIES]
-    assert sorted(listed) == sorted(path for path in files if not path.is_relative_to(ROOT / gallery.PROJECT))
+    wanted = {path.relative_to(ROOT) for path in files if not path.is_relative_to(ROOT / gallery.PROJECT)}
+    listed = [entry.path.relative_to(HOME) for entry in ENTRIES]
+    assert sorted(listed) == sorted(wanted)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ def test_every_recipe_and_spec_of_the_repository_is_listed_once() -> None:
     ["quickstart", "recipes/quickstart.yaml", "./recipes/quickstart.yaml", "quickstart.yaml"],
 )
 def test_a_recipe_is_found_by_its_name_and_by_its_place(name: str) -> None:
-    assert gallery.find_entry(name).path == ROOT / "recipes" / "quickstart.yaml"
+    assert gallery.find_entry(name).path == HOME / "recipes" / "quickstart.yaml"
 
 
 def test_the_last_part_of_a_name_is_enough_if_no_other_has_it() -> None:
@@ -36,7 +38,7 @@ def test_the_last_part_of_a_name_is_enough_if_no_other_has_it() -> None:
 
 
 def test_a_command_takes_a_path_or_a_name() -> None:
-    assert gallery.recipe_file("math/tiny") == (ROOT / "recipes" / "math" / "tiny.yaml", True)
+    assert gallery.recipe_file("math/tiny") == (HOME / "recipes" / "math" / "tiny.yaml", True)
     assert gallery.recipe_file("some/where.yaml") == (Path("some/where.yaml"), False)
     with pytest.raises(ConfigError, match="models/tiny is a model, not a recipe"):
         gallery.recipe_file("models/tiny")

@@ -35,6 +35,18 @@ def test_a_run_goes_on_with_another_number_of_services(tmp_path: Path) -> None:
     refuse_changes(changes, tmp_path)
 
 
+def test_the_order_of_the_keys_of_an_argument_is_no_change() -> None:
+    def with_own_reward(*pairs: tuple[str, int]) -> Recipe:
+        reward = {"name": "use", "use": "my_rewards:grade", "args": {"levels": [dict(pairs)]}}
+        tasks = {"sources": {"train": {"name": "jsonl", "path": "tasks.jsonl"}}, "reward": reward}
+        return make_recipe(tasks=tasks)
+
+    one, other = ("a", 1), ("b", 2)
+    assert changes_between(with_own_reward(one, other), with_own_reward(other, one)) == ()
+    (change,) = changes_between(with_own_reward(one), with_own_reward(other))
+    assert change.key == "tasks.reward.args.levels"
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [

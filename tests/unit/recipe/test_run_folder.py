@@ -81,3 +81,10 @@ def test_changes_are_remembered_in_the_folder(tmp_path: Path) -> None:
     folder.create()
     folder.note_changes(changes_between(make_recipe(), make_recipe(rollout={"services": 1})))
     assert '"key":"rollout.services"' in folder.changes.read_text()
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_part_behind(tmp_path: Path) -> None:
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomic(tmp_path / "run.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

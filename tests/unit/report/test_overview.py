@@ -1,7 +1,8 @@
 import msgspec
 
 from astraflow.report.overview import RunOverview, eta_s, eta_text, speed_text
-from drivers.shown_runs import make_status, make_step
+from astraflow.types import MetricItem
+from drivers.shown_runs import make_eval, make_status, make_step
 
 
 def test_the_eta_follows_from_the_pace_of_the_newest_steps() -> None:
@@ -15,6 +16,32 @@ def test_there_is_no_eta_before_the_second_step_and_after_the_last() -> None:
     assert eta_s([make_step(0)], 10) is None
     assert eta_text([make_step(0)], 10) == ""
     assert eta_text([make_step(8, at_s=1.0), make_step(9, at_s=2.0)], 10) == ""
+
+
+def test_held_out_shows_the_first_and_the_newest_score_of_each_set() -> None:
+    run = RunOverview("demo", "runs/demo", 90.0)
+    assert run.held_out("actor") == "-"
+    run.add_eval(make_eval(0, 0.25))
+    assert run.held_out("actor") == "0.250"
+    run.add_eval(make_eval(2, 0.5))
+    run.add_eval(msgspec.structs.replace(make_eval(3, 0.9), score_mean=None))
+    assert run.held_out("actor") == "0.250 -> 0.500"
+    run.add_eval(msgspec.structs.replace(make_eval(1, 0.75), eval_set="code"))
+    assert run.held_out("actor") == "heldout 0.250 -> 0.500, code 0.750"
+    assert run.held_out("judge") == "-"
+
+
+def test_speeds_follow_from_what_trainers_and_services_report() -> None:
+    run = RunOverview("demo", "runs/demo", 90.0)
+    assert (run.committed_tokens_per_s("actor"), run.generated_tokens_per_s()) == (None, 0.0)
+    run.add_step(make_step(0, num_trained_tokens=900))
+    assert (run.committed_tokens_per_s("actor"), run.gradient_frac("actor")) == (None, None)
+    metrics = (MetricItem("num_gradient_tokens", 75.0),)
+    run.add_step(make_step(2, num_trained_tokens=300, metrics=metrics))
+    assert (run.committed_tokens_per_s("actor"), run.gradient_frac("actor")) == (150.0, 0.25)
+    run.update(make_status(), ())
+    run.update(None, ())
+    assert run.generated_tokens_per_s() == 1500.0
 
 
 def test_the_speed_of_generation_covers_the_pauses_of_slow_steps() -> None:

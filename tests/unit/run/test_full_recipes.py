@@ -74,7 +74,7 @@ def test_sizes_and_families_are_joined_under_a_name_and_a_path() -> None:
     assert recipe.name == "efficient-math-8b-80gb"
     assert recipe.policies["actor"].train.ranks == 4
     assert recipe.policies["actor"].table.replay.ratio == 0.3
-    assert gallery.recipe_file("math/4b") == (ROOT / "recipes" / "math" / "4b.yaml", True)
+    assert gallery.recipe_file("math/4b") == (gallery.gallery_root() / "recipes" / "math" / "4b.yaml", True)
     with pytest.raises(ConfigError, match=r"no recipe or model is named 'math/5b'; did you mean"):
         gallery.recipe_file("math/5b")
 

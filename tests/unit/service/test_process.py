@@ -1,5 +1,6 @@
 """A service uses only those of its launcher's descriptors that are open pipes."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE, launcher_pipe
+from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE, launcher_pipe, settle_memory
 
 _NEVER_OPEN = "99999"
 """A descriptor number that no process here reaches."""
@@ -109,3 +110,14 @@ def test_a_service_that_fails_says_why_and_then_ends_though_a_thread_is_at_work(
             service.stdin.close()
         assert service.wait(timeout=15) == 1
     assert "test stopped: the model is gone" in line
+
+
+def test_a_settled_process_collects_garbage_less_often_and_skips_what_is_there() -> None:
+    before = gc.get_threshold()
+    try:
+        settle_memory()
+        assert gc.get_freeze_count() > 10_000
+        assert gc.get_threshold() == (50_000, 10, 10)
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

@@ -13,8 +13,7 @@ from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.preflight import check_recipe
-from astraflow.user_input.mistakes import configs_in, hint, tag_of
-from astraflow.user_input.synonyms import SYNONYMS
+from astraflow.user_input.mistakes import configs_in, hint, near_path, synonyms, tag_of
 from astraflow.user_input.yaml_files import load_mapping
 from drivers.weight_files import write_model_folder
 
@@ -247,9 +246,9 @@ def keys_of(config: type[Any], path: str = "") -> Iterator[str]:
 
 def test_every_synonym_leads_to_a_key_and_is_none_itself_there() -> None:
     known = set(keys_of(Recipe))
-    assert [target for target, _ in SYNONYMS.values() if target not in known] == []
+    assert [target for target, _ in synonyms().values() if target not in known] == []
     hidden = {
-        name for name, (target, _) in SYNONYMS.items() if f"{target.rpartition('.')[0]}.{name}" in known
+        name for name, (target, _) in synonyms().items() if f"{target.rpartition('.')[0]}.{name}" in known
     }
     assert hidden == set()
 
@@ -292,6 +291,26 @@ def test_a_name_in_other_letters_case_is_near() -> None:
     assert (
         hint("question", ["ANSWER", "QUESTION"]) == '; did you mean "QUESTION"? (choices: ANSWER, QUESTION)'
     )
+
+
+def test_letters_in_another_order_are_nearer_than_a_name_that_shares_more_of_them() -> None:
+    assert hint("GPRO", ["gpr", "grpo"]).startswith('; did you mean "grpo"?')
+    assert hint("zzz", ["grpo"]) == " (choices: grpo)"
+
+
+def test_a_missing_path_leads_to_the_nearest_name_or_to_the_first_folder_that_is_missing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.csv").touch()
+    train = tmp_path / "data" / "train.csv"
+    assert near_path(tmp_path / "data" / "trian.csv") == f'; did you mean "{train}"?'
+    assert near_path(tmp_path / "data" / "zzzzzz") == ""
+    missing = tmp_path / "dat"
+    assert near_path(missing / "deep" / "train.csv") == (
+        f'; there is no folder {str(missing)!r}; did you mean "{tmp_path / "data"}"?'
+    )
+    assert near_path(train / "x") == f'; there is no folder {str(train)!r}; did you mean "{train}"?'
 
 
 def test_only_this_file_decides_which_names_are_near() -> None:

@@ -15,7 +15,7 @@ import json
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from importlib.metadata import Distribution, packages_distributions
+from importlib.metadata import Distribution, metadata, packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,11 @@ from astraflow.recipe.model_checks import models_of
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_plan import uses
 from astraflow.user_input.hub_names import is_hub_name, split_revision
+from astraflow.user_input.mistakes import hint
 from astraflow.user_input.own_sources import own_files
 from astraflow.user_input.user_files import is_there
 
-__all__ = ["write_bundle"]
+__all__ = ["bundled", "write_bundle"]
 
 _JsonMap = dict[str, Any]
 _PATH_KEYS = frozenset({"path", "folder"})
@@ -84,11 +85,7 @@ def write_bundle(
     """
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise DataError(f"{out} exists and is not an empty folder; choose another one")
-    mapping: _JsonMap = json.loads(recipe.model_dump_json())
-    copies = _models(recipe, mapping)
-    for section in _READ_SECTIONS:
-        _read_by(mapping[section], section, copies)
-    copies |= _own_modules(recipe)
+    moved, copies = bundled(recipe)
     files = {place: files_of(source) for place, source in copies.items()}
     for source in copies.values():
         if out.resolve().is_relative_to(source.resolve()):
@@ -99,11 +96,23 @@ def write_bundle(
             tell(f"copying {copies[place]}")
             copy_files(found, building / place)
         _pack(distributions, building, tell)
-        text = dump_yaml(parse_config(mapping, Recipe, where="the bundle's recipe"))
-        (building / "recipe.yaml").write_text(text, encoding="utf-8")
+        (building / "recipe.yaml").write_text(dump_yaml(moved), encoding="utf-8")
         _write_install(building / "install")
         num_bytes = write_checksums(building)
     tell(f"{out}: {num_bytes / 1e6:.0f} MB; copy it, then there: sh {out.name}/install")
+
+
+def bundled(recipe: Recipe) -> tuple[Recipe, dict[str, Path]]:
+    """Returns the recipe with the paths of a bundle, and the file or folder here of each of these paths.
+
+    Raises: DataError or ConfigError if something that the recipe reads is missing or can't be bundled.
+    """
+    mapping: _JsonMap = json.loads(recipe.model_dump_json())
+    copies = _models(recipe, mapping)
+    for section in _READ_SECTIONS:
+        _read_by(mapping[section], section, copies)
+    copies |= _own_modules(recipe)
+    return parse_config(mapping, Recipe, where="the bundle's recipe"), copies
 
 
 def _pack(distributions: Sequence[Distribution], to: Path, tell: Callable[[str], None]) -> None:
@@ -125,7 +134,14 @@ def _write_install(path: Path) -> None:
 
 
 def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:
-    """Returns the packages that the recipe needs: astraflow, and those that contain its components."""
+    """Returns the packages that the recipe needs: astraflow, and those that contain its components.
+
+    Raises: ConfigError if astraflow has no such extra.
+    """
+    known = metadata("astraflow").get_all("Provides-Extra") or []
+    for extra in extras:
+        if extra not in known:
+            raise ConfigError(f"--extra {extra} is not an extra of astraflow{hint(extra, known)}")
     owners = packages_distributions()
     modules = {type(part).__module__ for part in _parts(recipe)} | {
         use.use.partition(":")[0] for use in uses(recipe)

@@ -11,7 +11,7 @@ from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.report.view import RunPage, ShownRun
 from astraflow.types import EvalRecord, StepRecord
 
-__all__ = ["CurvePage", "draw_curve"]
+__all__ = ["CurvePage", "draw_curve", "plot_curve"]
 
 
 class CurvePage(RunPage):
@@ -55,20 +55,25 @@ def draw_curve(path: Path, steps: Sequence[StepRecord], evals: Sequence[EvalReco
         return False
     if not steps and not evals:
         return False
-    start_s = min([record.at_s for record in steps] + [record.at_s for record in evals])
     part = path.with_name(f".{path.name}.part.png")
     with mpl.rc_context(mpl.rc_params_from_file(_STYLE, use_default_template=False)):
         figure = Figure(figsize=(9.2, 3.7), layout="constrained")
         FigureCanvasAgg(figure)
-        axes: Any = figure.subplots(1, 2, sharey=True)
-        for axis, label in zip(axes, ("step", "seconds"), strict=True):
-            _draw_axis(axis, steps, evals, start_s=start_s, over=label)
-            axis.set_xlabel(label)
-        axes[0].set_ylabel("score")
-        axes[0].legend(loc="lower right")
+        plot_curve(figure, steps, evals)
         figure.savefig(part)
     part.replace(path)
     return True
+
+
+def plot_curve(figure: Any, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> None:
+    """Draws the curve over steps and over seconds into a figure of matplotlib."""
+    start_s = min([record.at_s for record in steps] + [record.at_s for record in evals])
+    axes: Any = figure.subplots(1, 2, sharey=True)
+    for axis, label in zip(axes, ("step", "seconds"), strict=True):
+        _draw_axis(axis, steps, evals, start_s=start_s, over=label)
+        axis.set_xlabel(label)
+    axes[0].set_ylabel("score")
+    axes[0].legend(loc="lower right")
 
 
 def _draw_axis(

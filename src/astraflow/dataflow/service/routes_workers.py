@@ -246,9 +246,13 @@ class WorkerRoutes:
         loads = [worker.load for worker in self._liveness.workers() if not worker.is_draining]
         for reason in reasons:
             key = (reason.kind, reason.policy, reason.version)
-            if reason.kind == "version_refused" and all(
-                any((other.kind, other.policy, other.version) == key for other in load.waits_for)
-                for load in loads
+            if (
+                reason.kind == "weights_failed"
+                and reason.version >= 0
+                and all(
+                    any((other.kind, other.policy, other.version) == key for other in load.waits_for)
+                    for load in loads
+                )
             ):
                 cause = (
                     f"no rollout service can install version {reason.version} of {reason.policy}: "

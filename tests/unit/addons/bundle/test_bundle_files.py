@@ -8,6 +8,7 @@ import pytest
 
 from astraflow.addons.bundle.bundle import write_bundle
 from astraflow.addons.bundle.bundle_files import copy_files, files_of, whole_or_nothing, write_checksums
+from astraflow.cli.main import main
 from astraflow.errors import DataError
 from astraflow.recipe.recipe import Recipe, load_recipe
 
@@ -112,6 +113,23 @@ def test_a_folder_whose_own_name_no_checksum_can_hold_is_refused(tmp_path: Path)
     (tmp_path / "a\nb").mkdir()
     with pytest.raises(DataError, match="a list of checksums cannot hold"):
         files_of(tmp_path / "a\nb")
+
+
+def test_the_command_refuses_a_model_that_is_missing_and_a_folder_that_is_not_empty(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    for folder, to, extra, message in (
+        (tmp_path / "none", out, "search", f"policies.actor.model = '{tmp_path}/none' is not a model here"),
+        (model, tmp_path, "search", "exists and is not an empty folder"),
+        (model, out, "tracker", '--extra tracker is not an extra of astraflow; did you mean "trackers"?'),
+    ):
+        arguments = (f"policies.actor.model={folder}", "--out", str(to), "--extra", extra)
+        with pytest.raises(SystemExit) as ended:
+            main(("bundle", str(RECIPE), *arguments))
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_bundle_in_the_folder_that_it_copies_is_refused(model: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.addons.bundle.bundle import write_bundle
+from astraflow.addons.bundle.bundle import bundled, write_bundle
 from astraflow.addons.bundle.packed_wheels import needed_distributions, pack_wheel
 from astraflow.errors import DataError
 from astraflow.recipe.recipe import load_recipe
@@ -62,6 +62,44 @@ def test_a_model_or_data_that_is_not_here_is_named_before_anything_is_written(tm
     with pytest.raises(DataError, match=r"sources\.sums\.path = 'somebody/on-the-hub' is not"):
         write_bundle(recipe, out)
     assert not out.exists()
+
+
+def test_a_bundle_holds_models_data_and_own_modules_once_and_its_recipe_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("a/model", "b/model"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+    (tmp_path / "tasks.jsonl").write_text("")
+    (tmp_path / "data" / "gsm8k").mkdir(parents=True)
+    (tmp_path / "rewards_of_mine").mkdir()
+    (tmp_path / "rewards_of_mine" / "lengths.py").write_text("import helper_of_mine\n")
+    (tmp_path / "helper_of_mine.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    changes = {
+        "policies.actor.model": "./a/model",
+        "policies.actor.train.auxiliary.reference": "./b/model",
+        "policies.actor.train.auxiliary.teacher": "./a/model",
+        "tasks.sources.sums": {"name": "jsonl", "path": "tasks.jsonl"},
+        "eval.sets.heldout.source": {"name": "prepared", "dataset": "gsm8k"},
+        "tasks.reward": {"use": "rewards_of_mine.lengths:reward"},
+    }
+    moved, copies = bundled(load_recipe(RECIPE, changes))
+    assert copies == {
+        "models/model": tmp_path / "a" / "model",
+        "models/2-model": tmp_path / "b" / "model",
+        "data/tasks.jsonl": tmp_path / "tasks.jsonl",
+        "data/gsm8k": tmp_path / "data" / "gsm8k",
+        "rewards_of_mine/lengths.py": tmp_path / "rewards_of_mine" / "lengths.py",
+        "helper_of_mine.py": tmp_path / "helper_of_mine.py",
+    }
+    actor = moved.policies["actor"]
+    assert actor.model == actor.train.auxiliary.teacher == "./models/model"
+    assert actor.train.auxiliary.reference == "./models/2-model"
+    shown = moved.model_dump_json()
+    assert '"./data/tasks.jsonl"' in shown
+    assert '"./data/gsm8k"' in shown
 
 
 def test_a_folder_that_has_something_is_refused(tmp_path: Path) -> None:

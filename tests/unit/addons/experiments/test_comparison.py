@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from astraflow.addons.experiments.commands import comparison_of
+from astraflow.addons.experiments.commands import comparison_of, show_comparison
 from astraflow.addons.experiments.output import draw_comparison, markdown, print_comparison
 from astraflow.addons.experiments.results import read_result
 from astraflow.errors import DataError
@@ -134,6 +134,23 @@ def test_terminal_and_markdown_show_the_same_numbers(experiment: Experiment) -> 
         assert "0.820 [0.770, 0.870]" in shown
         assert "The difference matters" in shown
     assert "| variant | runs | actor on heldout | actor training reward |" in text
+
+
+def test_a_comparison_is_printed_as_a_table_or_as_markdown_and_drawn_on_request(
+    experiment: Experiment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_by_three(experiment)
+    found = comparison_of([experiment.folder])
+    show_comparison([experiment.folder], as_markdown=True, png=None)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == (markdown(found), "")
+    png = experiment.folder / "comparison.png"
+    show_comparison([experiment.folder], as_markdown=False, png=png)
+    shown = capsys.readouterr()
+    assert "0.820 [0.770, 0.870]" in shown.out
+    assert "| variant |" not in shown.out
+    assert shown.err == f"wrote {png}\n"
+    assert png.read_bytes().startswith(b"\x89PNG")
 
 
 def test_hostile_names_stay_in_their_cells(experiment: Experiment) -> None:

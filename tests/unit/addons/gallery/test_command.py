@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.cli.main import main
+from astraflow.recipe.gallery import gallery_root
 from drivers.system_driver import ROOT
 
 
@@ -32,7 +33,7 @@ def test_the_list_is_there_for_programs(capsys: pytest.CaptureFixture[str]) -> N
     rows = json.loads(capsys.readouterr().out)
     (quickstart,) = [row for row in rows if row["name"] == "quickstart"]
     assert quickstart["kind"] == "recipe"
-    assert Path(quickstart["path"]) == ROOT / "recipes" / "quickstart.yaml"
+    assert Path(quickstart["path"]) == gallery_root() / "recipes" / "quickstart.yaml"
 
 
 def test_a_recipe_is_shown_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from astraflow.addons.gallery.listing import about, full_recipes, listed_name, place_of
 from astraflow.recipe import gallery
-from drivers.system_driver import ROOT
 
 ENTRIES = gallery.entries()
 
@@ -15,7 +14,9 @@ def test_every_entry_says_what_it_is(entry: gallery.GalleryItem) -> None:
 
 
 def test_the_place_of_an_entry_is_its_path_below_the_root() -> None:
-    assert [ROOT / place_of(entry) for entry in ENTRIES] == [entry.path for entry in ENTRIES]
+    assert [gallery.gallery_root() / place_of(entry) for entry in ENTRIES] == [
+        entry.path for entry in ENTRIES
+    ]
 
 
 def test_a_family_is_listed_by_what_users_type() -> None:

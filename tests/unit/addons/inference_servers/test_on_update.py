@@ -1,19 +1,21 @@
 """What happens to the KV cache of running requests when new weights arrive, and how tokens tell it."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+from aiohttp import web
 from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from astraflow.addons.inference_servers.config import AttachConfig, VllmEngineConfig
+from astraflow.addons.inference_servers.config import AttachConfig, SglangEngineConfig, VllmEngineConfig
 from astraflow.addons.inference_servers.server_api import (
     Address,
     Command,
@@ -23,7 +25,9 @@ from astraflow.addons.inference_servers.server_api import (
     ServerHttp,
 )
 from astraflow.addons.inference_servers.server_engine import ServerEngine
+from astraflow.addons.inference_servers.sglang_api import SglangApi
 from astraflow.addons.inference_servers.vllm_api import VllmApi
+from astraflow.errors import UnavailableError
 from astraflow.service.server import HttpServer
 from drivers.engine_models import make_model_folder, make_random_model, snapshot_of
 from drivers.server_driver import ask
@@ -125,3 +129,53 @@ async def test_vllm_is_told_whether_to_clear_its_cache(tmp_path: Path) -> None:
         config = VllmEngineConfig.model_validate({"on_update": on_update})
         command = VllmApi().command(config, python="python", model=tmp_path, address=address, label="x-0")
         assert ("--no-enable-prefix-caching" in command.argv) is is_off
+    fields = {"num_slots": 3, "max_context": 64, "num_threads": 2, "args": ["--x"], "env": {"A": "b"}}
+    own = VllmEngineConfig.model_validate_json(json.dumps(fields))
+    command = VllmApi().command(own, python="python", model=tmp_path, address=address, label="x-0")
+    words = " ".join(command.argv)
+    assert f" --model {tmp_path} --served-model-name policy --uds s " in words
+    assert f" --dtype {own.dtype} --max-num-seqs 3 --max-model-len {own.context} " in words
+    assert words.endswith(" --x")
+    assert (command.env["OMP_NUM_THREADS"], command.env["A"]) == ("2", "b")
+
+
+def test_a_sglang_server_is_started_with_its_settings_and_the_recipes_own_options_last(
+    tmp_path: Path,
+) -> None:
+    fields = {"num_slots": 3, "max_context": 64, "num_threads": 2, "args": ["--x", "y"], "env": {"A": "b"}}
+    config = SglangEngineConfig.model_validate_json(json.dumps(fields))
+    address = Address(url="http://127.0.0.1:7", port=7, key="secret")
+    command = SglangApi().command(config, python="python", model=tmp_path, address=address, label="x-0")
+    assert command.argv[0] == "python"
+    assert command.argv[3:] == (
+        *("--model-path", str(tmp_path), "--host", "127.0.0.1", "--port", "7", "--weight-version", "x-0"),
+        *("--dtype", config.dtype, "--max-running-requests", "3", "--context-length", str(config.context)),
+        *("--enable-metrics", "--x", "y"),
+    )
+    assert command.env["OMP_NUM_THREADS"] == "2"
+    assert command.env["A"] == "b"
+    assert "secret" in command.env.values()
+    assert "secret" not in command.argv
+
+
+async def test_calls_to_a_server_go_through_its_socket_with_its_key(tmp_path: Path) -> None:
+    async def tell(request: web.Request) -> web.Response:
+        if request.path == "/words":
+            return web.Response(text="ready")
+        told = [request.headers["Authorization"], await request.json()]
+        return web.json_response({"told": told} if request.path == "/told" else told)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", tell)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "s")).start()
+    http = ServerHttp("http://server/", socket=str(tmp_path / "s"), token="key")
+    assert await http.post("/told", {"a": 1}) == {"told": ["Bearer key", {"a": 1}]}
+    assert await http.post("/told") == {"told": ["Bearer key", {}]}
+    assert await http.post("/list") == {}
+    assert await http.get("/words") == "ready"
+    with pytest.raises(UnavailableError, match="http://server/words answered no JSON: 'ready'"):
+        await http.post("/words")
+    await http.close()
+    await runner.cleanup()

@@ -4,10 +4,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.judging import JudgedScoring, make_scoring
+from astraflow.service.server import HttpServer
 from astraflow.tasks.config import TasksConfig
 from astraflow.types import GenerateRequest, Generation, Task
 from drivers.rollout_fakes import ScriptedEngine, make_hosted
@@ -77,6 +82,59 @@ def text_of(request: GenerateRequest) -> str:
     return "".join(map(chr, request.token_ids))
 
 
+async def test_a_judge_at_an_endpoint_answers_with_the_key_and_the_model_of_its_reward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "tiny"}, {"id": "large"}]})
+
+    async def chat(request: Request) -> Response:
+        asked.append((request.headers["authorization"], await request.json()))
+        choice = {"message": {"role": "assistant", "content": "no: yes"}, "finish_reason": "stop"}
+        return JSONResponse({"choices": [choice], "usage": {"completion_tokens": 2}})
+
+    routes = [Route("/v1/models", models), Route("/v1/chat/completions", chat, methods=["POST"])]
+    server = HttpServer(Starlette(routes=routes), host="127.0.0.1", port=0, name="endpoint")
+    url = f"{await server.start()}/v1"
+    reward = {**JUDGE, "policy": "", "url": url, "model": "large", "key_variable": "JUDGE_KEY"}
+    scores = make_scoring(tasks({**reward, "max_tokens": 7}))
+    assert isinstance(scores, JudgedScoring)
+    with pytest.raises(ConfigError, match="key_variable = 'JUDGE_KEY' is not set"):
+        await scores.start()
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    await scores.start()
+    assert await scores.score(TASK, "5") == 1.0
+    await scores.close()
+    await server.stop()
+    ((key, body),) = asked
+    assert (key, body["model"], body["max_tokens"]) == ("Bearer secret", "large", 7)
+    assert body["messages"] == [{"role": "user", "content": "2+3 5 5?"}]
+
+
+async def test_a_question_leaves_room_for_a_reply_and_has_a_seed_of_its_own() -> None:
+    engine = ScriptedEngine("yes")
+    scores = scoring(engine, JUDGE)
+    for text in ("5", "5", "6"):
+        await scores.score(TASK, text)
+    await scores.close()
+    seeds = [request.sampling.seed for request in engine.requests]
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert engine.requests[0].version == -1
+    num_asked = len(engine.requests[0].token_ids)
+    barely = ScriptedEngine("no", max_context=num_asked + 1)
+    scores = scoring(barely, JUDGE)
+    await scores.score(TASK, "5")
+    await scores.close()
+    assert barely.requests[0].sampling.max_tokens == 1
+    scores = scoring(ScriptedEngine("no", max_context=num_asked), JUDGE)
+    with pytest.raises(RolloutError, match=f"has {num_asked} tokens, its context {num_asked}") as failure:
+        await scores.score(TASK, "5")
+    await scores.close()
+    assert not failure.value.is_retryable
+
+
 class AbortingEngine(ScriptedEngine):
     """Aborts every request in the middle, as an engine that is going away may do."""
 
@@ -130,8 +188,9 @@ async def test_a_judge_that_is_not_served_fails_the_episode() -> None:
     made = make_scoring(tasks({**JUDGE, "policy": "other"}))
     assert isinstance(made, JudgedScoring)
     made.host({})
-    with pytest.raises(RolloutError, match=r"policy 'other', is not served .*\(none is\)"):
+    with pytest.raises(RolloutError, match=r"policy 'other', is not served .*\(none is\)") as failure:
         await made.score(TASK, "5")
+    assert not failure.value.is_retryable
     await made.close()
 
 

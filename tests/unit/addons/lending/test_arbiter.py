@@ -96,12 +96,15 @@ class Stage:
 @contextlib.asynccontextmanager
 async def staged(folder: Path, services: int = 2) -> AsyncIterator[Stage]:
     stage = Stage(folder, services)
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     try:
         yield stage
     finally:
         stage.pool.close()
         for tenant in stage.tenants:
             tenant.close()
+        assert errors == [], "an error in a callback of the arbiter"
         assert find_problems(read_uses(folder / "lending.jsonl")) == []
 
 

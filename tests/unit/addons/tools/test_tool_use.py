@@ -119,12 +119,14 @@ async def test_a_call_that_takes_too_long_is_told_so() -> None:
 
 async def test_each_call_has_its_time_and_late_ones_are_counted() -> None:
     late = call("slow", '{"seconds": 60}')
-    episode = await Agent(late + call("unknown"), "5").play(slow, call_timeout_s=0.01)
+    failing = late + call("unknown")
+    episode = await Agent(failing, failing, "5").play(slow, call_timeout_s=0.01, error_cost=0.125)
     times = [item.value for item in episode.metrics if item.name == "tool_call_s_p95"]
-    assert len(times) == 2
-    assert max(times) >= 0.01
-    assert metrics(episode)["tool_timeouts"] == 1.0
-    assert metrics(episode)["tool_errors"] == 2.0
+    assert len(times) == 4
+    assert 0.01 <= max(times) < 60
+    counted = metrics(episode)
+    assert (counted["tool_calls"], counted["tool_timeouts"], counted["tool_errors"]) == (4.0, 2.0, 4.0)
+    assert (episode.score, episode.trajectories[0].reward) == (1.0, 0.5)
 
 
 async def test_a_tool_that_is_out_of_order_fails_the_episode() -> None:

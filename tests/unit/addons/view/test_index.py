@@ -1,8 +1,10 @@
 import contextlib
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
 
+from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import filter_of
 from astraflow.addons.view.index import RunIndex
 from astraflow.addons.view.said import said_in
@@ -71,6 +73,7 @@ def test_a_live_run_is_followed_by_one_process_after_another(tmp_path: Path) -> 
         run.result("0.1.0", reward=0.75)
         run.flush()
         assert index.refresh()
+        filled = index.path.open("rb")
     # A process that begins now knows the group only from the index.
     run.result("0.1.0", reward=0.75)  # sent again
     run.decide(0, "trained", step=4)
@@ -79,6 +82,8 @@ def test_a_live_run_is_followed_by_one_process_after_another(tmp_path: Path) -> 
         (0, 0.25, "trained", 5),
         (1, 0.75, "trained", 5),
     ]
+    with filled:
+        assert os.fstat(filled.fileno()).st_nlink == 1, "the index was built again"
 
 
 def test_failed_attempts_are_rows_with_their_words(tmp_path: Path) -> None:
@@ -259,3 +264,43 @@ def test_the_longest_spans_of_a_part_of_the_run_are_found(tmp_path: Path) -> Non
         },
         {"name": "trainer actor", "spans": [("wait:dataflow", 40.0, 60.0)]},
     ]
+
+
+def counted(run_dir: Path, **chosen: str) -> dict[str, Any]:
+    with RunIndex(run_dir) as index:
+        index.refresh()
+        with contextlib.closing(index.reader()) as database:
+            found = facets(database, chosen)
+    return {"num": found["num_counted"], **{name: dict(value) for name, value in found["counts"].items()}}
+
+
+def test_each_filter_is_counted_under_the_values_of_the_others(tmp_path: Path) -> None:
+    run = RunWriter(tmp_path)
+    run.flush()
+    assert counted(tmp_path)["num"] == 0
+    run.group(0, [0.0, 0.5, 1.0])
+    run.group(1, [-1.0, 0.25], fate="stale")
+    run.draw(2)
+    run.fail("2.0.0", "it took too long")
+    run.close()
+    every = counted(tmp_path)
+    assert every["num"] == 6
+    assert every["kind"] == {"train": 6}
+    assert every["fate"] == {"trained": 3, "stale": 2}
+    assert every["reward"] == {"..0": 2, "0.000001..0.999999": 2, "1..": 1}
+    assert (every["finish"], every["policy"]) == ({"stop": 5}, {"actor": 5})
+    assert every["worker"] == {WORKER: 6}
+    assert list(every["error"].values()) == [1]
+    stale = counted(tmp_path, fate="stale")
+    assert (stale["fate"], stale["reward"]) == (every["fate"], {"..0": 1, "0.000001..0.999999": 1})
+    failed = counted(tmp_path, error="any")
+    assert (failed["fate"], failed["kind"], failed["error"]) == ({}, {"train": 1}, every["error"])
+    assert counted(tmp_path, error="none")["kind"] == {"train": 5}
+    # A service is chosen with or without the suffix that each of its starts adds.
+    for worker in (WORKER, WORKER.partition(".")[0]):
+        assert counted(tmp_path, worker=worker)["kind"] == {"train": 6}
+    assert counted(tmp_path, worker="rollout")["kind"] == {}
+    # Only the three counted ranges narrow the other counts.
+    assert counted(tmp_path, reward="1..")["kind"] == {"train": 1}
+    assert counted(tmp_path, reward="0.3..0.6")["kind"] == {"train": 6}
+    assert counted(tmp_path, kind="eval")["fate"] == {}

@@ -423,6 +423,87 @@ def test_the_memory_keeps_the_first_steps_and_the_newest() -> None:
     assert memory.steps["actor"][-1].at_s == NOW_S
 
 
+def dated(snapshot: RunSnapshot) -> tuple[str, float]:
+    """The subject of the only finding, and the seconds since its condition began; 0 if that is unknown."""
+    (finding,) = [finding for rule in RULES for finding in rule.find(snapshot)]
+    return finding.subject, NOW_S - finding.since_s if finding.since_s else 0.0
+
+
+def test_process_alarms_name_their_subject_and_say_since_when() -> None:
+    quiet = ServiceState("rollout-0", state="running", silent_s=9.0, is_silent=True, trouble="it is stopped")
+    assert dated(make_snapshot(services=(quiet,))) == ("rollout-0", 9.0)
+    unknown = ServiceState("rollout-0", state="running", silent_s=None, trouble="it is stopped")
+    assert dated(make_snapshot(services=(unknown,))) == ("rollout-0", 0.0)
+    starved = dataclasses.replace(quiet, is_starved=True)
+    assert dated(make_snapshot(services=(starved,))) == ("rollout-0", 9.0)
+    silent = make_wait(9.0, SILENT, who=RUN, whom=W0)
+    pool = (make_worker("w0", unheard_s=9.0), make_worker("w1"))
+    assert dated(make_snapshot(workers=pool, waits=(silent,))) == ("w0", 9.0)
+    assert dated(make_snapshot(workers=pool[:1], waits=(silent,))) == ("rollout", 9.0)
+    assert dated(make_snapshot(workers=())) == ("rollout", 0.0)
+    assert dated(make_snapshot(status=None, unanswered_s=5.0)) == ("dataflow", 5.0)
+    hung = LauncherState(pid=7, state="running", silent_s=40.0)
+    assert dated(make_snapshot(launcher=hung)) == ("launcher", 40.0)
+    assert dated(make_snapshot(disk=Disk("runs/x", 1000, checkpoint_bytes=0))) == ("disk", 0.0)
+
+
+def test_flow_alarms_name_their_subject_and_say_since_when() -> None:
+    held = make_wait(3.0, WaitReason(kind="batch_failed", policy="actor", step=3, num=2), whom=PERSON)
+    assert dated(make_snapshot(waits=(held,))) == ("trainer actor", 3.0)
+    stuck = make_worker(transfers=(coming(quiet_s=9.0),))
+    assert dated(make_snapshot(workers=(stuck,))) == ("rollout-0", 10.0)
+    slow = make_worker(transfers=(coming(arrived_bytes=1_000_000),))
+    assert dated(make_snapshot(workers=(slow,))) == ("rollout-0", 10.0)
+    hangs = make_worker(num_scoring=12, scoring_s=6.0)
+    assert dated(make_snapshot(workers=(hangs,))) == ("rollout-0", 6.0)
+    filtered = GroupOutcome(fate="filtered", by="zero_variance", num=40)
+    useless = make_policy_status(outcomes=(filtered,), num_episodes=160)
+    assert dated(make_snapshot(policy=useless, waits=(make_wait(6.0),))) == ("trainer actor", 6.0)
+    idle = make_worker(tokens_per_s=0.0)
+    assert dated(make_snapshot(workers=(idle,), waits=(make_wait(11.0),))) == ("trainer actor", 11.0)
+    overdue = WaitReason(kind="overdue", policy="actor", seconds=200.0, usual_s=2.0)
+    late = make_wait(20.0, overdue, who=POOL, whom=TRAINER)
+    assert dated(make_snapshot(waits=(late,))) == ("trainer actor", 20.0)
+    old = [msgspec.structs.replace(record, at_s=record.at_s - 130.0) for record in make_steps()]
+    wait = make_wait(130.0, WaitReason(kind="not_attached", policy="actor"), who=RUN, whom=TRAINER)
+    subject, since_s = dated(make_snapshot(steps={"actor": old}, waits=(wait,)))
+    assert (subject, since_s) == ("policy actor", NOW_S - old[-1].at_s)
+
+
+def test_learning_alarms_say_with_which_step_they_began() -> None:
+    same = with_rewards([0.2, *[0.0] * 6], num_gradient_tokens=0.0)
+    assert dated(make_snapshot(steps={"actor": same})) == ("policy actor", NOW_S - same[1].at_s)
+    flat = make_steps(num_gradient_tokens=6.0)
+    assert dated(make_snapshot(steps={"actor": flat})) == ("policy actor", NOW_S - flat[-8].at_s)
+    cut = make_steps(**{"episode/truncated_frac": 0.7})
+    assert dated(make_snapshot(steps={"actor": cut})) == ("policy actor", NOW_S - cut[-5].at_s)
+    before, after = make_steps(20, entropy=0.5)[:10], make_steps(20, entropy=0.01)[10:]
+    worse = [*before, *(msgspec.structs.replace(record, reward_mean=0.05) for record in after)]
+    assert dated(make_snapshot(steps={"actor": worse})) == ("policy actor", NOW_S - worse[-5].at_s)
+    apart = make_steps(behavior_gap=0.8)
+    assert dated(make_snapshot(steps={"actor": apart})) == ("policy actor", NOW_S - apart[-1].at_s)
+
+
+def test_an_entropy_is_judged_only_with_the_first_steps_and_enough_of_both() -> None:
+    low, lower = make_steps(20, entropy=0.5), make_steps(20, entropy=0.01)
+    fell = [msgspec.structs.replace(record, reward_mean=0.05) for record in [*low[:5], *lower[5:10]]]
+    assert list(found_in(make_snapshot(steps={"actor": fell}))) == ["entropy_collapse"]
+    assert found_in(make_snapshot(steps={"actor": [*fell[:4], *fell[5:]]})) == {}
+    assert found_in(make_snapshot(steps={"actor": fell[1:]})) == {}
+    later = [msgspec.structs.replace(record, step=record.step + 1) for record in fell]
+    assert found_in(make_snapshot(steps={"actor": later})) == {}
+
+
+def test_scoring_is_compared_with_the_slowest_policy_and_half_of_the_episodes_is_not_enough() -> None:
+    quick, slow = make_steps(**{"episode/score_s": 0.01}), make_steps(**{"episode/score_s": 4.0})
+    hangs = make_worker(num_scoring=12, scoring_s=39.0)
+    assert found_in(make_snapshot(workers=(hangs,), steps={"actor": quick, "critic": slow})) == {}
+    half = make_worker(num_scoring=8, scoring_s=60.0)
+    assert found_in(make_snapshot(workers=(half,))) == {}
+    more = make_worker(num_scoring=9, scoring_s=60.0)
+    assert list(found_in(make_snapshot(workers=(more,)))) == ["scoring_hangs"]
+
+
 @pytest.mark.parametrize(
     ("metrics", "text"),
     [

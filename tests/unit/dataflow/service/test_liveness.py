@@ -1,3 +1,6 @@
+import pytest
+
+import astraflow.dataflow.service.liveness as liveness_module
 from astraflow.dataflow.service.liveness import Liveness, WorkerLife
 from astraflow.types import Load
 
@@ -45,6 +48,16 @@ def test_only_a_drained_service_is_remembered_as_left() -> None:
     liveness.drop("w.1")
     assert liveness.has_left("w.1")
     assert liveness.worker("w.1") is None
+
+
+def test_the_service_that_drained_first_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness_module, "_MAX_LEFT", 2)
+    liveness = Liveness(10.0)
+    for number in range(4):
+        worker = WorkerLife(f"w.{number}", "w", "torch", ("actor",), last_seen_s=0.0, is_draining=True)
+        liveness.add(worker)
+        liveness.drop(worker.id)
+    assert [liveness.has_left(f"w.{number}") for number in range(4)] == [False, False, True, True]
 
 
 def test_nothing_to_watch_has_no_deadline() -> None:

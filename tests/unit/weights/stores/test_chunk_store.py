@@ -90,8 +90,11 @@ def test_the_base_of_a_kept_delta_stays(tmp_path: Path) -> None:
 def test_equal_content_is_stored_once_and_survives_one_of_its_owners(tmp_path: Path) -> None:
     store = ChunkStore(tmp_path, keep=1)
     first = add_version(store, 0, seed=7)
+    path = store.path(first.chunks[0].hash)
+    inode = path.stat().st_ino
     second = add_version(store, 1, seed=7)
     assert first.chunks == second.chunks
+    assert path.stat().st_ino == inode  # it was not written again
     assert store.usage()[0] == 2
     store.retain("actor", [])
     assert store.size(second.chunks[0].hash) == 64

@@ -235,7 +235,7 @@ def build_index(
         else:
             Bm25.build(texts).save(fresh)
         manifest = IndexManifest(format=FORMAT, kind=kind.kind, library=library, num_documents=num)
-        (fresh / _MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+        (fresh / _MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
         if out.exists():
             out.rmdir()
         fresh.rename(out)
