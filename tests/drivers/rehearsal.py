@@ -160,7 +160,7 @@ def fixture_overrides(path: Path, models: Path, tasks: Path) -> dict[str, Any]:
         reader = "astraflow.addons.search.retrieval.documents:read_documents"
         documents = ROOT / "recipes" / "fixtures" / "asearcher-corpus" / "documents.jsonl"
         use = {"use": reader, "args": {"path": str(documents)}}
-        found["workflow.index"] = {"name": "memory", "documents": use}
+        found["workflow.index"] = {"name": "memory", "documents": use, "path": None}
     return found
 
 
