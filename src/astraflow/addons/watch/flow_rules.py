@@ -1,24 +1,16 @@
 """Rules about what the services exchange: weights, episodes, groups, and batches."""
 
-import itertools
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from astraflow.processes.service_state import ServiceState
 from astraflow.report.watch.rule import Finding, Rule
-from astraflow.report.watch.run_snapshot import RunSnapshot, newest_values
+from astraflow.report.watch.run_snapshot import RunSnapshot
 from astraflow.types import PolicyStatus, Wait, WeightTransfer, WorkerStatus
 from astraflow.types.wait_words import party_text, wait_line
 from astraflow.types.waits import OVERDUE, PERSON, POOL, Party
 
 __all__ = ["FLOW_RULES"]
 
-_NEWEST = 8
-"""Number of newest steps from which the usual value of a metric is computed."""
-_SILENT_S = 2.0
-"""A healthy process gives a sign of life every second; this allows for one that is late."""
-_RESTARTING_S = 30.0
-"""A restarted process needs this long to import libraries and load a checkpoint."""
 _QUIET_S = 8.0
 """A transfer that receives no byte for this long is stuck, not slow."""
 _FAILING_S = 5.0
@@ -75,7 +67,7 @@ def _transfers(run: RunSnapshot) -> Iterable[tuple[WorkerStatus, WeightTransfer]
     for worker in run.workers:
         for transfer in worker.load.transfers:
             is_whole = 0 < transfer.num_bytes <= transfer.arrived_bytes
-            is_explained = _is_in_trouble(run, worker.name, f"publisher-{transfer.policy}")
+            is_explained = run.is_in_trouble(worker.name, f"publisher-{transfer.policy}")
             if not (is_whole or is_explained) and run.silence_s(worker) < _QUIET_S:
                 yield worker, transfer
 
@@ -111,7 +103,7 @@ def _find_slow_links(run: RunSnapshot) -> Iterable[Finding]:
             continue  # a pause in the middle of it says nothing about the link
         bytes_per_s = transfer.arrived_bytes / transfer.age_s
         total_s = transfer.num_bytes / bytes_per_s
-        step_s = _step_s(run, transfer.policy)
+        step_s = run.step_s(transfer.policy)
         limit_s = _SLOW_FIRST_S if step_s is None else max(_MIN_SLOW_S, _SLOW_STEPS * step_s)
         if total_s <= limit_s:
             continue
@@ -126,14 +118,14 @@ def _find_slow_links(run: RunSnapshot) -> Iterable[Finding]:
 
 
 def _find_hung_scoring(run: RunSnapshot) -> Iterable[Finding]:
-    known = [_usual(run, policy, "episode/score_s") for policy in run.steps]
+    known = [run.usual(policy, "episode/score_s") for policy in run.steps]
     usual_s = max((value for value in known if value is not None), default=None)
     limit_s = _FIRST_SCORING_S if usual_s is None else max(_MIN_SCORING_S, _SCORING_FACTOR * usual_s)
     for worker in run.workers:
         load = worker.load
         if 2 * load.num_scoring <= load.num_running or run.calm_s(load.scoring_s) < limit_s:
             continue
-        if _is_in_trouble(run, worker.name):
+        if run.is_in_trouble(worker.name):
             continue
         usual = "" if usual_s is None else f"; scoring usually takes {usual_s:.2g} s"
         yield Finding(
@@ -196,7 +188,7 @@ _ADVICE_BY_FATE: Mapping[str, str] = {
 
 
 def _find_useless_groups(run: RunSnapshot) -> Iterable[Finding]:
-    for policy, wait in _waits_for_batch(run):
+    for policy, wait in run.waits_for_batch():
         waited_s = run.calm_s(run.now_s - wait.since_s)
         total = sum(outcome.num for outcome in policy.outcomes)
         lost = [outcome for outcome in policy.outcomes if outcome.fate != "ready"]
@@ -221,8 +213,8 @@ def _find_useless_groups(run: RunSnapshot) -> Iterable[Finding]:
 
 def _find_starved_tables(run: RunSnapshot) -> Iterable[Finding]:
     evaluating = any(wait.who.kind == "eval" for wait in run.waits)
-    for policy, wait in _waits_for_batch(run):
-        usual_s = _usual(run, policy.name, "batch_wait_s")
+    for policy, wait in run.waits_for_batch():
+        usual_s = run.usual(policy.name, "batch_wait_s")
         waited_s = run.calm_s(run.now_s - wait.since_s)
         # An evaluation takes slots of the pool, so longer waits are normal.
         if usual_s is None or evaluating or waited_s < max(_STARVED_S, 3 * usual_s):
@@ -262,8 +254,8 @@ def _find_slow_trainers(run: RunSnapshot) -> Iterable[Finding]:
         wait = _find_wait_of_pool(run, policy)
         if wait is None or policy.num_steps - policy.step <= _LAST_STEPS:
             continue
-        step_s = _step_s(run, policy.name)
-        train_s = _usual(run, policy.name, "train_s")
+        step_s = run.step_s(policy.name)
+        train_s = run.usual(policy.name, "train_s")
         takes = "" if step_s is None else f"; a step takes {step_s:.3g} s"
         takes += "" if train_s is None else f", of which training takes {train_s:.3g} s"
         yield Finding(
@@ -282,14 +274,14 @@ def _find_wait_of_pool(run: RunSnapshot, policy: PolicyStatus) -> Wait | None:
 def _find_overdue_trainers(run: RunSnapshot) -> Iterable[Finding]:
     for wait in run.waits:
         policy = wait.whom.name
-        if wait.has(OVERDUE) and not _is_in_trouble(run, f"trainer-{policy}", f"publisher-{policy}"):
+        if wait.has(OVERDUE) and not run.is_in_trouble(f"trainer-{policy}", f"publisher-{policy}"):
             yield Finding(party_text(wait.whom), wait_line(wait), wait.since_s)
 
 
 def _find_stalled_policies(run: RunSnapshot) -> Iterable[Finding]:
     for policy in run.policies:
         records = run.steps.get(policy.name, ())
-        step_s = _step_s(run, policy.name)
+        step_s = run.step_s(policy.name)
         waits = [w for w in run.waits if _is_about(policy, w.who) or _is_about(policy, w.whom)]
         # No wait begins before the dataflow started, but the last step of a continued run may be much older.
         oldest_s = max((service.age_s for service in run.services), default=run.now_s)
@@ -309,43 +301,6 @@ def _find_stalled_policies(run: RunSnapshot) -> Iterable[Finding]:
 
 def _is_about(policy: PolicyStatus, party: Party) -> bool:
     return party.kind in {"trainer", "eval"} and party.name == policy.name
-
-
-def _waits_for_batch(run: RunSnapshot) -> Iterator[tuple[PolicyStatus, Wait]]:
-    """Policies whose trainer waits for a batch, with that wait."""
-    for policy in run.policies:
-        for wait in run.waits:
-            if wait.who == Party(kind="trainer", name=policy.name) and wait.whom == POOL:
-                yield policy, wait
-
-
-def _is_in_trouble(run: RunSnapshot, *names: str) -> bool:
-    """Whether one of these processes is stopped, hangs or has crashed, or seems to.
-
-    The rules about processes name it, now or within seconds. A part that waits for such a process is not a
-    second fault, so rules about waits skip it.
-    """
-    return any(_seems_down(service) for service in run.services if service.name in names)
-
-
-def _seems_down(service: ServiceState) -> bool:
-    is_silent = service.silent_s is not None and service.silent_s >= _SILENT_S
-    is_new = service.restarts > 0 and service.age_s < _RESTARTING_S
-    return bool(service.trouble) or is_silent or is_new or service.state == "restarting"
-
-
-def _usual(run: RunSnapshot, policy: str, metric: str) -> float | None:
-    """Median of a metric over the newest steps; None if fewer than three report it."""
-    values = newest_values(run.steps.get(policy, ()), metric, _NEWEST)
-    return statistics.median(values) if len(values) >= 3 else None
-
-
-def _step_s(run: RunSnapshot, policy: str) -> float | None:
-    """Median time from one step to the next; None before the fourth step."""
-    times = [record.at_s for record in run.steps.get(policy, ())][-_NEWEST - 1 :]
-    if len(times) < 4:
-        return None
-    return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 FLOW_RULES = (

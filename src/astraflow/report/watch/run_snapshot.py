@@ -4,18 +4,25 @@ It combines what the dataflow, the launcher and the steps report anyway. Only th
 for the watchdog alone.
 """
 
+import itertools
+import statistics
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from astraflow.processes.process_state import ProcessState
 from astraflow.processes.service_state import ServiceState
 from astraflow.types import PolicyStatus, StatusReply, StepRecord, Wait, WorkerStatus
+from astraflow.types.waits import POOL, Party
 
 __all__ = ["Disk", "LauncherState", "RunSnapshot", "StepMemory", "newest_values"]
 
+_NEWEST = 8
+"""Number of newest steps from which the usual value of a metric is computed."""
 _KEPT_FIRST = 5
 _KEPT_NEWEST = 32
+_SILENT_S = 2.0
+"""A healthy process gives a sign of life every second; this allows for one that is late."""
 _RESTARTING_S = 30.0
 """A restarted process needs this long to import libraries and load a checkpoint."""
 _STARTING_S = 300.0
@@ -102,9 +109,42 @@ class RunSnapshot:
         """Who waits for whom, while the run continues."""
         return self.status.waits if self.status is not None and self.status.state == "running" else ()
 
+    def waits_for_batch(self) -> Iterator[tuple[PolicyStatus, Wait]]:
+        """Policies whose trainer waits for a batch, with that wait."""
+        for policy in self.policies:
+            for wait in self.waits:
+                if wait.who == Party(kind="trainer", name=policy.name) and wait.whom == POOL:
+                    yield policy, wait
+
     def silence_s(self, worker: WorkerStatus) -> float:
         """Seconds since the last sign of life of a rollout service."""
         return max(0.0, self.now_s - worker.last_seen_s)
+
+    def is_in_trouble(self, *names: str) -> bool:
+        """Whether one of these processes is stopped, hangs or has crashed, or seems to.
+
+        The rules about processes name it, now or within seconds. A part that waits for such a process is not
+        a second fault, so rules about waits skip it.
+        """
+        return any(_is_in_trouble(service) for service in self.services if service.name in names)
+
+    def usual(self, policy: str, metric: str) -> float | None:
+        """Median of a metric over the newest steps; None if fewer than three report it."""
+        values = newest_values(self.steps.get(policy, ()), metric, _NEWEST)
+        return statistics.median(values) if len(values) >= 3 else None
+
+    def step_s(self, policy: str) -> float | None:
+        """Median time from one step to the next; None before the fourth step."""
+        times = [record.at_s for record in self.steps.get(policy, ())][-_NEWEST - 1 :]
+        if len(times) < 4:
+            return None
+        return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
+
+
+def _is_in_trouble(service: ServiceState) -> bool:
+    is_silent = service.silent_s is not None and service.silent_s >= _SILENT_S
+    is_new = service.restarts > 0 and service.age_s < _RESTARTING_S
+    return bool(service.trouble) or is_silent or is_new or service.state == "restarting"
 
 
 def _is_disturbed(service: ServiceState, joined: Collection[str]) -> bool:
