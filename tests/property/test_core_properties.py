@@ -155,7 +155,9 @@ class CoreMachine(RuleBasedStateMachine):
             sampler=sampler,
             remover={"name": "capacity", "num_groups": capacity} if capacity else {"name": "keep"},
             replay={**replay, "reserve": min(reserve, slack)},
-            credit={"name": credit},
+            credit={"name": credit, "k": 1}
+            if credit == "pass_at_k"
+            else {"name": credit},  # of groups of two
             filters=[{"name": "zero_variance"}] if is_filtered else [],
         )
         self.table = table

@@ -70,7 +70,10 @@ def tiny(node: Any) -> Any:
     """The same recipe with small numbers."""
     if not isinstance(node, dict):
         return node
-    return {key: min(_TINY[key], value) if key in _TINY else tiny(value) for key, value in node.items()}
+    return {
+        key: min(_TINY[key], value) if key in _TINY and value is not None else tiny(value)
+        for key, value in node.items()
+    }
 
 
 def copy_parts(folder: Path) -> None:

@@ -15,8 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-from astraflow.types.bounds import as_text
-
 __all__ = ["describe_error", "ending_forks", "error_text", "find_own_line", "own_frames"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -89,6 +87,9 @@ def error_text(error: BaseException) -> str:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
     except Exception:  # noqa: BLE001 - code of the user's
         return "its __str__ fails, too"
+    # Here, because environment hosts import this file in a Python that has the standard library alone.
+    from astraflow.types.bounds import as_text
+
     text = as_text(text)
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 

@@ -35,10 +35,11 @@ _DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xla", "xpu")
 _GPU_FILES = ("nvidiactl", "nvidia0", "kfd", "dxg", "nvhost-gpu", "nvmap")
 """Files in /dev that exist if an NVIDIA or AMD GPU can be used, including under WSL and on Jetson."""
 _DESCRIBE_GPUS = """
-import importlib.util, json, sys
-if importlib.util.find_spec("torch") is None:
+import json, sys
+try:
+    import torch
+except ModuleNotFoundError:
     sys.exit(3)
-import torch
 gpus, problem = [], ""
 try:
     for idx in range(torch.cuda.device_count()):

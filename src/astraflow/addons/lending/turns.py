@@ -107,7 +107,9 @@ class SharedTurns(Turns):
         self._socket.settimeout(_CONNECT_S)
         try:
             self._socket.connect(str(path))
-            self._socket.send(name.encode())
+            # An arbiter that hung up already is noticed by the first wait.
+            with contextlib.suppress(BrokenPipeError):
+                self._socket.send(name.encode())
         except OSError as err:
             self._socket.close()
             raise ServiceError(f"{name}: the arbiter of its device does not answer at {path}: {err}") from err

@@ -81,8 +81,8 @@ def test_a_bundle_holds_models_data_and_own_modules_once_and_its_recipe_names_th
         "policies.actor.model": "./a/model",
         "policies.actor.train.auxiliary.reference": "./b/model",
         "policies.actor.train.auxiliary.teacher": "./a/model",
-        "tasks.sources.sums": {"name": "jsonl", "path": "tasks.jsonl"},
-        "eval.sets.heldout.source": {"name": "prepared", "dataset": "gsm8k"},
+        "tasks.sources": {"sums": None, "mine": {"name": "jsonl", "path": "tasks.jsonl"}},
+        "eval.sets": {"heldout": None, "own": {"source": {"name": "prepared", "dataset": "gsm8k"}}},
         "tasks.reward": {"use": "rewards_of_mine.lengths:reward"},
     }
     moved, copies = bundled(load_recipe(RECIPE, changes))

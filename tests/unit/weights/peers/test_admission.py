@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from astraflow.errors import WeightsError
+from astraflow.service.memory import available_bytes
 from astraflow.types import Chunk, FileInfo, Manifest
 from astraflow.weights.manifest import build_manifest, hash_bytes
-from astraflow.weights.peers.admission import available_bytes, check_encoding, check_fits, check_follows
+from astraflow.weights.peers.admission import check_encoding, check_fits, check_follows
 from drivers.weight_fakes import make_host_tensor
 
 
