@@ -42,7 +42,9 @@ async def test_a_full_recipe_takes_three_steps(
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(models, tmp_path / "models")
-    recipe = load_recipe(entry.path, {"model": "tiny", "scale": "smoke"})
+    # An untrained selector hardly ever names a program, so nearly all of its groups have equal rewards.
+    kept = {"policies.selector.table.filters": []} if entry.name.endswith("-select") else {}
+    recipe = load_recipe(entry.path, {"model": "tiny", "scale": "smoke", **kept})
     learners = {
         name: make_learner(policy.train, model_dir=policy.model_dir, seed=recipe.seed)
         for name, policy in recipe.trained.items()

@@ -4,7 +4,6 @@ The substance of a recipe stays the same: workflow, reward, curators, filters, c
 things change:
 
 - The numbers of samples, tokens, steps and services get smaller.
-- Groups of equal rewards are kept (`zero_variance` goes), since an untrained model has few others.
 - The engine and the trainer run on the CPU of this machine, the trainer in one process.
 - Chat templates get no arguments, which small models don't read.
 - A few rows that come with AstraFlow replace prepared data sets.
@@ -84,8 +83,6 @@ def _shrink_policy(policy: JsonMap) -> None:
     policy["sampling"]["max_tokens"] = _at_most(policy["sampling"]["max_tokens"], _MAX_TOKENS)
     table["group_size"] = _at_most(table["group_size"], 4)
     table["groups_per_batch"] = _at_most(table["groups_per_batch"], _NUM_TASKS)
-    # The rewards of an untrained model rarely differ, so a run that drops such groups could starve.
-    table["filters"] = [each for each in table["filters"] if each.get("name") != "zero_variance"]
     train["steps"] = _at_most(train["steps"], 3)
     train["minibatches"] = _at_most(train["minibatches"], 2)
     train |= {"backend": {"name": "torch"}, "ranks": 1, "shard": {}}
