@@ -5,7 +5,9 @@ anything. Here, both end as an error that says so.
 """
 
 import ctypes
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -17,6 +19,8 @@ __all__ = ["render_chat"]
 
 _LONGEST_S = 10.0
 """Time for one conversation. Templates take milliseconds; on a busy machine, some take seconds."""
+_LOOK_S = 0.1
+"""Time between two looks at the calls that run."""
 _T = TypeVar("_T")
 
 
@@ -40,7 +44,7 @@ def render_chat(
         return tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments)
 
     try:
-        return cast("str", _call(render, longest_s))
+        return cast("str", _watcher.call(render, longest_s))
     except _OverdueError as err:
         raise DataError(
             f"the chat template takes longer than {longest_s:g} s; does it have loops inside loops?"
@@ -50,24 +54,55 @@ def render_chat(
         raise DataError(f"{type(err).__name__}: {error_text(err)}") from err
 
 
-def _call(function: Callable[[], _T], longest_s: float) -> _T:
-    """Calls a function of pure Python. Raises: _OverdueError, in the function, once the time is over."""
-    thread = ctypes.c_ulong(threading.get_ident())
-    lock = threading.Lock()
-    is_done = False
+class _Watcher:
+    """One thread that interrupts calls whose time is over. A thread per call would wait for its start, which
+    takes milliseconds beside an engine that computes."""
 
-    def interrupt() -> None:
-        with lock:
-            if not is_done:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_OverdueError))
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: dict[int, float] = {}
+        """When the time of a thread's call is over."""
+        self._has_calls = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    timer = threading.Timer(longest_s, interrupt)
-    timer.daemon = True
-    timer.start()
-    try:
-        return function()
-    finally:
-        # An interruption that comes now is raised at the call below at the latest, so none is left over.
-        with lock:
-            is_done = True
-        timer.cancel()
+    def call(self, function: Callable[[], _T], longest_s: float) -> _T:
+        """Calls a function of pure Python. Raises: _OverdueError, in the function, once the time is over."""
+        own = threading.get_ident()
+        with self._lock:
+            self._ends[own] = time.monotonic() + longest_s
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, daemon=True)
+                self._thread.start()
+        self._has_calls.set()
+        try:
+            return function()
+        finally:
+            # An interruption that comes now is raised at the call below at the latest, so none is left over.
+            with self._lock:
+                self._ends.pop(own, None)
+
+    def _watch(self) -> None:
+        while True:
+            self._has_calls.wait()
+            time.sleep(_LOOK_S)
+            with self._lock:
+                over = [thread for thread, end in self._ends.items() if end < time.monotonic()]
+                for thread in over:
+                    del self._ends[thread]
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(thread), ctypes.py_object(_OverdueError)
+                    )
+                if not self._ends:
+                    self._has_calls.clear()
+
+
+_watcher = _Watcher()
+
+
+def _forget_watcher() -> None:
+    """A fork has no other threads than the one that forked."""
+    global _watcher
+    _watcher = _Watcher()
+
+
+os.register_at_fork(after_in_child=_forget_watcher)
