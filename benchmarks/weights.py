@@ -5,8 +5,7 @@ The weights are about 500 MB of bfloat16, of which a share has changed by one st
 are lossless and verified. The publisher is a separate process; sender and receiver share this one.
 "Installed" means verified and in the receiver's host memory. The link of 1 Gbit/s is a proxy that delays what
 exceeds the rate. The engine's section measures the last step: from host memory into a model's own tensors,
-either all of them or only the changes. The last section is `weights_fanout.py`: eight receivers, and a
-publisher whose upload is capped.
+either all of them or only the changes.
 
     python benchmarks/weights.py [--megabytes 500] [--repeats 5]
 """
@@ -43,7 +42,6 @@ from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
 from astraflow.weights.threads import NUM_THREADS, shared_threads
 from harness import Runs, interleaved, report, show_table
-from weights_fanout import measure_fanout
 
 DENSITIES = (0.001, 0.01, 0.03)
 TENSOR_ELEMENTS = 8 * 1024 * 1024
@@ -410,8 +408,6 @@ async def measure(stop: asyncio.Event, megabytes: int, repeats: int) -> None:
     figures = measure_codec(old, rng, repeats)
     figures |= await measure_stream(old, repeats)
     figures |= measure_engine(old, rng, repeats)
-    del old
-    figures |= await measure_fanout(counts=(1, 8))
     at_least = {"delta_vs_full": 2.5, "delta_vs_full_1gbit": 20, "full_gb_s": 1.5, "encode_vs_naive": 2}
     report(figures, at_least=at_least, at_most={"delta_ms": 200, "apply_ms": 60})
 

@@ -2,8 +2,7 @@
 
 `math_answers.jsonl` and `math_forms.jsonl` hold what stands in a box, `math_responses.jsonl` whole responses,
 each with the gold of a data set's row (MATH, GSM8K, AIME, DAPO, DeepScaleR, Minerva, Olympiad) and labels
-written by hand. The rows of `math_forms.jsonl` also name their form of writing; `benchmarks/math_recall.py`
-compares the reward with plain `math-verify` on them.
+written by hand. The rows of `math_forms.jsonl` also name their form of writing.
 """
 
 import json

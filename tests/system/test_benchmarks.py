@@ -23,28 +23,17 @@ _SMALL = {
         ("--programs", "50", "--steps", "0"),
         ("programs_per_s", "p99_ms", "subprocess_programs_per_s", "verdict"),
     ),
-    "dataflow_restart": (("--items", "500"), ("restart_s", "snapshot_mb")),
     "multi_policy": (
         ("--only", "sweep", "--quick", "--steps", "2"),
         ("speedup_vs_best_min", "frac_of_bound_min", "speedup_vs_plain_geomean", "idle_frac", "num_lost"),
     ),
-    "thousand_gpus": (
-        ("--scale", "0.03", "--minutes", "2", "--warm-minutes", "4", "--episodes", "64"),
-        ("goodput_frac", "dataflow_cores", "first_limit_gpus", "cpu_check", "journal_check"),
-    ),
 }
 _SMALL_BUT_LONG = {
     "start": (("--steps", "3"), ("start_s", "end_s", "starts_over_floor", "peak_pss_mb")),
-    "viewer": (
-        ("--episodes", "800", "--queries", "20", "--pairs", "0"),
-        ("index_episodes_per_s", "query_p99_ms"),
-    ),
     "autoscale": (
         ("--quick", "--steps", "8"),
         ("gpu_hours_saved_frac", "wall_ratio", "tokens_per_dollar_ratio", "spot_wall_ratio"),
     ),
-    "dataflow_parked": (("--workers", "20", "--rounds", "1"), ("base_lease_p99_ms", "parked_lease_p99_ms")),
-    "plan": (("--quick",), ("worst_error_frac", "double_error_max", "plan_errors", "audits_hold")),
     "goodput": (
         ("--quick",),
         ("goodput_frac", "resampled_frac", "resampled_frac_afresh", "resumed_tokens", "audits_hold"),

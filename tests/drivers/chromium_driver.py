@@ -1,4 +1,4 @@
-"""Starts Chromium without a window: for benchmarks, tests of the page, and its recording."""
+"""Starts Chromium without a window: for tests of the page, and for its recording."""
 
 from selenium import webdriver
 
