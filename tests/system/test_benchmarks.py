@@ -11,10 +11,7 @@ pytestmark = pytest.mark.system
 
 _BENCHMARKS = ROOT / "benchmarks"
 _SMALL = {
-    "engine": (
-        ("--repeats", "1", "--requests", "8", "--sizes", "tiny"),
-        ("speedup_mixed", "speedup_equal", "engine_mixed_tokens_per_s"),
-    ),
+    "engine": (("--model", "tiny", "--repeats", "1"), ("speedup_mixed", "speedup_equal", "engine_mixed")),
     "dataflow": (
         ("--quick", "--rounds", "1", "--only", "ingest,cycles"),
         ("ingest_per_s", "cycles_per_s", "lease_p99_ms", "bare_cycles_per_s"),
