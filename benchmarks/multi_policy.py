@@ -42,26 +42,17 @@ from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 from harness import report, show_table
 from lending_run import LendingRun
 from multi_policy_services import run_services
-from multi_policy_sweep import COSTS, PLAIN, SCHEDULES, SEEDS, Cell, Key, Sweep, cells, figures, simulate
+from multi_policy_sweep import COSTS, PLAIN, SCHEDULES, SEEDS, Cell, Key, Sweep, cells, figures
 from plots import use_style
-from schedule_run import Measured, VirtualRun
-from schedules import ASTRAFLOW, LENDING, POLICIES, SYNCHRONOUS, Schedule, Work
+from schedule_run import VirtualRun
+from schedules import ASTRAFLOW, LENDING, SYNCHRONOUS, Schedule, Work
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
-TIMELINE = (
-    "astraflow, lending",
-    "astraflow",
-    "split, one step off",
-    "colocated",
-    "colocated, over-sampled",
-    "colocated, partial rollouts",
-)
 AT_LEAST = {
     "speedup_vs_best_min": 1.0,
     "speedup_vs_best_min_free_steady": 0.98,
@@ -81,7 +72,7 @@ AT_MOST = {
 }
 SERVICE_SEEDS = (0, 1, 2)
 SHOWN = 0.05
-"""Cost of a switch in the pictures and in the summary."""
+"""Cost of a switch in the picture."""
 
 # --- showing --------------------------------------------------------------------------------------
 
@@ -153,37 +144,6 @@ def draw_sweep(sweep: Sweep, image: Path) -> None:
         axes.minorticks_off()
     panels[0][0].set_ylabel("its seconds / AstraFlow's with lending")
     panels[0][min(1, len(kinds) - 1)].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(image)
-    plt.close(figure)
-
-
-def draw_timeline(cell: Cell, steps: int, image: Path) -> None:
-    """Plots the episodes that run at the same time, and below them the trainers' steps, with a panel per
-    schedule."""
-    use_style()
-    runs: dict[str, Measured] = {
-        schedule.name: simulate(
-            schedule, cell.work, steps=steps, seed=0, switch_s=SHOWN * cell.work.bound_s
-        )
-        for schedule in SCHEDULES
-        if schedule.name in TIMELINE
-    }  # fmt: skip
-    figure, panels = plt.subplots(len(TIMELINE), 1, figsize=(9, 1.8 * len(TIMELINE)), sharex=True)
-    shown_s = max(runs[name].wall_s for name in TIMELINE)
-    for axes, name in zip(panels, TIMELINE, strict=True):
-        run = runs[name]
-        times = np.linspace(0, shown_s, 1200)
-        begins, ends = (np.sort([span[i] for span in run.episodes]) for i in (0, 1))
-        running = np.searchsorted(begins, times, "right") - np.searchsorted(ends, times, "right")
-        axes.fill_between(times, np.where(times <= run.wall_s, running, 0), color="C0", alpha=0.6, lw=0)
-        for row, policy in enumerate(POLICIES):
-            bars = [(begin, end - begin) for begin, end in run.steps[policy]]
-            axes.broken_barh(bars, (-110 * (row + 1), 90), color=f"C{row + 1}", lw=0.6)
-        axes.set(ylim=(-110 * len(POLICIES) - 20, None), ylabel="episodes", yticks=(0, 200, 400, 600))
-        axes.set_title(f"{name}: {run.wall_s:,.0f} s", loc="left", fontsize=9)
-    panels[-1].set(xlabel="virtual seconds", xlim=(0, shown_s))
-    figure.suptitle("Episodes that run at once, and the steps of both trainers below them", fontsize=10)
     figure.tight_layout()
     figure.savefig(image)
     plt.close(figure)
@@ -267,7 +227,6 @@ def main(given: argparse.Namespace) -> None:
         found |= {"steps": steps, **figures(sweep)}
         if not given.quick:
             draw_sweep(sweep, given.images / "multi_policy_sweep.png")
-            draw_timeline(sweep.settings[0], steps, given.images / "multi_policy_timeline.png")
     if given.only in ("", "services"):
         with tempfile.TemporaryDirectory(prefix="astraflow-multi-") as scratch:
             out = (given.out or Path(scratch)).resolve()

@@ -15,7 +15,6 @@ from lending_run import LendingRun
 from schedule_run import Measured, VirtualRun, work_bound_s
 from schedules import (
     ASTRAFLOW,
-    BARRIER,
     LENDING,
     NUM_DEVICES,
     NUM_SLOTS,
@@ -36,7 +35,7 @@ FILL = 4
 HIGH_LOAD = 1.6
 PLAIN = ("split", "colocated")
 """Schedules without over-sampling, partial rollouts, and steps ahead."""
-SCHEDULES = (LENDING, ASTRAFLOW, BARRIER, *SYNCHRONOUS)
+SCHEDULES = (LENDING, ASTRAFLOW, *SYNCHRONOUS)
 SLOWER = Work(train=(0.5, 1.5), devices=(7, 1, 2))
 LONGER = Work(mean_tokens=(1500.0, 6000.0), max_tokens=(4096, 16384), train=(0.2, 0.8))
 

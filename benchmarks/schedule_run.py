@@ -99,12 +99,6 @@ class Measured:
             return Use(0.0, 0.0, 0.0, 0.0, 0.0)
         return max((self.uses[name][step - 1] for name in POLICIES), key=lambda use: use.at_s)
 
-    def slot_use(self, num_devices: int) -> float:
-        """Returns the mean number of episodes that ran at the same time, divided by the slots of the
-        generating devices."""
-        spans = sum(min(end, self.wall_s) - min(begin, self.wall_s) for begin, end in self.episodes)
-        return spans / (self.wall_s * num_devices * NUM_SLOTS)
-
 
 @dataclass(eq=False)
 class Episode:
@@ -330,8 +324,6 @@ class VirtualRun:
     def _next_batch(self, trainer: Trainer) -> BatchView | None:
         """Takes the batch of the trainer's next step if the trainer is free and the batch is ready."""
         if trainer.is_busy or trainer.step == self._steps or self._is_away:
-            return None
-        if self._schedule.has_barrier and any(other.step < trainer.step for other in self._trainers):
             return None
         view = self._clock.take(trainer.policy, trainer.epoch, trainer.step)
         if view is None:

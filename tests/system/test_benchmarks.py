@@ -105,8 +105,6 @@ print(json.dumps({
     assert [runs[name]["staleness"] for name in ("split", "split, one step off", "astraflow")] == [0, 1, 3]
     ours = runs["astraflow"]["ends"]
     assert ours["first"] < ours["second"], "the cheaper policy must not wait for the other one"
-    coupled = runs["astraflow, barrier"]["ends"]
-    assert ours["first"] < coupled["first"]
 
 
 def test_lent_devices_generate_while_their_trainers_wait_and_every_switch_costs() -> None:
