@@ -120,7 +120,7 @@ def main(seeds: Sequence[int], steps: int, factor: float, model: Path, image: Pa
         num_trained = sum(len(run.trained_groups) for run in runs)
         values = {
             "virtual_s": mean([run.end_s for run in runs]),
-            "hard_accuracy": mean([mean([p.accuracy for p in run.points[-2:]]) for run in runs]),
+            "hard_accuracy": mean([mean(run.accuracies[-2:]) for run in runs]),
             "dropped_frac": num_stale / (num_stale + num_trained),
             "trained_length": mean(lengths(runs, is_trained=True)),
             "dropped_length": mean(lengths(runs, is_trained=False)),
