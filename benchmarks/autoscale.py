@@ -1,47 +1,37 @@
 """Measures what a pool that sizes itself saves, on emulated GPUs under a virtual clock (`pool_run.py`).
 
-Part `lengths`: completions grow from 600 to 4,800 tokens and shrink to 1,200 as training proceeds. The pool
-that sizes itself (2 to 16 services) is compared with the smallest fixed pool that takes at most 3 % longer.
-For reference, another pool shows how much can be saved at all: its size follows what the load will need six
-steps later, which a real run can't know. The possible savings depend on the load, so there are four loads,
-which need the same number of services at the longest lengths. The reported figure is that of the first load:
+Part `lengths` has two loads. In `x8`, completions grow from 600 to 4,800 tokens and shrink to 1,200 as
+training proceeds, and half of a step's time grows with the tokens of its batch. The pool that sizes itself (2
+to 16 services) is compared with the smallest fixed pool that takes at most 3 % longer.
 
-    x8, half      half of a step's time is constant, the other half grows with the tokens of its batch
-    x4, half      the same, with lengths that begin at 1,200 and end at 1,800
-    x8, constant  a step's time is constant
-    x8, tokens    all of a step's time grows with its tokens: training slows down as much as generation, so
-                  every length needs the same number of services
-
-A fifth load was added after the figures of these four were known. It is the one on which the AstraFlow paper
-(arXiv 2605.15565) measured its 13 %: Qwen3-14B on math, 745 steps. The paper compares all GPUs, including the
-trainer's four, with a fixed pool of 11 that is larger than needed. The number of services that this run
-needed is read from the figure on the project's page: 6 / (1 - w), where w is the share of time that its
-trainer waited for six services, minus the 3.5 % that it waits for any pool. Both comparisons are reported,
-and the paper's has a target.
+`paper` is the load on which the AstraFlow paper (arXiv 2605.15565) measured its 13 %: Qwen3-14B on math, 745
+steps. The paper compares all GPUs, including the trainer's four, with a fixed pool of 11 that is larger than
+needed. The number of services that this run needed is read from the figure on the project's page: 6 / (1 -
+w), where w is the share of time that its trainer waited for six services, minus the 3.5 % that it waits for
+any pool.
 
 Part `spot`: the same load with constant lengths, on spot machines (cost 0.3) and on-demand machines (1.0).
 The number of available spot machines follows a trace that changes every two to six minutes. If there are too
 few, services lose their machines. The baseline is the same pool with on-demand machines only. The trace is
-synthetic and made from a seed. `--trace FILE` replays another one, with lines `SECONDS MACHINES`.
+synthetic and made from a seed.
 
-    python benchmarks/autoscale.py [--quick] [--only lengths|spot] [--small] [--load NAME] [--trace FILE]
-        [--processes 2]
+    python benchmarks/autoscale.py [--quick] [--only lengths|spot] [--processes 2]
 """
 
 import argparse
 import bisect
-import itertools
 import os
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 from astraflow.config import parse_config
 from astraflow.recipe.cluster_config import ClusterConfig
@@ -56,13 +46,7 @@ LONGEST = 4800.0
 """Mean length of the longest completions."""
 LONGEST_S = 70.0
 """Seconds of a training step at the longest lengths."""
-LOADS = {
-    "x8, half": (600.0, 1200.0, 0.5),
-    "x4, half": (1200.0, 1800.0, 0.5),
-    "x8, constant": (600.0, 1200.0, 1.0),
-    "x8, tokens": (600.0, 1200.0, 0.0),
-}
-"""Load -> first mean length, last mean length, and constant share of a step's time at the longest lengths."""
+GROWING = "x8"
 PAPER = "paper"
 PAPER_NEEDS = (
     (0.0, 5.5), (0.11, 5.8), (0.2, 7.5), (0.31, 8.2), (0.44, 8.8), (0.6, 8.8), (0.67, 9.6), (0.79, 9.1),
@@ -77,30 +61,20 @@ PAPER_FIXED = 11
 PAPER_FIRST = 6
 PAPER_TRAINERS = 4
 SAME_WALL = 1.03
-FORESIGHT = 6
-"""In steps. Covers a start, which takes 90 s, and the stock that must be generated before it is needed."""
 SPOT_COST = 0.3
 TRACE_S = 100_000.0
 
 
-def length_at(first: float, last: float, done: float) -> float:
+def growing_length(done: float) -> float:
     """Returns the mean completion length. It grows for 40 % of the steps, stays constant, and shrinks in the
     last 40 %."""
-    points = ((0.0, first), (0.4, LONGEST), (0.6, LONGEST), (1.0, last))
-    for (left, low), (right, high) in itertools.pairwise(points):
-        if done <= right:
-            return low + (high - low) * (done - left) / (right - left)
-    return last
+    return float(np.interp(done, (0.0, 0.4, 0.6, 1.0), (600.0, LONGEST, LONGEST, 1200.0)))
 
 
 def paper_length(done: float) -> float:
     """Returns the mean length that needs as many services as the paper's run, if half of a step's time is
     constant."""
-    needed = next(
-        low + (high - low) * (done - left) / (right - left)
-        for (left, low), (right, high) in itertools.pairwise(PAPER_NEEDS)
-        if done <= right
-    )
+    needed = float(np.interp(done, *zip(*PAPER_NEEDS, strict=True)))
     return LONGEST * (PAPER_STEP_S / LONGEST_S) * needed / (2 * _at_longest() - needed)
 
 
@@ -121,16 +95,12 @@ def make_load(
     constant: float,
     mean_tokens: Callable[[float], float],
     *,
-    is_small: bool = False,
     longest_s: float = LONGEST_S,
 ) -> Load:
     """Makes a load. `constant`: share of a step's time that doesn't depend on its batch. `longest_s`: seconds
     of a step at the longest lengths, which are proportional to it."""
-    groups, num_slots = (8, 4) if is_small else (32, 16)
-    millions = LONGEST * GROUP_SIZE * groups / 1e6
+    millions = LONGEST * GROUP_SIZE * Load.groups / 1e6
     return Load(
-        groups=groups,
-        num_slots=num_slots,
         steps=steps,
         mean_tokens=mean_tokens,
         step_s=constant * longest_s,
@@ -138,13 +108,11 @@ def make_load(
     )
 
 
-def load_named(name: str, steps: int, *, is_small: bool) -> Load:
+def load_named(name: str, steps: int) -> Load:
     """Returns one of the loads that change."""
     if name == PAPER:
-        paper_steps = round(PAPER_STEPS * steps / STEPS)
-        return make_load(paper_steps, 0.5, paper_length, is_small=is_small, longest_s=PAPER_STEP_S)
-    first, last, constant = LOADS[name]
-    return make_load(steps, constant, partial(length_at, first, last), is_small=is_small)
+        return make_load(round(PAPER_STEPS * steps / STEPS), 0.5, paper_length, longest_s=PAPER_STEP_S)
+    return make_load(steps, 0.5, growing_length)
 
 
 def pool_of(kinds: Mapping[str, Mapping[str, float]] | None = None) -> ClusterConfig:
@@ -179,12 +147,6 @@ def made_up(seed: int) -> Trace:
     return Trace(tuple(times), tuple(numbers))
 
 
-def read_trace(path: Path) -> Trace:
-    """Reads a trace from a file."""
-    pairs = [line.split() for line in path.read_text().splitlines() if line.strip()]
-    return Trace(tuple(float(first) for first, _ in pairs), tuple(int(second) for _, second in pairs))
-
-
 def run_one(job: Mapping[str, Any]) -> PoolMeasured:
     """Makes one run, in its own process."""
     return PoolRun(**job).run()
@@ -205,25 +167,19 @@ def run_all(jobs: Mapping[str, Mapping[str, Any]], num_processes: int) -> dict[s
 
 def lengths(given: argparse.Namespace) -> dict[str, object]:
     """Compares the pool that sizes itself with fixed ones, for each load."""
-    names = given.load or ([*LOADS][:1] if given.quick else [*LOADS, PAPER])
+    names = [GROWING] if given.quick else [GROWING, PAPER]
     jobs: dict[str, Mapping[str, Any]] = {}
     for name in names:
         jobs |= _jobs_of(name, given)
     runs = run_all(jobs, given.processes)
-    saved: dict[str, float] = {}
-    foreseen: dict[str, float] = {}
     figures: dict[str, object] = {}
     rows: list[tuple[object, ...]] = []
     for name in names:
         sized = runs[f"{name}: sized"]
         other, rows_of_load = _compared(name, runs)
         rows += rows_of_load
-        saved[name] = round(1 - sized.used_h / other.used_h, 4)
-        if f"{name}: foreseen" in runs:
-            seeing = runs[f"{name}: foreseen"]
-            foreseen[name] = round(1 - seeing.used_h / _same_wall(_fixed_of(name, runs), seeing).used_h, 4)
-        if name == next(iter(LOADS)):
-            figures["gpu_hours_saved_frac"] = saved[name]
+        if name == GROWING:
+            figures["gpu_hours_saved_frac"] = round(1 - sized.used_h / other.used_h, 4)
             figures["wall_ratio"] = round(sized.wall_s / other.wall_s, 4)
             figures["same_wall_services"] = round(other.used_h / other.wall_s * 3600)
             figures["num_changes"] = sized.num_changes
@@ -233,15 +189,13 @@ def lengths(given: argparse.Namespace) -> dict[str, object]:
     show_table(f"{given.steps} steps; VIRTUAL time", header, rows)
     if not given.quick:
         draw(runs, names, given.images / "autoscale.png")
-    return {**figures, "saved_by_load": saved, "saved_with_foresight": foreseen}
+    return figures
 
 
 def _jobs_of(name: str, given: argparse.Namespace) -> dict[str, Mapping[str, Any]]:
-    load = load_named(name, given.steps, is_small=given.small)
+    load = load_named(name, given.steps)
     sized = {"load": load, "cluster": pool_of(), "num_services": PAPER_FIRST if name == PAPER else 3}
     jobs: dict[str, Mapping[str, Any]] = {f"{name}: sized": sized}
-    if name != PAPER:
-        jobs[f"{name}: foreseen"] = {**sized, "foresight": FORESIGHT}
     sizes = (4, 8, 12) if given.quick else range(7, 12) if name == PAPER else range(5, 13)
     return jobs | {
         f"{name}: fixed {num}": {"load": load, "cluster": fixed(num), "num_services": num} for num in sizes
@@ -305,8 +259,8 @@ def draw(runs: Mapping[str, PoolMeasured], names: Sequence[str], image: Path) ->
 
 def spot(given: argparse.Namespace) -> dict[str, object]:
     """Compares spot and on-demand machines with on-demand machines only."""
-    trace = read_trace(given.trace) if given.trace else made_up(1)
-    load = make_load(given.steps, 0.5, constant_length, is_small=given.small)
+    trace = made_up(1)
+    load = make_load(given.steps, 0.5, constant_length)
     on_demand = {"most": MOST, "cost": 1.0}
     kinds = {"spot": {"most": MOST, "cost": SPOT_COST}, "on_demand": on_demand}
     jobs = {
@@ -364,13 +318,8 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few steps and pools, no picture: for trying")
-    small_help = "a quarter of each batch and of each device: a tenth of the time, similar figures"
-    parser.add_argument("--small", action="store_true", help=small_help)
     parser.add_argument("--steps", type=int, default=0, help="default: 200, quick: 24")
     parser.add_argument("--only", choices=("", *PARTS), default="")
-    load_help = "one of the loads, in place of all; may be repeated"
-    parser.add_argument("--load", action="append", choices=(*LOADS, PAPER), help=load_help)
-    parser.add_argument("--trace", type=Path, help="lines SECONDS MACHINES, in place of the made-up trace")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs side by side")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images", help="folder of the picture")
     main(parser.parse_args())

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
-from astraflow.addons.pool.pool_sizer import Change, PoolSizer, SeatState
+from astraflow.addons.pool.pool_sizer import PoolSizer, SeatState
 from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import (
@@ -79,12 +79,9 @@ class Load:
         """Episodes that a service takes: a quarter more than run at the same time."""
         return self.num_slots + self.num_slots // 4
 
-    def needed(self, step: int) -> float:
-        """Returns the number of services that generate a batch in the time that the trainer takes for one."""
-        return self.needed_for(self.mean_tokens(min(1.0, step / self.steps)))
-
     def needed_for(self, length: float) -> float:
-        """Returns the same for completions of this mean length."""
+        """Returns the number of services that generate a batch in the time that the trainer takes for one,
+        with completions of this mean length."""
         num_tokens = length * GROUP_SIZE * self.groups
         step_s = self.step_s + self.million_tokens_s * num_tokens / 1e6
         return num_tokens / step_s / (self.num_slots * TOKENS_PER_S)
@@ -178,12 +175,8 @@ class PoolRun:
         num_services: int = 1,
         market: Market = _no_limit,
         seed: int = 0,
-        foresight: int = 0,
     ) -> None:
-        """`foresight`: if it is positive, an ideal sizer replaces the real one. Its pool has the size that
-        the load will need this number of steps later, rounded to the nearest number."""
         self._load = load
-        self._foresight = foresight
         self._market = market
         self._seats = {seat.name: seat for seat in seats_of(cluster)}
         self._sizer = PoolSizer(cluster)
@@ -260,8 +253,7 @@ class PoolRun:
         staying = [service.worker_id for service in joined if not service.is_leaving]
         advice = self._shares.advice(self._clock.now_s, waiting, staying)
         states: dict[str, SeatState] = {name: _state(service) for name, service in self._services.items()}
-        foreseen = self._foreseen(states) if self._foresight else None
-        change = foreseen if self._foresight else self._sizer.decide(self._clock.now_s, advice, states)
+        change = self._sizer.decide(self._clock.now_s, advice, states)
         if change is not None:
             for name in change.stop:
                 self._let_go(self._services[name])
@@ -269,15 +261,6 @@ class PoolRun:
                 self._ask_for(name)
             self._note_size()
         self._clock.after(LOOK_S, partial(self._look))
-
-    def _foreseen(self, states: Mapping[str, SeatState]) -> Change | None:
-        wanted = max(1, round(self._load.needed(self._step + self._foresight)))
-        asked_for = [name for name, state in states.items() if state != "leaving"]
-        working = [name for name in asked_for if states[name] == "working"]
-        off = [name for name in self._seats if name not in states]
-        start = tuple(off[: max(0, wanted - len(asked_for))])
-        stop = tuple(working[wanted:])
-        return Change("foreseen", start=start, stop=stop) if start or stop else None
 
     def _note_size(self) -> None:
         asked_for = sum(not service.is_leaving for service in self._services.values())
