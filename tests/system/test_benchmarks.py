@@ -16,10 +16,6 @@ _SMALL = {
         ("--quick", "--rounds", "1", "--only", "ingest,cycles"),
         ("ingest_per_s", "cycles_per_s", "lease_p99_ms", "bare_cycles_per_s"),
     ),
-    "sandbox": (
-        ("--programs", "50", "--steps", "0"),
-        ("programs_per_s", "p99_ms", "subprocess_programs_per_s", "verdict"),
-    ),
     "multi_policy": (
         ("--only", "sweep", "--quick", "--steps", "2"),
         ("speedup_vs_best_min", "frac_of_bound_min", "speedup_vs_plain_geomean", "idle_frac", "num_lost"),
