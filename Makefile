@@ -249,7 +249,7 @@ bench: $(VENV)/.test
 	  echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done
 
 gallery: $(VENV)/.test
-	$(BIN)/python benchmarks/gallery.py --seed $(SEED)
+	$(BIN)/python benchmarks/gallery.py --seeds $(SEED)
 
 gallery-real: $(VENV)/.test
 	$(BIN)/python benchmarks/gallery_real.py

@@ -2,8 +2,8 @@
 real.
 
 Services with `paced` engines (no model; `--slots` requests at `--tokens-per-s` each) join a run and are
-killed with SIGKILL, without notice to any other process. The pool has 1, 2, 4, 8, and then 3 services. Each of
-these phases is measured for `--window-s` after `--settle-s`.
+killed with SIGKILL, without notice to any other process. The pool has 1, 2, 4, 8, and then 3 services. Each
+of these phases is measured for `--window-s` after `--settle-s`.
 
 Throughput counts what was delivered: the sampled tokens of accepted episodes, from the journal, each spread
 over the duration of its episode. `--tail-s` pass before services are killed, so that the episodes that ran in
