@@ -26,7 +26,7 @@ export INSTALLER
 # Beside the product, installed as its extras: tests and benchmarks need them, the quickstart does not.
 PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
-BENCH_PARTS := batches curves dataflow_peers dataflow_server device_pool environments exact_run gallery gallery_real gpu_parts gpu_phases gpu_ranks gpu_vllm harness heldout lean_http lending_run multi_policy_services multi_policy_sweep own_memory paper plots pool_run race race_table schedule_run schedules services shaped_link trl_side unskipped virtual_core
+BENCH_PARTS := batches dataflow_peers dataflow_server gallery gallery_real gpu_parts gpu_phases gpu_ranks gpu_vllm harness lean_http lending_run paper plots pool_run race race_table schedule_run schedules services shaped_link trl_side unskipped virtual_core
 
 .PHONY: .venv-agents help web test-browser quickstart gallery gallery-real interop test test-all test-ray test-trackers test-posing test-vllm test-megatron test-gpu mutants check check-types check-rest format bench paper docs reference dist clean
 .DEFAULT_GOAL := help

@@ -5,7 +5,7 @@ Trajectories have 4,096 tokens, sent as bytes. Those of `tiny` have 25, as in th
 compared with that of a bare HTTP server of the same stack (`dataflow_server.py`), which handles the same
 bodies in the same run. CPU time is that of the server's process, per trajectory or cycle.
 
-    python benchmarks/dataflow.py [--only ingest,grouped,tiny,cycles,batch,trickle,rss] [--quick]
+    python benchmarks/dataflow.py [--only ingest,grouped,tiny,cycles,batch] [--quick]
 """
 
 import argparse
@@ -95,11 +95,8 @@ async def training(side: Side) -> AsyncGenerator[None]:
         await asyncio.wait({task})
 
 
-async def tiny(
-    side: Side, *, num: int, per_request: int, num_tasks: int = 2, seen: Callable[[int], None] | None = None
-) -> Figures:
-    """Measures whole cycles of the quickstart's size: lease, then send. `seen` gets the number of finished
-    cycles."""
+async def tiny(side: Side, *, num: int, per_request: int) -> Figures:
+    """Measures whole cycles of the quickstart's size: lease, then send."""
     num_left = num
     num_done = 0
     trajectory = make_trajectory(TINY, side.version)
@@ -113,13 +110,11 @@ async def tiny(
                 trajectory = make_trajectory(TINY, side.version)
             await side.client.episodes(make_results(side.worker_id, ids, trajectory))
             num_done += len(ids)
-            if seen:
-                seen(num_done)
 
     cpu_s = side.server.cpu_s()
     start = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(num_tasks):
+        for _ in range(2):
             tasks.create_task(work())
     wall_s = time.perf_counter() - start
     return {"per_s": num_done / wall_s, "cpu_us": (side.server.cpu_s() - cpu_s) / num_done * 1e6}
@@ -158,15 +153,14 @@ async def cycles(side: Side, *, workers: Sequence[str], seconds: float, offered:
     }
 
 
-async def batch_ready(side: Side, *, num_tokens: int, step: int, pause_s: float = 0.0) -> Figures:
+async def batch_ready(side: Side, *, step: int) -> Figures:
     """Measures the time from sending the episode that fills a batch to padded arrays in the waiting
     trainer."""
-    trajectory = make_trajectory(num_tokens)
+    trajectory = make_trajectory(LONG)
     ids = [f"0.{i}.0" for i in range(BATCH)] if side.is_bare else await lease(side, BATCH)
     waiting = asyncio.create_task(fetch(side, step))
     for first in range(0, BATCH - GROUP, GROUP):
         await side.client.episodes(make_results(side.worker_id, ids[first : first + GROUP], trajectory))
-        await asyncio.sleep(pause_s)
     await side.client.episodes(make_results(side.worker_id, ids[BATCH - GROUP : -1], trajectory))
     if side.is_bare:
         await waiting
@@ -231,42 +225,14 @@ async def run_cycles(setting: Setting) -> Found:
         )
 
 
-async def run_batch(setting: Setting, num_tokens: int, pause_s: float) -> Found:
+async def run_batch(setting: Setting) -> Found:
     async with open_sides(setting, connections=CONNECTIONS) as sides:
-        steps = {False: itertools.count(), True: itertools.count()}
+        steps = itertools.count()
         return await compare(
             2 * setting.rounds + 1,
             *sides,
-            lambda side: batch_ready(
-                side, num_tokens=num_tokens, step=0 if side.is_bare else next(steps[False]), pause_s=pause_s
-            ),
+            lambda side: batch_ready(side, step=0 if side.is_bare else next(steps)),
         )
-
-
-async def run_growth(setting: Setting) -> Found:
-    """Measures resident memory from the first tenth to the end of many short trajectories, while batches are
-    trained."""
-    async with open_sides(setting, connections=8, groups_per_batch=64, staleness=2) as (ours, theirs):
-        async with training(ours):
-            figures = await growth(ours, setting.scaled(1_000_000))
-        await can(ours, theirs)
-        bare = await growth(theirs, setting.scaled(1_000_000))
-        return _once(figures), _once(bare)
-
-
-def _once(figures: Figures) -> dict[str, Runs]:
-    return {name: Runs((value,)) for name, value in figures.items()}
-
-
-async def growth(side: Side, num: int) -> Figures:
-    at = dict[str, float]()
-
-    def seen(num_done: int) -> None:
-        if num_done >= num // 10 and "first" not in at:
-            at["first"] = side.server.rss_mb()
-
-    figures = await tiny(side, num=num, per_request=128, num_tasks=4, seen=seen)
-    return {"mb": side.server.rss_mb() - at["first"], **figures}
 
 
 SCENARIOS: dict[str, Callable[[Setting], Awaitable[Found]]] = {
@@ -274,9 +240,7 @@ SCENARIOS: dict[str, Callable[[Setting], Awaitable[Found]]] = {
     "grouped": lambda setting: run_ingest(setting, 8),
     "tiny": run_tiny,
     "cycles": run_cycles,
-    "batch": lambda setting: run_batch(setting, LONG, 0.0),
-    "trickle": lambda setting: run_batch(setting, TINY, 0.005),
-    "rss": run_growth,
+    "batch": run_batch,
 }
 
 REPORTED: dict[str, tuple[str, str, str]] = {
@@ -291,8 +255,6 @@ REPORTED: dict[str, tuple[str, str, str]] = {
     "cycles_cpu_us": ("cycles", "cpu_us", ""),
     "batch_ms": ("batch", "ms", "<= 30"),
     "batch_mb_s": ("batch", "mb_s", ">= 400"),
-    "trickle_ms": ("trickle", "ms", "<= 20"),
-    "rss_growth_mb": ("rss", "mb", "<= 200"),
 }
 """Name of the figure -> scenario, its figure, and target."""
 

@@ -1,7 +1,6 @@
 """The instruments of `dataflow.py`: server processes, their clients, and the messages of rollout services and
 trainers."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -49,7 +48,7 @@ GROUPS_PER_BATCH = 32
 
 
 class Server:
-    """A server's process. `cpu_s` and `rss_mb` cover only this process."""
+    """A server's process. `cpu_s` covers only this process."""
 
     def __init__(self, *argv: str) -> None:
         command = [sys.executable, str(SERVER), *argv]
@@ -61,11 +60,6 @@ class Server:
         """Returns the user and system time of its threads so far."""
         threads = Path(f"/proc/{self._process.pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-
-    def rss_mb(self) -> float:
-        """Returns the current resident memory."""
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def close(self) -> None:
         """Lets the process end."""

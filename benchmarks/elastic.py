@@ -16,7 +16,6 @@ the window arrive. The baselines are the emulated speed itself (slots x tokens/s
 import argparse
 import asyncio
 import resource
-import shutil
 import statistics
 import tempfile
 import time
@@ -62,7 +61,7 @@ def make_recipe(folder: Path, args: argparse.Namespace) -> Recipe:
         "mean_tokens": args.mean_tokens,
         "sigma": args.sigma,
         "prefill_cost": 0.02,
-        "update_s": args.update_s,
+        "update_s": 0.05,
         "max_context": args.max_tokens + 64,
     }
     table = {
@@ -71,7 +70,7 @@ def make_recipe(folder: Path, args: argparse.Namespace) -> Recipe:
         "max_staleness": args.staleness,
         "engine_lag": 2,
     }
-    backend = {"name": "paced", "step_s": args.step_s, "weights_bytes": args.weights_bytes}
+    backend = {"name": "paced", "step_s": args.step_s, "weights_bytes": 1 << 20}
     return paced_recipe(
         folder,
         {
@@ -178,24 +177,17 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=64, help="groups of 8 in a batch")
     parser.add_argument("--staleness", type=int, default=12, help="versions; the bound")
     parser.add_argument("--step-s", type=float, default=0.5, help="emulated time of a training step")
-    parser.add_argument("--update-s", type=float, default=0.05, help="emulated time of a weight update")
-    parser.add_argument("--weights-bytes", type=int, default=1 << 20)
     parser.add_argument("--settle-s", type=float, default=15.0)
     parser.add_argument("--window-s", type=float, default=30.0)
     parser.add_argument("--tail-s", type=float, default=0.0, help="default: the longest completion's time")
-    parser.add_argument("--keep", type=Path, help="folder for the run; default: a temporary one")
     args = parser.parse_args()
     args.tail_s = args.tail_s or 1.3 * args.max_tokens / args.tokens_per_s
-    folder = args.keep or Path(tempfile.mkdtemp(prefix="elastic-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    began_s = time.time()
     plan = [Phase(num) for num in args.pool]
-    try:
+    began_s = time.time()
+    with tempfile.TemporaryDirectory(prefix="elastic-") as name:
+        folder = Path(name)
         asyncio.run(drive(make_recipe(folder, args), folder, plan, args))
         conclude(plan, folder, args, time.time() - began_s)
-    finally:
-        if not args.keep:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from gpu_parts import (
 )
 from gpu_ranks import ranks
 from gpu_vllm import vllm
-from own_memory import OwnMemory
+from harness import OwnMemory
 
 __all__ = ["PHASES"]
 

@@ -30,7 +30,7 @@ from gpu_parts import (
     timed,
     version_folder,
 )
-from own_memory import OwnMemory
+from harness import OwnMemory
 
 __all__ = ["ranks"]
 

@@ -29,8 +29,8 @@ from pathlib import Path
 
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.run.run import launch
-from curves import draw_curves
 from harness import report, show_table
+from plots import draw_curves
 from services import Services, deliveries
 from shaped_link import Link
 
@@ -127,15 +127,6 @@ def read(folder: Path) -> Outcome:
     )
 
 
-def draw(found: Mapping[str, Sequence[Outcome]], image: Path) -> None:
-    """Plots accuracy over steps, with a line per run."""
-    curves = {
-        system: [[(step, accuracy) for step, _, accuracy in run.points] for run in runs]
-        for system, runs in found.items()
-    }
-    draw_curves(curves, image, over="steps", lowest=0.0)
-
-
 def main(seeds: Sequence[int], steps: int, out: Path, image: Path | None) -> None:
     """Makes both runs with all seeds, one after the other."""
     model = out / "model"
@@ -173,7 +164,11 @@ def main(seeds: Sequence[int], steps: int, out: Path, image: Path | None) -> Non
     )
     show_table(f"{steps} steps, held-out accuracy", header, rows)
     if image is not None:
-        draw(found, image)
+        curves = {
+            system: [[(step, accuracy) for step, _, accuracy in run.points] for run in runs]
+            for system, runs in found.items()
+        }
+        draw_curves(curves, image, over="steps", lowest=0.0)
     means = {system: statistics.fmean(o.accuracy for o in runs) for system, runs in found.items()}
     medians = {system: statistics.median(o.reached_s for o in runs) for system, runs in found.items()}
     ratio = medians["three pools"] / medians["one pool"]

@@ -1,5 +1,4 @@
-"""Measures how small and how fast a new version of the weights is, compared with memcpy, plain zstd, and a
-naive coder.
+"""Measures how small and how fast a new version of the weights is, compared with memcpy and a naive coder.
 
 The weights are about 500 MB of bfloat16, of which a share has changed by one step at random places. All cases
 are lossless and verified. The publisher is a separate process; sender and receiver share this one.
@@ -12,7 +11,6 @@ process.
 import argparse
 import asyncio
 import contextlib
-import itertools
 import os
 import subprocess
 import sys
@@ -24,7 +22,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from astraflow.service.client import ServiceClient
@@ -34,12 +31,11 @@ from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.delta.delta import apply_delta, parse_delta
 from astraflow.weights.delta.encoder import encode_delta
-from astraflow.weights.delta.kernels import NUMPY, choose_kernel
+from astraflow.weights.delta.kernels import choose_kernel
 from astraflow.weights.manifest import digest_of, lay_out
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
-from astraflow.weights.threads import NUM_THREADS, shared_threads
 from harness import Runs, interleaved, report, show_table
 from shaped_link import Link, ShapedLink
 
@@ -100,18 +96,6 @@ def naive(old: Words, new: Words) -> tuple[NDArray[np.uint32], Words]:
     return positions, new[positions]
 
 
-def naive_on_threads(old: Words, new: Words) -> tuple[NDArray[np.uint32], Words]:
-    """Does the same on as many threads as our codec uses, each with its own part."""
-    cuts = [old.size * idx // NUM_THREADS for idx in range(NUM_THREADS + 1)]
-
-    def one(part: slice) -> tuple[NDArray[np.uint32], Words]:
-        positions, values = naive(old[part], new[part])
-        return positions + np.uint32(part.start), values
-
-    done = list(shared_threads().map(one, itertools.starmap(slice, itertools.pairwise(cuts))))
-    return np.concatenate([positions for positions, _ in done]), np.concatenate([v for _, v in done])
-
-
 @dataclass
 class Codec:
     """Our codec, on one pair of versions that are laid out as a publisher sees them."""
@@ -127,7 +111,7 @@ class Codec:
     def _digest(self, words: Words) -> str:
         return digest_of(words.view(np.uint8))
 
-    def encode(self, is_numpy: bool = False) -> bytes:
+    def encode(self) -> bytes:
         base_digest, digest = self.digests
         pieces = encode_delta(
             self.old.view(np.uint8),
@@ -135,7 +119,7 @@ class Codec:
             self.table,
             base_digest=base_digest,
             digest=digest,
-            kernel=NUMPY if is_numpy else choose_kernel(1 << 40),
+            kernel=choose_kernel(1 << 40),
         )
         return b"".join(pieces)
 
@@ -162,17 +146,10 @@ def measure_codec(old: Words, rng: np.random.Generator, repeats: int) -> dict[st
         runs: dict[str, Callable[[], object]] = {
             "memcpy": lambda target=target: np.copyto(target, old),
             "naive": lambda new=new: naive(old, new),
-            "naive, threads": lambda new=new: naive_on_threads(old, new),
             "ours": codec.encode,
-            "ours, numpy": lambda codec=codec: codec.encode(is_numpy=True),
         }
         seconds = interleaved(runs, repeats=repeats)
-        zstd = zstandard.ZstdCompressor(level=1)
-        start = time.perf_counter()
-        xor_bytes = len(zstd.compress((old ^ new).data))
-        seconds["zstd of the xor"] = Runs((time.perf_counter() - start,))
-        sizes = {"memcpy": old.nbytes, "naive": 6 * changed, "naive, threads": 6 * changed, "ours": len(data)}
-        sizes |= {"ours, numpy": len(codec.encode(is_numpy=True)), "zstd of the xor": xor_bytes}
+        sizes = {"memcpy": old.nbytes, "naive": 6 * changed, "ours": len(data)}
         apply_s = codec.apply(data, repeats)
         bound = entropy_bytes(old.size, changed)
         for name, num_bytes in sizes.items():
@@ -188,7 +165,6 @@ def measure_codec(old: Words, rng: np.random.Generator, repeats: int) -> dict[st
                 "entropy_ratio": len(data) / bound,
                 "compression_1pct": old.nbytes / len(data),
                 "encode_vs_naive": seconds["naive"].median / seconds["ours"].median,
-                "encode_vs_naive_on_threads": seconds["naive, threads"].median / seconds["ours"].median,
                 "encode_ms": scaled(seconds["ours"], 1e3),
                 "memcpy_gb_s": old.nbytes / seconds["memcpy"].median / 1e9,
                 "apply_ms": scaled(apply_s, 1e3),
