@@ -181,7 +181,7 @@ def test_a_copied_recipe_runs_as_the_documentation_says(installed: Installed) ->
     assert installed.run("astraflow", "recipes", "copy", "pair").returncode == 0
     done = installed.run("astraflow", "run", "recipes/pair.yaml", "model=tiny", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "examples.pair_workflow:solve_and_verify" in done.stdout
+    assert "examples.04_two_policies:solve_and_verify" in done.stdout
 
 
 def test_a_recipe_is_run_by_its_name(installed: Installed) -> None:

@@ -1,6 +1,6 @@
 """A loss: policy gradient with a clipped importance weight (CISPO, arXiv:2506.13585).
 
-Train with it: astraflow run examples/clipped_weight.yaml
+Train with it: astraflow run examples/05_own_loss.yaml
 """
 
 from astraflow.losses.policy import LossInputs, LossOutput

@@ -1,6 +1,6 @@
 """A training loop written with the Tinker API. AstraFlow's services generate the data.
 
-Try it: astraflow run examples/tinker_loop.yaml
+Try it: astraflow run examples/06_own_loop.yaml
 """
 
 from astraflow.addons.tinker.client import TrainingClient

@@ -1,6 +1,6 @@
 """A reward with partial credit: the share of correct digits.
 
-Try it: astraflow try examples/digits_right.yaml --task 1
+Try it: astraflow try examples/01_own_reward.yaml --task 1
 """
 
 from astraflow.types import Task

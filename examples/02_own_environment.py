@@ -1,6 +1,6 @@
 """A custom environment: the model keeps a running total of several numbers.
 
-Try it: astraflow try examples/own_environment.yaml --task 1
+Try it: astraflow try examples/02_own_environment.yaml --task 1
 """
 
 import json

@@ -1,6 +1,6 @@
 """An agent program that isn't specific to AstraFlow: it calls OPENAI_BASE_URL and prints its answer.
 
-Try it: astraflow try examples/sum_program.yaml --task 1
+Try it: astraflow try examples/07_agent_unmodified.yaml --task 1
 """
 
 import json
