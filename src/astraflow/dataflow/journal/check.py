@@ -28,8 +28,8 @@ from astraflow.errors import JournalError
 __all__ = ["check_database", "check_header", "check_segments"]
 
 _REMEDY = (
-    f"restore the journal folder from a copy, or move {DATABASE}* away and resume the run: if the "
-    "segments still hold all records, the tables are rebuilt from them"
+    f"restore the journal folder from a copy, or move {DATABASE}* away and resume the run, which suffices "
+    "if the segments still hold all records"
 )
 _HEADER_BYTES = 100
 _MODES_AT = 18

@@ -210,7 +210,7 @@ class Journal:
             self._chain = newest.chain
             self._durable_seq = newest.seq
             self.newest_s = newest.at_s
-            """Time of the newest record when the journal was opened; 0 if there was none."""
+            """Time of the newest record; 0 if there is none."""
             # A crash may have come between the end of a compaction and the deletion of its segments.
             self._segments.drop(first)
         except BaseException:
@@ -292,6 +292,7 @@ class Journal:
         chain = chain_of(self._chain, Record(*row, b""))
         self._seq = seq
         self._chain = chain
+        self.newest_s = at_s
         self._pending.records.append(Record(*row, chain))
         self._num_since += len(commands)
         self._start_flush()
