@@ -1,7 +1,7 @@
 """A workflow of two trained policies: a solver answers, and a verifier judges the answer.
 
-`recipes/pair.yaml` and `04_two_policies.yaml` use it. Each policy is rewarded for its own job: the solver for a
-correct answer, the verifier for a correct verdict. With more rounds, the solver tries again as long as the
+`recipes/pair.yaml` and `04_two_policies.yaml` use it. Each policy is rewarded for its own job: the solver for
+a correct answer, the verifier for a correct verdict. With more rounds, the solver tries again as long as the
 verifier objects.
 """
 
