@@ -23,7 +23,7 @@ HEAD = """# Code map
 *Generated from the packages' docstrings by `make docs`; do not edit.*
 
 Imports point down only, and packages on one row don't import each other. import-linter checks this. The core
-never imports an add-on: it finds each by an entry point, as it finds a package of your own.
+finds add-ons by entry points, as it finds packages of your own. Only `added` names modules of add-ons.
 
 ![The packages, one row per layer](images/rooms.svg)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -36,7 +36,6 @@ from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
 from astraflow.types.bounds import as_label
-from astraflow.user_input.installed import find_entries, load_entry
 from astraflow.workflows.calls import CallParser, tagged_calls
 from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy
 
@@ -44,12 +43,10 @@ __all__ = [
     "Answer",
     "Dialogue",
     "EndpointOpener",
-    "Gateway",
     "HostedPolicy",
     "RecordedConversation",
     "Transcript",
     "generation_seed",
-    "load_gateway",
     "render_prompt",
     "with_tools",
 ]
@@ -149,37 +146,7 @@ class Answer(msgspec.Struct, frozen=True):
 EndpointOpener: TypeAlias = Callable[
     ["Dialogue", CallParser, Mapping[str, str]], AbstractAsyncContextManager[Endpoint]
 ]
-"""Opens an episode's endpoint for agent programs, as `Gateway.endpoint` does."""
-
-
-class Gateway(Protocol):
-    """Serves the endpoints of all episodes of a process."""
-
-    def endpoint(
-        self, dialogue: "Dialogue", parser: CallParser, roles: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[Endpoint]:
-        """Opens the endpoint of one episode until the block ends; see `Policies.endpoint`."""
-        ...
-
-    async def close(self) -> None:
-        """Stops the server behind the endpoints, if it was ever started."""
-        ...
-
-
-def load_gateway() -> Gateway:
-    """Makes the gateway that an installed package names as an entry point of the group `astraflow.gateways`.
-
-    Raises: ConfigError if there is none, or more than one.
-    """
-    entries = find_entries("astraflow.gateways")
-    gateways = [gateway() for gateway in map(load_entry, entries) if gateway is not None]
-    if len(gateways) != 1:
-        found = ", ".join(entry.value for entry in entries) or "none"
-        raise ConfigError(
-            "endpoints for agent programs need exactly one installed package with a gateway (entry points "
-            f"of the group astraflow.gateways: {found})"
-        )
-    return gateways[0]
+"""Opens an episode's endpoint for agent programs, as the `Gateway` of the add-on `agents` does."""
 
 
 def generation_seed(episode_seed: int, idx: int) -> int:

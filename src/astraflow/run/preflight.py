@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from astraflow import added
 from astraflow.algorithms.credit import (
     GdpoCredit,
     GroupRelativeCredit,
@@ -21,7 +22,6 @@ from astraflow.algorithms.credit import (
 from astraflow.config import Config, Use, check_args, load_attr, salvage
 from astraflow.errors import ConfigError, DataError
 from astraflow.losses.config import DistillLossConfig, SftLossConfig
-from astraflow.processes.pool import load_pool_maker
 from astraflow.protocols import TaskSource
 from astraflow.recipe.derived import derive_numbers
 from astraflow.recipe.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
@@ -127,7 +127,7 @@ def check_recipe(
     _check_models(recipe, mistakes, unbuilt)
     broken = _check_components(recipe, mistakes)
     if recipe.cluster.max_services:
-        mistakes.collect(load_pool_maker)
+        mistakes.collect(added.require, "SizedPool")
     if recipe.eval.best.metric:
         mistakes.collect(load_added, "astraflow.pages", "best", "eval.best.metric")
     for tracker in recipe.trackers:

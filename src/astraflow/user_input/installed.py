@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, entry_points, requires
 from typing import Any
 
+from astraflow.added import is_left_out, needs_text
 from astraflow.errors import ConfigError
 
 __all__ = ["find_entries", "load_added", "load_entry", "load_or_explain", "source_of", "where_to_find"]
@@ -37,7 +38,7 @@ def load_entry(entry: EntryPoint) -> Any | None:
     try:
         return entry.load()
     except ModuleNotFoundError as err:
-        if f"{err.name}.".startswith(_ADD_ONS):
+        if is_left_out(err):
             return None
         raise
 
@@ -74,8 +75,7 @@ def where_to_find(name: str) -> str:
     """
     for entry in _read_entries(tuple(sys.path)):
         if entry.name == name and entry.value.startswith(_ADD_ONS) and load_entry(entry) is None:
-            add_on = ".".join(entry.module.split(".")[:3])
-            return f"needs {add_on}, which this installation of AstraFlow leaves out"
+            return needs_text(entry.module.removeprefix(_ADD_ONS))
     try:
         packages = requires("astraflow") or []
     except PackageNotFoundError:
