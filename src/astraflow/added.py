@@ -5,9 +5,12 @@ This is the only module of the core that names modules of add-ons. An installati
 can provide have entry points instead (`user_input.installed`).
 """
 
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from astraflow.errors import ConfigError
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from astraflow.addons.pool.pool import SizedPool
     from astraflow.addons.tiny_models.spec_files import build_model
     from astraflow.addons.view.prometheus import prometheus_text
+    from astraflow.report.view import RunPage, ShownRun
 
 __all__ = [
     "Gateway",
@@ -33,12 +37,14 @@ __all__ = [
     "NodeGroup",
     "SharedTurns",
     "SizedPool",
+    "audits",
     "build_model",
     "compiled",
     "download_model",
     "is_left_out",
     "make_lending_pool",
     "needs_text",
+    "page_makers",
     "prometheus_text",
     "require",
     "runs",
@@ -52,13 +58,21 @@ _PLACES = {
     "NodeGroup": ("cluster.node_group:NodeGroup", "train.nodes"),
     "SharedTurns": ("lending.turns:SharedTurns", "cluster.lend"),
     "SizedPool": ("pool.pool:SizedPool", "cluster.max_services"),
+    "audit_kept_caches": ("inference_servers.kept_caches:audit_kept_caches", "audit"),
+    "audit_lending": ("lending.audit:audit_lending", "audit"),
+    "best_page": ("export.best:make_keeper", "eval.best.metric"),
     "build_model": ("tiny_models.spec_files:build_model", "building a model"),
     "compiled": ("fast_deltas.compiled", "compiling deltas"),
+    "curve_page": ("plot.curve:CurvePage", "report"),
     "download_model": ("hub.download:download_model", "downloading a model"),
     "make_lending_pool": ("lending.sharing:make_lending_pool", "cluster.lend"),
     "prometheus_text": ("view.prometheus:prometheus_text", "GET /metrics"),
     "runs": ("runs", "astraflow.runs"),
+    "samples_page": ("view.sample_episodes:SampleEpisodes", "report"),
+    "screen_page": ("view.screen:make_screen", "the live screen"),
+    "trackers_page": ("trackers.page:make_page", "trackers"),
     "try_episode": ("one_process.trial:try_episode", "astraflow.try_episode"),
+    "viewer_page": ("view.lazy_viewer:make_viewer", "view"),
 }
 """Where each part is, below `astraflow.addons`, and what needs it."""
 
@@ -69,6 +83,24 @@ def __getattr__(name: str) -> object:
     module, _, attr = _PLACES[name][0].partition(":")
     part = _import_for(name, module)
     return getattr(part, attr) if attr else part
+
+
+def page_makers() -> "list[Callable[[ShownRun], RunPage | None]]":
+    """Returns what makes the pages of a run, except those that are left out."""
+    return _present("best_page", "curve_page", "samples_page", "screen_page", "trackers_page", "viewer_page")
+
+
+def audits() -> "list[Callable[[Path], tuple[Sequence[str], Sequence[str]]]]":
+    """Returns the further audits of a run folder, except those that are left out: lines, and problems."""
+    return _present("audit_kept_caches", "audit_lending")
+
+
+def _present(*parts: str) -> list[Any]:
+    found: list[Any] = []
+    for part in parts:
+        with suppress(ConfigError):
+            found.append(__getattr__(part))
+    return found
 
 
 def require(part: str) -> None:

@@ -46,7 +46,7 @@ from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
-from astraflow.user_input.installed import find_entries, load_added, load_or_explain
+from astraflow.user_input.installed import find_entries, load_or_explain
 from astraflow.user_input.mistakes import hint, nearest_hint
 from astraflow.user_input.written_keys import as_written
 from astraflow.user_input.yaml_files import override_pairs
@@ -129,7 +129,7 @@ def check_recipe(
     if recipe.cluster.max_services:
         mistakes.collect(added.require, "SizedPool")
     if recipe.eval.best.metric:
-        mistakes.collect(load_added, "astraflow.pages", "best", "eval.best.metric")
+        mistakes.collect(added.require, "best_page")
     for tracker in recipe.trackers:
         if _is_valid(tracker, broken):
             mistakes.collect(check_tracker, tracker)

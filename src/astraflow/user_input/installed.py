@@ -12,7 +12,7 @@ from typing import Any
 from astraflow.added import is_left_out, needs_text
 from astraflow.errors import ConfigError
 
-__all__ = ["find_entries", "load_added", "load_entry", "load_or_explain", "source_of", "where_to_find"]
+__all__ = ["find_entries", "load_entry", "load_or_explain", "source_of", "where_to_find"]
 
 _ADD_ONS = "astraflow.addons."
 
@@ -41,17 +41,6 @@ def load_entry(entry: EntryPoint) -> Any | None:
         if is_left_out(err):
             return None
         raise
-
-
-def load_added(group: str, name: str, what: str) -> Any:
-    """Loads the object that the entry point with this name names.
-
-    Raises: ConfigError that `what` needs a package, if no installed one has such an entry point.
-    """
-    objects = [load_entry(entry) for entry in find_entries(group).select(name=name)]
-    if found := next(filter(None, objects), None):
-        return found
-    raise ConfigError(f"{what} {where_to_find(name)}")
 
 
 def load_or_explain(entry: EntryPoint) -> Any | None:
