@@ -129,8 +129,6 @@ class Variant(Config):
     | `astraflow.trackers` | `trackers` | `TrackerVariant` | a `Tracker` |
     | `astraflow.launchers` | `launcher` | `LauncherVariant` | a `Launcher` |
 
-    The group `astraflow.cluster` adds sections to `cluster` instead (`recipe/cluster_config.py`).
-
     The class's module is imported while the choice is being defined. It must not import anything heavy, which
     `make` may do, or a module with a choice, such as `trainer.config`. Emulated parts have a key
     `time_scale`, which must be the same in the whole recipe.
