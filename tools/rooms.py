@@ -37,7 +37,9 @@ A docstring may also say which file decides what.
 def layers() -> list[list[str]]:
     """Returns the packages and modules of each layer, from the top down."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = (c for c in settings["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
+    (contract,) = (
+        c for c in settings["tool"]["importlinter"]["contracts"] if c.get("containers") == ["astraflow"]
+    )
     return [[name.strip() for name in row.split("|")] for row in contract["layers"] if row != "__main__"]
 
 
