@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from astraflow.addons.exact.engine_pass import InvariantForward
     from astraflow.addons.exact.trainer_pass import InvariantLogprobs
     from astraflow.addons.fast_deltas import compiled
+    from astraflow.addons.half_runs.command import run_only
     from astraflow.addons.hub.download import download_model
     from astraflow.addons.lending.sharing import make_lending_pool
     from astraflow.addons.lending.turns import SharedTurns
@@ -47,6 +48,7 @@ __all__ = [
     "page_makers",
     "prometheus_text",
     "require",
+    "run_only",
     "runs",
     "try_episode",
 ]
@@ -67,6 +69,7 @@ _PLACES = {
     "download_model": ("hub.download:download_model", "downloading a model"),
     "make_lending_pool": ("lending.sharing:make_lending_pool", "cluster.lend"),
     "prometheus_text": ("view.prometheus:prometheus_text", "GET /metrics"),
+    "run_only": ("half_runs.command:run_only", "`astraflow run --only`"),
     "runs": ("runs", "astraflow.runs"),
     "samples_page": ("view.sample_episodes:SampleEpisodes", "report"),
     "screen_page": ("view.screen:make_screen", "the live screen"),

@@ -46,7 +46,7 @@ from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
-from astraflow.user_input.installed import find_entries, load_or_explain
+from astraflow.user_input.installed import find_entries, load_entry
 from astraflow.user_input.mistakes import hint, nearest_hint
 from astraflow.user_input.written_keys import as_written
 from astraflow.user_input.yaml_files import override_pairs
@@ -194,7 +194,7 @@ def _check_machine(recipe: Recipe, whole: Recipe, mistakes: _Mistakes, run_dir: 
     `whole`: the recipe with numbers in place of `auto`, as far as they are known.
     """
     for entry in find_entries("astraflow.checks"):
-        if (check := load_or_explain(entry)) is not None:
+        if (check := load_entry(entry)) is not None:
             mistakes.collect(check, whole)
     mistakes.collect(check_engine, recipe)
     if run_dir is None:

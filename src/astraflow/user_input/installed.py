@@ -12,7 +12,7 @@ from typing import Any
 from astraflow.added import is_left_out, needs_text
 from astraflow.errors import ConfigError
 
-__all__ = ["find_entries", "load_entry", "load_or_explain", "source_of", "where_to_find"]
+__all__ = ["find_entries", "load_entry", "source_of", "where_to_find"]
 
 _ADD_ONS = "astraflow.addons."
 
@@ -33,21 +33,13 @@ def _read_entries(_: tuple[str, ...]) -> EntryPoints:
 def load_entry(entry: EntryPoint) -> Any | None:
     """Loads the object that an entry point names; None if this installation leaves out its add-on.
 
-    Raises: ImportError or AttributeError if it can't be loaded.
+    Raises: ConfigError that names the package if it can't be loaded.
     """
     try:
         return entry.load()
-    except ModuleNotFoundError as err:
-        if is_left_out(err):
-            return None
-        raise
-
-
-def load_or_explain(entry: EntryPoint) -> Any | None:
-    """Does the same as `load_entry`. Raises: ConfigError that names the package if it can't be loaded."""
-    try:
-        return load_entry(entry)
     except (ImportError, AttributeError) as err:
+        if isinstance(err, ModuleNotFoundError) and is_left_out(err):
+            return None
         raise ConfigError(f"{source_of(entry)} does not load: {err}") from err
 
 
