@@ -27,10 +27,13 @@ from race_table import Race, run_race
 from trl_side import StopRule
 
 ROOT = Path(__file__).resolve().parent.parent
+QUESTIONS = "recipes.real.word_questions"
 RACE = Race(
     recipe=ROOT / "recipes" / "real" / "words.yaml",
     overrides={
-        "tasks.sources": {"words": {"name": "words", "split": "train"}},
+        "tasks.sources": {
+            "words": {"use": f"{QUESTIONS}:questions", "args": {"source": "words", "split": "train"}}
+        },
         "tasks.curators": [],
         "table.groups_per_batch": 8,
         "train.auxiliary": {},
@@ -38,7 +41,7 @@ RACE = Race(
         "rollout.max_episodes": 64,
         "rollout.engine.num_slots": 64,
     },
-    judged={"tasks.reward": {"name": "words", "part": 0.0}},
+    judged={"tasks.reward": {"use": f"{QUESTIONS}:name_word"}},
     rows={
         "as shipped": Row("astraflow"),
         "equal": Row("astraflow", has_equal_loss=True, skips=False),
