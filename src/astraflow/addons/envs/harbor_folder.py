@@ -117,6 +117,8 @@ class HarborTask:
     """A task folder in the form that the sandbox runs. Files are named by their absolute paths in the box."""
 
     name: str
+    source: str
+    """The task folder; in a container, the image is built from it."""
     instruction: str
     folder: str
     """The folder in which commands run."""
@@ -204,6 +206,7 @@ def harbor_task(
     most_s = math.inf if in_container else _MOST_S
     return HarborTask(
         name=config.task.name or where,
+        source=where,
         instruction=_text(files, "instruction.md", where),
         folder=image.folder,
         files=image.files,
