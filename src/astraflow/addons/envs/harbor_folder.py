@@ -45,7 +45,7 @@ _DEFAULT_FOLDER = "/app"
 """The agent's folder if the image sets none. Docker uses the root folder, which is read-only here."""
 _REMEDY = (
     "the sandbox has this machine's programs, no network, one user, and no services; run such a task in a "
-    "container, with the Harbor task sets of verifiers (docs/environments.md)"
+    "container, with `where: podman` or the Harbor task sets of verifiers (docs/environments.md)"
 )
 _Mode = Literal["public", "no-network", "allowlist"]
 
