@@ -21,19 +21,17 @@ Each row has its best learning rate, the recipe's or twice that; `--rates` tries
 import sys
 from pathlib import Path
 
+from astraflow.cli.own_modules import module_path
 from harness import report
 from race import Row
 from race_table import Race, run_race
 from trl_side import StopRule
 
 ROOT = Path(__file__).resolve().parent.parent
-QUESTIONS = "recipes.real.word_questions"
 RACE = Race(
     recipe=ROOT / "recipes" / "real" / "words.yaml",
     overrides={
-        "tasks.sources": {
-            "words": {"use": f"{QUESTIONS}:questions", "args": {"source": "words", "split": "train"}}
-        },
+        "tasks.sources.everyday": None,
         "tasks.curators": [],
         "table.groups_per_batch": 8,
         "train.auxiliary": {},
@@ -41,7 +39,7 @@ RACE = Race(
         "rollout.max_episodes": 64,
         "rollout.engine.num_slots": 64,
     },
-    judged={"tasks.reward": {"use": f"{QUESTIONS}:name_word"}},
+    judged={"tasks.reward.args.part": 0.0},
     rows={
         "as shipped": Row("astraflow"),
         "equal": Row("astraflow", has_equal_loss=True, skips=False),
@@ -66,6 +64,7 @@ def main() -> None:
     """Runs the race."""
     if not (ROOT / "models" / "smollm2").is_dir():
         sys.exit("models/smollm2 does not exist; run `astraflow model fetch smollm2` first")
+    module_path(RACE.recipe)
     report(run_race(RACE, __doc__), at_least=AT_LEAST)
 
 
