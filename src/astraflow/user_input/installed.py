@@ -61,6 +61,6 @@ def where_to_find(name: str) -> str:
         packages = requires("astraflow") or []
     except PackageNotFoundError:
         return ""
-    if any(package.startswith(f"astraflow-{name}==") for package in packages):
+    if any(package.startswith("astraflow-") and package.endswith(f"'{name}'") for package in packages):
         return f'needs a package: pip install "astraflow[{name}]"'
     return ""
