@@ -7,15 +7,14 @@ of these phases is measured for `--window-s` after `--settle-s`.
 
 Throughput counts what was delivered: the sampled tokens of accepted episodes, from the journal, each spread
 over the duration of its episode. `--tail-s` pass before services are killed, so that the episodes that ran in
-the window arrive. The baselines are the emulated speed itself (slots x tokens/s x services), of which
-`linear_frac` is the share, and the first phase times the number of services.
+the window arrive. The baseline is the emulated speed itself (slots x tokens/s x services), of which
+`linear_frac` is the share.
 
     python benchmarks/elastic.py [--pool 1,2,4,8,3]
 """
 
 import argparse
 import asyncio
-import resource
 import statistics
 import tempfile
 import time
@@ -127,7 +126,7 @@ def rate(delivered: Sequence[Delivery], phase: Phase) -> float:
     return sum(num * share for num, share in shares) / (phase.end_s - phase.begin_s)
 
 
-def conclude(plan: Sequence[Phase], folder: Path, args: argparse.Namespace, wall_s: float) -> None:
+def conclude(plan: Sequence[Phase], folder: Path, args: argparse.Namespace) -> None:
     """Prints the table and the figures."""
     journal = folder / "run" / "journal"
     arrived = list(deliveries(journal))
@@ -145,11 +144,8 @@ def conclude(plan: Sequence[Phase], folder: Path, args: argparse.Namespace, wall
     header = ("services", "delivered tokens/s", "emulated tokens/s", "share", "joined in s")
     show_table(f"{args.slots} slots at {args.tokens_per_s:g} tokens/s a service", header, rows)
     print(f"audit: {'holds' if checked.ok else checked.problems}; {num_steps} steps were trained meanwhile")
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)]
-    first = plan[0].rate / plan[0].num_services
     figures = {
         "linear_frac": min(p.rate / p.nominal(args) for p in plan),
-        "linear_frac_of_first": min(p.rate / (first * p.num_services) for p in plan),
         "peak_tokens_per_s": max(p.rate for p in plan),
         "join_s": statistics.median(p.join_s for p in plan),
         "audit_ok": checked.ok,
@@ -158,7 +154,6 @@ def conclude(plan: Sequence[Phase], folder: Path, args: argparse.Namespace, wall
         "steps": num_steps,
         "staleness_mean": actor.staleness_mean,
         "staleness_max": actor.staleness_max,
-        "cores_used": sum(each.ru_utime + each.ru_stime for each in used) / wall_s,
     }
     report(figures, at_least={"linear_frac": 0.9})
 
@@ -183,11 +178,10 @@ def main() -> None:
     args = parser.parse_args()
     args.tail_s = args.tail_s or 1.3 * args.max_tokens / args.tokens_per_s
     plan = [Phase(num) for num in args.pool]
-    began_s = time.time()
     with tempfile.TemporaryDirectory(prefix="elastic-") as name:
         folder = Path(name)
         asyncio.run(drive(make_recipe(folder, args), folder, plan, args))
-        conclude(plan, folder, args, time.time() - began_s)
+        conclude(plan, folder, args)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
 from astraflow.addons.pool.pool_sizer import PoolSizer, SeatState
 from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
@@ -32,6 +31,7 @@ from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.service.scaling import WaitShares
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.types import ServedVersions
+from astraflow_paced.emulated_device import PacedDevice, PacedJob
 from virtual_core import VirtualCore, make_meta
 
 __all__ = ["Load", "PoolMeasured", "PoolRun", "fixed"]
