@@ -146,10 +146,8 @@ def conclude(plan: Sequence[Phase], folder: Path, args: argparse.Namespace) -> N
     print(f"audit: {'holds' if checked.ok else checked.problems}; {num_steps} steps were trained meanwhile")
     figures = {
         "linear_frac": min(p.rate / p.nominal(args) for p in plan),
-        "peak_tokens_per_s": max(p.rate for p in plan),
         "join_s": statistics.median(p.join_s for p in plan),
         "audit_ok": checked.ok,
-        "dropped_results": len(arrived) - len(delivered),
         "episodes": len(delivered),
         "steps": num_steps,
         "staleness_mean": actor.staleness_mean,
