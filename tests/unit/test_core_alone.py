@@ -107,7 +107,7 @@ def test_an_option_says_which_add_on_this_installation_leaves_out(core_alone: Ru
     ("override", "told"),
     [
         ("trackers=[wandb]", 'trackers.0.name = "wandb" needs astraflow.addons.trackers,'),
-        ("trackers=[{use: 'json:loads'}]", "trackers: json-loads needs astraflow.addons.trackers,"),
+        ("trackers=[{use: 'json:loads'}]", "trackers needs astraflow.addons.trackers,"),
         ("cluster.max_services=2", "cluster.max_services needs astraflow.addons.pool,"),
         (
             "eval={best: {metric: a}, sets: {a: {source: {name: jsonl, path: tasks.jsonl}}}}",

@@ -58,15 +58,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("arguments", [(), ("dataflow", "http://127.0.0.1:1", "--quick"), ("--help",)])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("conformance", ()),
+        ("conformance", ("dataflow", "http://127.0.0.1:1", "--quick")),
+        ("conformance", ("--help",)),
+        ("plan", ("quickstart",)),
+    ],
+)
 def test_a_command_without_its_package_says_what_to_install(
-    bare: PreparedPython, tmp_path: Path, arguments: tuple[str, ...]
+    bare: PreparedPython, tmp_path: Path, name: str, arguments: tuple[str, ...]
 ) -> None:
-    done = bare.run(command("conformance", *arguments), tmp_path)
+    done = bare.run(command(name, *arguments), tmp_path)
     assert done.returncode == 2
-    assert done.stderr == (
-        'error: `astraflow conformance` needs a package: pip install "astraflow[conformance]"\n'
-    )
+    assert done.stderr == f'error: `astraflow {name}` needs a package: pip install "astraflow[{name}]"\n'
 
 
 @pytest.mark.parametrize("key", ["rollout.engine", "policies.actor.train.backend", "workflow"])
