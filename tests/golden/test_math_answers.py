@@ -58,8 +58,8 @@ def test_answers_in_boxes_are_paid_if_and_only_if_they_are_right(
         (gold, wrapped(extract, answer), expected) for gold, answer, expected in labeled("math_answers.jsonl")
     ]
     assert len(pairs) > 1200
-    if extract != "boxed":  # finding the answer does not depend on what it is: a third of them will do
-        pairs = pairs[EXTRACTS.index(extract) :: 3]
+    if extract != "boxed":  # finding the answer does not depend on what it is: a tenth of them will do
+        pairs = pairs[EXTRACTS.index(extract) :: 10]
     assert missed(pairs, extract) == []
 
 
