@@ -1,0 +1,199 @@
+"""The keeper of a program: starts it, says how it ended, and ends everything that it has left behind.
+
+    python -I -S -c "...; main()" SPECIFICATION LIFELINE_FD STATUS_FD
+
+`kept_process` starts it, in an interpreter that has only the standard library and the modules of this
+package. When the program ends, or when the other end of LIFELINE_FD closes because the service has let go of
+it or has died, everything that the program started is killed. This includes orphans in other sessions,
+because orphans become children of the keeper. Only a keeper that is killed by SIGKILL leaves some behind; the
+program itself dies with it.
+
+The keeper writes JSON lines to STATUS_FD: first `pid`, the program's process id, or the problem because of
+which there is none, by its kind (`start`, or `box`, the walls around the program). The last line has the
+exit `code`, or minus the signal that ended the program.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from astraflow.service.process_ties import adopt_orphans, die_with_parent
+
+__all__ = ["KEEP", "LIMIT_S", "main"]
+
+KEEP = b"keep"
+"""If the service writes this to LIFELINE_FD last, the folder `removed` stays."""
+LIMIT_S = 10.0
+"""A process that still runs this long after SIGKILL hangs in the kernel, so the keeper stops waiting."""
+
+_PAUSE_S = 0.005
+"""Pause between two searches for remaining processes."""
+
+
+class _Specification:
+    """The service's request, decoded from SPECIFICATION."""
+
+    def __init__(
+        self, *, argv: list[str], grace_s: float, removed: str, walls: str, box: dict[str, Any] | None
+    ) -> None:
+        """The fields are those of `kept_process.Care`."""
+        self.argv = argv
+        self.grace_s = grace_s
+        self.removed = removed
+        self.walls: Any = importlib.import_module(walls) if walls else None
+        self.box = box
+
+
+def main() -> None:
+    """Runs the program until it ends or is let go of, then reports how it ended."""
+    spec = _Specification(**json.loads(sys.argv[1]))
+    lifeline = int(sys.argv[2])
+    status = int(sys.argv[3])
+    os.set_inheritable(lifeline, False)
+    os.set_inheritable(status, False)
+    adopt_orphans()
+    is_walled = spec.walls is not None and spec.walls.keep_signals_in()
+    problem_read, problem_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(problem_read)
+        _become(spec, problem_write)
+    os.close(problem_write)
+    # Ends without a problem once the program has started, because `exec` closes the pipe's other end.
+    problem = _read_all(problem_read)
+    _tell(status, problem or json.dumps({"pid": pid}).encode())
+    release = _Release(spec, pid, is_walled=is_walled)
+    threading.Thread(target=release.wait, args=(lifeline,), daemon=True).start()
+    code = _wait_for(pid)
+    release.has_ended.set()
+    _kill_all(pid, is_walled=is_walled)
+    release.clean_up()
+    _tell(status, json.dumps({"code": code}).encode())
+    os._exit(0)
+
+
+def _tell(status: int, line: bytes) -> None:
+    with contextlib.suppress(OSError):  # the service has died
+        os.write(status, line + b"\n")
+
+
+class _Release:
+    """What happens when the service lets go of the program."""
+
+    def __init__(self, spec: _Specification, pid: int, *, is_walled: bool) -> None:
+        self.has_ended = threading.Event()
+        """Set once the program has ended."""
+        self._spec = spec
+        self._pid = pid
+        self._is_walled = is_walled
+        self._is_removing = False
+
+    def wait(self, lifeline: int) -> None:
+        """Waits until the other end of the lifeline closes, then ends the program."""
+        last_words = _read_all(lifeline)
+        self._is_removing = bool(self._spec.removed) and last_words != KEEP
+        if self._spec.grace_s and not self.has_ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
+            self.has_ended.wait(self._spec.grace_s)
+        _kill_all(self._pid, is_walled=self._is_walled)
+
+    def clean_up(self) -> None:
+        """Deletes the folder, unless the program ended by itself or the folder is needed."""
+        if self._is_removing:
+            import shutil  # here, because most keepers don't need it and it takes a while to import
+
+            shutil.rmtree(self._spec.removed, ignore_errors=True)
+
+
+def _become(spec: _Specification, problem_write: int) -> None:
+    """Becomes the program, in its box if it has one. A problem is written to the pipe, and ends this."""
+    kind = "box"
+    try:
+        os.setsid()
+        die_with_parent()
+        if spec.box is not None:
+            spec.walls.enter(**spec.box)
+        if spec.walls is not None:
+            spec.walls.keep_signals_in()
+        kind = "start"
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, which the program would inherit
+        os.execvp(spec.argv[0], spec.argv)
+    except Exception as err:  # noqa: BLE001 - reported to the service; this process must end here
+        reason = str(err)
+        if isinstance(err, OSError) and (kind == "start" or err.filename is None):
+            reason = err.strerror  # without the error number; the service names the file of a failed start
+        os.write(problem_write, json.dumps({kind: reason or type(err).__name__}).encode())
+        os._exit(127)
+
+
+def _wait_for(pid: int) -> int:
+    """Waits for the program and reaps orphans. Returns the exit code, or minus the signal that ended it."""
+    while True:
+        ended, status = os.wait()
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _kill_all(pid: int, *, is_walled: bool) -> None:
+    """Kills everything that the program started. Returns when all of it is gone, or after `LIMIT_S`."""
+    give_up_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < give_up_s:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        if is_walled:
+            # -1 means everything that this process may signal, which here is only what it started. The kernel
+            # sends all of these signals at once, so not even a chain of forks escapes.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(-1, signal.SIGKILL)
+        left = _descendants()
+        for found in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(found, signal.SIGKILL)
+        if threading.current_thread() is threading.main_thread():
+            # In the other thread, reaping would take the program's exit status away from `_wait_for`.
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                    pass
+        if not left:
+            return
+        time.sleep(_PAUSE_S)
+
+
+def _descendants() -> list[int]:
+    """Returns all processes below this one, except zombies. Without a /proc, the list is empty."""
+    parents: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit() and (parent := _living_parent(name)):
+                parents[int(name)] = parent
+    found = set[int]()
+    news = {os.getpid()}
+    while news:
+        news = {pid for pid, parent in parents.items() if parent in news} - found
+        found |= news
+    return list(found)
+
+
+def _living_parent(pid: str) -> int:
+    """Returns the parent of a process; 0 if the process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name comes before, in parentheses, and may itself contain parentheses and blanks.
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+    except OSError:
+        return 0
+    return 0 if state in (b"Z", b"X") else int(parent)
+
+
+def _read_all(fd: int) -> bytes:
+    parts: list[bytes] = []
+    while part := os.read(fd, 65536):
+        parts.append(part)
+    return b"".join(parts)
