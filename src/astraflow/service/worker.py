@@ -1,0 +1,155 @@
+"""An object in a process of its own, whose methods are called from here, one call at a time.
+
+    Worker.call --(socket)--> process, under a keeper: `main` -> the object
+
+Each call and its answer have a number, so no answer is taken for that of another call. The process imports
+what the object needs, and not this process's main module.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from astraflow.service.frames import Frame, pack, receive_frame, receive_now
+from astraflow.service.kept_process import KeptProcess
+
+__all__ = ["InvalidAnswerError", "Worker", "WorkerLostError", "main"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_BYTES = 1 << 30
+"""More than the largest call or answer has."""
+_LAST_ANSWER_S = 0.2
+"""Time to read the answer of a process that has ended."""
+_LAST_MOMENT_S = 1.0
+"""Time for a process to end after it has closed its socket."""
+_BOOT = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main(int(sys.argv[1]))"
+
+
+class WorkerLostError(Exception):
+    """The process has ended or can no longer answer. The text continues a sentence about it."""
+
+
+class InvalidAnswerError(WorkerLostError):
+    """The process has sent something else than an answer."""
+
+
+class Worker:
+    """A process that holds an object.
+
+    Example: `worker = await Worker.start("my_module:Counter", 5)`, then `await worker.call("add", 2)`, and at
+    the end `await worker.end()`. A worker that is forgotten ends, too.
+    """
+
+    def __init__(self) -> None:
+        # Created here: of garbage in a circle, the older object is finalized first, and closes the socket.
+        self._channel, self._theirs = socket.socketpair()
+        self._channel.setblocking(False)
+        self._process: KeptProcess
+        self.num_calls = 0
+
+    @classmethod
+    async def start(cls, target: str, *args: object, env: Mapping[str, str] | None = None) -> "Worker":
+        """Starts the process, which makes the object before the first call.
+
+        `target`: the object's class, as `module:attr`. `args`: what the class gets.
+        Raises: DeadlineError, OSError.
+        """
+        worker = cls()
+        with worker._theirs as theirs:
+            argv = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), *sys.path]
+            worker._process = await KeptProcess.start(argv, env=env, fds=[theirs.fileno()])
+        await worker._send(Frame(target, 0, pickle.dumps(args)))
+        return worker
+
+    async def call(self, method: str, *args: object) -> Any:
+        """Calls a method of the object. After any exception, including cancellation, `end` must be called.
+
+        Raises: WorkerLostError.
+        """
+        self.num_calls += 1
+        exchange = asyncio.ensure_future(self._exchange(Frame(method, self.num_calls, pickle.dumps(args))))
+        end = asyncio.ensure_future(self._process.wait())
+        try:
+            # A process that it has left behind may hold the socket open.
+            await asyncio.wait({exchange, end}, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(_LAST_ANSWER_S):
+                return await exchange
+        except (EOFError, OSError, TimeoutError) as err:
+            await asyncio.wait({end}, timeout=_LAST_MOMENT_S)
+            code = self._process.code
+            how = "closed its socket" if code is None else f"ended with exit code {code}"
+            raise WorkerLostError(how) from err
+        except ValueError as err:
+            raise InvalidAnswerError(f"sent an invalid answer: {err}") from err
+        finally:
+            for task in (exchange, end):
+                task.cancel()
+            await asyncio.gather(exchange, end, return_exceptions=True)
+
+    async def end(self) -> int:
+        """Ends the process and all that it has started. Returns its exit code once they are gone."""
+        self._channel.close()
+        return await self._process.end()
+
+    def __del__(self) -> None:
+        self._channel.close()
+
+    async def _exchange(self, call: Frame) -> Any:
+        """Makes a call. Raises: EOFError, OSError, ValueError."""
+        await self._send(call)
+        while True:
+            answer = await receive_frame(self._read, _MAX_BYTES)
+            if answer.number == call.number:
+                break
+            _log.warning("dropped an answer to call %d instead of %d", answer.number, call.number)
+        try:
+            return pickle.loads(answer.body)
+        except Exception as err:  # bytes that aren't an object may raise anything
+            raise ValueError(str(err)) from err
+
+    async def _send(self, frame: Frame) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._channel, pack(frame))
+
+    async def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            part = await asyncio.get_running_loop().sock_recv(self._channel, size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+
+def main(fd: int) -> None:
+    """Answers calls until the other end is gone. Never returns."""
+    os.set_inheritable(fd, False)
+    channel = socket.socket(fileno=fd)
+    try:
+        with contextlib.suppress(OSError):
+            _serve(channel)
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - the log has it, and the process must end here
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _serve(channel: socket.socket) -> None:
+    served: Any = None
+    while (received := receive_now(channel, sys.maxsize)) is not None:
+        head, (body,) = received
+        args = pickle.loads(body)
+        if served is None:
+            module, _, name = head["kind"].partition(":")
+            served = getattr(import_module(module), name)(*args)
+            continue
+        answer = getattr(served, head["kind"])(*args)
+        channel.sendall(pack(Frame("answer", head["number"], pickle.dumps(answer))))
