@@ -1,11 +1,13 @@
 """Scores completions in separate processes, each call with a hard deadline.
 
-    ScoringPool (event loop) -> worker of the pool (`scoring_process`) -> reward
+    ScoringPool (event loop) -> worker (`scoring_process`), under a keeper -> reward
 
 The process builds the reward from its config, so only the task and the text are sent, and torch is not
-imported. A call that exceeds its deadline is ended together with its process, and a process that dies is
-replaced. Either fails only one episode. Rewards that only compare strings run in this process, because they
-can't hang. A reward with a `format` can hang: a pattern may take exponential time on the text of a model.
+imported. A call that exceeds its deadline is ended together with its process and all that this has started,
+and a process that dies is replaced. Either fails only one episode. A process that may have a corrupt state,
+because a comparison was interrupted or a built-in scorer failed, is replaced after its answer. Rewards that
+only compare strings run in this process, because they can't hang. A reward with a `format` can hang: a
+pattern may take exponential time on the text of a model.
 
 A process gets many calls of an `async` reward at a time, because such a reward mostly waits. A call that
 exceeds its deadline is cancelled there, and the others continue. If the call ignores the cancellation, the
@@ -13,32 +15,23 @@ process is ended with all its calls, and each of them is repeated separately.
 """
 
 import asyncio
-import logging
-import multiprocessing
-import sys
-import threading
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeAlias
 
-from pebble import ProcessExpired, ProcessPool
-
-from astraflow.errors import ConfigError, DeadlineError, LateScoreError, RolloutError, ScorerError
+from astraflow.errors import ConfigError, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
 from astraflow.rollout.open_calls import OpenCalls
 from astraflow.rollout.scoring_process import (
-    BUILD_S,
-    RENEWED,
+    BuiltReward,
     Outcome,
     Problem,
-    build_reward,
+    ScoringProcess,
     call_reward,
     late_problem,
-    score_calls,
-    start_worker,
+    scoring_environment,
 )
+from astraflow.service.worker import Worker, WorkerLostError
 from astraflow.tasks.config import ExactReward, TasksConfig
 from astraflow.tasks.rewards import RecipeReward, make_reward
 from astraflow.tasks.variants import RewardVariant
@@ -46,12 +39,12 @@ from astraflow.types import Task
 
 __all__ = ["ScoringPool"]
 
-_log = logging.getLogger(__name__)
-
 _CALLS_PER_PROCESS = 100_000
 """A worker is replaced after this many calls: rewards may leak memory, and a new worker takes a second."""
-_START_S = BUILD_S + 60.0
-"""Time limit for the first worker to start and to build the reward."""
+_BUILD_S = 600.0
+"""Time limit for importing the libraries of a reward and building it. It usually takes seconds, but much
+longer with a slow disk or a busy machine."""
+_TARGET = f"{ScoringProcess.__module__}:{ScoringProcess.__name__}"
 _CANCELLING_S = 1.0
 """How long an `async` reward may take to end after it is cancelled; after that, its process is ended."""
 _Call: TypeAlias = tuple[Task, str]
@@ -69,6 +62,7 @@ class ScoringPool:
     """
 
     def __init__(self, tasks: TasksConfig, *, num_workers: int = 1) -> None:
+        self._tasks = tasks
         self._deadline_s = tasks.score_timeout_s
         self._num_workers = num_workers
         self._calls_at_once = tasks.async_calls
@@ -82,35 +76,23 @@ class ScoringPool:
         """Calls that run or wait."""
         self._local: RecipeReward | None = None
         """The reward, if it runs in this process."""
-        self._pool: ProcessPool | None = None
-        self._make_pool = partial(
-            ProcessPool,
-            max_workers=num_workers,
-            max_tasks=_CALLS_PER_PROCESS,
-            initializer=start_worker,
-            initargs=[tasks.model_dump_json(), tuple(sys.path)],
-            context=multiprocessing.get_context("spawn"),
-        )
+        self._ready: asyncio.Queue[tuple[Worker | None, BuiltReward]] = asyncio.Queue()
+        """Free processes."""
+        self._work: set[asyncio.Task[Any]] = set()
+        """Calls, and starts of processes."""
         if _is_harmless(tasks):
             self._local = make_reward(tasks)
             self._is_async = self._local.is_async
-        else:
-            self._pool = self._make_pool()
 
     async def start(self) -> None:
-        """Waits until a worker has built the reward.
-
-        Raises: ConfigError if the reward cannot be built; DeadlineError if building it takes too long.
-        """
+        """Waits until a process has built the reward. Raises: ConfigError if it cannot be built in time."""
         if self._local is not None:
             await self._local.open()
-        if self._pool is None:
             return
-        try:
-            async with asyncio.timeout(_START_S):
-                built = await asyncio.wrap_future(self._pool.schedule(build_reward))
-        except (TimeoutError, ProcessExpired, BrokenProcessPool) as err:
-            raise DeadlineError(f"the scoring process did not start within {_START_S} s: {err}") from err
+        for _ in range(self._num_workers):
+            self._spawn(self._start_worker())
+        worker, built = await self._ready.get()
+        self._ready.put_nowait((worker, built))
         if built.problem:
             raise ConfigError(f"tasks.reward cannot be built: {built.problem}")
         self._is_async = built.is_async
@@ -155,9 +137,13 @@ class ScoringPool:
         await asyncio.gather(*self._batches, return_exceptions=True)
         if self._local is not None:
             await self._local.close()
-        if self._pool is not None:
-            self._pool.stop()
-            await asyncio.to_thread(self._pool.join)
+        for work in self._work:
+            work.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+        while not self._ready.empty():
+            worker, _ = self._ready.get_nowait()
+            if worker is not None:
+                await worker.end()
 
     async def _score_here(self, reward: RecipeReward, task: Task, text: str) -> Score:
         """Scores in this process, with an `async` reward that can't block the event loop."""
@@ -171,45 +157,69 @@ class ScoringPool:
             (outcome,) = await self._score_calls([call])
         except TimeoutError:
             return late_problem(task, text, self._deadline_s)
-        except ProcessExpired as err:
-            return Problem(
-                f"task {task.id}: the scoring process died (exit code {err.exitcode}) on a completion of "
-                f"{len(text)} characters",
-                is_retryable=True,
-            )
-        except BrokenProcessPool:
-            return Problem(f"task {task.id}: the scoring processes died", is_retryable=True)
+        except WorkerLostError as err:
+            what = f"the scoring process died on a completion of {len(text)} characters: it {err}"
+            return Problem(f"task {task.id}: {what}", is_retryable=True)
         return outcome
 
     async def _score_calls(self, calls: Sequence[_Call]) -> list[Outcome]:
-        """Makes calls in one process. Raises: TimeoutError or ProcessExpired if the process had to end."""
-        for num_renewed in range(self._num_workers + 1):
-            try:
-                return await self._score_calls_once(calls)
-            except ProcessExpired as err:
-                # At worst, every worker refuses the call once because it has to be replaced.
-                if err.exitcode != RENEWED or num_renewed == self._num_workers:
-                    raise
-        raise AssertionError("unreachable")
+        """Makes calls in one process. Raises: TimeoutError or WorkerLostError if the process had to end."""
+        # Shielded, because the call of a cancelled episode would end its process.
+        return await asyncio.shield(self._spawn(self._score_in_worker(calls)))
 
-    async def _score_calls_once(self, calls: Sequence[_Call]) -> list[Outcome]:
-        deadline_s = self._deadline_s + (_CANCELLING_S if self._is_async else 0.0)
-        future = self._get_pool().schedule(score_calls, args=[list(calls)], timeout=deadline_s)
-        call = asyncio.wrap_future(future)
-        call.add_done_callback(_read_error)
-        # Shielded, because cancelling the future of a cancelled episode would end its worker.
-        return await asyncio.shield(call)
+    async def _score_in_worker(self, calls: Sequence[_Call]) -> list[Outcome]:
+        worker, built = await self._ready.get()
+        is_reusable = False
+        try:
+            if worker is None:
+                # The first process could build the reward, so the fault lies with this one.
+                what = f"the reward could not be built again: {built.problem}"
+                return [Problem(f"task {task.id}: {what}", is_retryable=True) for task, _ in calls]
+            async with asyncio.timeout(self._deadline_s + (_CANCELLING_S if self._is_async else 0.0)):
+                outcomes: list[Outcome] = await worker.call("score", list(calls))
+            is_final = any(isinstance(outcome, Problem) and outcome.is_final for outcome in outcomes)
+            is_reusable = not is_final and worker.num_calls < _CALLS_PER_PROCESS
+            return outcomes
+        finally:
+            if is_reusable:
+                self._ready.put_nowait((worker, built))
+            elif not self._is_closed:
+                self._spawn(self._start_worker())
+            if worker is not None and not is_reusable:
+                await worker.end()
 
-    def _get_pool(self) -> ProcessPool:
-        """Returns the pool, or a new one if it is broken. A pool breaks if a worker dies while it is idle."""
-        assert self._pool is not None
-        if not (self._pool.active or self._is_closed):
-            _log.warning("the scoring processes died, possibly because memory ran out; restarting them")
-            broken = self._pool
-            self._pool = self._make_pool()
-            broken.stop()
-            threading.Thread(target=broken.join, daemon=True).start()
-        return self._pool
+    async def _start_worker(self) -> None:
+        """Starts a process, which builds the reward now, so that no call's deadline includes that time."""
+        worker = None
+        try:
+            async with asyncio.timeout(_BUILD_S):
+                worker = await Worker.start(
+                    _TARGET, self._tasks.model_dump_json(), env=scoring_environment(self._tasks)
+                )
+                built: BuiltReward = await worker.call("build")
+        except asyncio.CancelledError:
+            if worker is not None:
+                await worker.end()
+            raise
+        except Exception as err:  # noqa: BLE001 - for example no more processes; the next call must be told
+            built = BuiltReward(f"its process {err}" if isinstance(err, WorkerLostError) else str(err))
+            if isinstance(err, TimeoutError):
+                built = BuiltReward(f"it was not built within {_BUILD_S:g} s")
+        if worker is not None and built.problem:
+            await worker.end()
+            worker = None
+        self._ready.put_nowait((worker, built))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._work.discard(task)
+        if not task.cancelled():
+            task.exception()  # read here, because asyncio would log it if its episode was cancelled
 
     def _start_batches(self) -> None:
         """Assigns waiting calls to idle processes."""
@@ -245,15 +255,9 @@ class ScoringPool:
         if len(calls) > 1:
             try:
                 return await self._score_calls(calls)
-            except (TimeoutError, ProcessExpired, BrokenProcessPool):
+            except (TimeoutError, WorkerLostError):
                 pass  # one call is to blame; made alone, the others succeed
         return await asyncio.gather(*[self._score_alone(call) for call in calls])
-
-
-def _read_error(call: "asyncio.Future[list[Outcome]]") -> None:
-    """Reads the error of a call, which asyncio would otherwise log if its episode was cancelled."""
-    if not call.cancelled():
-        call.exception()
 
 
 def _is_harmless(tasks: TasksConfig) -> bool:
