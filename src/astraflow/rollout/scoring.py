@@ -15,9 +15,8 @@ process is ended with all its calls, and each of them is repeated separately.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from astraflow.errors import ConfigError, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
@@ -47,7 +46,15 @@ longer with a slow disk or a busy machine."""
 _TARGET = f"{ScoringProcess.__module__}:{ScoringProcess.__name__}"
 _CANCELLING_S = 1.0
 """How long an `async` reward may take to end after it is cancelled; after that, its process is ended."""
-_Call: TypeAlias = tuple[Task, str]
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    task: Task
+    text: str
+    score: "asyncio.Future[Score]"
+    is_alone: bool = False
+    """Whether it is repeated alone, because the process of its batch had to end."""
 
 
 class ScoringPool:
@@ -67,19 +74,14 @@ class ScoringPool:
         self._num_workers = num_workers
         self._calls_at_once = tasks.async_calls
         self._is_async = False
-        self._waiting: deque[tuple[_Call, asyncio.Future[Score]]] = deque()
-        """Calls of an `async` reward that wait for a free process."""
-        self._batches: set[asyncio.Task[None]] = set()
-        """One task per process that runs calls of an `async` reward."""
-        self._is_closed = False
+        self._waiting: asyncio.Queue[_Call] = asyncio.Queue()
+        """Calls that wait for a free process."""
+        self._workers: list[asyncio.Task[None]] = []
+        """One task per process."""
         self.calls = OpenCalls()
         """Calls that run or wait."""
         self._local: RecipeReward | None = None
         """The reward, if it runs in this process."""
-        self._ready: asyncio.Queue[tuple[Worker | None, BuiltReward]] = asyncio.Queue()
-        """Free processes."""
-        self._work: set[asyncio.Task[Any]] = set()
-        """Calls, and starts of processes."""
         if _is_harmless(tasks):
             self._local = make_reward(tasks)
             self._is_async = self._local.is_async
@@ -89,10 +91,9 @@ class ScoringPool:
         if self._local is not None:
             await self._local.open()
             return
-        for _ in range(self._num_workers):
-            self._spawn(self._start_worker())
-        worker, built = await self._ready.get()
-        self._ready.put_nowait((worker, built))
+        first: asyncio.Future[BuiltReward] = asyncio.get_running_loop().create_future()
+        self._workers = [asyncio.create_task(self._work(first)) for _ in range(self._num_workers)]
+        built = await first
         if built.problem:
             raise ConfigError(f"tasks.reward cannot be built: {built.problem}")
         self._is_async = built.is_async
@@ -119,145 +120,121 @@ class ScoringPool:
     async def _score(self, task: Task, text: str) -> Score:
         if self._local is not None:
             return await self._score_here(self._local, task, text)
-        if not self._is_async:
-            return _unwrap(await self._score_alone((task, text)))
-        future: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
-        self._waiting.append(((task, text), future))
-        asyncio.get_running_loop().call_soon(self._start_batches)
-        return await future
+        call = _Call(task, text, asyncio.get_running_loop().create_future())
+        self._waiting.put_nowait(call)
+        return await call.score
 
     async def close(self) -> None:
         """Ends the workers, and cancels the calls that still wait."""
-        self._is_closed = True
-        for _, future in self._waiting:
-            future.cancel()
-        self._waiting.clear()
-        for batch in self._batches:
-            batch.cancel()
-        await asyncio.gather(*self._batches, return_exceptions=True)
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        while not self._waiting.empty():
+            self._waiting.get_nowait().score.cancel()
         if self._local is not None:
             await self._local.close()
-        for work in self._work:
-            work.cancel()
-        await asyncio.gather(*self._work, return_exceptions=True)
-        while not self._ready.empty():
-            worker, _ = self._ready.get_nowait()
-            if worker is not None:
-                await worker.end()
 
     async def _score_here(self, reward: RecipeReward, task: Task, text: str) -> Score:
         """Scores in this process, with an `async` reward that can't block the event loop."""
         started = reward.start(task, text)
         return reward.total(task, text, await reward.waited(task, started))
 
-    async def _score_alone(self, call: _Call) -> Outcome:
-        """Makes one call. If it takes too long, its process is ended."""
-        task, text = call
-        try:
-            (outcome,) = await self._score_calls([call])
-        except TimeoutError:
-            return late_problem(task, text, self._deadline_s)
-        except WorkerLostError as err:
-            what = f"the scoring process died on a completion of {len(text)} characters: it {err}"
-            return Problem(f"task {task.id}: {what}", is_retryable=True)
-        return outcome
+    async def _work(self, first: "asyncio.Future[BuiltReward]") -> None:
+        """Keeps one process: it builds the reward, makes calls, and is replaced when it has to end."""
+        while True:
+            worker, built = await self._start_worker()
+            if not first.done():
+                first.set_result(built)
+            try:
+                while await self._make_calls(worker, built):
+                    pass
+            finally:
+                if worker is not None:
+                    await worker.end()
 
-    async def _score_calls(self, calls: Sequence[_Call]) -> list[Outcome]:
-        """Makes calls in one process. Raises: TimeoutError or WorkerLostError if the process had to end."""
-        # Shielded, because the call of a cancelled episode would end its process.
-        return await asyncio.shield(self._spawn(self._score_in_worker(calls)))
+    async def _start_worker(self) -> tuple[Worker | None, BuiltReward]:
+        """Starts a process, which builds the reward now, so that no call's deadline includes that time.
 
-    async def _score_in_worker(self, calls: Sequence[_Call]) -> list[Outcome]:
-        worker, built = await self._ready.get()
-        is_reusable = False
-        try:
-            if worker is None:
-                # The first process could build the reward, so the fault lies with this one.
-                what = f"the reward could not be built again: {built.problem}"
-                return [Problem(f"task {task.id}: {what}", is_retryable=True) for task, _ in calls]
-            async with asyncio.timeout(self._deadline_s + (_CANCELLING_S if self._is_async else 0.0)):
-                outcomes: list[Outcome] = await worker.call("score", list(calls))
-            is_final = any(isinstance(outcome, Problem) and outcome.is_final for outcome in outcomes)
-            is_reusable = not is_final and worker.num_calls < _CALLS_PER_PROCESS
-            return outcomes
-        finally:
-            if is_reusable:
-                self._ready.put_nowait((worker, built))
-            elif not self._is_closed:
-                self._spawn(self._start_worker())
-            if worker is not None and not is_reusable:
-                await worker.end()
-
-    async def _start_worker(self) -> None:
-        """Starts a process, which builds the reward now, so that no call's deadline includes that time."""
+        Returns: None, and the problem, if the reward couldn't be built.
+        """
         worker = None
+        problem = f"it was not built within {_BUILD_S:g} s"
         try:
             async with asyncio.timeout(_BUILD_S):
                 worker = await Worker.start(
                     _TARGET, self._tasks.model_dump_json(), env=scoring_environment(self._tasks)
                 )
                 built: BuiltReward = await worker.call("build")
-        except asyncio.CancelledError:
+            if not built.problem:
+                return worker, built
+            problem = built.problem
+        except TimeoutError:
+            pass
+        except WorkerLostError as err:
+            problem = f"its process {err}"
+        except OSError as err:
+            problem = str(err)
+        except BaseException:
             if worker is not None:
                 await worker.end()
             raise
-        except Exception as err:  # noqa: BLE001 - for example no more processes; the next call must be told
-            built = BuiltReward(f"its process {err}" if isinstance(err, WorkerLostError) else str(err))
-            if isinstance(err, TimeoutError):
-                built = BuiltReward(f"it was not built within {_BUILD_S:g} s")
-        if worker is not None and built.problem:
+        if worker is not None:
             await worker.end()
-            worker = None
-        self._ready.put_nowait((worker, built))
+        return None, BuiltReward(problem)
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        task = asyncio.create_task(work)
-        self._work.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: "asyncio.Task[Any]") -> None:
-        self._work.discard(task)
-        if not task.cancelled():
-            task.exception()  # read here, because asyncio would log it if its episode was cancelled
-
-    def _start_batches(self) -> None:
-        """Assigns waiting calls to idle processes."""
-        while self._waiting and len(self._batches) < self._num_workers:
-            num_calls = min(len(self._waiting), self._calls_at_once)
-            batch = [self._waiting.popleft() for _ in range(num_calls)]
-            task = asyncio.create_task(self._score_batch(batch))
-            self._batches.add(task)
-            task.add_done_callback(self._end_batch)
-
-    def _end_batch(self, task: "asyncio.Task[None]") -> None:
-        self._batches.discard(task)
-        if not task.cancelled():
-            self._start_batches()
-
-    async def _score_batch(self, batch: "Sequence[tuple[_Call, asyncio.Future[Score]]]") -> None:
-        """Scores those calls of a batch whose episodes still wait."""
-        wanted = [(call, future) for call, future in batch if not future.done()]
+    async def _make_calls(self, worker: Worker | None, built: BuiltReward) -> bool:
+        """Makes the next calls. Returns whether the process can make more."""
+        calls = await self._next_calls()
+        outcomes: Sequence[Outcome | None]
+        is_reusable = False
         try:
-            outcomes = await self._score_together([call for call, _ in wanted])
+            if worker is None:
+                # The first process could build the reward, so the fault lies with this one.
+                what = f"the reward could not be built again: {built.problem}"
+                outcomes = [Problem(f"task {call.task.id}: {what}", is_retryable=True) for call in calls]
+            else:
+                async with asyncio.timeout(self._deadline_s + (_CANCELLING_S if self._is_async else 0.0)):
+                    outcomes = await worker.call("score", [(call.task, call.text) for call in calls])
+                is_final = any(isinstance(outcome, Problem) and outcome.is_final for outcome in outcomes)
+                is_reusable = not is_final and worker.num_calls < _CALLS_PER_PROCESS
         except asyncio.CancelledError:
-            for _, future in wanted:
-                future.cancel()
+            for call in calls:
+                call.score.cancel()
             raise
-        except Exception as err:  # noqa: BLE001 - for example a closed pool; every waiting call must end
-            outcomes = [Problem(f"the scoring process cannot be called: {err}")] * len(wanted)
-        for (_, future), outcome in zip(wanted, outcomes, strict=True):
-            if not future.done():
-                _settle(future, outcome)
+        except Exception as err:  # noqa: BLE001 - the process had to end, and every waiting call must end
+            # One of several calls is to blame; made alone, the others succeed.
+            outcomes = [None] * len(calls) if len(calls) > 1 else [self._failure(calls[0], err)]
+        for call, outcome in zip(calls, outcomes, strict=True):
+            if outcome is None:
+                call.is_alone = True
+                self._waiting.put_nowait(call)
+            elif not call.score.done():  # its episode still waits
+                _settle(call.score, outcome)
+        return is_reusable
 
-    async def _score_together(self, calls: Sequence[_Call]) -> Sequence[Outcome]:
-        """Makes calls in one process, and repeats each separately if the process dies or has to be ended."""
-        if len(calls) > 1:
-            try:
-                return await self._score_calls(calls)
-            except (TimeoutError, WorkerLostError):
-                pass  # one call is to blame; made alone, the others succeed
-        return await asyncio.gather(*[self._score_alone(call) for call in calls])
+    def _failure(self, call: _Call, err: Exception) -> Problem:
+        """Says why the process of a call had to end."""
+        if isinstance(err, TimeoutError):
+            return late_problem(call.task, call.text, self._deadline_s)
+        if isinstance(err, WorkerLostError):
+            what = f"the scoring process died on a completion of {len(call.text)} characters: it {err}"
+            return Problem(f"task {call.task.id}: {what}", is_retryable=True)
+        return Problem(f"task {call.task.id}: the scoring process cannot be called: {err}")
+
+    async def _next_calls(self) -> list[_Call]:
+        """Waits for a call. Returns it with those that can run at the same time."""
+        calls: list[_Call] = []
+        while not calls or not self._waiting.empty():
+            call = await self._waiting.get()
+            if call.score.done():
+                continue  # its episode was cancelled
+            if calls and call.is_alone:
+                self._waiting.put_nowait(call)
+                break
+            calls.append(call)
+            if call.is_alone or not self._is_async or len(calls) == self._calls_at_once:
+                break
+        return calls
 
 
 def _is_harmless(tasks: TasksConfig) -> bool:

@@ -4,8 +4,7 @@
                  <--(status: a pipe)------'
 
 The keeper (`keeper.py`) finds and kills everything that the program has started. The lifeline also closes
-when this process is killed, so the program ends then, too. There are no tasks and no threads here: a caller
-that waits reads the status itself.
+when this process is killed, so the program ends then, too. The event loop reads the status.
 
 Some children can't have a keeper: services, which shut down gracefully and are children of their launcher;
 trackers, which hand over the last rows of a launcher that was killed; the viewer and the ranks, which watch a
@@ -20,7 +19,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -59,8 +57,8 @@ class Care:
 class KeptProcess:
     """A program under a keeper.
 
-    Example: `process = await KeptProcess.start(["sleep", "9"])`, and then `await process.wait()` or
-    `await process.end()`. A program whose object is forgotten ends, too.
+    Example: `process = await KeptProcess.start(["sleep", "9"])`, and then `await process.ended.wait()` or
+    `await process.end()`.
     """
 
     def __init__(self, keeper_pid: int, lifeline: int, status: int, patience_s: float) -> None:
@@ -69,6 +67,11 @@ class KeptProcess:
         self._status = status
         self._patience_s = patience_s
         self._report = b""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(status, self._read_status)
+        self._started = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Set once the program and all that it has started are gone."""
         self.pid = 0
         """The program's process id; 0 if it could not be started."""
         self.problems: dict[str, str] = {}
@@ -108,105 +111,81 @@ class KeptProcess:
         process = cls(keeper_pid, lifeline, status, care.grace_s + 2 * keeper.LIMIT_S)
         try:
             async with asyncio.timeout(_START_S):
-                await process._until_started()
+                await process._started.wait()
         except BaseException as err:
-            process.kill()
+            process._kill()
             await process.end()
             if isinstance(err, TimeoutError):
                 raise DeadlineError(f"the keeper of {argv[0]} did not start within {_START_S:g} s") from err
             raise
         return process
 
-    async def wait(self) -> int:
-        """Waits until the program and all that it has started are gone. Returns: `code`."""
-        while self.code is None:
-            await self._read_status()
-        return self.code
-
     async def end(self, last_words: bytes = b"") -> int:
         """Ends the program and all that it has started. Returns once they are gone, even if the caller is
         cancelled meanwhile. `last_words`: nothing, or `keeper.KEEP`."""
-        self._let_go(last_words)
+        self.let_go(last_words)
         ending = asyncio.ensure_future(self._end())
         try:
-            return await asyncio.shield(ending)
+            await asyncio.shield(ending)
         except asyncio.CancelledError:
             await asyncio.wait([ending])
             raise
+        assert self.code is not None
+        return self.code
 
-    def kill(self) -> None:
-        """Kills the program's session, and the keeper, which may be stopped. `wait` then returns soon."""
-        if self.code is None:
-            self._kill_session()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._keeper_pid, signal.SIGKILL)
-
-    def __del__(self) -> None:
-        if self.code is None:
-            self._let_go()
-            os.close(self._status)
-            with contextlib.suppress(RuntimeError):  # the interpreter ends
-                threading.Thread(target=os.waitpid, args=(self._keeper_pid, 0), daemon=True).start()
-
-    async def _until_started(self) -> None:
-        while self.code is None and b"\n" not in self._report:
-            await self._read_status()
-        told = self._decode_report()
-        self.pid = told.pop("pid", 0)
-        self.problems = {kind: told[kind] for kind in ("start", "box") if kind in told}
-
-    async def _end(self) -> int:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
-                return await self.wait()
-        self.kill()
-        return await self.wait()
-
-    async def _read_status(self) -> None:
-        # Several callers may wait, and an event loop has only one reader per descriptor.
-        own = os.dup(self._status)
-        try:
-            await until_readable(own)
-        finally:
-            os.close(own)
-        if self.code is not None:
-            return
-        with contextlib.suppress(BlockingIOError):  # another caller has read it
-            part = os.read(self._status, _READ_BYTES)
-            self._report += part
-            if not part:
-                self._note_end()
-
-    def _note_end(self) -> None:
-        """Notes the exit code. The keeper has closed the status, so it has ended."""
-        os.close(self._status)
-        self._let_go()
-        keeper_code = 0
-        with contextlib.suppress(ChildProcessError):  # other code of this process has waited for all children
-            keeper_code = os.waitstatus_to_exitcode(os.waitpid(self._keeper_pid, 0)[1])
-        code = self._decode_report().get("code")
-        if code is None:  # the keeper was killed, and only the program itself has died with it
-            self._kill_session()
-            code = keeper_code or 1
-        self.code = code
-
-    def _decode_report(self) -> dict[str, Any]:
-        told: dict[str, Any] = {}
-        for line in self._report.splitlines():
-            told |= json.loads(line)
-        return told
-
-    def _let_go(self, last_words: bytes = b"") -> None:
+    def let_go(self, last_words: bytes = b"") -> None:
+        """Tells the keeper to end the program. `end` also waits for that."""
         if self._lifeline >= 0:
             with contextlib.suppress(OSError):  # the keeper has ended
                 os.write(self._lifeline, last_words)
             os.close(self._lifeline)
             self._lifeline = -1
 
+    async def _end(self) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self.ended.wait()
+        except TimeoutError:  # the keeper is stopped
+            self._kill()
+            await self.ended.wait()
+
+    def _kill(self) -> None:
+        if not self.ended.is_set():
+            self._kill_session()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._keeper_pid, signal.SIGKILL)
+
     def _kill_session(self) -> None:
         if self.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+    def _read_status(self) -> None:
+        part = os.read(self._status, _READ_BYTES)
+        self._report += part
+        if not part:
+            self._note_end()
+        elif not self._started.is_set():
+            told = json.loads(self._report.partition(b"\n")[0])
+            self.pid = told.pop("pid", 0)
+            self.problems = told
+        self._started.set()
+
+    def _note_end(self) -> None:
+        """Notes the exit code. The keeper has closed the status, so it has ended."""
+        self._loop.remove_reader(self._status)
+        os.close(self._status)
+        self.let_go()
+        keeper_code = 0
+        with contextlib.suppress(ChildProcessError):  # other code of this process has waited for all children
+            keeper_code = os.waitstatus_to_exitcode(os.waitpid(self._keeper_pid, 0)[1])
+        last_line = self._report.rstrip().rpartition(b"\n")[2]
+        code = json.loads(last_line or b"{}").get("code")
+        if code is None:  # the keeper was killed, and only the program itself has died with it
+            self._kill_session()
+            code = keeper_code or 1
+        self.code = code
+        self.ended.set()
 
 
 def _start_keeper(
@@ -257,14 +236,9 @@ class OutputLines:
             os.close(write_fd)
 
     async def until_end(self, patience_s: float) -> None:
-        """Waits for the end of the output, but not for ever: a process that was left may hold it open."""
+        """Waits for the end of the output, but not longer: a process that was left may hold it open."""
         if self._reading is not None:
             await asyncio.wait([self._reading], timeout=patience_s)
-
-    async def close(self, patience_s: float) -> None:
-        """Waits for the end of the output, and reads no more then."""
-        await self.until_end(patience_s)
-        if self._reading is not None:
             self._reading.cancel()
 
     async def _read(self, fd: int) -> None:

@@ -77,7 +77,7 @@ class Worker:
         """
         self.num_calls += 1
         exchange = asyncio.ensure_future(self._exchange(Frame(method, self.num_calls, pickle.dumps(args))))
-        end = asyncio.ensure_future(self._process.wait())
+        end = asyncio.ensure_future(self._process.ended.wait())
         try:
             # A process that it has left behind may hold the socket open.
             await asyncio.wait({exchange, end}, return_when=asyncio.FIRST_COMPLETED)
@@ -102,6 +102,8 @@ class Worker:
 
     def __del__(self) -> None:
         self._channel.close()
+        if hasattr(self, "_process"):  # it could be started
+            self._process.let_go()
 
     async def _exchange(self, call: Frame) -> Any:
         """Makes a call. Raises: EOFError, OSError, ValueError."""

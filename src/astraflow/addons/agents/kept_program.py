@@ -126,7 +126,7 @@ class KeptPrograms:
         is_late = False
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                await process.wait()
+                await process.ended.wait()
         except TimeoutError:
             is_late = True
         finally:

@@ -1,10 +1,9 @@
 """A server that an engine started: its process, its last output, and its end.
 
 A keeper (`service.kept_process`) runs between this process and the server, so that no server outlives its
-engine. A task sets `ended` when the server and all that it has started are gone.
+engine. `ended` is set when the server and all that it has started are gone.
 """
 
-import asyncio
 import logging
 import os
 import re
@@ -93,10 +92,9 @@ class ServerProcess:
     def __init__(self, process: KeptProcess, output: OutputLines) -> None:
         self._process = process
         self._output = output
-        self.ended = asyncio.Event()
+        self.ended = process.ended
         self._memory = MemoryRecord()
         self._memory.look(0.0)
-        self._waiting = asyncio.create_task(self._wait())
 
     @classmethod
     async def start(
@@ -149,12 +147,7 @@ class ServerProcess:
     async def stop(self, *, keeps_folder: bool = False) -> None:
         """Ends the server and everything that it started, and returns when they are gone."""
         await self._process.end(KEEP if keeps_folder else b"")
-        await self._waiting
-        await self._output.close(_OUTPUT_S)
-
-    async def _wait(self) -> None:
-        await self._process.wait()
-        self.ended.set()
+        await self._output.until_end(_OUTPUT_S)
 
 
 def _names_error(line: str) -> bool:

@@ -168,7 +168,7 @@ class HostProcess:
         self.lose("it was ended")
         await self._process.end()
         self._writer.close()
-        await self._output.close(_ENDING_S)
+        await self._output.until_end(_ENDING_S)
         await asyncio.wait([self._reading], timeout=_ENDING_S)
         self._reading.cancel()
 
