@@ -5,9 +5,10 @@ A fork of the process ends when it returns from the user's code: it must not ans
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from astraflow.errors import Error, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
@@ -51,6 +52,7 @@ class BuiltReward:
 
 
 Outcome: TypeAlias = Score | Problem
+_T = TypeVar("_T")
 
 
 def call_reward(reward: RecipeReward, task: Task, text: str) -> Score:
@@ -75,9 +77,7 @@ class ScoringProcess:
     """The object of a scoring process. Example: `ScoringProcess(tasks_json).build()`."""
 
     def __init__(self, tasks_json: str) -> None:
-        tasks = TasksConfig.model_validate_json(tasks_json)
-        self._tasks = tasks
-        self._deadline_s = tasks.score_timeout_s
+        self._tasks = TasksConfig.model_validate_json(tasks_json)
         self._loop = asyncio.Runner()  # one for all calls: clients that a reward keeps belong to a loop
         self._reward: RecipeReward
 
@@ -95,13 +95,35 @@ class ScoringProcess:
     def score(self, calls: Sequence[tuple[Task, str]]) -> list[Outcome]:
         """Scores some texts. The `async` parts of the reward run at the same time."""
         reward = self._reward
-        started = [_start_call(reward, task, text) for task, text in calls]
+        started = [_guarded(task, partial(reward.start, task, text)) for task, text in calls]
         if any(isinstance(values, list) and is_waiting(values) for values in started):
-            started = self._loop.run(_await_calls(reward, calls, started, self._deadline_s))
+            started = self._loop.run(self._await_all(calls, started))
         return [
-            values if isinstance(values, Problem) else _add_up(reward, task, text, values)
+            values
+            if isinstance(values, Problem)
+            else _guarded(task, partial(reward.total, task, text, values))
             for (task, text), values in zip(calls, started, strict=True)
         ]
+
+    async def _await_all(
+        self, calls: Sequence[tuple[Task, str]], started: Sequence[list[object] | Problem]
+    ) -> list[list[object] | Problem]:
+        work = [self._await(task, text, values) for (task, text), values in zip(calls, started, strict=True)]
+        return await asyncio.gather(*work)
+
+    async def _await(self, task: Task, text: str, values: list[object] | Problem) -> list[object] | Problem:
+        if isinstance(values, Problem):
+            return values
+        deadline_s = self._tasks.score_timeout_s
+        timeout = asyncio.timeout(deadline_s)
+        try:
+            async with timeout:
+                with ending_forks():
+                    return await self._reward.waited(task, values)
+        except BaseException as error:  # noqa: BLE001 - the user's code
+            if timeout.expired():
+                return late_problem(task, text, deadline_s)
+            return _make_problem(task, error)
 
 
 def scoring_environment(tasks: TasksConfig) -> dict[str, str]:
@@ -115,42 +137,12 @@ def scoring_environment(tasks: TasksConfig) -> dict[str, str]:
     }
 
 
-def _start_call(reward: RecipeReward, task: Task, text: str) -> list[object] | Problem:
+def _guarded(task: Task, step: Callable[[], _T]) -> _T | Problem:
+    """Runs a step of a call, in which the user's code may raise anything."""
     try:
         with ending_forks():
-            return reward.start(task, text)
+            return step()
     except BaseException as error:  # noqa: BLE001 - the user's code
-        return _make_problem(task, error)
-
-
-async def _await_calls(
-    reward: RecipeReward,
-    calls: Sequence[tuple[Task, str]],
-    started: Sequence[list[object] | Problem],
-    deadline_s: float,
-) -> list[list[object] | Problem]:
-    async def one(task: Task, text: str, values: list[object] | Problem) -> list[object] | Problem:
-        if isinstance(values, Problem):
-            return values
-        timeout = asyncio.timeout(deadline_s)
-        try:
-            async with timeout:
-                with ending_forks():
-                    return await reward.waited(task, values)
-        except BaseException as error:  # noqa: BLE001 - the user's code
-            if timeout.expired():
-                return late_problem(task, text, deadline_s)
-            return _make_problem(task, error)
-
-    work = [one(task, text, values) for (task, text), values in zip(calls, started, strict=True)]
-    return await asyncio.gather(*work)
-
-
-def _add_up(reward: RecipeReward, task: Task, text: str, values: list[object]) -> Outcome:
-    try:
-        with ending_forks():
-            return reward.total(task, text, values)
-    except BaseException as error:  # noqa: BLE001 - reading a user's value may raise
         return _make_problem(task, error)
 
 

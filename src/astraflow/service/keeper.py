@@ -36,134 +36,102 @@ _PAUSE_S = 0.005
 """Pause between two searches for remaining processes."""
 
 
-class _Specification:
-    """The service's request, decoded from SPECIFICATION."""
+class _Keeper:
+    """Keeps the program that a specification describes."""
 
     def __init__(
         self, *, argv: list[str], grace_s: float, removed: str, walls: str, box: dict[str, Any] | None
     ) -> None:
-        """The fields are those of `kept_process.Care`."""
-        self.argv = argv
-        self.grace_s = grace_s
-        self.removed = removed
-        self.walls: Any = importlib.import_module(walls) if walls else None
-        self.box = box
-
-
-def main() -> None:
-    """Runs the program until it ends or is let go of, then reports how it ended."""
-    spec = _Specification(**json.loads(sys.argv[1]))
-    lifeline = int(sys.argv[2])
-    status = int(sys.argv[3])
-    os.set_inheritable(lifeline, False)
-    os.set_inheritable(status, False)
-    adopt_orphans()
-    is_walled = spec.walls is not None and spec.walls.keep_signals_in()
-    problem_read, problem_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(problem_read)
-        _become(spec, problem_write)
-    os.close(problem_write)
-    # Ends without a problem once the program has started, because `exec` closes the pipe's other end.
-    problem = _read_all(problem_read)
-    _tell(status, problem or json.dumps({"pid": pid}).encode())
-    release = _Release(spec, pid, is_walled=is_walled)
-    threading.Thread(target=release.wait, args=(lifeline,), daemon=True).start()
-    code = _wait_for(pid)
-    release.has_ended.set()
-    _kill_all(pid, is_walled=is_walled)
-    release.clean_up()
-    _tell(status, json.dumps({"code": code}).encode())
-    os._exit(0)
-
-
-def _tell(status: int, line: bytes) -> None:
-    with contextlib.suppress(OSError):  # the service has died
-        os.write(status, line + b"\n")
-
-
-class _Release:
-    """What happens when the service lets go of the program."""
-
-    def __init__(self, spec: _Specification, pid: int, *, is_walled: bool) -> None:
-        self.has_ended = threading.Event()
+        """`argv`: the program. The other fields are those of `kept_process.Care`."""
+        self._argv = argv
+        self._grace_s = grace_s
+        self._removed = removed
+        self._walls: Any = importlib.import_module(walls) if walls else None
+        self._box = box
+        self._is_walled = self._walls is not None and self._walls.keep_signals_in()
+        self._pid = 0
+        self._has_ended = threading.Event()
         """Set once the program has ended."""
-        self._spec = spec
-        self._pid = pid
-        self._is_walled = is_walled
         self._is_removing = False
 
-    def wait(self, lifeline: int) -> None:
+    def start(self) -> bytes:
+        """Starts the program. Returns: the first line of the status."""
+        problem_read, problem_write = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(problem_read)
+            self._become(problem_write)
+        os.close(problem_write)
+        # Ends without a problem once the program has started, because `exec` closes the pipe's other end.
+        return _read_all(problem_read) or json.dumps({"pid": self._pid}).encode()
+
+    def end_when_let_go(self, lifeline: int) -> None:
         """Waits until the other end of the lifeline closes, then ends the program."""
         last_words = _read_all(lifeline)
-        self._is_removing = bool(self._spec.removed) and last_words != KEEP
-        if self._spec.grace_s and not self.has_ended.is_set():
+        self._is_removing = bool(self._removed) and last_words != KEEP
+        if self._grace_s and not self._has_ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGTERM)
-            self.has_ended.wait(self._spec.grace_s)
-        _kill_all(self._pid, is_walled=self._is_walled)
+            self._has_ended.wait(self._grace_s)
+        self._kill_all()
 
-    def clean_up(self) -> None:
-        """Deletes the folder, unless the program ended by itself or the folder is needed."""
+    def wait(self) -> bytes:
+        """Waits for the program, and cleans up after it. Returns: the last line of the status."""
+        ended = 0
+        status = 0
+        while ended != self._pid:  # the others are orphans
+            ended, status = os.wait()
+        self._has_ended.set()
+        self._kill_all()
         if self._is_removing:
             import shutil  # here, because most keepers don't need it and it takes a while to import
 
-            shutil.rmtree(self._spec.removed, ignore_errors=True)
+            shutil.rmtree(self._removed, ignore_errors=True)
+        return json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode()
 
+    def _become(self, problem_write: int) -> None:
+        """Becomes the program, in its box if it has one. A problem is written to the pipe, and ends this."""
+        kind = "box"
+        try:
+            os.setsid()
+            die_with_parent()
+            if self._box is not None:
+                self._walls.enter(**self._box)
+            if self._walls is not None:
+                self._walls.keep_signals_in()
+            kind = "start"
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it; the program would inherit that
+            os.execvp(self._argv[0], self._argv)
+        except Exception as err:  # noqa: BLE001 - reported to the service; this process must end here
+            reason = str(err)
+            if isinstance(err, OSError) and (kind == "start" or err.filename is None):
+                reason = err.strerror  # without the number; the service names the file of a failed start
+            os.write(problem_write, json.dumps({kind: reason or type(err).__name__}).encode())
+            os._exit(127)
 
-def _become(spec: _Specification, problem_write: int) -> None:
-    """Becomes the program, in its box if it has one. A problem is written to the pipe, and ends this."""
-    kind = "box"
-    try:
-        os.setsid()
-        die_with_parent()
-        if spec.box is not None:
-            spec.walls.enter(**spec.box)
-        if spec.walls is not None:
-            spec.walls.keep_signals_in()
-        kind = "start"
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, which the program would inherit
-        os.execvp(spec.argv[0], spec.argv)
-    except Exception as err:  # noqa: BLE001 - reported to the service; this process must end here
-        reason = str(err)
-        if isinstance(err, OSError) and (kind == "start" or err.filename is None):
-            reason = err.strerror  # without the error number; the service names the file of a failed start
-        os.write(problem_write, json.dumps({kind: reason or type(err).__name__}).encode())
-        os._exit(127)
-
-
-def _wait_for(pid: int) -> int:
-    """Waits for the program and reaps orphans. Returns the exit code, or minus the signal that ended it."""
-    while True:
-        ended, status = os.wait()
-        if ended == pid:
-            return os.waitstatus_to_exitcode(status)
-
-
-def _kill_all(pid: int, *, is_walled: bool) -> None:
-    """Kills everything that the program started. Returns when all of it is gone, or after `LIMIT_S`."""
-    give_up_s = time.monotonic() + LIMIT_S
-    while time.monotonic() < give_up_s:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        if is_walled:
-            # -1 means everything that this process may signal, which here is only what it started. The kernel
-            # sends all of these signals at once, so not even a chain of forks escapes.
+    def _kill_all(self) -> None:
+        """Kills everything that the program started. Returns when all of it is gone, or after `LIMIT_S`."""
+        give_up_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < give_up_s:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(-1, signal.SIGKILL)
-        left = _descendants()
-        for found in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(found, signal.SIGKILL)
-        if threading.current_thread() is threading.main_thread():
-            # In the other thread, reaping would take the program's exit status away from `_wait_for`.
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                    pass
-        if not left:
-            return
-        time.sleep(_PAUSE_S)
+                os.killpg(self._pid, signal.SIGKILL)
+            if self._is_walled:
+                # -1 means everything that this process may signal, which here is only what it started. The
+                # kernel sends all of these signals at once, so not even a chain of forks escapes.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(-1, signal.SIGKILL)
+            left = _descendants()
+            for found in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(found, signal.SIGKILL)
+            if threading.current_thread() is threading.main_thread():
+                # In the other thread, reaping would take the program's exit status away from `wait`.
+                with contextlib.suppress(ChildProcessError):
+                    while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                        pass
+            if not left:
+                return
+            time.sleep(_PAUSE_S)
 
 
 def _descendants() -> list[int]:
@@ -197,3 +165,22 @@ def _read_all(fd: int) -> bytes:
     while part := os.read(fd, 65536):
         parts.append(part)
     return b"".join(parts)
+
+
+def _tell(status: int, line: bytes) -> None:
+    with contextlib.suppress(OSError):  # the service has died
+        os.write(status, line + b"\n")
+
+
+def main() -> None:
+    """Runs the program until it ends or is let go of, then reports how it ended."""
+    lifeline = int(sys.argv[2])
+    status = int(sys.argv[3])
+    os.set_inheritable(lifeline, False)
+    os.set_inheritable(status, False)
+    adopt_orphans()
+    kept = _Keeper(**json.loads(sys.argv[1]))
+    _tell(status, kept.start())
+    threading.Thread(target=kept.end_when_let_go, args=(lifeline,), daemon=True).start()
+    _tell(status, kept.wait())
+    os._exit(0)

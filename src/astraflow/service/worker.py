@@ -95,10 +95,10 @@ class Worker:
                 task.cancel()
             await asyncio.gather(exchange, end, return_exceptions=True)
 
-    async def end(self) -> int:
-        """Ends the process and all that it has started. Returns its exit code once they are gone."""
+    async def end(self) -> None:
+        """Ends the process and all that it has started. Returns once they are gone."""
         self._channel.close()
-        return await self._process.end()
+        await self._process.end()
 
     def __del__(self) -> None:
         self._channel.close()
