@@ -6,6 +6,9 @@ The head's key `sizes` holds the length of each byte string. Where several reque
 can belong to another request, the head has a `kind` and a `number`, and there is one byte string (`Frame`).
 
 Hosts and boxes import this module in a Python that may have only the standard library.
+
+Three channels have other forms: orders to the fork server carry descriptors, answers of a trainer's ranks may
+be longer than a head, and messages to other machines have types (`host_frames`).
 """
 
 import json

@@ -72,6 +72,7 @@ class KeptProcess:
         self._started = asyncio.Event()
         self.ended = asyncio.Event()
         """Set once the program and all that it has started are gone."""
+        self._at_end: Callable[[], None] = lambda: None
         self.pid = 0
         """The program's process id; 0 if it could not be started."""
         self.problems: dict[str, str] = {}
@@ -119,6 +120,12 @@ class KeptProcess:
                 raise DeadlineError(f"the keeper of {argv[0]} did not start within {_START_S:g} s") from err
             raise
         return process
+
+    def call_at_end(self, function: Callable[[], None]) -> None:
+        """Calls a function once the program and all that it has started are gone."""
+        self._at_end = function
+        if self.ended.is_set():
+            function()
 
     async def end(self, last_words: bytes = b"") -> int:
         """Ends the program and all that it has started. Returns once they are gone, even if the caller is
@@ -186,6 +193,7 @@ class KeptProcess:
             code = keeper_code or 1
         self.code = code
         self.ended.set()
+        self._at_end()
 
 
 def _start_keeper(

@@ -15,6 +15,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -27,8 +28,6 @@ _log = logging.getLogger(__name__)
 
 _MAX_BYTES = 1 << 30
 """More than the largest call or answer has."""
-_LAST_ANSWER_S = 0.2
-"""Time to read the answer of a process that has ended."""
 _LAST_MOMENT_S = 1.0
 """Time for a process to end after it has closed its socket."""
 _BOOT = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main(int(sys.argv[1]))"
@@ -67,6 +66,7 @@ class Worker:
         with worker._theirs as theirs:
             argv = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), *sys.path]
             worker._process = await KeptProcess.start(argv, env=env, fds=[theirs.fileno()])
+        worker._process.call_at_end(partial(_end_stream, worker._channel))
         await worker._send(Frame(target, 0, pickle.dumps(args)))
         return worker
 
@@ -76,24 +76,17 @@ class Worker:
         Raises: WorkerLostError.
         """
         self.num_calls += 1
-        exchange = asyncio.ensure_future(self._exchange(Frame(method, self.num_calls, pickle.dumps(args))))
-        end = asyncio.ensure_future(self._process.ended.wait())
         try:
-            # A process that it has left behind may hold the socket open.
-            await asyncio.wait({exchange, end}, return_when=asyncio.FIRST_COMPLETED)
-            async with asyncio.timeout(_LAST_ANSWER_S):
-                return await exchange
-        except (EOFError, OSError, TimeoutError) as err:
-            await asyncio.wait({end}, timeout=_LAST_MOMENT_S)
+            return await self._exchange(Frame(method, self.num_calls, pickle.dumps(args)))
+        except (EOFError, OSError) as err:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_MOMENT_S):
+                    await self._process.ended.wait()
             code = self._process.code
             how = "closed its socket" if code is None else f"ended with exit code {code}"
             raise WorkerLostError(how) from err
         except ValueError as err:
             raise InvalidAnswerError(f"sent an invalid answer: {err}") from err
-        finally:
-            for task in (exchange, end):
-                task.cancel()
-            await asyncio.gather(exchange, end, return_exceptions=True)
 
     async def end(self) -> None:
         """Ends the process and all that it has started. Returns once they are gone."""
@@ -129,6 +122,13 @@ class Worker:
                 raise EOFError
             data += part
         return bytes(data)
+
+
+def _end_stream(channel: socket.socket) -> None:
+    """Lets a call read the answers that have come, and then the end: a process that was left behind may hold
+    the other end open."""
+    with contextlib.suppress(OSError):
+        channel.shutdown(socket.SHUT_RDWR)
 
 
 def main(fd: int) -> None:
