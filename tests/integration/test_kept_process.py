@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -113,12 +114,12 @@ async def test_output_is_kept_line_by_line_and_its_end_is_not_awaited_for_ever()
     logged: list[str] = []
     output = OutputLines(logged.append, num_kept=2, max_chars=5)
     with output.writer() as fd:
-        program = "printf 'one\\ntwo\\tx\\nlonger line\\nrest'"
+        program = "printf 'one\\ntwo\\tx\\nabcdefgh\\nrest'"
         process = await KeptProcess.start(["/bin/sh", "-c", program], stdout=fd, stderr=fd)
         await process.ended.wait()
     await output.until_end(20.0)
-    assert logged == ["one", "two x", "longe", "rest"]
-    assert list(output.last) == ["longe", "rest"]
+    assert logged == ["one", "two x", "abcde", "rest"]
+    assert list(output.last) == ["abcde", "rest"]
     with output.writer():  # as if a process held it open
         await output.until_end(0.01)
 
@@ -172,3 +173,14 @@ async def test_a_stopped_worker_is_ended_by_a_caller_that_gives_up() -> None:
         async with asyncio.timeout(0.5):
             await worker.call("stop")
     await worker.end()
+
+
+async def test_a_worker_that_is_forgotten_ends() -> None:
+    worker = await Worker.start(TARGET, 5)
+    assert await worker.call("add", 1) == 6
+    own = psutil.Process().children(recursive=True)
+    del worker
+    gc.collect()
+    async with asyncio.timeout(20):
+        while any(process.is_running() for process in own):  # noqa: ASYNC110 - nobody tells of its end
+            await asyncio.sleep(0.02)
