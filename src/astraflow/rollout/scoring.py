@@ -120,6 +120,8 @@ class ScoringPool:
     async def _score(self, task: Task, text: str) -> Score:
         if self._local is not None:
             return await self._score_here(self._local, task, text)
+        if not self._workers:
+            raise RolloutError("the scoring processes have ended")
         call = _Call(task, text, asyncio.get_running_loop().create_future())
         self._waiting.put_nowait(call)
         return await call.score
@@ -129,6 +131,7 @@ class ScoringPool:
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
+        self._workers = []
         while not self._waiting.empty():
             self._waiting.get_nowait().score.cancel()
         if self._local is not None:
@@ -158,29 +161,23 @@ class ScoringPool:
         Returns: None, and the problem, if the reward couldn't be built.
         """
         worker = None
-        problem = f"it was not built within {_BUILD_S:g} s"
         try:
             async with asyncio.timeout(_BUILD_S):
                 worker = await Worker.start(
                     _TARGET, self._tasks.model_dump_json(), env=scoring_environment(self._tasks)
                 )
                 built: BuiltReward = await worker.call("build")
-            if not built.problem:
-                return worker, built
-            problem = built.problem
-        except TimeoutError:
-            pass
-        except WorkerLostError as err:
-            problem = f"its process {err}"
-        except OSError as err:
-            problem = str(err)
-        except BaseException:
+        except asyncio.CancelledError:
             if worker is not None:
                 await worker.end()
             raise
-        if worker is not None:
+        except Exception as err:  # noqa: BLE001 - for example too many processes; the next call is told
+            text = f"its process {err}" if isinstance(err, WorkerLostError) else str(err)
+            built = BuiltReward(text or f"it was not built within {_BUILD_S:g} s")
+        if worker is not None and built.problem:
             await worker.end()
-        return None, BuiltReward(problem)
+            worker = None
+        return worker, built
 
     async def _make_calls(self, worker: Worker | None, built: BuiltReward) -> bool:
         """Makes the next calls. Returns whether the process can make more."""
