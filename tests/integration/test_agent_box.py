@@ -217,7 +217,7 @@ async def test_an_ordinary_user_gets_a_box_too() -> None:
     code = "import os; print(os.getuid(), os.listdir('/home')); open('/proc/1/environ')"
     specification = json.dumps(
         {
-            "argv": ["/usr/bin/python3", "-c", code], "grace_s": 0, "removed": "",
+            "argv": ["/usr/bin/python3", "-c", code], "fds": [], "grace_s": 0, "removed": "",
             "walls": light_box.__name__, "box": {"hidden": ["/home"], "own": [], "read_only": []},
         }
     )  # fmt: skip

@@ -36,6 +36,11 @@ class Counter:
         self.value += number
         return self.value
 
+    def close(self) -> None:
+        """Closes its socket, and stays."""
+        os.closerange(3, 100)
+        time.sleep(1000)
+
     def stop(self) -> None:
         """Stops its process."""
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -163,6 +168,13 @@ async def test_a_worker_that_is_lost_says_how() -> None:
     with pytest.raises(WorkerLostError, match="ended with exit code 1") as lost:
         await worker.call("no_such_method")
     assert not isinstance(lost.value, InvalidAnswerError)
+    await worker.end()
+
+
+async def test_a_worker_that_closes_its_socket_is_noticed_at_once() -> None:
+    worker = await Worker.start(TARGET, 5)
+    with pytest.raises(WorkerLostError, match="closed its socket"):
+        await worker.call("close")
     await worker.end()
 
 

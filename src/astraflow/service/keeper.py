@@ -40,10 +40,18 @@ class _Keeper:
     """Keeps the program that a specification describes."""
 
     def __init__(
-        self, *, argv: list[str], grace_s: float, removed: str, walls: str, box: dict[str, Any] | None
+        self,
+        *,
+        argv: list[str],
+        fds: list[int],
+        grace_s: float,
+        removed: str,
+        walls: str,
+        box: dict[str, Any] | None,
     ) -> None:
-        """`argv`: the program. The other fields are those of `kept_process.Care`."""
+        """`argv`, `fds`: the program, and what it inherits. The others are those of `kept_process.Care`."""
         self._argv = argv
+        self._fds = fds
         self._grace_s = grace_s
         self._removed = removed
         self._walls: Any = importlib.import_module(walls) if walls else None
@@ -61,7 +69,8 @@ class _Keeper:
         if self._pid == 0:
             os.close(problem_read)
             self._become(problem_write)
-        os.close(problem_write)
+        for fd in (problem_write, *self._fds):  # the end of the program's sockets must be seen at once
+            os.close(fd)
         # Ends without a problem once the program has started, because `exec` closes the pipe's other end.
         return _read_all(problem_read) or json.dumps({"pid": self._pid}).encode()
 

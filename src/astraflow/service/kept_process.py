@@ -7,9 +7,9 @@ The keeper (`keeper.py`) finds and kills everything that the program has started
 when this process is killed, so the program ends then, too. The event loop reads the status.
 
 Some children can't have a keeper: services, which shut down gracefully and are children of their launcher;
-trackers, which hand over the last rows of a launcher that was killed; the viewer and the ranks, which watch a
-pipe or a socket themselves; boxes, whose keeper is bubblewrap; and commands such as `srun`, which need a
-SIGTERM to end what they run on other machines.
+trackers, which hand over the last rows of a launcher that was killed; ranks, which watch a socket; boxes,
+whose keeper is bubblewrap; and commands such as `srun`, which need a SIGTERM to end what they run on other
+machines.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class KeptProcess:
         `fds`: descriptors that it inherits, in addition to its input and outputs.
         Raises: DeadlineError if the keeper doesn't start in time; OSError if it can't be started.
         """
-        specification = json.dumps({"argv": list(argv), **asdict(care)})
+        specification = json.dumps({"argv": list(argv), "fds": list(fds), **asdict(care)})
         popen = partial(
             subprocess.Popen[bytes],
             env=None if env is None else dict(env),
