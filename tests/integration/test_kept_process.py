@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from astraflow.service.keeper import KEEP
+from astraflow.service.kept_object import InvalidAnswerError, KeptObject, ObjectLostError
 from astraflow.service.kept_process import Care, KeptProcess, OutputLines
-from astraflow.service.worker import InvalidAnswerError, Worker, WorkerLostError
 from drivers.system_driver import wait_gone
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,7 +26,7 @@ NO_CARE = Care()
 
 
 class Counter:
-    """The object of a worker."""
+    """An object to keep."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -157,41 +157,41 @@ def test_nothing_outlives_a_killed_service(tmp_path: Path, *, is_stopped: bool) 
     assert wait_gone(pids(tmp_path), timeout_s=20.0) == []
 
 
-async def test_a_worker_keeps_its_object_between_calls() -> None:
-    worker = await Worker.start(TARGET, 5)
-    assert [await worker.call("add", 2), await worker.call("add", 3)] == [7, 10]
-    await worker.end()
+async def test_a_kept_object_stays_the_same_between_calls() -> None:
+    counter = await KeptObject.start(TARGET, 5)
+    assert [await counter.call("add", 2), await counter.call("add", 3)] == [7, 10]
+    await counter.end()
 
 
-async def test_a_worker_that_is_lost_says_how() -> None:
-    worker = await Worker.start(TARGET, 5)
-    with pytest.raises(WorkerLostError, match="ended with exit code 1") as lost:
-        await worker.call("no_such_method")
+async def test_a_kept_object_that_is_lost_says_how() -> None:
+    counter = await KeptObject.start(TARGET, 5)
+    with pytest.raises(ObjectLostError, match="ended with exit code 1") as lost:
+        await counter.call("no_such_method")
     assert not isinstance(lost.value, InvalidAnswerError)
-    await worker.end()
+    await counter.end()
 
 
-async def test_a_worker_that_closes_its_socket_is_noticed_at_once() -> None:
-    worker = await Worker.start(TARGET, 5)
-    with pytest.raises(WorkerLostError, match="closed its socket"):
-        await worker.call("close")
-    await worker.end()
+async def test_a_kept_object_that_closes_its_socket_is_noticed_at_once() -> None:
+    counter = await KeptObject.start(TARGET, 5)
+    with pytest.raises(ObjectLostError, match="closed its socket"):
+        await counter.call("close")
+    await counter.end()
 
 
-async def test_a_stopped_worker_is_ended_by_a_caller_that_gives_up() -> None:
-    worker = await Worker.start(TARGET, 5)
-    assert await worker.call("add", 1) == 6
+async def test_a_stopped_object_is_ended_by_a_caller_that_gives_up() -> None:
+    counter = await KeptObject.start(TARGET, 5)
+    assert await counter.call("add", 1) == 6
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
-            await worker.call("stop")
-    await worker.end()
+            await counter.call("stop")
+    await counter.end()
 
 
-async def test_a_worker_that_is_forgotten_ends() -> None:
-    worker = await Worker.start(TARGET, 5)
-    assert await worker.call("add", 1) == 6
+async def test_a_kept_object_that_is_forgotten_ends() -> None:
+    counter = await KeptObject.start(TARGET, 5)
+    assert await counter.call("add", 1) == 6
     own = psutil.Process().children(recursive=True)
-    del worker
+    del counter
     gc.collect()
     async with asyncio.timeout(20):
         while any(process.is_running() for process in own):  # noqa: ASYNC110 - nobody tells of its end

@@ -1,6 +1,6 @@
 """Scores completions in separate processes, each call with a hard deadline.
 
-    ScoringPool (event loop) -> worker (`scoring_process`), under a keeper -> reward
+    ScoringPool (event loop) -> process (`scoring_process`), under a keeper -> reward
 
 The process builds the reward from its config, so only the task and the text are sent, and torch is not
 imported. A call that exceeds its deadline is ended together with its process and all that this has started,
@@ -30,7 +30,7 @@ from astraflow.rollout.scoring_process import (
     late_problem,
     scoring_environment,
 )
-from astraflow.service.worker import Worker, WorkerLostError
+from astraflow.service.kept_object import KeptObject, ObjectLostError
 from astraflow.tasks.config import ExactReward, TasksConfig
 from astraflow.tasks.rewards import RecipeReward, make_reward
 from astraflow.tasks.variants import RewardVariant
@@ -39,7 +39,7 @@ from astraflow.types import Task
 __all__ = ["ScoringPool"]
 
 _CALLS_PER_PROCESS = 100_000
-"""A worker is replaced after this many calls: rewards may leak memory, and a new worker takes a second."""
+"""A process is replaced after this many calls: rewards may leak memory, and a new one takes a second."""
 _BUILD_S = 600.0
 """Time limit for importing the libraries of a reward and building it. It usually takes seconds, but much
 longer with a slow disk or a busy machine."""
@@ -76,7 +76,7 @@ class ScoringPool:
         self._is_async = False
         self._waiting: asyncio.Queue[_Call] = asyncio.Queue()
         """Calls that wait for a free process."""
-        self._workers: list[asyncio.Task[None]] = []
+        self._running: list[asyncio.Task[None]] = []
         """One task per process."""
         self.calls = OpenCalls()
         """Calls that run or wait."""
@@ -92,7 +92,7 @@ class ScoringPool:
             await self._local.open()
             return
         first: asyncio.Future[BuiltReward] = asyncio.get_running_loop().create_future()
-        self._workers = [asyncio.create_task(self._work(first)) for _ in range(self._num_workers)]
+        self._running = [asyncio.create_task(self._work(first)) for _ in range(self._num_workers)]
         built = await first
         if built.problem:
             raise ConfigError(f"tasks.reward cannot be built: {built.problem}")
@@ -120,18 +120,18 @@ class ScoringPool:
     async def _score(self, task: Task, text: str) -> Score:
         if self._local is not None:
             return await self._score_here(self._local, task, text)
-        if not self._workers:
+        if not self._running:
             raise RolloutError("the scoring processes have ended")
         call = _Call(task, text, asyncio.get_running_loop().create_future())
         self._waiting.put_nowait(call)
         return await call.score
 
     async def close(self) -> None:
-        """Ends the workers, and cancels the calls that still wait."""
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        self._workers = []
+        """Ends the processes, and cancels the calls that still wait."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self._running = []
         while not self._waiting.empty():
             self._waiting.get_nowait().score.cancel()
         if self._local is not None:
@@ -145,55 +145,55 @@ class ScoringPool:
     async def _work(self, first: "asyncio.Future[BuiltReward]") -> None:
         """Keeps one process: it builds the reward, makes calls, and is replaced when it has to end."""
         while True:
-            worker, built = await self._start_worker()
+            process, built = await self._start_process()
             if not first.done():
                 first.set_result(built)
             try:
-                while await self._make_calls(worker, built):
+                while await self._make_calls(process, built):
                     pass
             finally:
-                if worker is not None:
-                    await worker.end()
+                if process is not None:
+                    await process.end()
 
-    async def _start_worker(self) -> tuple[Worker | None, BuiltReward]:
+    async def _start_process(self) -> tuple[KeptObject | None, BuiltReward]:
         """Starts a process, which builds the reward now, so that no call's deadline includes that time.
 
         Returns: None, and the problem, if the reward couldn't be built.
         """
-        worker = None
+        process = None
         try:
             async with asyncio.timeout(_BUILD_S):
-                worker = await Worker.start(
+                process = await KeptObject.start(
                     _TARGET, self._tasks.model_dump_json(), env=scoring_environment(self._tasks)
                 )
-                built: BuiltReward = await worker.call("build")
+                built: BuiltReward = await process.call("build")
         except asyncio.CancelledError:
-            if worker is not None:
-                await worker.end()
+            if process is not None:
+                await process.end()
             raise
         except Exception as err:  # noqa: BLE001 - for example too many processes; the next call is told
-            text = f"its process {err}" if isinstance(err, WorkerLostError) else str(err)
+            text = f"its process {err}" if isinstance(err, ObjectLostError) else str(err)
             built = BuiltReward(text or f"it was not built within {_BUILD_S:g} s")
-        if worker is not None and built.problem:
-            await worker.end()
-            worker = None
-        return worker, built
+        if process is not None and built.problem:
+            await process.end()
+            process = None
+        return process, built
 
-    async def _make_calls(self, worker: Worker | None, built: BuiltReward) -> bool:
+    async def _make_calls(self, process: KeptObject | None, built: BuiltReward) -> bool:
         """Makes the next calls. Returns whether the process can make more."""
         calls = await self._next_calls()
         outcomes: Sequence[Outcome | None]
         is_reusable = False
         try:
-            if worker is None:
+            if process is None:
                 # The first process could build the reward, so the fault lies with this one.
                 what = f"the reward could not be built again: {built.problem}"
                 outcomes = [Problem(f"task {call.task.id}: {what}", is_retryable=True) for call in calls]
             else:
                 async with asyncio.timeout(self._deadline_s + (_CANCELLING_S if self._is_async else 0.0)):
-                    outcomes = await worker.call("score", [(call.task, call.text) for call in calls])
+                    outcomes = await process.call("score", [(call.task, call.text) for call in calls])
                 is_final = any(isinstance(outcome, Problem) and outcome.is_final for outcome in outcomes)
-                is_reusable = not is_final and worker.num_calls < _CALLS_PER_PROCESS
+                is_reusable = not is_final and process.num_calls < _CALLS_PER_PROCESS
         except asyncio.CancelledError:
             for call in calls:
                 call.score.cancel()
@@ -213,7 +213,7 @@ class ScoringPool:
         """Says why the process of a call had to end."""
         if isinstance(err, TimeoutError):
             return late_problem(call.task, call.text, self._deadline_s)
-        if isinstance(err, WorkerLostError):
+        if isinstance(err, ObjectLostError):
             what = f"the scoring process died on a completion of {len(call.text)} characters: it {err}"
             return Problem(f"task {call.task.id}: {what}", is_retryable=True)
         return Problem(f"task {call.task.id}: the scoring process cannot be called: {err}")

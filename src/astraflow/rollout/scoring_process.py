@@ -1,4 +1,4 @@
-"""What runs in a scoring process (`service.worker`): builds the reward, and scores with it.
+"""What runs in a scoring process (a `service.kept_object`): builds the reward, and scores with it.
 
 A fork of the process ends when it returns from the user's code: it must not answer, too.
 """

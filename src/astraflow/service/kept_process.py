@@ -173,9 +173,9 @@ class KeptProcess:
         if not part:
             self._note_end()
         elif not self._started.is_set():
-            told = json.loads(self._report.partition(b"\n")[0])
-            self.pid = told.pop("pid", 0)
-            self.problems = told
+            first_line = json.loads(self._report.partition(b"\n")[0])
+            self.pid = first_line.pop("pid", 0)
+            self.problems = first_line
         self._started.set()
 
     def _note_end(self) -> None:

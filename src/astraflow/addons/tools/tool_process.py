@@ -1,6 +1,6 @@
 """Runs a tool in separate processes, so that a call that takes too long can be killed.
 
-    tool_use -> ToolProcesses.call -> worker (`service.worker`): `ToolServer.call` -> the function
+    tool_use -> ToolProcesses.call -> process (`service.kept_object`): `ToolServer.call` -> the function
 
 A process runs one call at a time and is then reused. A caller that stops waiting kills the process and
 everything that it started, and another process replaces it. All processes end with the service, however the
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from astraflow.addons.tools.tool import ToolContext, ToolFailedError, shorten, text_of
 from astraflow.config import Use, load_attr
 from astraflow.errors import ConfigError, RolloutError
-from astraflow.service.worker import InvalidAnswerError, Worker, WorkerLostError
+from astraflow.service.kept_object import InvalidAnswerError, KeptObject, ObjectLostError
 from astraflow.user_input.own_code import ending_forks
 
 __all__ = ["ToolProcesses", "ToolReply", "ToolServer"]
@@ -64,7 +64,7 @@ class ToolProcesses:
         self._use = use
         self.turns = asyncio.Semaphore(num)
         """A caller waits here for a free process. Its deadline begins only after that."""
-        self._idle: list[Worker] = []
+        self._idle: list[KeptObject] = []
 
     async def call(self, **arguments: object) -> str:
         """Calls the function and returns its result as text. Cancellation kills the process.
@@ -73,18 +73,18 @@ class ToolProcesses:
         loaded, or ends its process.
         """
         target = f"{ToolServer.__module__}:{ToolServer.__name__}"
-        worker = self._idle.pop() if self._idle else await Worker.start(target, self._use)
+        process = self._idle.pop() if self._idle else await KeptObject.start(target, self._use)
         try:
             given = {name: _sendable(value) for name, value in arguments.items()}
-            reply: ToolReply = await worker.call("call", given)
-        except WorkerLostError as err:
-            await worker.end()
+            reply: ToolReply = await process.call("call", given)
+        except ObjectLostError as err:
+            await process.end()
             what = f"the process of the tool {self._use.use} {err}"
             raise RolloutError(what, is_retryable=isinstance(err, InvalidAnswerError)) from err
         except BaseException:
-            await worker.end()
+            await process.end()
             raise
-        self._idle.append(worker)
+        self._idle.append(process)
         if reply.is_broken:
             raise RolloutError(reply.text, is_retryable=reply.is_retryable)
         if reply.is_error:

@@ -1,6 +1,6 @@
 """An object in a process of its own, whose methods are called from here, one call at a time.
 
-    Worker.call --(socket)--> process, under a keeper: `main` -> the object
+    KeptObject.call --(socket)--> process, under a keeper: `main` -> the object
 
 Each call and its answer have a number, so no answer is taken for that of another call. The process imports
 what the object needs, and not this process's main module.
@@ -22,7 +22,7 @@ from typing import Any
 from astraflow.service.frames import Frame, pack, receive_frame, receive_now
 from astraflow.service.kept_process import KeptProcess
 
-__all__ = ["InvalidAnswerError", "Worker", "WorkerLostError", "main"]
+__all__ = ["InvalidAnswerError", "KeptObject", "ObjectLostError", "main"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,19 +33,19 @@ _LAST_MOMENT_S = 1.0
 _BOOT = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main(int(sys.argv[1]))"
 
 
-class WorkerLostError(Exception):
+class ObjectLostError(Exception):
     """The process has ended or can no longer answer. The text continues a sentence about it."""
 
 
-class InvalidAnswerError(WorkerLostError):
+class InvalidAnswerError(ObjectLostError):
     """The process has sent something else than an answer."""
 
 
-class Worker:
+class KeptObject:
     """A process that holds an object.
 
-    Example: `worker = await Worker.start("my_module:Counter", 5)`, then `await worker.call("add", 2)`, and at
-    the end `await worker.end()`. A worker that is forgotten ends, too.
+    Example: `counter = await KeptObject.start("my_module:Counter", 5)`, `await counter.call("add", 2)`, and
+    at the end `await counter.end()`. A kept object that is forgotten ends, too.
     """
 
     def __init__(self) -> None:
@@ -56,24 +56,24 @@ class Worker:
         self.num_calls = 0
 
     @classmethod
-    async def start(cls, target: str, *args: object, env: Mapping[str, str] | None = None) -> "Worker":
+    async def start(cls, target: str, *args: object, env: Mapping[str, str] | None = None) -> "KeptObject":
         """Starts the process, which makes the object before the first call.
 
         `target`: the object's class, as `module:attr`. `args`: what the class gets.
         Raises: DeadlineError, OSError.
         """
-        worker = cls()
-        with worker._theirs as theirs:
+        instance = cls()
+        with instance._theirs as theirs:
             argv = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), *sys.path]
-            worker._process = await KeptProcess.start(argv, env=env, fds=[theirs.fileno()])
-        worker._process.call_at_end(partial(_end_stream, worker._channel))
-        await worker._send(Frame(target, 0, pickle.dumps(args)))
-        return worker
+            instance._process = await KeptProcess.start(argv, env=env, fds=[theirs.fileno()])
+        instance._process.call_at_end(partial(_end_stream, instance._channel))
+        await instance._send(Frame(target, 0, pickle.dumps(args)))
+        return instance
 
     async def call(self, method: str, *args: object) -> Any:
         """Calls a method of the object. After any exception, including cancellation, `end` must be called.
 
-        Raises: WorkerLostError.
+        Raises: ObjectLostError.
         """
         self.num_calls += 1
         try:
@@ -84,7 +84,7 @@ class Worker:
                     await self._process.ended.wait()
             code = self._process.code
             how = "closed its socket" if code is None else f"ended with exit code {code}"
-            raise WorkerLostError(how) from err
+            raise ObjectLostError(how) from err
         except ValueError as err:
             raise InvalidAnswerError(f"sent an invalid answer: {err}") from err
 
