@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from astraflow import added
 from astraflow.algorithms.credit import (
     GdpoCredit,
     GroupRelativeCredit,
@@ -21,7 +22,6 @@ from astraflow.algorithms.credit import (
 from astraflow.config import Config, Use, check_args, load_attr, salvage
 from astraflow.errors import ConfigError, DataError
 from astraflow.losses.config import DistillLossConfig, SftLossConfig
-from astraflow.processes.pool import load_pool_maker
 from astraflow.protocols import TaskSource
 from astraflow.recipe.derived import derive_numbers
 from astraflow.recipe.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
@@ -46,7 +46,7 @@ from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
-from astraflow.user_input.installed import find_entries, load_added, load_or_explain
+from astraflow.user_input.installed import find_entries, load_entry
 from astraflow.user_input.mistakes import hint, nearest_hint
 from astraflow.user_input.written_keys import as_written
 from astraflow.user_input.yaml_files import override_pairs
@@ -127,9 +127,9 @@ def check_recipe(
     _check_models(recipe, mistakes, unbuilt)
     broken = _check_components(recipe, mistakes)
     if recipe.cluster.max_services:
-        mistakes.collect(load_pool_maker)
+        mistakes.collect(added.require, "SizedPool")
     if recipe.eval.best.metric:
-        mistakes.collect(load_added, "astraflow.pages", "best", "eval.best.metric")
+        mistakes.collect(added.require, "best_page")
     for tracker in recipe.trackers:
         if _is_valid(tracker, broken):
             mistakes.collect(check_tracker, tracker)
@@ -194,7 +194,7 @@ def _check_machine(recipe: Recipe, whole: Recipe, mistakes: _Mistakes, run_dir: 
     `whole`: the recipe with numbers in place of `auto`, as far as they are known.
     """
     for entry in find_entries("astraflow.checks"):
-        if (check := load_or_explain(entry)) is not None:
+        if (check := load_entry(entry)) is not None:
             mistakes.collect(check, whole)
     mistakes.collect(check_engine, recipe)
     if run_dir is None:
