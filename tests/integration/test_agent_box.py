@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 import astraflow
-from astraflow.addons.sandbox.inside import keeper
-from astraflow.addons.sandbox.inside.enter import boot_code
+from astraflow.addons.sandbox.inside import light_box
 from astraflow.errors import RolloutError
+from astraflow.service.kept_process import _BOOT  # pyright: ignore[reportPrivateUsage]
 from astraflow.types import Episode
 from drivers.agent_play import ASKS, play_program, said
 from drivers.ordinary_user import NOBODY, usable_pythons
@@ -217,21 +217,22 @@ async def test_an_ordinary_user_gets_a_box_too() -> None:
     code = "import os; print(os.getuid(), os.listdir('/home')); open('/proc/1/environ')"
     specification = json.dumps(
         {
-            "argv": ["/usr/bin/python3", "-c", code], "is_boxed": True, "hidden": ["/home"],
-            "own": [], "read_only": [],
+            "argv": ["/usr/bin/python3", "-c", code], "fds": [], "grace_s": 0, "removed": "",
+            "walls": light_box.__name__, "box": {"hidden": ["/home"], "own": [], "read_only": []},
         }
     )  # fmt: skip
     python = next(usable_pythons(NOBODY), None)
     if python is None:
         pytest.skip("no Python of this version that an ordinary user may start")
-    code = boot_code(str(Path(astraflow.__file__).parent.parent), keeper.__name__, "")
-    argv = [python, "-I", "-S", "-c", code, specification, str(control[0]), str(status[1])]
+    argv = [python, "-I", "-S", "-c", _BOOT, specification, str(control[0]), str(status[1])]
     run = partial(
         subprocess.run, argv, pass_fds=(control[0], status[1]), cwd="/", stdin=subprocess.DEVNULL,
         capture_output=True, text=True, **NOBODY,
     )  # fmt: skip
     done = await asyncio.to_thread(run)
-    assert json.loads(os.read(status[0], 4096)) == {"code": 1}
+    started, ended = os.read(status[0], 4096).splitlines()
+    assert json.loads(started).keys() == {"pid"}
+    assert json.loads(ended) == {"code": 1}
     assert done.stdout == "65534 []\n"
     assert "PermissionError" in done.stderr
     for fd in (*control, *status):

@@ -24,22 +24,19 @@ import os
 import sys
 import threading
 import time
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
+import pickle
+from astraflow.service.frames import Frame, pack
 
 
 def own(text):
     return len(text) / 100
 
 
-def write_to_sockets(data, *, is_framed=True):
+def write_to_sockets(data):
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                if is_framed:
-                    Connection(os.dup(int(name))).send_bytes(data)
-                else:
-                    os.write(int(name), data)
+                os.write(int(name), data)
 
 
 """
@@ -137,7 +134,7 @@ def reward(task, text):
 """,
     "answers for another call": """
 def reward(task, text):
-    write_to_sockets(ForkingPickler.dumps((99, [-1.0])))
+    write_to_sockets(pack(Frame("answer", 99, pickle.dumps([-1.0]))))
     return own(text)
 """,
     "prints": """
@@ -189,9 +186,9 @@ async def test_each_text_gets_its_own_score_from_a_reward_that_forks(
 
 
 BAD_ANSWERS = {
-    "no pickle": 'write_to_sockets(b"hello")',
-    "no pair": "write_to_sockets(ForkingPickler.dumps(7))",
-    "a frame without an end": 'write_to_sockets(b"\\0\\0\\0\\x50x", is_framed=False); os._exit(3)',
+    "no frame": 'write_to_sockets(b"hello")',
+    "no pickle": 'write_to_sockets(pack(Frame("answer", 5, b"hello")))',
+    "a frame without an end": 'write_to_sockets(b"\\0\\0\\0\\x50x"); os._exit(3)',
     "an end": "os._exit(3)",
     "an end as if all were well": "os._exit(0)",
     "a closed pipe": "os.closerange(3, 100)",

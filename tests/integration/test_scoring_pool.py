@@ -77,12 +77,12 @@ async def right_answer(pool: ScoringPool, factor: int) -> float:
 
 
 def scoring_process(folder: Path) -> psutil.Process:
-    """The only worker of the pool whose `sitecustomize.py` is in the folder.
+    """The keeper of the only process of the pool whose `sitecustomize.py` is in the folder.
 
     A pool of an earlier test may still be ending in this process.
     """
     running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    children = [child for child in running if "spawn_main" in " ".join(child.cmdline())]
+    children = [child for child in running if "service.keeper" in " ".join(child.cmdline())]
     (worker,) = [child for child in children if child.environ().get("PYTHONPATH", "").startswith(str(folder))]
     return worker
 

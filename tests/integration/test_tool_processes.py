@@ -14,9 +14,10 @@ import pytest
 
 from astraflow.addons.tools.config import ToolUseConfig
 from astraflow.addons.tools.tool import Tool, ToolContext, ToolResult, run_call
-from astraflow.addons.tools.tool_process import _Reply  # pyright: ignore[reportPrivateUsage]
+from astraflow.addons.tools.tool_process import ToolReply
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError, RolloutError
+from astraflow.service.frames import Frame, pack
 from astraflow.types import Task
 from astraflow.workflows.calls import ToolCall
 from astraflow.workflows.factory import make_workflow
@@ -97,7 +98,7 @@ def writes_to_its_sockets(word: str, data: bytes) -> str:
 
 def stops_as_it_answers(word: str) -> str:
     """Sends the beginning of an answer, and stops."""
-    writes_to_its_sockets("", (1000).to_bytes(8, "big") + b"x")
+    writes_to_its_sockets("", (1000).to_bytes(4, "big") + b"x")
     os.kill(os.getpid(), signal.SIGSTOP)
     return word
 
@@ -144,7 +145,7 @@ async def test_what_goes_wrong_in_a_process_is_told_as_it_is_in_a_thread() -> No
     with pytest.raises(RolloutError, match="no database") as caught:
         await run(tool("closed"))
     assert not caught.value.is_retryable
-    with pytest.raises(RolloutError, match=r"ended its process \(exit code 3\)"):
+    with pytest.raises(RolloutError, match="ended with exit code 3"):
         await run(tool("gone"))
 
 
@@ -163,7 +164,7 @@ async def test_the_end_of_a_process_is_noticed_though_another_one_holds_its_sock
     made = tool("leaves_a_process")
     assert (await run(made, word="still here")).text == "still here"
     began_s = time.monotonic()
-    with pytest.raises(RolloutError, match=r"ended its process \(exit code 4\)"):
+    with pytest.raises(RolloutError, match="ended with exit code 4"):
         await run(made, word="end")
     assert time.monotonic() - began_s < 10
     assert (await run(made, word="again")).text == "again"
@@ -178,9 +179,9 @@ async def test_an_invalid_answer_costs_its_call_alone(data: bytes) -> None:
 
 
 async def test_an_answer_to_another_call_is_dropped() -> None:
-    body = pickle.dumps(_Reply(99, "of another call"))
+    answer = Frame("answer", 99, pickle.dumps(ToolReply("of another call")))
     made = tool("writes_to_its_sockets")
-    assert (await run(made, word="own", data=len(body).to_bytes(8, "big") + body)).text == "own"
+    assert (await run(made, word="own", data=pack(answer))).text == "own"
 
 
 async def test_a_process_that_stops_in_the_middle_of_an_answer_stops_only_its_call() -> None:

@@ -14,12 +14,13 @@ import gc
 import importlib
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from astraflow.service.process_ties import die_with_parent
 
 __all__ = ["Order", "serve"]
 
@@ -35,8 +36,6 @@ _MODULES = (
 """What services import, including torch and transformers."""
 _GC_THRESHOLDS = (50_000, 20, 100)
 """Imported modules stay, so the garbage collector has nothing to do."""
-_PR_SET_PDEATHSIG = 1
-"""`prctl` option of Linux: the signal that a process gets when its parent dies."""
 _MAX_ORDER_BYTES = 1 << 20
 _MAX_FDS = 16
 _BUSY_CODE = 3
@@ -59,7 +58,7 @@ class Order:
 
 def serve(control: socket.socket, modules: Sequence[str] = _MODULES) -> list[str]:
     """Imports, then serves until the launcher is gone. Returns in services only: the arguments."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     gc.set_threshold(*_GC_THRESHOLDS)
     for name in modules:
         importlib.import_module(name)

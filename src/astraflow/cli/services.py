@@ -3,7 +3,6 @@
 import ctypes
 import logging
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -24,8 +23,6 @@ _log = logging.getLogger(__name__)
 
 _USER_ERROR_CODE = 2
 """Exit code of a service whose settings are wrong."""
-_PR_SET_PDEATHSIG = 1
-"""Linux `prctl` option that sets the signal that a process gets when its parent dies."""
 
 _RunDir = Annotated[Path, typer.Argument(help="Run folder with a recipe.yaml.", metavar="RUN_DIR")]
 _Policy = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
@@ -176,10 +173,11 @@ def _private() -> tuple[Path, ...]:
 def run_as(name: str, main: "Callable[[asyncio.Event], Awaitable[int]]") -> None:
     """Runs a service. Exits with its code, or with 2 if its settings are wrong."""
     from astraflow.service.process import PARENT_FD_VARIABLE, launcher_pipe, run_service
+    from astraflow.service.process_ties import die_with_parent
 
     # Without the launcher's pipe, the parent is a shell or a scheduler's process, not the launcher.
     if launcher_pipe(PARENT_FD_VARIABLE) is not None:
-        _die_with_parent()
+        die_with_parent()  # even during a long computation
 
     async def guarded(stop: "asyncio.Event") -> int:
         try:
@@ -204,12 +202,6 @@ def is_final(err: Error) -> bool:
     """
     is_wrong = isinstance(err, ConfigError | DataError | RefusedError | VersionMismatchError)
     return is_wrong and not isinstance(err, FencedError)
-
-
-def _die_with_parent() -> None:
-    """Makes the kernel kill this process when the launcher dies, even during a long computation."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def trust(ca_file: Path | None) -> None:

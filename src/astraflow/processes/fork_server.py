@@ -19,7 +19,6 @@ survive a fork.
 
 import asyncio
 import contextlib
-import ctypes
 import importlib.util
 import json
 import logging
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from astraflow.processes.process_state import state_of
+from astraflow.service.process_ties import adopt_orphans
 
 __all__ = [
     "SERVICE_COMMAND",
@@ -60,8 +60,6 @@ SERVICE_ENVIRONMENT = {
 _APPLIED_LATE = ("ASTRAFLOW_", "SSL_CERT_FILE")
 """Prefixes of variables that are read when they are used, and not when a module is imported."""
 _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-_PR_SET_CHILD_SUBREAPER = 36
-"""`prctl` option of Linux: orphans below a process become its children."""
 _LOOK_EVERY_S = 1.0
 _LONGEST_WAIT_S = 90.0
 """Time limit for an answer of the server, which first imports. That takes half a minute on a busy machine."""
@@ -265,9 +263,8 @@ def _fixed(env: Mapping[str, str]) -> dict[str, str]:
 @contextlib.contextmanager
 def _adopting_orphans() -> Generator[None]:
     """Makes this process the parent of orphans below it."""
-    set_option = ctypes.CDLL(None).prctl
-    set_option(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     try:
         yield
     finally:
-        set_option(_PR_SET_CHILD_SUBREAPER, 0)
+        adopt_orphans(is_wanted=False)

@@ -1,11 +1,13 @@
 """Scores completions in separate processes, each call with a hard deadline.
 
-    ScoringPool (event loop) -> worker of the pool (`scoring_process`) -> reward
+    ScoringPool (event loop) -> process (`scoring_process`), under a keeper -> reward
 
 The process builds the reward from its config, so only the task and the text are sent, and torch is not
-imported. A call that exceeds its deadline is ended together with its process, and a process that dies is
-replaced. Either fails only one episode. Rewards that only compare strings run in this process, because they
-can't hang. A reward with a `format` can hang: a pattern may take exponential time on the text of a model.
+imported. A call that exceeds its deadline is ended together with its process and all that this has started,
+and a process that dies is replaced. Either fails only one episode. A process that may have a corrupt state,
+because a comparison was interrupted or a built-in scorer failed, is replaced after its answer. Rewards that
+only compare strings run in this process, because they can't hang. A reward with a `format` can hang: a
+pattern may take exponential time on the text of a model.
 
 A process gets many calls of an `async` reward at a time, because such a reward mostly waits. A call that
 exceeds its deadline is cancelled there, and the others continue. If the call ignores the cancellation, the
@@ -13,32 +15,22 @@ process is ended with all its calls, and each of them is repeated separately.
 """
 
 import asyncio
-import logging
-import multiprocessing
-import sys
-import threading
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from typing import TypeAlias
+from dataclasses import dataclass
 
-from pebble import ProcessExpired, ProcessPool
-
-from astraflow.errors import ConfigError, DeadlineError, LateScoreError, RolloutError, ScorerError
+from astraflow.errors import ConfigError, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
 from astraflow.rollout.open_calls import OpenCalls
 from astraflow.rollout.scoring_process import (
-    BUILD_S,
-    RENEWED,
+    BuiltReward,
     Outcome,
     Problem,
-    build_reward,
+    ScoringProcess,
     call_reward,
     late_problem,
-    score_calls,
-    start_worker,
+    scoring_environment,
 )
+from astraflow.service.kept_object import KeptObject, ObjectLostError
 from astraflow.tasks.config import ExactReward, TasksConfig
 from astraflow.tasks.rewards import RecipeReward, make_reward
 from astraflow.tasks.variants import RewardVariant
@@ -46,15 +38,23 @@ from astraflow.types import Task
 
 __all__ = ["ScoringPool"]
 
-_log = logging.getLogger(__name__)
-
 _CALLS_PER_PROCESS = 100_000
-"""A worker is replaced after this many calls: rewards may leak memory, and a new worker takes a second."""
-_START_S = BUILD_S + 60.0
-"""Time limit for the first worker to start and to build the reward."""
+"""A process is replaced after this many calls: rewards may leak memory, and a new one takes a second."""
+_BUILD_S = 600.0
+"""Time limit for importing the libraries of a reward and building it. It usually takes seconds, but much
+longer with a slow disk or a busy machine."""
+_TARGET = f"{ScoringProcess.__module__}:{ScoringProcess.__name__}"
 _CANCELLING_S = 1.0
 """How long an `async` reward may take to end after it is cancelled; after that, its process is ended."""
-_Call: TypeAlias = tuple[Task, str]
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    task: Task
+    text: str
+    score: "asyncio.Future[Score]"
+    is_alone: bool = False
+    """Whether it is repeated alone, because the process of its batch had to end."""
 
 
 class ScoringPool:
@@ -69,48 +69,31 @@ class ScoringPool:
     """
 
     def __init__(self, tasks: TasksConfig, *, num_workers: int = 1) -> None:
+        self._tasks = tasks
         self._deadline_s = tasks.score_timeout_s
         self._num_workers = num_workers
         self._calls_at_once = tasks.async_calls
         self._is_async = False
-        self._waiting: deque[tuple[_Call, asyncio.Future[Score]]] = deque()
-        """Calls of an `async` reward that wait for a free process."""
-        self._batches: set[asyncio.Task[None]] = set()
-        """One task per process that runs calls of an `async` reward."""
-        self._is_closed = False
+        self._waiting: asyncio.Queue[_Call] = asyncio.Queue()
+        """Calls that wait for a free process."""
+        self._running: list[asyncio.Task[None]] = []
+        """One task per process."""
         self.calls = OpenCalls()
         """Calls that run or wait."""
         self._local: RecipeReward | None = None
         """The reward, if it runs in this process."""
-        self._pool: ProcessPool | None = None
-        self._make_pool = partial(
-            ProcessPool,
-            max_workers=num_workers,
-            max_tasks=_CALLS_PER_PROCESS,
-            initializer=start_worker,
-            initargs=[tasks.model_dump_json(), tuple(sys.path)],
-            context=multiprocessing.get_context("spawn"),
-        )
         if _is_harmless(tasks):
             self._local = make_reward(tasks)
             self._is_async = self._local.is_async
-        else:
-            self._pool = self._make_pool()
 
     async def start(self) -> None:
-        """Waits until a worker has built the reward.
-
-        Raises: ConfigError if the reward cannot be built; DeadlineError if building it takes too long.
-        """
+        """Waits until a process has built the reward. Raises: ConfigError if it cannot be built in time."""
         if self._local is not None:
             await self._local.open()
-        if self._pool is None:
             return
-        try:
-            async with asyncio.timeout(_START_S):
-                built = await asyncio.wrap_future(self._pool.schedule(build_reward))
-        except (TimeoutError, ProcessExpired, BrokenProcessPool) as err:
-            raise DeadlineError(f"the scoring process did not start within {_START_S} s: {err}") from err
+        first: asyncio.Future[BuiltReward] = asyncio.get_running_loop().create_future()
+        self._running = [asyncio.create_task(self._work(first)) for _ in range(self._num_workers)]
+        built = await first
         if built.problem:
             raise ConfigError(f"tasks.reward cannot be built: {built.problem}")
         self._is_async = built.is_async
@@ -137,123 +120,118 @@ class ScoringPool:
     async def _score(self, task: Task, text: str) -> Score:
         if self._local is not None:
             return await self._score_here(self._local, task, text)
-        if not self._is_async:
-            return _unwrap(await self._score_alone((task, text)))
-        future: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
-        self._waiting.append(((task, text), future))
-        asyncio.get_running_loop().call_soon(self._start_batches)
-        return await future
+        if not self._running:
+            raise RolloutError("the scoring processes have ended")
+        call = _Call(task, text, asyncio.get_running_loop().create_future())
+        self._waiting.put_nowait(call)
+        return await call.score
 
     async def close(self) -> None:
-        """Ends the workers, and cancels the calls that still wait."""
-        self._is_closed = True
-        for _, future in self._waiting:
-            future.cancel()
-        self._waiting.clear()
-        for batch in self._batches:
-            batch.cancel()
-        await asyncio.gather(*self._batches, return_exceptions=True)
+        """Ends the processes, and cancels the calls that still wait."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self._running = []
+        while not self._waiting.empty():
+            self._waiting.get_nowait().score.cancel()
         if self._local is not None:
             await self._local.close()
-        if self._pool is not None:
-            self._pool.stop()
-            await asyncio.to_thread(self._pool.join)
 
     async def _score_here(self, reward: RecipeReward, task: Task, text: str) -> Score:
         """Scores in this process, with an `async` reward that can't block the event loop."""
         started = reward.start(task, text)
         return reward.total(task, text, await reward.waited(task, started))
 
-    async def _score_alone(self, call: _Call) -> Outcome:
-        """Makes one call. If it takes too long, its process is ended."""
-        task, text = call
-        try:
-            (outcome,) = await self._score_calls([call])
-        except TimeoutError:
-            return late_problem(task, text, self._deadline_s)
-        except ProcessExpired as err:
-            return Problem(
-                f"task {task.id}: the scoring process died (exit code {err.exitcode}) on a completion of "
-                f"{len(text)} characters",
-                is_retryable=True,
-            )
-        except BrokenProcessPool:
-            return Problem(f"task {task.id}: the scoring processes died", is_retryable=True)
-        return outcome
-
-    async def _score_calls(self, calls: Sequence[_Call]) -> list[Outcome]:
-        """Makes calls in one process. Raises: TimeoutError or ProcessExpired if the process had to end."""
-        for num_renewed in range(self._num_workers + 1):
+    async def _work(self, first: "asyncio.Future[BuiltReward]") -> None:
+        """Keeps one process: it builds the reward, makes calls, and is replaced when it has to end."""
+        while True:
+            process, built = await self._start_process()
+            if not first.done():
+                first.set_result(built)
             try:
-                return await self._score_calls_once(calls)
-            except ProcessExpired as err:
-                # At worst, every worker refuses the call once because it has to be replaced.
-                if err.exitcode != RENEWED or num_renewed == self._num_workers:
-                    raise
-        raise AssertionError("unreachable")
+                while await self._make_calls(process, built):
+                    pass
+            finally:
+                if process is not None:
+                    await process.end()
 
-    async def _score_calls_once(self, calls: Sequence[_Call]) -> list[Outcome]:
-        deadline_s = self._deadline_s + (_CANCELLING_S if self._is_async else 0.0)
-        future = self._get_pool().schedule(score_calls, args=[list(calls)], timeout=deadline_s)
-        call = asyncio.wrap_future(future)
-        call.add_done_callback(_read_error)
-        # Shielded, because cancelling the future of a cancelled episode would end its worker.
-        return await asyncio.shield(call)
+    async def _start_process(self) -> tuple[KeptObject | None, BuiltReward]:
+        """Starts a process, which builds the reward now, so that no call's deadline includes that time.
 
-    def _get_pool(self) -> ProcessPool:
-        """Returns the pool, or a new one if it is broken. A pool breaks if a worker dies while it is idle."""
-        assert self._pool is not None
-        if not (self._pool.active or self._is_closed):
-            _log.warning("the scoring processes died, possibly because memory ran out; restarting them")
-            broken = self._pool
-            self._pool = self._make_pool()
-            broken.stop()
-            threading.Thread(target=broken.join, daemon=True).start()
-        return self._pool
-
-    def _start_batches(self) -> None:
-        """Assigns waiting calls to idle processes."""
-        while self._waiting and len(self._batches) < self._num_workers:
-            num_calls = min(len(self._waiting), self._calls_at_once)
-            batch = [self._waiting.popleft() for _ in range(num_calls)]
-            task = asyncio.create_task(self._score_batch(batch))
-            self._batches.add(task)
-            task.add_done_callback(self._end_batch)
-
-    def _end_batch(self, task: "asyncio.Task[None]") -> None:
-        self._batches.discard(task)
-        if not task.cancelled():
-            self._start_batches()
-
-    async def _score_batch(self, batch: "Sequence[tuple[_Call, asyncio.Future[Score]]]") -> None:
-        """Scores those calls of a batch whose episodes still wait."""
-        wanted = [(call, future) for call, future in batch if not future.done()]
+        Returns: None, and the problem, if the reward couldn't be built.
+        """
+        process = None
         try:
-            outcomes = await self._score_together([call for call, _ in wanted])
+            async with asyncio.timeout(_BUILD_S):
+                process = await KeptObject.start(
+                    _TARGET, self._tasks.model_dump_json(), env=scoring_environment(self._tasks)
+                )
+                built: BuiltReward = await process.call("build")
         except asyncio.CancelledError:
-            for _, future in wanted:
-                future.cancel()
+            if process is not None:
+                await process.end()
             raise
-        except Exception as err:  # noqa: BLE001 - for example a closed pool; every waiting call must end
-            outcomes = [Problem(f"the scoring process cannot be called: {err}")] * len(wanted)
-        for (_, future), outcome in zip(wanted, outcomes, strict=True):
-            if not future.done():
-                _settle(future, outcome)
+        except Exception as err:  # noqa: BLE001 - for example too many processes; the next call is told
+            text = f"its process {err}" if isinstance(err, ObjectLostError) else str(err)
+            built = BuiltReward(text or f"it was not built within {_BUILD_S:g} s")
+        if process is not None and built.problem:
+            await process.end()
+            process = None
+        return process, built
 
-    async def _score_together(self, calls: Sequence[_Call]) -> Sequence[Outcome]:
-        """Makes calls in one process, and repeats each separately if the process dies or has to be ended."""
-        if len(calls) > 1:
-            try:
-                return await self._score_calls(calls)
-            except (TimeoutError, ProcessExpired, BrokenProcessPool):
-                pass  # one call is to blame; made alone, the others succeed
-        return await asyncio.gather(*[self._score_alone(call) for call in calls])
+    async def _make_calls(self, process: KeptObject | None, built: BuiltReward) -> bool:
+        """Makes the next calls. Returns whether the process can make more."""
+        calls = await self._next_calls()
+        outcomes: Sequence[Outcome | None]
+        is_reusable = False
+        try:
+            if process is None:
+                # The first process could build the reward, so the fault lies with this one.
+                what = f"the reward could not be built again: {built.problem}"
+                outcomes = [Problem(f"task {call.task.id}: {what}", is_retryable=True) for call in calls]
+            else:
+                async with asyncio.timeout(self._deadline_s + (_CANCELLING_S if self._is_async else 0.0)):
+                    outcomes = await process.call("score", [(call.task, call.text) for call in calls])
+                is_final = any(isinstance(outcome, Problem) and outcome.is_final for outcome in outcomes)
+                is_reusable = not is_final and process.num_calls < _CALLS_PER_PROCESS
+        except asyncio.CancelledError:
+            for call in calls:
+                call.score.cancel()
+            raise
+        except Exception as err:  # noqa: BLE001 - the process had to end, and every waiting call must end
+            # One of several calls is to blame; made alone, the others succeed.
+            outcomes = [None] * len(calls) if len(calls) > 1 else [self._failure(calls[0], err)]
+        for call, outcome in zip(calls, outcomes, strict=True):
+            if outcome is None:
+                call.is_alone = True
+                self._waiting.put_nowait(call)
+            elif not call.score.done():  # its episode still waits
+                _settle(call.score, outcome)
+        return is_reusable
 
+    def _failure(self, call: _Call, err: Exception) -> Problem:
+        """Says why the process of a call had to end."""
+        if isinstance(err, TimeoutError):
+            return late_problem(call.task, call.text, self._deadline_s)
+        if isinstance(err, ObjectLostError):
+            what = f"the scoring process died on a completion of {len(call.text)} characters: it {err}"
+            return Problem(f"task {call.task.id}: {what}", is_retryable=True)
+        return Problem(f"task {call.task.id}: the scoring process cannot be called: {err}")
 
-def _read_error(call: "asyncio.Future[list[Outcome]]") -> None:
-    """Reads the error of a call, which asyncio would otherwise log if its episode was cancelled."""
-    if not call.cancelled():
-        call.exception()
+    async def _next_calls(self) -> list[_Call]:
+        """Waits for a call. Returns it with those that can run at the same time."""
+        calls: list[_Call] = []
+        while not calls or not self._waiting.empty():
+            call = await self._waiting.get()
+            if call.score.done():
+                continue  # its episode was cancelled
+            if calls and call.is_alone:
+                self._waiting.put_nowait(call)
+                break
+            calls.append(call)
+            if call.is_alone or not self._is_async or len(calls) == self._calls_at_once:
+                break
+        return calls
 
 
 def _is_harmless(tasks: TasksConfig) -> bool:

@@ -5,33 +5,24 @@ the program ends, takes too long, or is cancelled, and when this process dies.
 """
 
 import asyncio
-import contextlib
-import json
 import logging
 import os
-import signal
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 import astraflow
 from astraflow.addons.agents.config import ProgramConfig
 from astraflow.addons.agents.program_start import ProgramEnd, ProgramStart
-from astraflow.addons.sandbox.inside import keeper
-from astraflow.addons.sandbox.inside.enter import boot_code
+from astraflow.addons.sandbox.inside import light_box
 from astraflow.errors import ConfigError
+from astraflow.service.kept_process import Care, KeptProcess
 
 __all__ = ["KeptPrograms"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_STATUS_BYTES = 65_536
-"""The capacity of a pipe on Linux. The keeper can always write its status before anybody reads it."""
-_PACKAGE = str(Path(astraflow.__file__).parent.parent)
-"""The folder from which the keeper imports."""
 _MAX_OUTPUT_BYTES = 1 << 18
 """Number of bytes that are read from the end of an output: enough for all the characters that are used."""
 _HIDDEN_PATTERNS = ("astraflow-agents-*", "astraflow-vllm-*", "astraflow-sglang-*")
@@ -110,39 +101,43 @@ class KeptPrograms:
     async def _run_under_keeper(
         self, command: tuple[str, ...], folder: Path, env: dict[str, str], *, is_boxed: bool
     ) -> ProgramEnd:
-        """Runs a program under a keeper. Afterwards, nothing that the program started is left."""
-        specification = json.dumps(
-            {
-                "argv": command,
-                "is_boxed": is_boxed,
-                "hidden": [str(path) for path in self._hidden()],
-                "own": [str(folder)],
-                "read_only": sorted({sys.prefix, str(Path(astraflow.__file__).parent)}),
-            }
-        )
-        control_read, control = os.pipe()
-        status, status_write = os.pipe()
-        try:
-            process = await _start_keeper(specification, folder, env, (control_read, status_write))
-        except BaseException:
-            os.close(control)
-            os.close(status)
-            raise
-        finally:
-            os.close(control_read)
-            os.close(status_write)
+        """Runs a program under a keeper. Afterwards, nothing that the program started is left.
+
+        The outputs are files and not pipes, because a child that outlives the program could keep pipes open.
+        """
+        box = {
+            "hidden": [str(path) for path in self._hidden()],
+            "own": [str(folder)],
+            "read_only": sorted({sys.prefix, str(Path(astraflow.__file__).parent)}),
+        }
+        with (
+            (folder / "task.json").open("rb") as stdin,
+            (folder / "stdout").open("wb") as stdout,
+            (folder / "stderr").open("wb") as stderr,
+        ):
+            process = await KeptProcess.start(
+                command,
+                env=env,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                care=Care(walls=light_box.__name__, box=box if is_boxed else None),
+            )
         is_late = False
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                await process.wait()
+                await process.ended.wait()
         except TimeoutError:
             is_late = True
         finally:
-            os.close(control)  # the keeper now kills what is left, and ends
-            await _wait_for_keeper(process)
-            reported = os.read(status, _MAX_STATUS_BYTES)
-            os.close(status)
-        return replace(_decode_status(reported, process.returncode or 0), is_late=is_late)
+            code = await process.end()
+        problems = process.problems
+        return ProgramEnd(
+            code,
+            is_late=is_late,
+            start_problem=problems.get("start", ""),
+            box_problem=problems.get("box", ""),
+        )
 
     def _hidden(self) -> list[Path]:
         """Paths that no program may see: the run's secrets, other programs' folders, and engines' sockets."""
@@ -150,59 +145,6 @@ class KeptPrograms:
         found = [path for pattern in _HIDDEN_PATTERNS for path in temporary.glob(pattern)]
         found += [path for path in self._private if path.exists()]
         return sorted({path.resolve() for path in found})
-
-
-async def _start_keeper(
-    specification: str, folder: Path, env: dict[str, str], fds: tuple[int, int]
-) -> asyncio.subprocess.Process:
-    """Starts the keeper of a program. The program inherits the keeper's input and outputs.
-
-    The outputs are files and not pipes, because a child that outlives the program could keep pipes open.
-    `env` is a dict because uvloop accepts no other mapping.
-    """
-    with (
-        (folder / "task.json").open("rb") as stdin,
-        (folder / "stdout").open("wb") as stdout,
-        (folder / "stderr").open("wb") as stderr,
-    ):
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            boot_code(_PACKAGE, keeper.__name__, ""),
-            specification,
-            *map(str, fds),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env=env,
-            pass_fds=fds,
-            start_new_session=True,
-        )
-
-
-async def _wait_for_keeper(process: asyncio.subprocess.Process) -> None:
-    """Waits for a keeper that has been told to end. Kills it if it doesn't end in time."""
-    try:
-        async with asyncio.timeout(2 * keeper.LIMIT_S):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-
-
-def _decode_status(reported: bytes, keeper_code: int) -> ProgramEnd:
-    """Decodes the keeper's report. A keeper that was killed reports nothing; its program counts as failed."""
-    if not reported:
-        return ProgramEnd(keeper_code or 1)
-    status = msgspec.json.decode(reported, type=dict[str, int | str])
-    return ProgramEnd(
-        int(status["code"]),
-        start_problem=str(status.get("start", "")),
-        box_problem=str(status.get("box", "")),
-    )
 
 
 def _parent() -> Path:

@@ -26,7 +26,6 @@ import msgspec
 
 import astraflow
 from astraflow.addons.sandbox.command import MAX_RESULT_BYTES, Command, CommandEnded, CommandLimits
-from astraflow.addons.sandbox.inside import frames
 from astraflow.addons.sandbox.inside.command import EXIT_UNSTARTABLE, REPORT_HEAD
 from astraflow.addons.sandbox.inside.enter import Plan, boot_code
 from astraflow.addons.sandbox.inside.program import BOX_FOLDER, FOLDER, STDIN_PATHS
@@ -35,6 +34,7 @@ from astraflow.addons.sandbox.openings import NO_OPENINGS, Openings
 from astraflow.addons.sandbox.passage import passage
 from astraflow.addons.sandbox.verdict import Ended, Kind, Limits, Program, Verdict, verdict_of
 from astraflow.errors import SandboxError
+from astraflow.service import frames
 
 __all__ = ["Box"]
 
@@ -48,6 +48,7 @@ _ENDING_S = 5.0
 _SHOWN_BYTES = 1_000
 """Number of bytes of a box's last output that an error shows."""
 _INSIDE = "astraflow/addons/sandbox/inside"
+_FRAMES = "astraflow/service/frames.py"
 
 
 class Box:
@@ -174,7 +175,7 @@ class Box:
         longest_s = limits.wall_s + _GRACE_S
         try:
             async with asyncio.timeout(longest_s):
-                self._writer.write(frames.encoded(dict(head), parts))
+                self._writer.write(frames.encode(dict(head), parts))
                 await self._writer.drain()
                 reply, outputs = await self._received(2 * limits.output_bytes + MAX_RESULT_BYTES)
         except TimeoutError:
@@ -216,15 +217,11 @@ class Box:
 
     async def _received(self, max_bytes: int) -> tuple[dict[str, Any], list[bytes]]:
         try:
-            length = frames.decoded_length(await self._reader.readexactly(frames.LENGTH_BYTES))
-            head, sizes = frames.decoded_head(await self._reader.readexactly(length), max_bytes)
-            parts = [await self._reader.readexactly(size) for size in sizes]
-        except (asyncio.IncompleteReadError, OSError):
+            return await frames.receive(self._reader.readexactly, max_bytes)
+        except (EOFError, OSError):
             raise SandboxError(f"a box has ended: {self._last_words()}") from None
-        except (ValueError, KeyError) as err:
+        except ValueError as err:
             raise SandboxError(f"a box does not answer as it should: {err}") from err
-        del head["sizes"]
-        return head, parts
 
     def _last_words(self) -> str:
         self._words.seek(0)
@@ -252,7 +249,8 @@ def _plan(
 
     `fds`: the box's ends of the socket to this process and of the socket that delivers its open port.
     """
-    inside = Path(astraflow.__file__).parent / "addons" / "sandbox" / "inside"
+    package = Path(astraflow.__file__).parent.parent
+    ours = [(str(package / name), f"{BOX_FOLDER}/{name}") for name in (_INSIDE, _FRAMES)]
     # Skip files in a folder that the box shows anyway: they would have to be mounted into a read-only folder.
     own = [
         (source, _place(place, openings))
@@ -264,7 +262,7 @@ def _plan(
     return Plan(
         bwrap=bwrap,
         python=_place(interpreter.executable, openings),
-        visible=[list(pair) for pair in (*own, (str(inside), f"{BOX_FOLDER}/{_INSIDE}"), *openings.visible)],
+        visible=[list(pair) for pair in (*own, *ours, *openings.visible)],
         covered=[_place(path, openings) for path in interpreter.covered if not openings.shows(path)],
         preloaded=list(preloaded),
         paths=[_place(path, openings) for path in interpreter.paths],

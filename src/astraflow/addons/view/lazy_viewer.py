@@ -19,6 +19,7 @@ from pathlib import Path
 from astraflow.addons.view.startup_page import StartupPage
 from astraflow.processes.program import PRIVATE_VARIABLE, TOKEN_VARIABLE
 from astraflow.report.view import RunPage, ShownRun
+from astraflow.service.kept_process import Care, KeptProcess
 from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE
 from astraflow.service.readable import until_readable
 
@@ -68,39 +69,26 @@ class LazyViewer(RunPage):
 
     async def _run_viewer(self, listener: socket.socket) -> None:
         """Runs one viewer until it ends; ends it when cancelled. Raises: OSError."""
-        read_fd, write_fd = os.pipe()
-        ready_fd, tells_fd = os.pipe()
-        # The first pipe closes when the launching process ends, which also ends the viewer. The second pipe
-        # closes when the viewer is ready or has ended.
+        ready_fd, tells_fd = os.pipe()  # closes when the viewer is ready or has ended
+        fds = (listener.fileno(), tells_fd)
+        # -P keeps the current folder, which may contain any modules, off the import path.
+        argv = [sys.executable, "-P", "-m", _MODULE, str(self._run_dir), *map(str, fds)]
         try:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
-            fd = listener.fileno()
             with self._log_path.open("ab", buffering=0) as log:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-P",  # keeps the current folder, which may contain any modules, off the import path
-                    "-m",
-                    _MODULE,
-                    str(self._run_dir),
-                    str(fd),
-                    str(tells_fd),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=_environment(read_fd),
-                    pass_fds=(fd, read_fd, tells_fd),
-                    start_new_session=True,
+                process = await KeptProcess.start(
+                    argv, env=_environment(), stdout=log, stderr=log, fds=fds, care=Care(grace_s=_GRACE_S)
                 )
             os.close(tells_fd)
             tells_fd = -1
             try:
                 with StartupPage(listener):
                     await until_readable(ready_fd)  # at end of file: the viewer is ready or has ended
-                await process.wait()
+                await process.ended.wait()
             finally:
-                await _end(process)
+                await process.end()
         finally:
-            for each in (read_fd, write_fd, ready_fd, tells_fd):
+            for each in (ready_fd, tells_fd):
                 if each >= 0:
                     os.close(each)
 
@@ -126,29 +114,16 @@ def _make_listener() -> socket.socket:
     raise OSError(f"no port of {_HOST} can be bound")
 
 
-def _environment(parent_fd: int) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Returns the launching process's environment without variables for services only, such as tokens."""
-    dropped = {TOKEN_VARIABLE, PRIVATE_VARIABLE, LIFE_FD_VARIABLE}
-    kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    return {**kept, PARENT_FD_VARIABLE: str(parent_fd)}
+    dropped = {TOKEN_VARIABLE, PRIVATE_VARIABLE, LIFE_FD_VARIABLE, PARENT_FD_VARIABLE}
+    return {name: value for name, value in os.environ.items() if name not in dropped}
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ends a process if it still runs: asks it to exit, then kills it."""
-    for signal_process in (process.terminate, process.kill):
-        if process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            signal_process()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GRACE_S):
-                await process.wait()
 
 
 def make_viewer(run: ShownRun) -> LazyViewer | None:

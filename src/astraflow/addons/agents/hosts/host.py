@@ -11,10 +11,10 @@ import msgspec
 
 from astraflow import wire
 from astraflow.addons.agents.hosts.config import HostConfig
-from astraflow.addons.agents.hosts.inside.channel import Frame
 from astraflow.addons.agents.hosts.messages import EpisodeEnd, HostInfo, Refusal, RunRequest
 from astraflow.addons.agents.hosts.process import HostLostError, HostProcess
 from astraflow.errors import ConfigError, RolloutError
+from astraflow.service.frames import Frame
 
 __all__ = ["Host", "HostedEpisodeError"]
 

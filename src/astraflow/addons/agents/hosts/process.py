@@ -1,15 +1,10 @@
-"""One run of a host: its process, its keeper, and the requests to it.
+"""One run of a host: its process, and the requests to it.
 
-    this process --(socket pair)--> host
-         |                           |
-         +--(pipe)--> keeper --------+   kills the host and all that it started, once the pipe closes
+    this process --(socket pair)--> host, under a keeper (`service.kept_process`)
 
 | loop | consumes | produces | waits for | woken by |
 |---|---|---|---|---|
 | read | frames of the host | answers of requests, `lost` | a frame | the host, or its end |
-| log | the host's output | log lines, its last words | output | the host, or its end |
-
-The pipe also closes when this process is killed, so no host outlives its service.
 """
 
 import asyncio
@@ -17,23 +12,22 @@ import contextlib
 import itertools
 import json
 import logging
-import os
-import signal
 import socket
 import sys
-from collections import deque
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 import astraflow
 from astraflow.addons.agents.hosts.config import HostConfig
-from astraflow.addons.agents.hosts.inside.channel import PROTOCOL, Frame, next_frame, pack
+from astraflow.addons.agents.hosts.inside.channel import PROTOCOL, next_frame
 from astraflow.addons.agents.hosts.messages import HostInfo, Refusal
-from astraflow.addons.sandbox.inside import keeper
-from astraflow.addons.sandbox.inside.enter import boot_code
+from astraflow.addons.sandbox.inside import light_box
 from astraflow.addons.sandbox.passed_variables import passed_variables
 from astraflow.errors import ConfigError, RolloutError
+from astraflow.service.frames import Frame, pack
+from astraflow.service.kept_process import Care, KeptProcess, OutputLines
 
 __all__ = ["HostLostError", "HostProcess"]
 
@@ -47,8 +41,6 @@ _LAST_WORDS_S = 2.0
 _KEPT_LINES = 12
 """Number of last lines of its output that an error message shows."""
 _MAX_LINE_CHARS = 1_000
-_READ_BYTES = 1 << 16
-_MAX_STATUS_BYTES = 65_536
 
 
 class HostLostError(RolloutError):
@@ -64,22 +56,17 @@ class HostProcess:
 
     def __init__(
         self,
-        keeper_process: asyncio.subprocess.Process,
+        process: KeptProcess,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        pipes: tuple[int, int],
+        output: OutputLines,
     ) -> None:
-        """`pipes`: the one that ends the keeper when it closes, and the one for the keeper's report."""
-        self._keeper = keeper_process
+        self._process = process
         self._reader, self._writer = streams
-        self._control, self._status = pipes
+        self._output = output
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Frame]] = {}
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self.lost = ""
         """Why the host can no longer answer; empty while it runs."""
-        self.start_problem = ""
-        """Why the interpreter could not be started; empty if it was. Set by `kill`."""
-        self._logging = asyncio.create_task(self._log())
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -110,7 +97,7 @@ class HostProcess:
             await process.kill()
             raise ConfigError(
                 f"the host of {config.serve!r} did not start with python = {config.python!r}: "
-                f"{process.start_problem or err}"
+                f"{process._process.problems.get('start') or err}"
             ) from err
         except BaseException:
             await process.kill()
@@ -118,28 +105,27 @@ class HostProcess:
 
     @classmethod
     async def _start_process(cls, config: HostConfig) -> "HostProcess":
-        argv = [config.interpreter(), "-c", _boot_code()]
+        log = partial(_log.info, "host of %s | %s", config.serve)
+        output = OutputLines(log, num_kept=_KEPT_LINES, max_chars=_MAX_LINE_CHARS)
         ours, theirs = socket.socketpair()
-        control_read, control = os.pipe()
-        status, status_write = os.pipe()
         try:
-            process = await _start_keeper(
-                [*argv, str(theirs.fileno())], config, (control_read, status_write), theirs
-            )
+            with theirs, output.writer() as fd:
+                process = await KeptProcess.start(
+                    [config.interpreter(), "-c", _boot_code(), str(theirs.fileno())],
+                    env={**passed_variables(config.keeps_env, is_own_python=False), "PYTHONUNBUFFERED": "1"},
+                    stdout=fd,
+                    stderr=fd,
+                    fds=[theirs.fileno()],
+                    care=Care(walls=light_box.__name__),
+                )
         except BaseException:
             ours.close()
-            os.close(control)
-            os.close(status)
             raise
-        finally:
-            theirs.close()
-            os.close(control_read)
-            os.close(status_write)
-        return cls(process, await asyncio.open_connection(sock=ours), (control, status))
+        return cls(process, await asyncio.open_connection(sock=ours), output)
 
     def last_words(self) -> str:
         """The end of its output, for an error message."""
-        return f"; it said last:\n{chr(10).join(self._lines)}" if self._lines else ""
+        return f"; it said last:\n{chr(10).join(self._output.last)}" if self._output.last else ""
 
     def new_number(self) -> int:
         """A number for a request that may have to be cancelled."""
@@ -179,23 +165,12 @@ class HostProcess:
 
     async def kill(self) -> None:
         """Kills the host and everything that it started. Returns when all of it is gone."""
-        if self._control < 0:
-            return
         self.lose("it was ended")
-        os.close(self._control)
-        self._control = -1
-        try:
-            async with asyncio.timeout(2 * keeper.LIMIT_S):
-                await self._keeper.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._keeper.pid, signal.SIGKILL)
-            await self._keeper.wait()
+        await self._process.end()
         self._writer.close()
-        _, late = await asyncio.wait([self._logging, self._reading], timeout=_ENDING_S)
-        for loop in late:
-            loop.cancel()
-        self.start_problem = _read_start_problem(self._status)
+        await self._output.until_end(_ENDING_S)
+        await asyncio.wait([self._reading], timeout=_ENDING_S)
+        self._reading.cancel()
 
     def lose(self, why: str) -> None:
         """Fails all open requests with HostLostError. The caller then has to kill the host."""
@@ -213,8 +188,6 @@ class HostProcess:
         except (ConnectionError, RuntimeError) as err:
             raise HostLostError(self.lost or "its socket is closed") from err
 
-    # --- loops ---
-
     async def _read(self) -> None:
         why = ""
         try:
@@ -225,46 +198,8 @@ class HostProcess:
         except ValueError as err:
             why = f"it sent an invalid answer: {err}"
         if not why:
-            await asyncio.wait([self._logging], timeout=_LAST_WORDS_S)
+            await self._output.until_end(_LAST_WORDS_S)
         self.lose(f"the host was lost: {why or 'it ended'}{self.last_words()}")
-
-    async def _log(self) -> None:
-        assert self._keeper.stdout is not None
-        rest = ""
-        while data := await self._keeper.stdout.read(_READ_BYTES):
-            *lines, rest = (rest + data.decode(errors="replace")).split("\n")
-            rest = rest[-_MAX_LINE_CHARS:]
-            for line in lines:
-                self._keep(line)
-        if rest:
-            self._keep(rest)
-
-    def _keep(self, line: str) -> None:
-        shown = "".join(char if char.isprintable() else " " for char in line[:_MAX_LINE_CHARS])
-        self._lines.append(shown)
-        _log.info("host %d | %s", self._keeper.pid, shown)
-
-
-async def _start_keeper(
-    argv: list[str], config: HostConfig, pipes: tuple[int, int], theirs: socket.socket
-) -> asyncio.subprocess.Process:
-    """Starts the keeper, which starts the host."""
-    specification = {"argv": argv, "is_boxed": False, "hidden": [], "own": [], "read_only": []}
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        "-S",
-        "-c",
-        boot_code(str(_PACKAGE.parent), keeper.__name__, ""),
-        json.dumps(specification),
-        *map(str, pipes),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**passed_variables(config.keeps_env, is_own_python=False), "PYTHONUNBUFFERED": "1"},
-        pass_fds=(*pipes, theirs.fileno()),
-        start_new_session=True,  # an interrupt at the terminal must not end the keeper
-    )
 
 
 def _boot_code() -> str:
@@ -304,15 +239,3 @@ def _decode_info(config: HostConfig, answer: Frame) -> HostInfo:
             f"{PROTOCOL}; use the host program of this version"
         )
     return info
-
-
-def _read_start_problem(status: int) -> str:
-    """Reads why the keeper could not start the program; empty if it could. Closes `status`."""
-    try:
-        reported = os.read(status, _MAX_STATUS_BYTES)
-    finally:
-        os.close(status)
-    try:
-        return str(msgspec.json.decode(reported, type=dict[str, int | str]).get("start", ""))
-    except msgspec.DecodeError:
-        return ""

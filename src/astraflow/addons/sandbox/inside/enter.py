@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from astraflow.addons.sandbox.inside import kernel, program
 from astraflow.addons.sandbox.inside.memory import open_processes
+from astraflow.service.process_ties import die_with_parent
 
 __all__ = ["Plan", "boot_code", "main"]
 
@@ -78,7 +79,7 @@ def main() -> None:
         bwrap = staged.pop()[0] if bwrap else ""
         visible = staged
         _become_nobody()
-    kernel.die_with_parent()
+    die_with_parent()
     if bwrap:
         os.execv(bwrap, [bwrap, *_bwrap_options(plan, visible), "--", *_zygote(plan)])
     _enter_namespaces(plan, visible)
@@ -178,7 +179,7 @@ def _enter_namespaces(plan: Plan, visible: list[tuple[str, str]]) -> NoReturn:
         kernel.open_loopback()
     pid = os.fork()
     if pid == 0:
-        kernel.die_with_parent()
+        die_with_parent()
         os.setsid()
         argv = _zygote(plan)  # it opens /proc, so it comes before the root changes
         _change_root(plan, visible)

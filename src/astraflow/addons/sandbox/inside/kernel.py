@@ -28,10 +28,8 @@ __all__ = [
     "MS_RDONLY",
     "MS_REC",
     "MS_REMOUNT",
-    "adopt_orphans",
     "allow_looking_in",
     "bind_opened",
-    "die_with_parent",
     "drop_bounding_rights",
     "enter_user_namespace",
     "forbid_new_rights",
@@ -68,11 +66,9 @@ MS_REC = 16384
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
-_PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_RAISE = 2
@@ -181,16 +177,6 @@ def pivot_root(new: str, old: str) -> None:
     """Makes the mount at `new` the root, and mounts the old root at `old`."""
     number = _SYS_PIVOT_ROOT[os.uname().machine]
     _checked(_libc.syscall(number, os.fsencode(new), os.fsencode(old)), "changing the root")
-
-
-def die_with_parent() -> None:
-    """Makes the kernel kill this process when the thread that started it ends."""
-    _prctl(_PR_SET_PDEATHSIG, _SIGKILL, what="asking to end with the parent")
-
-
-def adopt_orphans() -> None:
-    """Makes descendants of this process become its children when their own parents end."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1, what="adopting orphans")
 
 
 def allow_looking_in(*, is_allowed: bool) -> None:

@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from astraflow.addons.sandbox.inside import command, frames, kernel, program, seccomp
+from astraflow.addons.sandbox.inside import command, kernel, program, seccomp
 from astraflow.addons.sandbox.inside.memory import RESERVED_BYTES, Memory
+from astraflow.service import frames
 
 __all__ = ["main"]
 
@@ -90,13 +91,13 @@ def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int, 
     gc.disable()  # a collection would copy pages that zygote and program share; programs enable it again
     gc.freeze()
     with socket.socket(fileno=control_fd) as control:
-        control.sendall(frames.encoded({"ready": True}, []))
-        while (request := frames.received(control, _MAX_REQUEST_BYTES)) is not None:
+        control.sendall(frames.encode({"ready": True}, []))
+        while (request := frames.receive_now(control, _MAX_REQUEST_BYTES)) is not None:
             head, (source, stdin, *contents) = request
             files = dict(zip(head["files"], contents, strict=True))
             order = _order(head, source, files, memory)
             reply, outputs = _verdict(order, stdin, control, memory)
-            control.sendall(frames.encoded(reply, outputs))
+            control.sendall(frames.encode(reply, outputs))
     os._exit(0)
 
 

@@ -1,8 +1,7 @@
 """The protocol between a rollout service and a host: frames over a pair of Unix sockets.
 
-A frame has the format of the sandbox (`sandbox.inside.frames`), with one byte string: the body, which is
-JSON. Its head has the `kind` of the message and the `number` of its request. Both sides use this module, and
-a host has only the standard library.
+The frames are those of `service.frames`, and their bodies are JSON. Both sides use this module, and a host
+has only the standard library.
 
 | kind | from | body | answer |
 |---|---|---|---|
@@ -14,29 +13,15 @@ a host has only the standard library.
 """
 
 import asyncio
-from typing import NamedTuple
 
-from astraflow.addons.sandbox.inside import frames
+from astraflow.service.frames import Frame, receive_frame
 
-__all__ = ["MAX_BODY_BYTES", "PROTOCOL", "Frame", "next_frame", "pack"]
+__all__ = ["MAX_BODY_BYTES", "PROTOCOL", "next_frame"]
 
 PROTOCOL = 1
 """Version of the protocol. It changes with every incompatible change."""
 MAX_BODY_BYTES = 16 << 20
 """Largest size of a body. The largest bodies are pages of tasks with their data."""
-
-
-class Frame(NamedTuple):
-    """A message."""
-
-    kind: str
-    number: int
-    body: bytes
-
-
-def pack(frame: Frame) -> bytes:
-    """Encodes a frame."""
-    return frames.encoded({"kind": frame.kind, "number": frame.number}, [frame.body])
 
 
 async def next_frame(reader: asyncio.StreamReader) -> Frame | None:
@@ -45,14 +30,6 @@ async def next_frame(reader: asyncio.StreamReader) -> Frame | None:
     Raises: ValueError if the received bytes are not a frame.
     """
     try:
-        length = frames.decoded_length(await reader.readexactly(frames.LENGTH_BYTES))
-        head, sizes = frames.decoded_head(await reader.readexactly(length), MAX_BODY_BYTES)
-        kind = head["kind"]
-        number = head["number"]
-        if not (isinstance(kind, str) and isinstance(number, int) and len(sizes) == 1):
-            raise ValueError(f"a frame has the head {head!r:.200}")
-        return Frame(kind, number, await reader.readexactly(sizes[0]))
+        return await receive_frame(reader.readexactly, MAX_BODY_BYTES)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    except (KeyError, TypeError, RecursionError) as err:
-        raise ValueError(f"the head of a frame cannot be read: {type(err).__name__}: {err}") from err

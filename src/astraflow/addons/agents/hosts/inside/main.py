@@ -39,7 +39,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
-from astraflow.addons.agents.hosts.inside.channel import MAX_BODY_BYTES, PROTOCOL, Frame, next_frame, pack
+from astraflow.addons.agents.hosts.inside.channel import MAX_BODY_BYTES, PROTOCOL, next_frame
+from astraflow.service.frames import Frame, pack
 from astraflow.user_input.own_code import ending_forks
 
 __all__ = ["HostedEpisode", "main"]

@@ -1,4 +1,4 @@
-"""Frames between a service and a box."""
+"""Frames between a service and its children."""
 
 import json
 import socket
@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from astraflow.addons.sandbox.inside import frames
+from astraflow.service import frames
 
 
 def sent(data: bytes, *, max_bytes: int = 1_000) -> object:
@@ -14,11 +14,11 @@ def sent(data: bytes, *, max_bytes: int = 1_000) -> object:
     with ours, theirs:
         theirs.sendall(data)
         theirs.shutdown(socket.SHUT_WR)
-        return frames.received(ours, max_bytes)
+        return frames.receive_now(ours, max_bytes)
 
 
 def test_a_frame_arrives_as_it_was_sent() -> None:
-    head, parts = sent(frames.encoded({"a": [1]}, [b"x\0", b"", b"yz"])) or ({}, [])
+    head, parts = sent(frames.encode({"a": [1]}, [b"x\0", b"", b"yz"])) or ({}, [])
     assert head["a"] == [1]
     assert parts == [b"x\0", b"", b"yz"]
 
@@ -32,7 +32,7 @@ def test_heads_and_parts_are_bounded() -> None:
     with pytest.raises(ValueError, match="at most 65536"):
         sent(struct.pack(">I", 65_537))
     with pytest.raises(ValueError, match="at most 1000 together"):
-        sent(frames.encoded({}, [b"x" * 600, b"x" * 600]))
+        sent(frames.encode({}, [b"x" * 600, b"x" * 600]))
 
 
 @pytest.mark.parametrize("sizes", [[-1, 5], [-5]])
