@@ -41,6 +41,8 @@ from astraflow.user_input.user_files import read_part
 
 __all__ = ["RunIndex", "run_id_of"]
 
+_PAUSE_S = 0.2
+"""Time between two checks of an index that another process is filling."""
 _FLUSH_ROWS = 20_000
 """Number of rows per transaction."""
 _MAX_PART_BYTES = 64 * 1024 * 1024
@@ -89,6 +91,11 @@ class RunIndex:
             return self._refresh_if_mine(time.monotonic() + longest_s)
         finally:
             self.is_begun = True
+
+    def fill(self) -> None:
+        """Fills the index completely, or waits until another process has."""
+        while not self.refresh():
+            time.sleep(_PAUSE_S)
 
     def _refresh_if_mine(self, deadline_s: float) -> bool:
         with self._lock() as is_mine:
