@@ -194,40 +194,6 @@ def test_a_place_that_cannot_be_a_folder_gives_a_temporary_index(tmp_path: Path)
     assert any("temporary" in note for note in notes_of(tmp_path))
 
 
-def test_metrics_are_taken_line_by_line(tmp_path: Path) -> None:
-    run = RunWriter(tmp_path)
-    run.close()
-    path = tmp_path / "metrics.jsonl"
-    line = b'{"kind":"step","policy":"actor","step":1,"version":1,"at_s":5.0,"loss":0.5}\n'
-    path.write_bytes(line + b'{"kind":"step","pol')
-    with RunIndex(tmp_path) as index:
-        index.refresh()
-        path.write_bytes(line + line.replace(b'"step":1', b'"step":2') + b"no json\n")
-        index.refresh()
-        with contextlib.closing(index.reader()) as database:
-            assert [row[0] for row in database.execute("SELECT step FROM metrics")] == [1, 2]
-    assert any("metrics.jsonl is not a row" in note for note in notes_of(tmp_path))
-
-
-def test_metrics_do_not_wait_for_the_episodes(tmp_path: Path) -> None:
-    run = RunWriter(tmp_path, segment_bytes=1 << 10)
-    for group in range(40):
-        run.group(group, [0.0, 1.0])
-        run.flush()
-    run.close()
-    line = b'{"kind":"step","policy":"actor","step":%d,"version":1,"at_s":5.0,"loss":0.5}\n'
-    (tmp_path / "metrics.jsonl").write_bytes(b"".join(line % step for step in range(300)))
-    with RunIndex(tmp_path) as index:
-        assert not index.refresh(longest_s=0.0)
-        with contextlib.closing(index.reader()) as database:
-            first = database.execute("SELECT id, step FROM metrics ORDER BY id").fetchall()
-            assert database.execute("SELECT count(*) FROM episodes").fetchone()[0] < 80
-        assert index.refresh()
-        with contextlib.closing(index.reader()) as database:
-            assert database.execute("SELECT id, step FROM metrics ORDER BY id").fetchall() == first
-    assert [row[1] for row in first] == list(range(300))
-
-
 def test_a_missing_database_leaves_the_episodes(tmp_path: Path) -> None:
     run = RunWriter(tmp_path)
     run.group(0, [1.0])
