@@ -99,8 +99,10 @@ class RunIndex:
             for _ in range(2):
                 try:
                     return self._refresh(deadline_s)
-                except (sqlite3.DatabaseError, _StaleIndexError):
+                except (sqlite3.DatabaseError, _StaleIndexError) as err:
                     self._forget()
+                    if _is_trouble(err):
+                        raise
                     self._delete()
             return self._refresh(deadline_s)
 
@@ -154,6 +156,26 @@ class RunIndex:
 
 class _StaleIndexError(Exception):
     """The index belongs to another version or run, or was made from another log."""
+
+
+_TROUBLE = frozenset(
+    [
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    ]
+)
+"""What a new index would meet as well, such as a full disk."""
+
+
+def _is_trouble(err: Exception) -> bool:
+    """Whether the machine is at fault rather than the index."""
+    return getattr(err, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _TROUBLE
 
 
 class _Filling:

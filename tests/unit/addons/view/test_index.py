@@ -4,6 +4,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from astraflow.addons.view import schema
 from astraflow.addons.view.facets import facets
 from astraflow.addons.view.filters import filter_of
 from astraflow.addons.view.index import RunIndex
@@ -270,3 +273,19 @@ def test_each_filter_is_counted_under_the_values_of_the_others(tmp_path: Path) -
     assert counted(tmp_path, reward="1..")["kind"] == {"train": 1}
     assert counted(tmp_path, reward="0.3..0.6")["kind"] == {"train": 6}
     assert counted(tmp_path, kind="eval")["fate"] == {}
+
+
+def test_an_index_that_another_program_locks_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "_BUSY_TIMEOUT_S", 0.01)
+    run = RunWriter(tmp_path)
+    run.group(0, [0.0])
+    run.close()
+    assert len(rows_of(tmp_path)) == 1
+    path = tmp_path / "view" / "index.sqlite"
+    before = path.stat().st_ino
+    with contextlib.closing(sqlite3.connect(path)) as other, RunIndex(tmp_path) as index:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            index.refresh()
+    assert path.stat().st_ino == before
