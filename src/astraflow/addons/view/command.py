@@ -165,17 +165,19 @@ def top(
         Path | None, typer.Option("--token-file", help="File with the token. Default: the run folder's own.")
     ] = None,
 ) -> None:
-    """Show a run's state and newest episodes in the full terminal. `q` quits, `space` pauses.
+    """Show the live screen of a run that is running. Ctrl-C quits.
 
     Example: `astraflow top runs/quickstart`.
     """
+    from rich.console import Console
+
+    from astraflow.addons.view.top import show_top
     from astraflow.errors import ConfigError
 
-    try:
-        from astraflow.addons.view.top import Top
-    except ImportError as err:
-        raise ConfigError('`astraflow top` needs a package: pip install "astraflow[top]"') from err
-    Top(where, token_file, every_s=every_s).run()
+    console = Console()
+    if not console.is_terminal:
+        raise ConfigError("`astraflow top` draws in a terminal; elsewhere, use `astraflow status`")
+    show_top(where, token_file, console, every_s=every_s)
 
 
 def traces(
