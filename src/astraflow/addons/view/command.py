@@ -122,8 +122,9 @@ def view(  # size: one parameter per option, each with its help
     `astraflow view https://far:8000 --run-token-file viewer`.
     """
     from astraflow.addons.view.commands import show_page
+    from astraflow.addons.view.lazy_viewer import DEFAULT_PORT
     from astraflow.addons.view.remote import RemoteRun
-    from astraflow.addons.view.server import DEFAULT_PORT, Viewing
+    from astraflow.addons.view.server import Viewing
     from astraflow.errors import ConfigError
     from astraflow.user_input.user_files import read_token
 

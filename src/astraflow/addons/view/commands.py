@@ -15,12 +15,13 @@ from astraflow.addons.view.episode import EpisodeView, episode_view
 from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
 from astraflow.addons.view.filters import EpisodeFilter, filter_of
 from astraflow.addons.view.index import RunIndex, run_id_of
+from astraflow.addons.view.lazy_viewer import free_listener
 from astraflow.addons.view.otlp import Collector
 from astraflow.addons.view.page_file import episode_file
 from astraflow.addons.view.remote import RemoteRun
 from astraflow.addons.view.report import report_file
 from astraflow.addons.view.search import EpisodeDict
-from astraflow.addons.view.server import Viewing, free_listener, new_token, serve
+from astraflow.addons.view.server import Viewing, new_token, serve
 from astraflow.addons.view.terminal import print_episode, print_table
 from astraflow.addons.view.token_text import TokenText
 from astraflow.addons.view.trace_export import TraceExport, follow
@@ -150,7 +151,7 @@ def _write_lines(rows: Iterable[EpisodeDict], out: Path | None) -> int:
 def show_page(
     roots: Sequence[Path], viewing: Viewing, *, remotes: Sequence[RemoteRun] = (), is_port_named: bool
 ) -> None:
-    """Serves the page until it is interrupted. Raises: ConfigError, DataError."""
+    """Serves the page until it is interrupted. Raises: ConfigError, DataError, OSError."""
     for root in roots:
         if not root.is_dir():
             raise DataError(f"{root} is not a folder; pass run folders, or a folder of them, e.g. runs")
