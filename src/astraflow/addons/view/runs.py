@@ -98,15 +98,14 @@ class ShownRuns:
     def _look(self) -> None:
         """Adds the runs and sweeps that are new."""
         found = dict.fromkeys(self._remotes, "")
-        for root in self._roots:
-            is_shown_itself = _is_run(root) or _is_sweep(root)
-            for path in [root] if is_shown_itself else _folders_in(root):
-                if _is_run(path):
-                    found.setdefault(path, "")
-                elif _is_sweep(path):
-                    name = self._name_of_sweep(path)
-                    for member in filter(_is_run, _folders_in(path)):
-                        found.setdefault(member, name)
+        places = [path for root in self._roots for path in _places_at(root)]
+        for path in places:
+            if _is_run(path):
+                found.setdefault(path, "")
+            elif _is_sweep(path):
+                name = self._name_of_sweep(path)
+                members = filter(_is_run, _folders_in(path))
+                found = {**dict.fromkeys(members, name), **found}
         new = [path for path in found if path not in self._runs]
         if len(self._runs) + len(new) > _MAX_RUNS:  # folders that can't be read must not crowd out others
             new.sort(key=_is_unreadable)
@@ -146,6 +145,10 @@ def _free_name(wanted: str, taken: Collection[str]) -> str:
         name = f"{plain}-{number}"
         number += 1
     return name
+
+
+def _places_at(root: Path) -> list[Path]:
+    return [root] if _is_run(root) or _is_sweep(root) else _folders_in(root)
 
 
 def _folders_in(root: Path) -> list[Path]:
