@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
 from astraflow.protocols import Capacity
 from astraflow.rollout.episode_limit import EpisodeLimit
+from astraflow_paced.emulated_device import PacedDevice, PacedJob
 from harness import report, show_table
 
 CEILING = 256

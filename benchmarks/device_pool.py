@@ -8,7 +8,7 @@ switches.
 import math
 from dataclasses import dataclass
 
-from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
+from astraflow_paced.emulated_device import PacedDevice, PacedJob
 
 __all__ = ["DevicePool", "Use"]
 

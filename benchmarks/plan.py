@@ -27,13 +27,13 @@ from typing import Any
 
 import yaml
 
-from astraflow.addons.forecast.forecast import Forecast, forecast, parse_pool
-from astraflow.addons.forecast.forecast_inputs import measure_run
 from astraflow.addons.tiny_models.spec import load_spec
 from astraflow.addons.tiny_models.tiny import init_model
 from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.recipe.run_folder import RunFolder
+from astraflow_paced.forecast.forecast import Forecast, forecast, parse_pool
+from astraflow_paced.forecast.forecast_inputs import measure_run
 from harness import report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent

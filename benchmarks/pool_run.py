@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
 from astraflow.addons.pool.pool_sizer import Change, PoolSizer, SeatState
 from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
@@ -35,6 +34,7 @@ from astraflow.dataflow.service.scaling import WaitShares
 from astraflow.processes.pool import seats_of
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.types import ServedVersions
+from astraflow_paced.emulated_device import PacedDevice, PacedJob
 from virtual_core import VirtualCore, make_meta
 
 __all__ = ["Load", "Market", "PoolMeasured", "PoolRun", "fixed"]

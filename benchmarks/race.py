@@ -174,7 +174,7 @@ async def _run_astraflow(
     command_s = _import_s()
     start = time.perf_counter()
     memory = Memory(os.getpid(), counts_root=False)
-    async with launch(recipe, run_dir, module_path=(str(ROOT / "benchmarks"),)) as launched:
+    async with launch(recipe, run_dir, module_path=(str(ROOT), str(ROOT / "benchmarks"))) as launched:
         async for step in launched.steps(setting.policy):
             rewards.append(step.reward_mean)
             commits.append(step.at_s)

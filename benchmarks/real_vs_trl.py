@@ -21,6 +21,7 @@ Each row has its best learning rate, the recipe's or twice that; `--rates` tries
 import sys
 from pathlib import Path
 
+from astraflow.cli.own_modules import module_path
 from harness import report
 from race import Row
 from race_table import Race, run_race
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RACE = Race(
     recipe=ROOT / "recipes" / "real" / "words.yaml",
     overrides={
-        "tasks.sources": {"words": {"name": "words", "split": "train"}},
+        "tasks.sources.everyday": None,
         "tasks.curators": [],
         "table.groups_per_batch": 8,
         "train.auxiliary": {},
@@ -38,7 +39,7 @@ RACE = Race(
         "rollout.max_episodes": 64,
         "rollout.engine.num_slots": 64,
     },
-    judged={"tasks.reward": {"name": "words", "part": 0.0}},
+    judged={"tasks.reward.args.part": 0.0},
     rows={
         "as shipped": Row("astraflow"),
         "equal": Row("astraflow", has_equal_loss=True, skips=False),
@@ -63,6 +64,7 @@ def main() -> None:
     """Runs the race."""
     if not (ROOT / "models" / "smollm2").is_dir():
         sys.exit("models/smollm2 does not exist; run `astraflow model fetch smollm2` first")
+    module_path(RACE.recipe)
     report(run_race(RACE, __doc__), at_least=AT_LEAST)
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from astraflow.addons.forecast.emulated_device import PacedJob
 from astraflow.dataflow.core.commands import (
     AddWorker,
     BatchView,
@@ -31,6 +30,7 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.types import ServedVersions
+from astraflow_paced.emulated_device import PacedJob
 from device_pool import DevicePool, Use
 from schedules import (
     ENV_S,

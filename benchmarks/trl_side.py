@@ -103,13 +103,19 @@ def weights_file(out_dir: Path, version: int) -> Path:
 
 
 def run_job(python: Path, job: TrlJob, source_dir: Path) -> TrlResult:
-    """Runs a job in TRL's environment; our package is found in `source_dir`. A failure ends the program."""
+    """Runs a job in TRL's environment; our package is found in `source_dir`, and its recipes
+    next to that. A failure ends the program."""
     out_dir = Path(job.out_dir)
     job_file = out_dir / "job.json"
     log_file = out_dir / "log.txt"
     job_file.write_bytes(msgspec.json.encode(job))
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_DISABLED": "true"}
-    env = {**os.environ, **offline, "PYTHONPATH": str(source_dir), "PYTHONWARNINGS": "ignore"}
+    env = {
+        **os.environ,
+        **offline,
+        "PYTHONPATH": f"{source_dir}{os.pathsep}{source_dir.parent}",
+        "PYTHONWARNINGS": "ignore",
+    }
     env["OMP_NUM_THREADS"] = str(job.num_threads)
     env.pop("OMP_WAIT_POLICY", None)  # passive waits slow down a process that owns all cores
     with log_file.open("wb") as log:

@@ -23,7 +23,7 @@ HEAD = """# Code map
 *Generated from the packages' docstrings by `make docs`; do not edit.*
 
 Imports point down only, and packages on one row don't import each other. import-linter checks this. The core
-never imports an add-on: it finds each by an entry point, as it finds a package of your own.
+finds add-ons by entry points, as it finds packages of your own. Only `added` names modules of add-ons.
 
 ![The packages, one row per layer](images/rooms.svg)
 
@@ -37,7 +37,9 @@ A docstring may also say which file decides what.
 def layers() -> list[list[str]]:
     """Returns the packages and modules of each layer, from the top down."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = (c for c in settings["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
+    (contract,) = (
+        c for c in settings["tool"]["importlinter"]["contracts"] if c.get("containers") == ["astraflow"]
+    )
     return [[name.strip() for name in row.split("|")] for row in contract["layers"] if row != "__main__"]
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from astraflow.addons.words.everyday import is_everyday
+from recipes.real.trivia import is_everyday
+
 from astraflow.errors import DataError
 from astraflow.protocols import Score
 from astraflow.tasks.rows import system_context

@@ -10,7 +10,7 @@ from typing import Literal
 
 from recipes.terminal.terminal_folders import KINDS, MOST_FIRST, Errand, folder_of, make_errand
 
-from astraflow.addons.envs.harbor import HarborEnvironment
+from astraflow.addons.envs.harbor import Boxes, HarborEnvironment
 from astraflow.addons.envs.harbor_folder import HarborTask, harbor_task
 from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.errors import ConfigError
@@ -42,11 +42,10 @@ class Terminal(HarborEnvironment):
         Raises: ConfigError.
         """
         super().__init__(
+            Boxes(num_boxes=num_boxes, backend=backend),
             form=form,
             max_commands=max_commands,
             command_s=command_s,
-            num_boxes=num_boxes,
-            backend=backend,
         )
         if size < 1 or num_errands < 0:
             raise ConfigError(f"size = {size}, num_errands = {num_errands}: at least 1 and 0 are needed")

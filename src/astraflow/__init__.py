@@ -7,6 +7,7 @@ What is imported from here loads its module at the first use, so that `import as
 The packages, from the bottom up; the docstring of each says which file decides what:
 
     types, errors, protocols, wire, config, metrics     items, exceptions, interfaces, encoding, settings
+    added                                               what the core uses of add-ons
     user_input, service                                 what people write; how services listen and call
     tasks, workflows, algorithms, losses, models        the parts that a recipe names
     weights                                             versions on their way from a trainer to engines
@@ -42,7 +43,7 @@ _ADDED = ("runs", "try_episode")
 
 def __getattr__(name: str) -> object:
     if name in _ADDED:
-        return import_module("astraflow.user_input.installed").load_added("astraflow.modules", name, name)
+        return getattr(import_module("astraflow.added"), name)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

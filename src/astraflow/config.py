@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from astraflow.errors import ConfigError
-from astraflow.user_input.installed import find_entries, load_or_explain, source_of
+from astraflow.user_input.installed import find_entries, load_entry, source_of
 from astraflow.user_input.mistakes import (
     configs_in,
     distinct,
@@ -129,8 +129,6 @@ class Variant(Config):
     | `astraflow.trackers` | `trackers` | `TrackerVariant` | a `Tracker` |
     | `astraflow.launchers` | `launcher` | `LauncherVariant` | a `Launcher` |
 
-    The group `astraflow.cluster` adds sections to `cluster` instead (`recipe/cluster_config.py`).
-
     The class's module is imported while the choice is being defined. It must not import anything heavy, which
     `make` may do, or a module with a choice, such as `trainer.config`. Emulated parts have a key
     `time_scale`, which must be the same in the whole recipe.
@@ -166,7 +164,7 @@ def with_installed(choice: Any, group: str) -> Any:
 def _load_variants(group: str, base: type[Config]) -> list[type[Config]]:
     variants: list[type[Config]] = []
     for entry in find_entries(group):
-        variant = load_or_explain(entry)
+        variant = load_entry(entry)
         if variant is None:
             continue
         if not (isinstance(variant, type) and issubclass(variant, base)) or tag_of(variant) != entry.name:

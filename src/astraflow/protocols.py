@@ -24,7 +24,6 @@ from astraflow.types import (
     GenerateRequest,
     Generation,
     Manifest,
-    MediaRef,
     Message,
     MetricItem,
     SampleRules,
@@ -53,7 +52,6 @@ __all__ = [
     "Environment",
     "EpisodeTracker",
     "HostedModel",
-    "ImageRenderer",
     "InteractiveEnvironment",
     "Judge",
     "Launcher",
@@ -68,7 +66,6 @@ __all__ = [
     "ProcessHandle",
     "ProcessLife",
     "ProcessSpec",
-    "ReasoningRenderer",
     "Remover",
     "Renderer",
     "Reward",
@@ -86,7 +83,6 @@ __all__ = [
     "TakenBatch",
     "TaskGate",
     "TaskSource",
-    "ToolRenderer",
     "Tracker",
     "TrainedRole",
     "TrainerBackend",
@@ -566,45 +562,6 @@ class Renderer(Protocol):
 
     @property
     def stop_ids(self) -> frozenset[int]: ...
-
-
-@runtime_checkable
-class ImageRenderer(Renderer, Protocol):
-    """A renderer that can show images to the model."""
-
-    @property
-    def sees_images(self) -> bool:
-        """Whether the model accepts images."""
-        ...
-
-    def media_of(self, messages: Sequence[Message], token_ids: Sequence[int]) -> tuple[MediaRef, ...]:
-        """The images of `messages` with their positions in `token_ids`, which `render` or `extend` returned
-        for them.
-
-        Raises: ImageError if the tokens do not represent exactly these images.
-        """
-        ...
-
-
-@runtime_checkable
-class ToolRenderer(Renderer, Protocol):
-    """A renderer that can show tools to the model."""
-
-    def with_tools(self, tools: Sequence[ToolSpec]) -> Renderer:
-        """The renderer for conversations with these tools.
-
-        Raises: RolloutError if the chat template cannot show tools.
-        """
-        ...
-
-
-@runtime_checkable
-class ReasoningRenderer(Renderer, Protocol):
-    """A renderer that knows whether its chat template makes completions begin with reasoning."""
-
-    def opens_reasoning(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends with `<think>`, so that the completion begins with reasoning."""
-        ...
 
 
 # --- training and publishing ----------------------------------------------------------------------

@@ -41,9 +41,9 @@ def compact(
     num_missing: int = 0,
 ) -> bool:
     """Does that many pieces; whether the compaction was done before. `num_missing`: records that the snapshot
-    is said to cover, but that are not in the tables."""
+    is said to cover, but that are not in the log."""
     with JournalReader(folder) as reader:
-        seq = max((row.seq for row in reader.records()), default=reader.compacted) + num_missing
+        seq = max((row.seq for row in reader.records()), default=reader.compacted.seq) + num_missing
     database, segments = open_database(folder / DATABASE), SegmentStore(folder / "segments")
     rounds = frozenset(range(99))
     what = CompactionInput(seq, iter(()), rounds, replayable, segments.end[0], retained_steps)

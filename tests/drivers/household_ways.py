@@ -5,12 +5,12 @@ import random
 from functools import partial
 
 from aiohttp.test_utils import TestServer
+from examples.environments.agentbench import AgentBench
+from examples.environments.episode_server import EpisodeServer
 from recipes.alfworld.household_players import expert, random_player
 from recipes.alfworld.household_server import make_app
 from recipes.alfworld.household_world import Household
 
-from astraflow.addons.envs.agentbench import AgentBench
-from astraflow.addons.envs.episode_server import EpisodeServer
 from astraflow.protocols import Observation
 from astraflow.types import Task
 from drivers.agentbench_client import played_here

@@ -44,7 +44,7 @@ def trained_shares(journal: Path) -> dict[str, Share]:
     results: dict[str, RecordResult] = {}
     trained: set[int] = set()
     with JournalReader(journal) as reader:
-        assert not reader.compacted, "records are gone; read the journal of a shorter run"
+        assert not reader.compacted.seq, "records are gone; read the journal of a shorter run"
         for record in reader.records():
             for command, events in zip(decode_commands(record), decode_events(record), strict=True):
                 if isinstance(command, AddWorker):

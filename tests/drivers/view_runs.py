@@ -25,7 +25,6 @@ from astraflow.dataflow.journal.journal_db import make_insert, open_database
 from astraflow.dataflow.journal.records import (
     PlanEntry,
     Record,
-    RecordedPlan,
     chain_of,
     encode_commands,
     encode_events,
@@ -35,6 +34,7 @@ from astraflow.dataflow.journal.records import (
 from astraflow.dataflow.journal.segments import SegmentStore
 from astraflow.types import Failure, Fate, Message, MetricItem, Trajectory, Turn, VersionSpan
 from astraflow.wire import column
+from drivers.log_driver import plan_of
 
 RUN_ID = "run-1"
 WORKER = "rollout-0.a1"
@@ -49,11 +49,7 @@ class RunWriter:
         self._store = SegmentStore(self.segments, segment_bytes=segment_bytes)
         self._tables = open_database(folder / "journal" / "journal.sqlite")
         self._tables.execute(*make_insert("meta", ("run_id", run_id), replaces=True))
-        self._store.append_plan(
-            encode_plan(
-                PlanEntry(run_id, 0, 0.0, msgspec.msgpack.encode(RecordedPlan(recipe="{}", policies={})))
-            )
-        )
+        self._store.append_plan(encode_plan(PlanEntry(run_id, 0, 0.0, msgspec.msgpack.encode(plan_of()))))
         self._seq = 0
         self._chain = b""
         self._waiting: list[Record] = []

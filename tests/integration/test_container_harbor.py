@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from recipes.terminal.terminal_folders import folder_of, make_errand, write_folder
 
-from astraflow.addons.envs.harbor_container import ContainerHarbor
+from astraflow.addons.envs.harbor import Harbor
 from astraflow.addons.sandbox.shell import BoxFile
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import Observation
@@ -39,8 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @asynccontextmanager
-async def opened(folder: Path, *, command_s: float = 5.0) -> AsyncGenerator[ContainerHarbor]:
-    bench = ContainerHarbor(path=str(folder), max_commands=4, command_s=command_s)
+async def opened(folder: Path, *, command_s: float = 5.0) -> AsyncGenerator[Harbor]:
+    bench = Harbor(path=str(folder), where="podman", max_commands=4, command_s=command_s)
     await bench.open()
     try:
         yield bench
@@ -52,7 +52,7 @@ def calls(folder: Path) -> list[str]:
     return (folder.parent / "engine" / "calls").read_text().splitlines()
 
 
-async def play(bench: ContainerHarbor, *replies: str) -> list[Observation]:
+async def play(bench: Harbor, *replies: str) -> list[Observation]:
     (task,) = [*bench.tasks("train"), *bench.tasks("heldout")]
     episode, seen = await bench.reset(task, 0)
     found = [seen]
@@ -99,14 +99,14 @@ def test_a_task_that_needs_more_than_a_container_is_left_out(
     shutil.copytree(folder / "errand", folder / "composed")
     (folder / "composed" / "environment" / "compose.yaml").write_text("services: {}\n")
     (folder / "errand" / "environment" / "link").symlink_to("/etc")  # of the image, which podman builds
-    bench = ContainerHarbor(path=str(folder))
+    bench = Harbor(path=str(folder), where="podman")
     assert [task.id for split in ("train", "heldout") for task in bench.tasks(split) or ()] == ["errand"]
     assert "the task composed is left out" in caplog.text
     assert "environment/compose.yaml is not supported here" in caplog.text
 
 
 def test_where_no_container_can_run_the_tasks_are_refused_by_name(folder: Path) -> None:
-    bench = ContainerHarbor(path=str(folder), engine="podman-of-nobody")
+    bench = Harbor(path=str(folder), where="podman-of-nobody")
     with pytest.raises(
         ConfigError, match="run in containers, but the program 'podman-of-nobody' is not installed"
     ):
@@ -115,4 +115,4 @@ def test_where_no_container_can_run_the_tasks_are_refused_by_name(folder: Path) 
 
 async def test_an_engine_that_cannot_run_containers_is_refused_before_the_first_episode(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no container can run here: `false info` failed with code 1"):
-        await ContainerHarbor(path=str(folder), engine="false").open()
+        await Harbor(path=str(folder), where="false").open()

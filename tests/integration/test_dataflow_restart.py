@@ -8,14 +8,16 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.journal.journal import Journal
-from astraflow.dataflow.journal.journal_db import make_insert
+from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import JournalError
 from astraflow.types import Fingerprints, SessionRequest, StatusReply
 from drivers.dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play_run, running
+from drivers.log_driver import replace_plans
 
 
 def facts(status: StatusReply) -> tuple[object, ...]:
@@ -37,11 +39,14 @@ async def test_a_restart_in_mid_run_gives_the_same_state_and_the_run_goes_on(
         batch = await run.client.batch("actor", 0, epoch=trainer.session.epoch)
         held = await worker.lease(3)
         before, run_id = facts(await run.client.status()), (await run.client.run()).run_id
-    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as database, database:
-        seq, blob = database.execute("SELECT seq, plan FROM plans").fetchone()
-        database.execute("DELETE FROM plans")
-        began_s = dt.datetime(2001, 2, 3, tzinfo=dt.UTC).timestamp()
-        database.execute(*make_insert("plans", (seq, began_s, blob)))
+    began_s = dt.datetime(2001, 2, 3, tzinfo=dt.UTC).timestamp()
+    with JournalReader(tmp_path) as reader:
+        plans = [msgspec.structs.replace(plan, at_s=began_s) for plan in reader.plan_entries()]
+        is_compacted = not reader.logged_plans()
+    if is_compacted:
+        with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as database, database:
+            database.execute("DELETE FROM plans")
+    replace_plans(tmp_path, plans)
     async with running(tmp_path, plan, snapshot_every=snapshot_every) as run:
         assert facts(await run.client.status()) == before
         info = await run.client.run()

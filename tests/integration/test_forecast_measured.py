@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from astraflow.addons.forecast.forecast_inputs import measure_run
 from astraflow.errors import DataError
 from astraflow.types import EpisodeResult, MetricItem
+from astraflow_paced.forecast.forecast_inputs import measure_run
 from drivers.dataflow_driver import (
     ScriptedTrainer,
     ScriptedWorker,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from astraflow.dataflow.audit import audit
@@ -205,6 +204,7 @@ async def test_a_flipped_bit_of_the_databases_log_costs_nothing_that_the_segment
 
 def test_a_row_of_every_table_is_in_the_folders_that_are_damaged(sound: Sound) -> None:
     """Else the flips above would prove nothing of it."""
-    needed = {"records", "fates", "plans", "steps", "evals", "telemetry", "samples"}
+    needed = {"records", "plans", "steps", "evals", "telemetry", "samples"}
+    if sound.content["audit_state"]:
+        needed |= {"fates", "payloads"}
     assert all(sound.content[name] for name in needed)
-    assert msgspec.msgpack.encode(sound.content["audit_state"]) != b"\x90" or not sound.content["payloads"]

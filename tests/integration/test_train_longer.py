@@ -1,25 +1,21 @@
-"""A run that is resumed with another schedule: its journal replays, its audit holds, old folders go on."""
+"""A run that is resumed with another schedule: its journal replays, and its audit holds."""
 
 import asyncio
 import dataclasses
-import json
 import shutil
-import sqlite3
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.core.commands import Event, RunResumed, ScheduleChanged
 from astraflow.dataflow.core.plan import BestRule, EvalSetPlan, RunPlan
-from astraflow.dataflow.journal.journal_db import DATABASE, row_sum
 from astraflow.dataflow.journal.reader import JournalReader
-from astraflow.dataflow.journal.records import chain_of, decode_events, encode_events, schedule_of
-from astraflow.errors import JournalError
+from astraflow.dataflow.journal.records import decode_events
 from drivers.compaction_driver import compact, train_steps
 from drivers.dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
+from drivers.log_driver import rewrite_events
 
 SOON = DataflowConfig(lease_timeout_s=1.0, heartbeat_s=0.3)
 """What a killed service held goes out again after a second."""
@@ -114,49 +110,6 @@ async def test_a_killed_run_replays_what_it_did_before_its_schedule_changed(
     assert [type(event) for event in events].count(ScheduleChanged) == 1
 
 
-# --- folders of the version before ----------------------------------------------------------------
-
-
-def age(folder: Path, plan: RunPlan) -> None:
-    """Makes the plans of a journal what the version before wrote: the schedule is only in their recipe."""
-    sets = {
-        name: {"source": {"name": "jsonl", "path": "a.jsonl"}, "num_tasks": s.num_tasks, "samples": s.samples}
-        for name, s in plan.eval.sets.items()
-    }
-    evaluation = {
-        "sets": sets,
-        "every": plan.eval.every,
-        "temperature": 1.0,
-        "deadline_s": plan.eval.deadline_s,
-    }
-    database = sqlite3.connect(folder / DATABASE)
-    for rowid, seq, at_s, blob in database.execute("SELECT rowid, seq, at_s, plan FROM plans").fetchall():
-        fields = msgspec.msgpack.decode(blob)
-        del fields["schedule"]
-        fields["recipe"] = json.dumps({"name": "old", "seed": 0, "eval": evaluation})
-        old = msgspec.msgpack.encode(fields)
-        database.execute(
-            "UPDATE plans SET plan = ?, sum = ? WHERE rowid = ?",
-            (old, row_sum("plans", (seq, at_s, old)), rowid),
-        )
-    database.commit()
-    database.close()
-
-
-async def test_a_killed_run_of_the_version_before_goes_on_and_trains_longer(tmp_path: Path) -> None:
-    plan = make_plan(num_steps=4, eval_tasks=2)
-    folder = await interrupted(tmp_path, plan)
-    age(folder, plan)
-    with JournalReader(folder) as reader:
-        ((_, row),) = reader.plans()
-    assert row.schedule is None
-    assert schedule_of(row) == plan.schedule
-    async with running(folder, with_steps(plan, 6, every=3), config=SOON) as run:
-        await train_to_the_end(run, 2)
-        assert [record.step for record in await run.client.evals(wait_s=0)] == [0, 2, 3, 6]
-    assert audit(folder).problems == ()
-
-
 # --- the audit can tell ---------------------------------------------------------------------------
 
 
@@ -169,22 +122,7 @@ async def extended(folder: Path) -> None:
 
 def forged(folder: Path, event: Event, lies: tuple[Event, ...]) -> tuple[str, ...]:
     """The audit's problems after one event was replaced, and the chain mended."""
-    database = sqlite3.connect(folder / DATABASE)
-    with JournalReader(folder) as reader:
-        rows = list(reader.records())
-    chain = b""
-    for row in rows:
-        events = [
-            [new for old in led_to for new in (lies if old == event else (old,))]
-            for led_to in decode_events(row)
-        ]
-        changed = row._replace(events=encode_events(events))
-        chain = chain_of(chain, changed)
-        sql = "UPDATE records SET events = ?, chain = ? WHERE seq = ?"
-        database.execute(sql, (changed.events, chain, row.seq))
-    database.commit()
-    database.close()
-    return audit(folder).problems
+    return rewrite_events(folder, lambda old: lies if old == event else (old,)).problems
 
 
 async def test_a_schedule_that_nobody_told_the_dataflow_shows(tmp_path: Path) -> None:
@@ -200,14 +138,3 @@ async def test_a_resume_that_no_further_steps_allow_shows(tmp_path: Path) -> Non
     assert audit(tmp_path).problems == ()
     problems = forged(tmp_path, RunResumed(), (RunResumed(), RunResumed()))
     assert any("is resumed that neither failed" in text for text in problems)
-
-
-async def test_a_plan_that_names_no_evaluation_is_damage(tmp_path: Path) -> None:
-    plan = make_plan(num_steps=1)
-    async with running(tmp_path, plan) as run:
-        await run.journal.wait_flushed()
-    age(tmp_path, plan)
-    with JournalReader(tmp_path) as reader:
-        ((_, row),) = reader.plans()
-    with pytest.raises(JournalError, match="does not say what is evaluated"):
-        schedule_of(msgspec.structs.replace(row, recipe="{}"))

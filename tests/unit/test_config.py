@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
-from astraflow.addons.trackers.config import TensorBoardConfig
+from astraflow.addons.trackers.tensorboard import TensorBoardConfig
 from astraflow.config import Use, apply_overrides, check_args, dump_yaml, load_attr, parse_config
 from astraflow.errors import ConfigError
 from astraflow.recipe.recipe import Recipe, load_recipe

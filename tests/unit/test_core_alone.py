@@ -99,7 +99,7 @@ def test_an_option_of_an_add_on_that_is_left_out_is_told(tmp_path: Path) -> None
     ("override", "told"),
     [
         ("trackers=[wandb]", 'trackers.0.name = "wandb" needs astraflow.addons.trackers,'),
-        ("trackers=[{use: 'json:loads'}]", "trackers: json-loads needs astraflow.addons.trackers,"),
+        ("trackers=[{use: 'json:loads'}]", "trackers needs astraflow.addons.trackers,"),
         ("cluster.max_services=2", "cluster.max_services needs astraflow.addons.pool,"),
         (
             "eval={best: {metric: a}, sets: {a: {source: {name: jsonl, path: tasks.jsonl}}}}",

@@ -46,15 +46,21 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", start + "from astraflow.cli.main import main; main()"]
 
 
-@pytest.mark.parametrize("arguments", [(), ("dataflow", "http://127.0.0.1:1", "--quick"), ("--help",)])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("conformance", ()),
+        ("conformance", ("dataflow", "http://127.0.0.1:1", "--quick")),
+        ("conformance", ("--help",)),
+        ("plan", ("quickstart",)),
+    ],
+)
 def test_a_command_without_its_package_says_what_to_install(
-    bare: list[str], arguments: tuple[str, ...]
+    bare: list[str], name: str, arguments: tuple[str, ...]
 ) -> None:
-    done = subprocess.run([*bare, "conformance", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([*bare, name, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == (
-        'error: `astraflow conformance` needs a package: pip install "astraflow[conformance]"\n'
-    )
+    assert done.stderr == f'error: `astraflow {name}` needs a package: pip install "astraflow[{name}]"\n'
 
 
 @pytest.mark.parametrize("key", ["rollout.engine", "policies.actor.train.backend", "workflow"])

@@ -1,1 +1,1 @@
-"""Parts that a first run does not need. The core finds each by an entry point, as it finds any package."""
+"""Parts that a first run does not need. The core reaches them by entry points and by the module `added`."""

@@ -2,9 +2,6 @@
 
 A package adds a command with an entry point of the group `astraflow.commands` that has the command's name.
 Its module is imported when somebody calls the command, or asks for the list of all commands.
-
-A name with a dot belongs to an option of one of AstraFlow's own commands, which calls it: `run.only`
-implements `astraflow run --only`.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,15 +37,12 @@ def added_command(name: str) -> AddedCommand | None:
     Raises: ConfigError if it doesn't load, or isn't an `AddedCommand`.
     """
     # Imported here because AstraFlow's own commands don't need it, and start faster without it.
-    from astraflow.user_input.installed import find_entries, load_entry
+    from astraflow.user_input.installed import find_entries, load_entry, source_of
 
     for entry in find_entries(_GROUP).select(name=name):
-        try:
-            command = load_entry(entry)
-        except (ImportError, AttributeError) as err:
-            raise ConfigError(f"`astraflow {name}`: {entry.value} does not load: {err}") from err
+        command = load_entry(entry)
         if command is not None and not isinstance(command, AddedCommand):
-            raise ConfigError(f"`astraflow {name}`: {entry.value} is not an AddedCommand")
+            raise ConfigError(f"{source_of(entry)} is not an AddedCommand")
         return command
     return None
 
@@ -57,7 +51,7 @@ def in_order(own: Sequence[str]) -> list[str]:
     """Returns the names of all commands in the order of the list, given AstraFlow's own in their order."""
     from astraflow.user_input.installed import find_entries
 
-    found = {name: added_command(name) for name in sorted(find_entries(_GROUP).names) if "." not in name}
+    found = {name: added_command(name) for name in sorted(find_entries(_GROUP).names)}
     waiting = {name: command.after for name, command in found.items() if command is not None}
     names = ["", *own]  # a command with `after=""` follows the empty name
     while waiting:
@@ -83,7 +77,7 @@ class CommandGroup(TyperGroup):
         """
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
-        added = added_command(cmd_name) if "." not in cmd_name else None
+        added = added_command(cmd_name)
         if added is None:
             from astraflow.user_input.installed import where_to_find
 

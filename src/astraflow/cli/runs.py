@@ -2,13 +2,14 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from astraflow import added
 from astraflow.cli.own_modules import module_path
 from astraflow.errors import ConfigError
 from astraflow.user_input.user_files import is_there
@@ -112,7 +113,7 @@ def run(
                 build_missing(loaded)
             loaded = fetch_models(loaded, folder)
             if only or batches:
-                raise typer.Exit(_run_half(loaded, folder, only, batches))
+                raise typer.Exit(added.run_only(loaded, folder, only, batches))
             from astraflow.run.commands import run_recipe
 
             raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=folders))
@@ -247,16 +248,6 @@ def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
     if name == on:
         return list(overrides)
     return ["launcher={}", f"launcher.name={on}", *overrides]
-
-
-def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | None) -> int:
-    """Runs one half with the add-on that implements `--only`. Raises: ConfigError if it isn't installed."""
-    from astraflow.cli.command_group import added_command
-    from astraflow.user_input.installed import where_to_find
-
-    if (added := added_command("run.only")) is None:
-        raise ConfigError(f"`astraflow run --only` {where_to_find('run.only') or 'is not installed'}")
-    return cast("Callable[..., int]", added.run)(recipe, folder, only, batches)
 
 
 def audit(

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from astraflow import added
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.weight_files import check_weight_files
 from astraflow.user_input.extras import install_hint
 from astraflow.user_input.hub_names import is_hub_name, split_revision
-from astraflow.user_input.installed import find_entries, load_entry, where_to_find
 
 __all__ = ["cache_folder", "fetch_model", "is_cached", "model_path"]
 
@@ -49,23 +49,22 @@ def cache_folder() -> Path:
 def fetch_model(model: str, tell: Callable[[str], None]) -> str:
     """Downloads a model unless it is in the cache. Returns its name with the commit, `OWNER/NAME@COMMIT`.
 
-    The entry point `hub` of the group `astraflow.models` names the function that downloads it, which gets
-    `model` and `tell`. A branch (`main` by default) or a tag is always looked up on the hub, so a new run
-    gets the newest commit. If the hub cannot be reached, the cached commit is used. `tell` gets lines about
-    the progress.
+    A branch (`main` by default) or a tag is always looked up on the hub, so a new run gets the newest commit.
+    If the hub cannot be reached, the cached commit is used. `tell` gets lines about the progress.
 
     Raises: DataError if the model does not exist, or is not in the cache and the hub cannot be reached;
-    ConfigError if it is not in the cache and no installed package downloads it.
+    ConfigError if it is not in the cache and this installation cannot download it.
     """
     name, revision = split_revision(model)
     if _COMMIT.fullmatch(revision) and is_cached(model):
         return model
-    for entry in find_entries("astraflow.models").select(name="hub"):
-        if download := load_entry(entry):
-            return download(model, tell)
-    if is_cached(model):
-        return f"{name}@{model_path(model).name}"
-    raise ConfigError(f"{model} is not in the cache {cache_folder()}; downloading it {where_to_find('hub')}")
+    try:
+        download = added.download_model
+    except ConfigError as err:
+        if is_cached(model):
+            return f"{name}@{model_path(model).name}"
+        raise ConfigError(f"{model} is not in the cache {cache_folder()}, and {err}") from err
+    return download(model, tell)
 
 
 def _cached_commit(repository: Path, revision: str) -> str:

@@ -1,22 +1,21 @@
 """The pool: the rollout services of a run. Here, their number stays the same.
 
-A pool that sizes itself (`cluster.max_services`) comes from the entry point `pool.sizer` of the group
-`astraflow.cluster`, which names a function with the arguments of `make_pool`. What it returns derives from
-`Pool`. So does the entry point `pool.lender` if trainers lend their devices (`cluster.lend`).
+A pool that sizes itself (`cluster.max_services`) is a subclass of `Pool` in the add-on `pool`. So is the pool
+of the add-on `lending`, whose trainers lend their devices (`cluster.lend`).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from astraflow import added
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import StatusReply
-from astraflow.user_input.installed import load_added
 
-__all__ = ["Look", "Pool", "Seat", "load_pool_maker", "make_pool", "seats_of"]
+__all__ = ["Look", "Pool", "Seat", "make_pool", "seats_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +75,10 @@ def make_pool(
 ) -> Pool:
     """Makes the pool of a run. `specs`: all processes, including every service that the pool may ever have.
 
-    Raises: ConfigError if the pool sizes itself or lends devices, and no installed package can do that.
+    Raises: ConfigError if the pool sizes itself or lends devices, and this installation cannot do that.
     """
     if recipe.cluster.lend:
-        return load_added("astraflow.cluster", "pool.lender", "cluster.lend")(recipe, folder, specs)
+        return added.make_lending_pool(recipe, folder, specs)
     if not recipe.cluster.max_services:
         return Pool(specs)
-    return load_pool_maker()(recipe, folder, specs, clock)
-
-
-def load_pool_maker() -> Callable[..., Pool]:
-    """Loads what makes pools that size themselves. Raises: ConfigError if no installed package has it."""
-    return load_added("astraflow.cluster", "pool.sizer", "cluster.max_services")
+    return added.SizedPool(recipe, folder, specs, clock)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from astraflow import added
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
 from astraflow.protocols import Learner
@@ -24,7 +25,6 @@ from astraflow.trainer.backend_config import torch_settings
 from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerLink, TrainerSettings, run_trainer
-from astraflow.user_input.installed import load_added
 from astraflow.user_input.mistakes import hint
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.ranges import RangeWriter, VersionWriter
@@ -127,7 +127,7 @@ async def _make_parts(
 
     make_group: type[RankGroup] = RankGroup
     if config.train.nodes > 1:
-        make_group = load_added("astraflow.cluster", "trainer.nodes", "train.nodes")
+        make_group = added.NodeGroup
     group = make_group(config.train, timeout_s=recipe.supervision.rank_timeout_s)
     try:
         # Imports and loading block for a minute. In threads, they overlap with those of the other ranks, and

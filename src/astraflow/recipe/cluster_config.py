@@ -1,20 +1,20 @@
 """The `launcher` and `cluster` sections of a recipe: what starts the processes, and what each reserves."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, model_validator
 
 from astraflow.config import Config, Use, with_installed
-from astraflow.errors import ConfigError
 from astraflow.protocols import Needs
 from astraflow.recipe.launcher_variant import LauncherVariant
-from astraflow.user_input.installed import find_entries, load_or_explain, source_of
 from astraflow.user_input.mistakes import configs_in, tag_of
-from astraflow.user_input.text_forms import Name, text_form
+from astraflow.user_input.text_forms import Name, Word, text_form
 
 __all__ = [
     "ClusterConfig",
+    "KubernetesConfig",
     "LauncherConfig",
+    "LendingConfig",
     "LocalLauncherConfig",
     "NeedsConfig",
     "PoolConfig",
@@ -30,6 +30,20 @@ _LabelKey = Annotated[
     ),
 ]
 _LabelValue = Annotated[str, text_form(r"[\x20-\x7e]{0,200}", "a label's value of at most 200 characters")]
+_Namespace = Annotated[
+    str,
+    text_form(
+        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "1 to 63 lower-case letters, digits and `-` between them"
+    ),
+]
+"""A label by RFC 1123, as Kubernetes requires for namespaces."""
+_ObjectName = Annotated[
+    str,
+    text_form(
+        r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?",
+        "the name of an object of Kubernetes: lower-case letters, digits, and `.` and `-` between them",
+    ),
+]
 
 
 class LocalLauncherConfig(Config):
@@ -106,6 +120,44 @@ class PoolConfig(Config):
     again."""
 
 
+class KubernetesConfig(Config):
+    """Settings of the Kubernetes manifests that `astraflow cluster render` writes."""
+
+    image: Word = ""
+    """Image with AstraFlow, e.g. built from the `Containerfile`. Required for rendering."""
+    namespace: _Namespace = "default"
+    """Namespace of all objects."""
+    storage_gb: float = Field(default=20.0, gt=0, le=1_000_000)
+    """Size of each volume, in 10^9 bytes. The journal has a volume, and so has each trainer."""
+    storage_class: _ObjectName = ""
+    """Storage class of the volumes; empty: the cluster's default."""
+    models_claim: _ObjectName = ""
+    """PersistentVolumeClaim that is mounted at `/models`, read-only; empty: the image has the models."""
+    monitoring_namespace: _Namespace = "monitoring"
+    """Namespace whose pods may read `/metrics`."""
+
+
+class LendingConfig(Config):
+    """How trainers and rollout services share devices if `cluster.lend` is set.
+
+    A rollout service's device never trains a part of a step: another number of ranks would restart the
+    trainer from its checkpoint.
+    """
+
+    share: tuple[tuple[Name, ...], ...] = ()
+    """Pairs of a policy and a rollout service, e.g. `[[actor, rollout-1]]`: the policy's trainer shares its
+    device with that service. Empty: each trainer shares with one of the last services."""
+    turns: Literal["auto", "always"] = "auto"
+    """`auto`: trainers and services take turns on GPUs and emulated devices, and use CPU cores side by side.
+    `always`: they take turns on CPU cores, too."""
+    train_share: float = Field(default=1.0, gt=0, le=1)
+    """Largest share of a GPU's memory that a trainer takes in its turn. Engines keep at most the rest
+    meanwhile, and trainers keep at most what the engine's own share leaves."""
+    switch_s: float = Field(default=0.3, gt=0)
+    """Seconds that a switch takes, until some were measured. If one takes twice as long as expected, lending
+    pauses for some steps."""
+
+
 class ClusterConfig(Config):
     """What processes reserve on the nodes of a cluster, and how many services run. The launcher `local`
     reserves nothing."""
@@ -126,6 +178,10 @@ class ClusterConfig(Config):
     lend: bool = False
     """Each trainer shares its device with one of the last rollout services, which generates while the trainer
     waits for its batch. On CPU cores, both run side by side instead."""
+    k8s: KubernetesConfig = KubernetesConfig()
+    """Settings of the Kubernetes manifests that `astraflow cluster render` writes."""
+    lending: LendingConfig = LendingConfig()
+    """How trainers and rollout services share devices if `lend` is set."""
 
     @property
     def kinds(self) -> dict[str, ServiceKindConfig]:
@@ -147,41 +203,3 @@ class ClusterConfig(Config):
                 f"{self.min_services}; raise their `most`"
             )
         return self
-
-
-def _with_installed_sections(config: type[ClusterConfig]) -> type[ClusterConfig]:
-    """Returns the config class with one more section for each entry point of `astraflow.cluster`.
-
-    The section has the name of the entry point, which names a config class whose keys all have defaults. A
-    command of the same package reads it. A name with a dot is not that of a section: `pool.sizer` names what
-    sizes the pool (`processes/pool.py`). If the class is in an add-on that this installation leaves out, the
-    section stays plain data: the recipe may come from a machine that has the add-on, and nothing here reads
-    the section.
-
-    Raises: ConfigError if an entry point does not load, or does not name such a class.
-    """
-    sections: dict[str, Any] = {}
-    for entry in find_entries("astraflow.cluster"):
-        if "." in entry.name:
-            continue
-        section: object = load_or_explain(entry)
-        if section is None:
-            sections[entry.name] = (dict[str, Any], Field(default_factory=dict))
-        elif isinstance(section, type) and issubclass(section, Config) and _is_optional(section):
-            summary = " ".join(str(section.__doc__).split())
-            sections[entry.name] = (section, Field(default=section(), description=summary))
-        else:
-            raise ConfigError(f"{source_of(entry)} must be a config class whose keys all have defaults")
-    if taken := sections.keys() & config.model_fields.keys():
-        raise ConfigError(f"an entry point of astraflow.cluster has the name of the key cluster.{min(taken)}")
-    return create_model(
-        config.__name__, __base__=config, __module__=config.__module__, __doc__=config.__doc__, **sections
-    )
-
-
-def _is_optional(section: type[Config]) -> bool:
-    return not any(field.is_required() for field in section.model_fields.values())
-
-
-if not TYPE_CHECKING:  # which packages have a section is only known at run time
-    ClusterConfig = _with_installed_sections(ClusterConfig)

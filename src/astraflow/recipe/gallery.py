@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import astraflow
+from astraflow import added
 from astraflow.errors import ConfigError, DataError
-from astraflow.user_input.installed import load_added
 from astraflow.user_input.mistakes import format_value, nearest_hint
 from astraflow.user_input.user_files import is_there
 from astraflow.user_input.yaml_files import parts_of
@@ -138,13 +138,13 @@ def model_folder(model: str) -> str:
 def build_models(models: Iterable[str], tell: Callable[[str], None]) -> None:
     """Builds the models of a recipe that are missing and have a spec here: `./models/NAME` from spec NAME.
 
-    The entry point `spec` of the group `astraflow.models` names the function that builds a model. It gets the
-    spec's path, the folder, and `tell`.
-
-    Raises: ConfigError if no such function is installed, and whatever the function raises.
+    Raises: ConfigError if this installation cannot build models, and what a spec's builder raises.
     """
     for model, spec in missing_models(models):
-        build = load_added("astraflow.models", "spec", f"{model} is missing; building it from {spec.name}")
+        try:
+            build = added.build_model
+        except ConfigError as err:
+            raise ConfigError(f"{model} is missing, and {err}") from err
         Path(model).parent.mkdir(exist_ok=True)
         with Path(model).with_name(f".{spec.stem}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be building it

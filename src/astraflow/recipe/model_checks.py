@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
+from astraflow import added
 from astraflow.errors import ConfigError, DataError
 from astraflow.losses.config import ValueModelConfig
 from astraflow.models.chat_template import check_template_args, folder_prints_date
-from astraflow.models.exact import exact_passes
 from astraflow.models.families import (
     engine_refusal,
     exact_refusal,
@@ -91,7 +91,7 @@ def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exa
     config = json.loads((policy.model_dir / "config.json").read_text(encoding="utf-8"))
     who = f"{as_written(f'policies.{name}.model')} = {policy.model!r} ({family_of(config)})"
     if exact:
-        exact_passes()
+        added.require("InvariantForward")
         if reason := exact_refusal(config):
             raise ConfigError(f"{who}: exact: true is not guaranteed for it: {reason}; leave exact out")
     shard = policy.train.shard

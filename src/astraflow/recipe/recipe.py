@@ -1,5 +1,6 @@
 """The recipe: everything that a run needs, composed of one section per part."""
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from astraflow.models.hub import model_path
 from astraflow.recipe.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
 from astraflow.recipe.eval_config import EvalConfig
 from astraflow.recipe.launcher_variant import LauncherVariant
+from astraflow.recipe.scale import scale_mapping
 from astraflow.recipe.short_forms import POLICY_KEYS, full_mapping, full_overrides, keys_as_written
 from astraflow.recipe.trackers import TrackerVariant, tracker_key
 from astraflow.rollout.config import RolloutConfig
@@ -29,7 +31,7 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.text_forms import Name
 from astraflow.user_input.written_keys import as_written
-from astraflow.user_input.yaml_files import override_pairs, place_in
+from astraflow.user_input.yaml_files import JsonMap, override_pairs, place_in
 from astraflow.weights.addresses import choose_announced_host, listens_everywhere
 from astraflow.weights.config import WeightsConfig
 from astraflow.workflows.config import SingleTurnConfig, WorkflowConfig
@@ -431,11 +433,12 @@ def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
         recipe = parse_config(mapping, Recipe, where=str(path), place=partial(_place, path, list(full)))
         if not scale:
             return recipe
-        from astraflow.recipe.scale import scale_recipe  # here, because that module imports this one
-
+        smaller: JsonMap = json.loads(recipe.model_dump_json())
+        scale_mapping(smaller, str(scale))
+        scaled = parse_config(smaller, Recipe, where=f"recipe {recipe.name} with scale={scale}")
         # Null removed what files set, which the scaled recipe no longer has.
         values = {key: value for key, value in full_overrides(pairs, mapping).items() if value is not None}
-        return apply_overrides(scale_recipe(recipe, str(scale)), values, where=str(path))
+        return apply_overrides(scaled, values, where=str(path))
 
 
 def _place(path: Path, overrides: Sequence[str], keys: Sequence[str | int]) -> str:

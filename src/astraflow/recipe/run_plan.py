@@ -1,6 +1,6 @@
 """Derives from a recipe what the dataflow needs: the plan of its core, and what a joining service must know.
 
-`astraflow plan`, which forecasts what a pool achieves, is in the add-on `forecast`.
+`astraflow plan`, which forecasts what a pool achieves, is in the package `astraflow-paced`.
 """
 
 import json

@@ -18,34 +18,29 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from astraflow.config import Config, parse_config
+from astraflow.config import Config
 from astraflow.errors import ConfigError
 from astraflow.recipe.eval_config import EvalWorkflowConfig
 from astraflow.recipe.gallery import gallery_root
-from astraflow.recipe.recipe import Recipe
 from astraflow.user_input.mistakes import hint
 from astraflow.user_input.yaml_files import JsonMap
 from astraflow.workflows.variant import WorkflowVariant
 
-__all__ = ["SCALES", "scale_recipe"]
+__all__ = ["SCALES", "scale_mapping"]
 
 _ENVIRONMENTS = "environments.json"
 """File with arguments that make the tasks of an environment easy, by the environment's class."""
-_WORKFLOWS: TypeAdapter[Config] = TypeAdapter(EvalWorkflowConfig)
-"""The workflows of training and of evaluation sets."""
 _MAX_TOKENS = 96
 """Tokens of a completion; a token of the model `tiny` is a character."""
 _NUM_TASKS = 2
 """Tasks of an evaluation set, and groups of a batch."""
 
 
-def scale_recipe(recipe: Recipe, scale: str) -> Recipe:
-    """Returns the recipe at another scale. Raises: ConfigError for an unknown scale."""
+def scale_mapping(recipe: JsonMap, scale: str) -> None:
+    """Changes the mapping of a whole recipe to another scale. Raises: ConfigError for an unknown scale."""
     if scale not in SCALES:
         raise ConfigError(f"scale = {scale!r} is not a scale{hint(scale, list(SCALES))}")
-    mapping: JsonMap = json.loads(recipe.model_dump_json())
-    SCALES[scale](mapping)
-    return parse_config(mapping, Recipe, where=f"recipe {recipe.name} with scale={scale}")
+    SCALES[scale](recipe)
 
 
 def _smoke(recipe: JsonMap) -> None:
@@ -89,7 +84,8 @@ def _shrink_policy(policy: JsonMap) -> None:
 
 
 def _shrink_workflow(section: JsonMap, fixtures: Path) -> JsonMap:
-    workflow = _WORKFLOWS.validate_json(json.dumps(section))
+    kinds: TypeAdapter[Config] = TypeAdapter(EvalWorkflowConfig)  # of training, and of evaluation sets
+    workflow = kinds.validate_json(json.dumps(section))
     if not isinstance(workflow, WorkflowVariant):
         return section
     return json.loads(workflow.shrunk(fixtures).model_dump_json())

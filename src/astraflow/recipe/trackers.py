@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from astraflow import added
 from astraflow.config import Use, Variant, check_args, load_attr
 from astraflow.protocols import Tracker
-from astraflow.user_input.installed import load_added
 
 __all__ = ["TrackedRun", "TrackerVariant", "check_tracker", "tracker_key"]
 
@@ -74,7 +74,7 @@ def check_tracker(config: TrackerVariant | Use) -> None:
     Raises: ConfigError if it can't, if the user's own class can't be loaded or does not take its arguments,
     or if nothing installed runs trackers.
     """
-    load_added("astraflow.pages", "trackers", f"trackers: {tracker_key(config)}")
+    added.require("trackers_page")
     if isinstance(config, Use):
         check_args(load_attr(config.use, where="trackers.use"), config.args, where="trackers.args")
     else:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
+from astraflow import added
 from astraflow.processes.service_state import ServiceState
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.report.overview import RunOverview, eval_line, idle_line, step_line
 from astraflow.report.terminal_text import printable
 from astraflow.report.watch.watchdog import NO_ALARMS, AlarmUpdate, cleared_text
 from astraflow.types import EvalRecord, StatusReply, StepRecord
-from astraflow.user_input.installed import find_entries, load_entry
 
 if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe
@@ -81,8 +81,7 @@ class ShownRun:
 class RunPage:
     """Shows a run while it lasts: in the terminal, in a browser, or elsewhere; and reports on it afterwards.
 
-    An entry point of the group `astraflow.pages` names a function that gets a `ShownRun` and returns a page,
-    or None if it has none for that run.
+    Pages come from add-ons (`added.page_makers`).
     """
 
     view: View | None = None
@@ -117,9 +116,8 @@ class RunPage:
 
 
 def make_pages(run: ShownRun) -> list[RunPage]:
-    """The pages that installed packages have for a run."""
-    makers = [load_entry(entry) for entry in find_entries("astraflow.pages")]
-    made: list[RunPage | None] = [make_page(run) for make_page in makers if make_page is not None]
+    """The pages that add-ons have for a run."""
+    made = [make_page(run) for make_page in added.page_makers()]
     return [page for page in made if page is not None]
 
 

@@ -17,26 +17,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, HistoryRewrittenError, ImageError, RolloutError
-from astraflow.protocols import (
-    CompletionText,
-    Engine,
-    ImageRenderer,
-    ReasoningRenderer,
-    Renderer,
-    ToolRenderer,
-)
+from astraflow.protocols import CompletionText, Engine, Renderer
 from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
+from astraflow.rollout.renderer import ChatRenderer
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
 from astraflow.types.bounds import as_label
-from astraflow.user_input.installed import find_entries, load_entry
 from astraflow.workflows.calls import CallParser, tagged_calls
 from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy
 
@@ -44,12 +37,10 @@ __all__ = [
     "Answer",
     "Dialogue",
     "EndpointOpener",
-    "Gateway",
     "HostedPolicy",
     "RecordedConversation",
     "Transcript",
     "generation_seed",
-    "load_gateway",
     "render_prompt",
     "with_tools",
 ]
@@ -72,7 +63,7 @@ class HostedPolicy:
     @property
     def sees_images(self) -> bool:
         """Whether prompts may have images."""
-        return isinstance(self.renderer, ImageRenderer) and self.renderer.sees_images
+        return isinstance(self.renderer, ChatRenderer) and self.renderer.sees_images
 
     def require_images(self) -> None:
         """Checks that the policy can read images. Raises: RolloutError if it can't."""
@@ -85,17 +76,12 @@ class HostedPolicy:
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
-        return self._reasoning_renderer is not None and self._reasoning_renderer.opens_reasoning(prompt)
+        return isinstance(self.renderer, ChatRenderer) and self.renderer.opens_reasoning(prompt)
 
     def read(self, prompt: Sequence[int], sampled: Sequence[int]) -> str:
         """The text of a completion. If its prompt ends with <think>, the text begins with that tag."""
         text = self.renderer.parse(sampled).content
         return f"<think>\n{text}" if self.opens_reasoning(prompt) else text
-
-    @cached_property
-    def _reasoning_renderer(self) -> ReasoningRenderer | None:
-        # `isinstance` with a protocol is slow, so its result is cached.
-        return self.renderer if isinstance(self.renderer, ReasoningRenderer) else None
 
     @cached_property
     def max_context(self) -> int:
@@ -149,37 +135,7 @@ class Answer(msgspec.Struct, frozen=True):
 EndpointOpener: TypeAlias = Callable[
     ["Dialogue", CallParser, Mapping[str, str]], AbstractAsyncContextManager[Endpoint]
 ]
-"""Opens an episode's endpoint for agent programs, as `Gateway.endpoint` does."""
-
-
-class Gateway(Protocol):
-    """Serves the endpoints of all episodes of a process."""
-
-    def endpoint(
-        self, dialogue: "Dialogue", parser: CallParser, roles: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[Endpoint]:
-        """Opens the endpoint of one episode until the block ends; see `Policies.endpoint`."""
-        ...
-
-    async def close(self) -> None:
-        """Stops the server behind the endpoints, if it was ever started."""
-        ...
-
-
-def load_gateway() -> Gateway:
-    """Makes the gateway that an installed package names as an entry point of the group `astraflow.gateways`.
-
-    Raises: ConfigError if there is none, or more than one.
-    """
-    entries = find_entries("astraflow.gateways")
-    gateways = [gateway() for gateway in map(load_entry, entries) if gateway is not None]
-    if len(gateways) != 1:
-        found = ", ".join(entry.value for entry in entries) or "none"
-        raise ConfigError(
-            "endpoints for agent programs need exactly one installed package with a gateway (entry points "
-            f"of the group astraflow.gateways: {found})"
-        )
-    return gateways[0]
+"""Opens an episode's endpoint for agent programs, as the `Gateway` of the add-on `agents` does."""
 
 
 def generation_seed(episode_seed: int, idx: int) -> int:
@@ -460,7 +416,7 @@ def with_tools(hosted: HostedPolicy, tools: Sequence[ToolSpec]) -> HostedPolicy:
     """The policy with a renderer that shows these tools. Raises: RolloutError if its renderer can't."""
     if not tools:
         return hosted
-    if not isinstance(hosted.renderer, ToolRenderer):
+    if not isinstance(hosted.renderer, ChatRenderer):
         raise RolloutError(
             f"policy {hosted.info.name}: its renderer cannot show tools to the model",
             is_retryable=False,
@@ -573,7 +529,6 @@ def _render(renderer: Renderer, transcript: Transcript, new: tuple[Message, ...]
 def _media_of(
     renderer: Renderer, messages: Sequence[Message], token_ids: tuple[int, ...]
 ) -> tuple[MediaRef, ...]:
-    # `isinstance` with a protocol is slow, so it is the second condition: most messages have no images.
-    if any(message.images for message in messages) and isinstance(renderer, ImageRenderer):
+    if isinstance(renderer, ChatRenderer) and any(message.images for message in messages):
         return renderer.media_of(messages, token_ids)
     return ()

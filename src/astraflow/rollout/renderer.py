@@ -19,7 +19,7 @@ from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from astraflow.errors import DataError, HistoryRewrittenError, ImageError, RolloutError
 from astraflow.models.chat_template import check_template_args, prints_date, with_date
@@ -46,22 +46,6 @@ _CACHED_TOOL_SETS = 8
 """Number of cached tool sets. A run uses few; the bound is for agents that make up tools."""
 
 
-class ChatTokenizer(Protocol):
-    """The part of a tokenizer that the renderer needs."""
-
-    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
-        """Renders the chat template, including the opening of the assistant's next message."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Encodes a text. Adds no special tokens; those in the text become their ids."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Decodes ids. Special tokens keep their text, except those that only end or pad a text."""
-        ...
-
-
 class ChatRenderer:
     """Renders one policy's conversations.
 
@@ -70,7 +54,7 @@ class ChatRenderer:
 
     def __init__(
         self,
-        tokenizer: ChatTokenizer,
+        tokenizer: "ChatTokenizer",
         stop_ids: frozenset[int],
         *,
         tools: tuple[ToolSpec, ...] = (),
@@ -257,7 +241,7 @@ def _differs_by_opening(head: str, prompt: str, last: Message) -> bool:
     return prompt.startswith(head) and (not rest or _remove_whitespace(_text_parts(last)[-1]) not in rest)
 
 
-class _HuggingFaceTokenizer:
+class ChatTokenizer:
     """A tokenizer of transformers. It calls the compiled tokenizer directly if there is one, because the
     classes around it take several times as long for a short text."""
 
@@ -278,6 +262,7 @@ class _HuggingFaceTokenizer:
             self._compiled.no_padding()
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        """Renders the chat template, including the opening of the assistant's next message."""
         conversation = [_to_template_message(message) for message in messages]
         try:
             shown = [_to_function(tool) for tool in tools] or None
@@ -290,12 +275,14 @@ class _HuggingFaceTokenizer:
             ) from err
 
     def encode(self, text: str) -> list[int]:
+        """Encodes a text. Adds no special tokens; those in the text become their ids."""
         text = as_text(text)  # of the tools, whose descriptions come from anywhere
         if self._compiled is not None:
             return cast("list[int]", self._compiled.encode(text, add_special_tokens=False).ids)
         return cast("list[int]", self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        """Decodes ids. Special tokens keep their text, except those that only end or pad a text."""
         ids = [token for token in token_ids if token not in self._without_text]
         if self._compiled is not None:
             return cast("str", self._compiled.decode(ids, skip_special_tokens=False))
@@ -358,7 +345,7 @@ def load_renderer(
             "eos_token_id in generation_config.json"
         )
     return ChatRenderer(
-        _HuggingFaceTokenizer(tokenizer, template_args, date or _today()),
+        ChatTokenizer(tokenizer, template_args, date or _today()),
         frozenset(stop_ids),
         images=image_rules(model_dir),
     )

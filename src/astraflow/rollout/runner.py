@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from astraflow import wire
+from astraflow import added, wire
 from astraflow.errors import DeadlineError, Error, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
-from astraflow.rollout.dialogue import Dialogue, Gateway, HostedPolicy, load_gateway
+from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import EvalOverrides, ScoreFunction
 from astraflow.rollout.progress import EpisodeProgress
@@ -190,7 +190,7 @@ class EpisodeRunner:
         """Number of late scores that the metrics of episodes have reported."""
         self._timeout_s = timeout_s
         self._evaluation = evaluation or {}
-        self._gateway: Gateway | None = None
+        self._gateway: added.Gateway | None = None
         """Made for the first episode that opens an endpoint."""
 
     async def __aenter__(self) -> "EpisodeRunner":
@@ -313,9 +313,10 @@ class EpisodeRunner:
     def _open_endpoint(
         self, dialogue: Dialogue, parser: CallParser, roles: Mapping[str, str]
     ) -> AbstractAsyncContextManager[Endpoint]:
-        """Opens an endpoint for the programs of an episode. Raises: like `load_gateway`."""
+        """Opens an endpoint for the programs of an episode. Raises: ConfigError if the add-on that has
+        them is left out."""
         if self._gateway is None:
-            self._gateway = load_gateway()
+            self._gateway = added.Gateway()
         return self._gateway.endpoint(dialogue, parser, roles)
 
     async def _run_workflow(self, workflow: Workflow, task: ScoredTask, dialogue: Dialogue) -> Rewards:

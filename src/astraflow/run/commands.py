@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from astraflow import added
 from astraflow.dataflow.audit import audit
 from astraflow.errors import DataError
 from astraflow.recipe.recipe import Recipe
@@ -27,7 +28,6 @@ from astraflow.report.summary import Summary
 from astraflow.report.terminal_text import printable
 from astraflow.report.view import PlainView, RunPage, ShownRun, View, make_pages
 from astraflow.run.run import Run, launch
-from astraflow.user_input.installed import find_entries, load_or_explain
 
 __all__ = ["run_recipe", "show_audit"]
 
@@ -201,12 +201,11 @@ def show_audit(run_dir: Path) -> int:
     console = Console()
     console.print(report.table())
     problems = list(report.problems)
-    for entry in find_entries("astraflow.audits"):
-        if (audit_added := load_or_explain(entry)) is not None:
-            lines, found = audit_added(run_dir)
-            problems += found
-            for line in lines:
-                console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+    for audit_more in added.audits():
+        lines, found = audit_more(run_dir)
+        problems += found
+        for line in lines:
+            console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
     for problem in problems:
         console.print(printable(f"problem: {problem}"), style="red", highlight=False, markup=False)
     return 1 if problems else 0

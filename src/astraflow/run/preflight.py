@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from astraflow import added
 from astraflow.algorithms.credit import (
     GdpoCredit,
     GroupRelativeCredit,
@@ -20,7 +21,6 @@ from astraflow.algorithms.credit import (
 from astraflow.config import Config, Use, check_args, load_attr, salvage
 from astraflow.errors import ConfigError, DataError
 from astraflow.losses.config import DistillLossConfig, SftLossConfig
-from astraflow.processes.pool import load_pool_maker
 from astraflow.protocols import TaskSource
 from astraflow.recipe.derived import derive_numbers
 from astraflow.recipe.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
@@ -46,7 +46,7 @@ from astraflow.tasks.variants import PromptsConfig, SourceVariant
 from astraflow.trainer.backend_config import BackendVariant
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
-from astraflow.user_input.installed import find_entries, load_added, load_or_explain
+from astraflow.user_input.installed import find_entries, load_entry
 from astraflow.user_input.mistakes import hint, nearest_hint
 from astraflow.user_input.written_keys import as_written
 from astraflow.user_input.yaml_files import override_pairs
@@ -201,9 +201,9 @@ def _check_added(examined: Examined) -> None:
     """Checks that the packages are installed that keys of the recipe need."""
     recipe = examined.recipe
     if recipe.cluster.max_services:
-        examined.collect("packages", load_pool_maker)
+        examined.collect("packages", added.require, "SizedPool")
     if recipe.eval.best.metric:
-        examined.collect("packages", load_added, "astraflow.pages", "best", "eval.best.metric")
+        examined.collect("packages", added.require, "best_page")
     for tracker in recipe.trackers:
         if _is_valid(tracker, examined.broken):
             examined.collect("packages", check_tracker, tracker)
@@ -511,9 +511,11 @@ _LAST: Sequence[Check] = (
 
 def all_checks() -> Sequence[Check]:
     """All checks, with those of installed packages: each is a `Check`, or a function that gets the recipe."""
-    found = [(entry.name, load_or_explain(entry)) for entry in find_entries("astraflow.checks")]
-    added = [check if isinstance(check, Check) else _of_recipe(name, check) for name, check in found if check]
-    return (*CHECKS, *added, *_LAST)
+    found = [(entry.name, load_entry(entry)) for entry in find_entries("astraflow.checks")]
+    others = [
+        check if isinstance(check, Check) else _of_recipe(name, check) for name, check in found if check
+    ]
+    return (*CHECKS, *others, *_LAST)
 
 
 def _of_recipe(name: str, check: Callable[[Recipe], object]) -> Check:

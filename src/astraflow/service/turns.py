@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
+from astraflow import added
 from astraflow.protocols import Engine, Learner
 from astraflow.types.host_tensors import WeightSnapshot
-from astraflow.user_input.installed import load_added
 
 __all__ = ["DEVICE_VARIABLE", "MakeEngine", "Turns", "own_turns"]
 
@@ -49,7 +49,7 @@ class Turns:
 
 def own_turns(name: str) -> Turns:
     """The turns of this process, which runs the service `name`. Raises: ConfigError if it shares its device,
-    and no installed package can do that."""
+    and this installation cannot do that."""
     if path := os.environ.get(DEVICE_VARIABLE, ""):
-        return load_added("astraflow.cluster", "device.turns", "cluster.lend")(Path(path), name)
+        return added.SharedTurns(Path(path), name)
     return Turns()

@@ -9,9 +9,10 @@ from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, entry_points, requires
 from typing import Any
 
+from astraflow.added import is_left_out, needs_text
 from astraflow.errors import ConfigError
 
-__all__ = ["find_entries", "load_added", "load_entry", "load_or_explain", "source_of", "where_to_find"]
+__all__ = ["find_entries", "load_entry", "source_of", "where_to_find"]
 
 _ADD_ONS = "astraflow.addons."
 
@@ -32,32 +33,13 @@ def _read_entries(_: tuple[str, ...]) -> EntryPoints:
 def load_entry(entry: EntryPoint) -> Any | None:
     """Loads the object that an entry point names; None if this installation leaves out its add-on.
 
-    Raises: ImportError or AttributeError if it can't be loaded.
+    Raises: ConfigError that names the package if it can't be loaded.
     """
     try:
         return entry.load()
-    except ModuleNotFoundError as err:
-        if f"{err.name}.".startswith(_ADD_ONS):
-            return None
-        raise
-
-
-def load_added(group: str, name: str, what: str) -> Any:
-    """Loads the object that the entry point with this name names.
-
-    Raises: ConfigError that `what` needs a package, if no installed one has such an entry point.
-    """
-    objects = [load_entry(entry) for entry in find_entries(group).select(name=name)]
-    if found := next(filter(None, objects), None):
-        return found
-    raise ConfigError(f"{what} {where_to_find(name)}")
-
-
-def load_or_explain(entry: EntryPoint) -> Any | None:
-    """Does the same as `load_entry`. Raises: ConfigError that names the package if it can't be loaded."""
-    try:
-        return load_entry(entry)
     except (ImportError, AttributeError) as err:
+        if isinstance(err, ModuleNotFoundError) and is_left_out(err):
+            return None
         raise ConfigError(f"{source_of(entry)} does not load: {err}") from err
 
 
@@ -74,12 +56,11 @@ def where_to_find(name: str) -> str:
     """
     for entry in _read_entries(tuple(sys.path)):
         if entry.name == name and entry.value.startswith(_ADD_ONS) and load_entry(entry) is None:
-            add_on = ".".join(entry.module.split(".")[:3])
-            return f"needs {add_on}, which this installation of AstraFlow leaves out"
+            return needs_text(entry.module.removeprefix(_ADD_ONS))
     try:
         packages = requires("astraflow") or []
     except PackageNotFoundError:
         return ""
-    if any(package.startswith(f"astraflow-{name}==") for package in packages):
+    if any(package.startswith("astraflow-") and package.endswith(f"'{name}'") for package in packages):
         return f'needs a package: pip install "astraflow[{name}]"'
     return ""

@@ -20,7 +20,7 @@ from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.manifest import hash_bytes
 from astraflow.weights.peers.reputation import TOO_SLOW, Reputation
 from astraflow.weights.peers.swarm import Swarm, is_peer
-from astraflow.weights.readers import BufferReader, ChunkReader
+from astraflow.weights.readers import ChunkReader, HttpReader
 from astraflow.weights.threads import off_loop
 
 __all__ = ["ChunkDownload", "Downloads"]
@@ -345,7 +345,7 @@ async def _read_range(
     reader: ChunkReader, source: SourceLink, part: ChunkDownload, start: int, end: int
 ) -> None:
     """Reads bytes `[start, end)` of a chunk into its view, without a copy if the reader can."""
-    if isinstance(reader, BufferReader):
+    if isinstance(reader, HttpReader):
         await reader.read_into(source.url, part.chunk.hash, part.view[start:end], start=start)
         return
     data = await reader.read(source.url, part.chunk.hash, start=start, end=end)

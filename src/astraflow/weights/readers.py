@@ -7,7 +7,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from astraflow import wire
@@ -17,7 +17,7 @@ from astraflow.types import Chunk, ChunkState, Manifest
 from astraflow.weights.peers.peer import State
 from astraflow.weights.range_sockets import RangeSockets
 
-__all__ = ["BufferReader", "ChunkReader", "FileReader", "HttpReader", "ManifestReader"]
+__all__ = ["ChunkReader", "FileReader", "HttpReader", "ManifestReader"]
 
 _ANSWER_S = 2.0
 """Longest time from the end of a peer's wait to its answer."""
@@ -30,18 +30,6 @@ class ChunkReader(Protocol):
         """Bytes `[start, end)` of a chunk.
 
         Raises: UnavailableError if the source does not answer; WeightsError if it does not have the bytes.
-        """
-        ...
-
-
-@runtime_checkable
-class BufferReader(Protocol):
-    """A chunk reader that writes straight into the caller's memory."""
-
-    async def read_into(self, url: str, chunk_hash: str, view: memoryview, *, start: int) -> None:
-        """Fills `view` with the bytes of a chunk from `start` on.
-
-        Raises: UnavailableError or WeightsError, like `ChunkReader.read`.
         """
         ...
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astraflow.addons.forecast.emulated_device import PacedJob
 from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
 from astraflow.protocols import Engine
 from astraflow.rollout.engines.factory import engine_maker
 from astraflow.types import GenerateRequest, Generation, Sampling
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow_paced.config import PacedEngineConfig
+from astraflow_paced.emulated_device import PacedJob
 from astraflow_paced.engine import PacedClock, PacedEngine
 from drivers.virtual_loop import run_virtual
 

@@ -14,8 +14,8 @@ from recipes.real.follow_requests import (
     prompt_of,
     words_in,
 )
+from recipes.real.trivia import everyday_requests
 
-from astraflow.addons.words.everyday import EverydaySource
 from astraflow.errors import DataError
 from astraflow.protocols import Score
 from astraflow.recipe.gallery import find_entry
@@ -236,7 +236,7 @@ def test_the_topic_may_be_in_the_singular() -> None:
 
 
 def test_only_the_recipes_own_tasks_are_scored() -> None:
-    everyday = EverydaySource(name="everyday").task(0)
+    everyday = everyday_requests(source="everyday").task(0)
     assert follow(everyday, "Ottawa") == 0.0
     other = Task(id="sums/1", source="sums", prompt="1 + 1", answer="2")
     with pytest.raises(DataError, match=r"task sums/1 isn't a request with instructions"):

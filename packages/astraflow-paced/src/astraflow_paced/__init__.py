@@ -1,1 +1,1 @@
-"""Emulated GPUs: the engine, backend and workflow `paced`."""
+"""Emulated GPUs: the engine, backend and workflow `paced`, and the command `astraflow plan`."""

@@ -22,7 +22,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
 from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
 from astraflow.models.stop_ids import folder_stop_ids
 from astraflow.protocols import Capacity
@@ -30,6 +29,7 @@ from astraflow.rollout.engines.spans import BusyClock
 from astraflow.types import BusySpan, FinishReason, GenerateRequest, Generation
 from astraflow.types.host_tensors import WeightSnapshot
 from astraflow_paced.config import PacedEngineConfig
+from astraflow_paced.emulated_device import PacedDevice, PacedJob
 
 __all__ = ["PacedClock", "PacedEngine"]
 

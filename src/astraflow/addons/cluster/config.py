@@ -1,35 +1,20 @@
-"""The launchers `ray`, `ssh` and `slurm` of a recipe, and its section `cluster.k8s`."""
+"""The launchers `ray`, `ssh` and `slurm` of a recipe."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from astraflow.config import Config
 from astraflow.protocols import Launcher
 from astraflow.recipe.launcher_variant import LauncherVariant
 from astraflow.user_input.text_forms import Argument, Word, text_form
 
-__all__ = ["KubernetesConfig", "RayLauncherConfig", "SlurmLauncherConfig", "SshLauncherConfig"]
+__all__ = ["RayLauncherConfig", "SlurmLauncherConfig", "SshLauncherConfig"]
 
 _SshHost = Annotated[
     str, text_form(r"[^-\s\x00-\x1f\x7f-\x9f][^\s\x00-\x1f\x7f-\x9f]{0,299}", "a host as `ssh` takes it")
 ]
 """A leading dash would turn the host into an option of `ssh`."""
 _Partition = Annotated[str, text_form(r"([A-Za-z0-9_.][A-Za-z0-9_.,-]{0,299})?", "names of partitions")]
-_Namespace = Annotated[
-    str,
-    text_form(
-        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "1 to 63 lower-case letters, digits and `-` between them"
-    ),
-]
-"""A label by RFC 1123, as Kubernetes requires for namespaces."""
-_ObjectName = Annotated[
-    str,
-    text_form(
-        r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?",
-        "the name of an object of Kubernetes: lower-case letters, digits, and `.` and `-` between them",
-    ),
-]
 
 
 class RayLauncherConfig(LauncherVariant):
@@ -91,28 +76,3 @@ class SlurmLauncherConfig(LauncherVariant):
         from astraflow.addons.cluster.slurm_launcher import SlurmLauncher
 
         return SlurmLauncher(self)
-
-
-class KubernetesConfig(Config):
-    """Settings of the Kubernetes manifests that `astraflow cluster render` writes."""
-
-    image: Word = ""
-    """Image with AstraFlow, e.g. built from the `Containerfile`. Required for rendering."""
-    namespace: _Namespace = "default"
-    """Namespace of all objects."""
-    storage_gb: float = Field(default=20.0, gt=0, le=1_000_000)
-    """Size of each volume, in 10^9 bytes. The journal has a volume, and so has each trainer."""
-    storage_class: _ObjectName = ""
-    """Storage class of the volumes; empty: the cluster's default."""
-    models_claim: _ObjectName = ""
-    """PersistentVolumeClaim that is mounted at `/models`, read-only; empty: the image has the models."""
-    monitoring_namespace: _Namespace = "monitoring"
-    """Namespace whose pods may read `/metrics`."""
-
-    @classmethod
-    def of(cls, cluster: Config) -> "KubernetesConfig":
-        """Returns the section `cluster.k8s` of a recipe. The core's config class doesn't have this field,
-        because the core doesn't know add-ons."""
-        section = dict(cluster)["k8s"]
-        assert isinstance(section, cls)
-        return section

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astraflow.addons.cluster.cluster_needs import pod_needs
-from astraflow.addons.cluster.config import KubernetesConfig
 from astraflow.addons.cluster.fan_out import check_served
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
@@ -83,7 +82,7 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
         )
     check_served(recipe, remedy="weights.store=s3://BUCKET/PREFIX, and is_store_only")
     _check_labels(recipe.cluster)
-    if not KubernetesConfig.of(recipe.cluster).image:
+    if not recipe.cluster.k8s.image:
         raise ConfigError(
             "cluster.k8s.image is empty; set it to an image with AstraFlow, e.g. built from the Containerfile"
         )
@@ -138,7 +137,7 @@ class _ManifestBuilder:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._cluster: ClusterConfig = recipe.cluster
-        self._k8s = KubernetesConfig.of(recipe.cluster)
+        self._k8s = recipe.cluster.k8s
         self._prefix = _name(recipe.name)
         self._url = f"http://{self._prefix}-dataflow:{_DATAFLOW_PORT}"
         self._ports = {policy: _FIRST_WEIGHTS_PORT + idx for idx, policy in enumerate(recipe.published)}

@@ -1,1 +1,1 @@
-"""Environments that other systems define: Harbor, OpenEnv, AgentBench, the adapter protocol."""
+"""Environments that other systems define: Harbor and OpenEnv."""

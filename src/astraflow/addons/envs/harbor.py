@@ -1,31 +1,34 @@
-"""Harbor task folders as an environment. Each command of the policy runs in the sandbox.
+"""Harbor task folders as an environment. The policy's commands run in the sandbox, or in containers.
 
     tasks:
       environments:
         shell:
           use: "astraflow.addons.envs.harbor:Harbor"
-          args: {path: my-tasks, max_commands: 16}
+          args: {path: my-tasks, where: podman, max_commands: 16}
       sources: {tasks: {name: environment}}
     workflow: {name: environment, max_turns: 17}
 
 An episode begins with the files of the task's image. Each reply is a command. The files that it leaves are
-there for the next command. At the end, `/tests` is put into the box, `test.sh` is run, and the reward is read
-from `/logs/verifier/reward.txt` or `reward.json`. If that file is missing, empty, or not a number, or if the
-tests take too long, the episode fails. It never gets a reward of 0 for that.
+there for the next command. At the end, `/tests` is put into the box or container, `test.sh` is run, and the
+reward is read from `/logs/verifier/reward.txt` or `reward.json`. If that file is missing, empty, or not a
+number, or if the tests take too long, the episode fails. It never gets a reward of 0 for that.
 
 Source: https://harborframework.com/docs/tasks.
 """
 
 import asyncio
 import json
+import logging
 import math
 import re
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from astraflow.addons.envs.harbor_container import Containers
 from astraflow.addons.envs.harbor_folder import HarborTask, harbor_task, read_folder
 from astraflow.addons.envs.task_servers import MAX_QUOTED, is_reward
 from astraflow.addons.sandbox.config import SandboxConfig
@@ -44,7 +47,9 @@ from astraflow.protocols import InteractiveEnvironment, Observation
 from astraflow.types import Task
 from astraflow.user_input.splits import is_heldout
 
-__all__ = ["Harbor", "HarborEnvironment", "HarborEpisode", "commands_of"]
+__all__ = ["Boxes", "Harbor", "HarborEnvironment", "HarborEpisode", "commands_of"]
+
+_log = logging.getLogger(__name__)
 
 _MIB = 1 << 20
 _LOGS = "/logs/verifier"
@@ -71,12 +76,62 @@ The task:
 
 @dataclass
 class HarborEpisode:
-    """An episode: its files so far, and how much time and how many commands the agent has used."""
+    """An episode: where it is, and how much time and how many commands the agent has used."""
 
     task: HarborTask
     state: bytes
+    """Its files so far; in a container, the container's name."""
     left_s: float
     num_commands: int = 0
+
+
+class Boxes:
+    """Runs the commands of each episode in the sandbox. The state of an episode is its files."""
+
+    def __init__(
+        self,
+        *,
+        disk_mb: int = 64,
+        num_boxes: int = 2,
+        backend: Literal["auto", "bubblewrap", "namespaces"] = "auto",
+    ) -> None:
+        """`disk_mb`: largest size of all files of an episode, in MiB. `num_boxes`: number of commands that
+        run at a time.
+
+        Raises: ConfigError.
+        """
+        if disk_mb < 1:
+            raise ConfigError(f"disk_mb = {disk_mb}: at least 1 is needed")
+        self._disk_mb = disk_mb
+        self._sandbox = shell_sandbox(SandboxConfig(num_boxes=num_boxes, backend=backend))
+
+    async def open(self) -> None:
+        """Starts the sandbox. Raises: ConfigError."""
+        await self._sandbox.open()
+
+    async def close(self) -> None:
+        """Ends the sandbox."""
+        await self._sandbox.close()
+
+    async def begin(self, task: HarborTask) -> bytes:
+        """Returns the files of the task's image."""
+        return archive(task.files, [task.folder])
+
+    async def end(self, state: bytes) -> None:
+        """Does nothing, because no process is left after a command."""
+
+    async def run(
+        self, task: HarborTask, state: bytes, commands: Sequence[ShellCommand], *, is_kept: bool
+    ) -> Ran:
+        """Runs commands. Raises: RolloutError."""
+        limits = ShellLimits(
+            memory_bytes=task.memory_mb * _MIB,
+            disk_bytes=min(task.storage_mb, self._disk_mb) * _MIB,
+        )
+        try:
+            return await run_commands(self._sandbox, state, commands, limits=limits, is_kept=is_kept)
+        except SandboxError as err:
+            raise RolloutError(f"{task.name}: {err}") from err
 
 
 class HarborEnvironment(InteractiveEnvironment):
@@ -84,54 +139,44 @@ class HarborEnvironment(InteractiveEnvironment):
 
     def __init__(
         self,
+        place: Boxes | Containers,
         *,
         form: Literal["full", "bare"] = "full",
         max_commands: int = 16,
         command_s: float = 20.0,
         reward: str = "reward",
-        disk_mb: int = 64,
-        num_boxes: int = 2,
-        backend: Literal["auto", "bubblewrap", "namespaces"] = "auto",
     ) -> None:
-        """`form`: `full` explains the rules and runs the reply's code blocks, and a reply without one ends
-        the episode; `bare` shows only the instruction and runs the whole reply. `max_commands`: number of
-        commands before the tests run. `command_s`: time limit of one command. `reward`: the key in
-        reward.json, unless it has only one. `disk_mb`: largest size of all files of an episode, in MiB.
-        `num_boxes`: number of commands that run at a time.
+        """`place`: where commands run. `form`: `full` explains the rules and runs the reply's code blocks,
+        and a reply without one ends the episode; `bare` shows only the instruction and runs the whole reply.
+        `max_commands`: number of commands before the tests run. `command_s`: time limit of one command.
+        `reward`: the key in reward.json, unless it has only one.
 
         Raises: ConfigError.
         """
-        if max_commands < 1 or not 0 < command_s <= 600 or disk_mb < 1:
+        if max_commands < 1 or not 0 < command_s <= 600:
             raise ConfigError(
-                f"max_commands = {max_commands}, command_s = {command_s}, disk_mb = {disk_mb}: at least 1, "
-                "more than 0 (at most 600) and at least 1 are needed"
+                f"max_commands = {max_commands}, command_s = {command_s}: at least 1, and more than 0 (at "
+                "most 600) are needed"
             )
+        self._place = place
         self._is_full = form == "full"
         self._max_commands = max_commands
         self._command_s = command_s
         self._reward = reward
-        self._disk_mb = disk_mb
-        self._sandbox = shell_sandbox(SandboxConfig(num_boxes=num_boxes, backend=backend))
 
     def harbor_task(self, task: Task) -> HarborTask:
-        """The task in the form that the sandbox runs. Raises: ConfigError."""
+        """The task in the form that is run. Raises: ConfigError."""
         raise NotImplementedError
 
     # --- episodes -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        await self._sandbox.open()
+        await self._place.open()
 
     async def close(self) -> None:
-        await self._sandbox.close()
+        await self._place.close()
 
     async def reset(self, task: Task, seed: int) -> tuple[HarborEpisode, Observation]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        episode, shown = await self._begin(task)
-        episode.state = archive(episode.task.files, [episode.task.folder])
-        return episode, shown
-
-    async def _begin(self, task: Task) -> tuple[HarborEpisode, Observation]:
-        """Reads a task, and returns an episode without files and its prompt. Raises: RolloutError."""
         try:
             made = await asyncio.to_thread(self.harbor_task, task)
         except (ConfigError, OSError) as err:
@@ -139,7 +184,11 @@ class HarborEnvironment(InteractiveEnvironment):
         shown = made.instruction
         if self._is_full:
             shown = _INSTRUCTION.format(folder=made.folder, num=self._max_commands, instruction=shown)
-        return HarborEpisode(made, b"", made.agent_s or math.inf), Observation(shown)
+        state = await self._place.begin(made)
+        return HarborEpisode(made, state, made.agent_s or math.inf), Observation(shown)
+
+    async def end(self, state: HarborEpisode) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        await self._place.end(state.state)
 
     async def step(self, state: HarborEpisode, reply: str) -> Observation:  # pyright: ignore[reportIncompatibleMethodOverride]
         command = reply
@@ -154,7 +203,7 @@ class HarborEnvironment(InteractiveEnvironment):
         if state.num_commands == self._max_commands:
             return await self._run_tests(state, ours)
         started_s = asyncio.get_running_loop().time()
-        ran = await self._run(state, [ours], is_kept=True)
+        ran = await self._place.run(state.task, state.state, [ours], is_kept=True)
         state.left_s -= asyncio.get_running_loop().time() - started_s
         shown = _format_result(ran.ended[0])
         if ran.problem:
@@ -197,20 +246,8 @@ class HarborEnvironment(InteractiveEnvironment):
             cleared=["/tests", _LOGS],
             reads=[_REWARD_TEXT, _REWARD_JSON],
         )
-        ended = (await self._run(state, [*last, tests], is_kept=False)).ended[-1]
-        reward = self._read_reward(ended, made)
-        return Observation(reward=reward, is_done=True)
-
-    async def _run(self, state: HarborEpisode, commands: Sequence[ShellCommand], *, is_kept: bool) -> Ran:
-        made = state.task
-        limits = ShellLimits(
-            memory_bytes=made.memory_mb * _MIB,
-            disk_bytes=min(made.storage_mb, self._disk_mb) * _MIB,
-        )
-        try:
-            return await run_commands(self._sandbox, state.state, commands, limits=limits, is_kept=is_kept)
-        except SandboxError as err:
-            raise RolloutError(f"{made.name}: {err}") from err
+        ran = await self._place.run(made, state.state, [*last, tests], is_kept=False)
+        return Observation(reward=self._read_reward(ran.ended[-1], made), is_done=True)
 
     def _read_reward(self, ended: CommandResult, made: HarborTask) -> float:
         """Reads the reward that the tests wrote. Raises: RolloutError if there is none."""
@@ -253,6 +290,7 @@ class Harbor(HarborEnvironment):
         self,
         *,
         path: str,
+        where: str = "sandbox",
         form: Literal["full", "bare"] = "full",
         max_commands: int = 16,
         command_s: float = 20.0,
@@ -263,41 +301,59 @@ class Harbor(HarborEnvironment):
         num_boxes: int = 2,
         backend: Literal["auto", "bubblewrap", "namespaces"] = "auto",
     ) -> None:
-        """`path`: the folder with the task folders. `heldout_frac`: share of the tasks held out.
-        `without_network`: whether tasks that may use the network run without it, or are refused. For the
-        other arguments, see `HarborEnvironment`.
+        """`path`: the folder with the task folders. `where`: `sandbox`, or the program that runs containers:
+        `podman`, or one with the same commands. The sandbox refuses tasks that need more; with containers,
+        they are left out with a warning. `heldout_frac`: share of the tasks held out.
+
+        In the sandbox only: `without_network`: whether tasks that may use the network run without it, or are
+        refused. `disk_mb`, `num_boxes`, `backend`: see `Boxes`. For the others, see `HarborEnvironment`.
 
         Raises: ConfigError.
         """
+        self._in_container = where != "sandbox"
         super().__init__(
+            Containers(where)
+            if self._in_container
+            else Boxes(disk_mb=disk_mb, num_boxes=num_boxes, backend=backend),
             form=form,
             max_commands=max_commands,
             command_s=command_s,
             reward=reward,
-            disk_mb=disk_mb,
-            num_boxes=num_boxes,
-            backend=backend,
         )
         if not 0 < heldout_frac < 1:
             raise ConfigError(f"heldout_frac = {heldout_frac} is not between 0 and 1, so a split is empty")
         self._path = Path(path)
+        self._where = where
         self._heldout_frac = heldout_frac
         self._without_network = without_network
 
     def tasks(self, split: str) -> Sequence[Task]:
         if split not in {"train", "heldout"}:
             raise ConfigError(f"split = {split!r} is not one of: train, heldout")
-        folders = self._task_folders()
+        if self._in_container and shutil.which(self._where) is None:
+            raise ConfigError(
+                f"the tasks in {self._path} run in containers, but the program {self._where!r} is not "
+                "installed here; install podman (on Debian: apt-get install podman)"
+            )
+        folders = sorted(each.parent for each in self._path.glob("*/task.toml"))
         if not folders:
             raise ConfigError(f"{self._path.resolve()} has no Harbor task folders; each needs a task.toml")
         return [
-            Task(id=folder.name, source=split, prompt=self._read(folder).instruction, spec=folder.name)
+            Task(id=folder.name, source=split, prompt=made.instruction, spec=folder.name)
             for folder in folders
             if is_heldout(folder.name, frac=self._heldout_frac) is (split == "heldout")
+            and (made := self._read_listed(folder))
         ]
 
-    def _task_folders(self) -> list[Path]:
-        return sorted(each.parent for each in self._path.glob("*/task.toml"))
+    def _read_listed(self, folder: Path) -> HarborTask | None:
+        """Reads a folder; None if it needs more than a container. Raises: ConfigError in the sandbox."""
+        try:
+            return self._read(folder)
+        except ConfigError as err:
+            if not self._in_container:
+                raise
+            _log.warning("the task %s is left out: %s", folder.name, err)
+            return None
 
     def harbor_task(self, task: Task) -> HarborTask:
         if Path(task.spec).name != task.spec or task.spec in {"", ".", ".."}:
@@ -305,7 +361,12 @@ class Harbor(HarborEnvironment):
         return self._read(self._path / task.spec)
 
     def _read(self, folder: Path) -> HarborTask:
-        return harbor_task(read_folder(folder), str(folder), without_network=self._without_network)
+        return harbor_task(
+            read_folder(folder, in_container=self._in_container),
+            str(folder),
+            without_network=self._without_network,
+            in_container=self._in_container,
+        )
 
 
 def commands_of(reply: str) -> str:

@@ -1,37 +1,20 @@
-"""Harbor task folders in containers: each episode has a container of the task's own image.
+"""Containers for Harbor tasks: each episode has a container of the task's own image.
 
-    tasks:
-      environments:
-        bench:
-          use: "astraflow.addons.envs.harbor_container:ContainerHarbor"
-          args: {path: data/terminal-bench}
-      sources: {tasks: {name: environment}}
-    workflow: {name: environment, max_turns: 31}
-
-The folders are those of Terminal-Bench, or any others of Harbor's format. `podman` gets the image that a task
-names, or else builds the folder's Dockerfile, and runs the policy's commands in it. Tasks that need more than
-a container are left out, with a warning. Everything else is as in `astraflow.addons.envs.harbor`.
+`podman`, or a program with the same commands, gets the image that a task names, or else builds the folder's
+Dockerfile, and runs the policy's commands in it.
 """
 
 import asyncio
 import hashlib
-import logging
+import os
 import shlex
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
 
-from astraflow.addons.envs.harbor import Harbor, HarborEpisode
-from astraflow.addons.envs.harbor_folder import HarborTask, harbor_task, read_folder
+from astraflow.addons.envs.harbor_folder import HarborTask
 from astraflow.addons.sandbox.shell import CommandResult, Ran, ShellCommand
 from astraflow.errors import ConfigError, RolloutError
-from astraflow.protocols import Observation
-from astraflow.types import Task
 
-__all__ = ["ContainerHarbor"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["Containers"]
 
 _STARTING_S = 120.0
 """Time limit of starting or removing a container, and of copying files into it."""
@@ -43,48 +26,14 @@ _LATE = 124
 """Exit code of `timeout` for a command whose time is over."""
 
 
-class ContainerHarbor(Harbor):
-    """All Harbor task folders in a folder, each episode in a container of its own.
+class Containers:
+    """Runs the commands of each episode in a container. The state of an episode is its container's name."""
 
-    Example: `ContainerHarbor(path="data/terminal-bench")`.
-    """
-
-    def __init__(
-        self,
-        *,
-        path: str,
-        engine: str = "podman",
-        form: Literal["full", "bare"] = "full",
-        max_commands: int = 30,
-        command_s: float = 120.0,
-        reward: str = "reward",
-        heldout_frac: float = 0.2,
-    ) -> None:
-        """`path`: the folder with the task folders. `engine`: the program that runs containers, `podman` or
-        one with the same commands. For the other arguments, see `HarborEnvironment` and `Harbor`.
-
-        Raises: ConfigError.
-        """
-        super().__init__(
-            path=path,
-            form=form,
-            max_commands=max_commands,
-            command_s=command_s,
-            reward=reward,
-            heldout_frac=heldout_frac,
-        )
+    def __init__(self, engine: str) -> None:
+        """`engine`: the program that runs containers."""
         self._engine = engine
-        self._folders = Path(path)
         self._images: dict[str, asyncio.Task[str]] = {}
         """The image of each task, by its folder. It is built once."""
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        if shutil.which(self._engine) is None:
-            raise ConfigError(
-                f"the tasks in {self._folders} run in containers, but the program {self._engine!r} is not "
-                "installed here; install podman (on Debian: apt-get install podman)"
-            )
-        return super().tasks(split)
 
     async def open(self) -> None:
         """Checks that containers can run. Raises: ConfigError if they can't."""
@@ -94,33 +43,18 @@ class ContainerHarbor(Harbor):
             raise ConfigError(f"no container can run here: {err}") from err
 
     async def close(self) -> None:
+        """Ends the building of images."""
         for building in self._images.values():
             building.cancel()
         await asyncio.gather(*self._images.values(), return_exceptions=True)
 
-    def _task_folders(self) -> list[Path]:
-        found: list[Path] = []
-        for folder in super()._task_folders():
-            try:
-                self._read(folder)
-            except ConfigError as err:
-                _log.warning("the task %s is left out: %s", folder.name, err)
-            else:
-                found.append(folder)
-        return found
-
-    def _read(self, folder: Path) -> HarborTask:
-        return harbor_task(read_folder(folder, in_container=True), str(folder), in_container=True)
-
-    async def reset(self, task: Task, seed: int) -> tuple[HarborEpisode, Observation]:
-        del seed
-        episode, shown = await self._begin(task)
-        made = episode.task
-        if task.spec not in self._images:
-            self._images[task.spec] = asyncio.create_task(self._image(self._folders / task.spec, made))
-        image = await asyncio.shield(self._images[task.spec])
-        limits = [f"--memory={made.memory_mb}m", f"--cpus={made.cpus:g}"]
-        network = [] if made.has_network else ["--network=none"]
+    async def begin(self, task: HarborTask) -> bytes:
+        """Starts a container, and returns its name."""
+        if task.source not in self._images:
+            self._images[task.source] = asyncio.create_task(self._image(task))
+        image = await asyncio.shield(self._images[task.source])
+        limits = [f"--memory={task.memory_mb}m", f"--cpus={task.cpus:g}"]
+        network = [] if task.has_network else ["--network=none"]
         command = [
             "run",
             "--detach",
@@ -132,18 +66,18 @@ class ContainerHarbor(Harbor):
             image,
             "infinity",
         ]
-        container = await self._call(command, limit_s=_STARTING_S)
-        episode.state = container.strip()
-        return episode, shown
+        return (await self._call(command, limit_s=_STARTING_S)).strip()
 
-    async def end(self, state: HarborEpisode) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        await self._call(["rm", "--force", "--time=0", state.state.decode()], limit_s=_STARTING_S)
+    async def end(self, state: bytes) -> None:
+        """Removes a container."""
+        await self._call(["rm", "--force", "--time=0", state.decode()], limit_s=_STARTING_S)
 
-    async def _run(self, state: HarborEpisode, commands: Sequence[ShellCommand], *, is_kept: bool) -> Ran:
-        del is_kept  # the container keeps the files
-        container = state.state.decode()
-        ended = [await self._run_one(container, command) for command in commands]
-        return Ran(ended, state.state, "")
+    async def run(
+        self, task: HarborTask, state: bytes, commands: Sequence[ShellCommand], *, is_kept: bool
+    ) -> Ran:
+        """Runs commands. The container keeps the files, whatever `is_kept` is."""
+        del task, is_kept
+        return Ran([await self._run_one(state.decode(), command) for command in commands], state, "")
 
     async def _run_one(self, container: str, command: ShellCommand) -> CommandResult:
         for folder in command.cleared:
@@ -165,15 +99,15 @@ class ContainerHarbor(Harbor):
             found[path] = None if read else content
         return CommandResult(code, code == _LATE, stdout[:_MAX_OUTPUT], stderr[:_MAX_OUTPUT], found)
 
-    async def _image(self, folder: Path, made: HarborTask) -> str:
+    async def _image(self, task: HarborTask) -> str:
         """Builds or gets the image of a task, and returns its name."""
-        if made.image:
-            missing, _, _ = await self._start(["image", "exists", made.image], b"", _STARTING_S)
+        if task.image:
+            missing, _, _ = await self._start(["image", "exists", task.image], b"", _STARTING_S)
             if missing:
-                await self._call(["pull", "--quiet", made.image], limit_s=_BUILDING_S)
-            return made.image
-        name = _image_name(folder)
-        build = ["build", "--quiet", f"--tag={name}", str(folder / "environment")]
+                await self._call(["pull", "--quiet", task.image], limit_s=_BUILDING_S)
+            return task.image
+        name = _image_name(task.source)
+        build = ["build", "--quiet", f"--tag={name}", f"{task.source}/environment"]
         await self._call(build, limit_s=_BUILDING_S)
         return name
 
@@ -209,6 +143,6 @@ class ContainerHarbor(Harbor):
         return process.returncode or 0, stdout, stderr
 
 
-def _image_name(folder: Path) -> str:
-    digest = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()
+def _image_name(folder: str) -> str:
+    digest = hashlib.sha256(os.path.abspath(folder).encode()).hexdigest()
     return f"astraflow-harbor-{digest[:16]}"

@@ -45,7 +45,7 @@ _DEFAULT_FOLDER = "/app"
 """The agent's folder if the image sets none. Docker uses the root folder, which is read-only here."""
 _REMEDY = (
     "the sandbox has this machine's programs, no network, one user, and no services; run such a task in a "
-    "container, with the Harbor task sets of verifiers (docs/environments.md)"
+    "container, with `where: podman` or the Harbor task sets of verifiers (docs/environments.md)"
 )
 _Mode = Literal["public", "no-network", "allowlist"]
 
@@ -117,6 +117,8 @@ class HarborTask:
     """A task folder in the form that the sandbox runs. Files are named by their absolute paths in the box."""
 
     name: str
+    source: str
+    """The task folder; in a container, the image is built from it."""
     instruction: str
     folder: str
     """The folder in which commands run."""
@@ -204,6 +206,7 @@ def harbor_task(
     most_s = math.inf if in_container else _MOST_S
     return HarborTask(
         name=config.task.name or where,
+        source=where,
         instruction=_text(files, "instruction.md", where),
         folder=image.folder,
         files=image.files,

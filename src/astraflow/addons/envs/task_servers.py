@@ -1,5 +1,5 @@
-"""Base classes of environments whose episodes run on a server: numbered tasks in two splits, waiting while
-the server is full, and JSON over HTTP.
+"""The base class of environments whose episodes run on a server: numbered tasks in two splits, and waiting
+while the server is full.
 
 An error of the server fails the episode. It is never a reward of 0.
 """
@@ -9,22 +9,16 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-import aiohttp
-import msgspec
-
-from astraflow import wire
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import InteractiveEnvironment
 from astraflow.types import Task
 from astraflow.types.bounds import MAX_REWARD
 from astraflow.user_input.splits import is_heldout
 
-__all__ = ["MAX_QUOTED", "HttpTaskServer", "ServerFullError", "TaskServer", "is_reward"]
+__all__ = ["MAX_QUOTED", "ServerFullError", "TaskServer", "is_reward"]
 
 MAX_QUOTED = 200
 """Number of characters of an invalid answer that an error message quotes."""
-_MAX_BYTES = 8 * 1024 * 1024
-"""Largest size of an answer. Some answers repeat the whole history."""
 _MAX_TASKS = 1_000_000
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
@@ -101,59 +95,6 @@ class TaskServer(InteractiveEnvironment):
                     raise ServerFullError(f"{err} (waited for {self._wait_s:.0f} s)") from err
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-
-
-class HttpTaskServer(TaskServer):
-    """A server that answers HTTP requests with JSON. `protocol_name` appears in error messages."""
-
-    protocol_name = ""
-
-    async def open(self) -> None:
-        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._call_s))
-        try:
-            await self._check_server()
-        except RolloutError as err:
-            await self._http.close()
-            raise ConfigError(str(err)) from err
-        except BaseException:
-            await self._http.close()
-            raise
-
-    async def close(self) -> None:
-        await self._http.close()
-
-    async def _check_server(self) -> None:
-        """Checks that the server has the tasks. Raises: ConfigError or RolloutError if it doesn't."""
-        raise NotImplementedError
-
-    async def _request(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
-        """Sends a request. Returns the status and body of the answer.
-
-        Raises: RolloutError if there is no answer, or it is too large.
-        """
-        url = f"{self._url}/{path}"
-        raw = bytearray()
-        try:
-            async with self._http.request(method, url, json=body) as answer:
-                async for chunk in answer.content.iter_any():
-                    raw += chunk
-                    if len(raw) > _MAX_BYTES:
-                        raise RolloutError(f"{url} answered more than {_MAX_BYTES:,} bytes")
-                return answer.status, bytes(raw)
-        except TimeoutError as err:
-            raise RolloutError(f"{url} did not answer within {self._call_s:.0f} s") from err
-        except (aiohttp.ClientError, OSError) as err:
-            raise RolloutError(f"{url} did not answer: {type(err).__name__}: {err}") from err
-
-    def _decode(self, raw: bytes, kind: type[_T]) -> _T:
-        """Decodes an answer. Raises: RolloutError if it is not of this type."""
-        try:
-            return wire.decode_foreign_json(raw, kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-            raise RolloutError(
-                f"{self._url} answered what {self.protocol_name} does not: {err}: {raw[:MAX_QUOTED]!r}; is "
-                "it the address of such a server, with its `/api`?"
-            ) from err
 
 
 def is_reward(value: Any) -> bool:

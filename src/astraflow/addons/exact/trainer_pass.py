@@ -37,7 +37,7 @@ class _WithValue(torch.autograd.Function):
 
 
 class InvariantLogprobs:
-    """Implements `ExactLogprobs`.
+    """Computes logprobs that are bit-identical to the engine's. The gradient comes from the usual pass.
 
     Raises: DataError if exactness is not guaranteed for the model or on this machine.
     """

@@ -1,7 +1,8 @@
 """Copies the recipes, model specs, and examples that come with AstraFlow.
 
 Copies keep their relative paths below the new folder, because a recipe refers to other files by their paths:
-the recipe that it extends, the modules of its own parts, and the spec of its model.
+the recipe that it extends, the modules of its own parts, the files that these read, and the spec of its
+model.
 """
 
 import re
@@ -99,6 +100,8 @@ def _named_in(path: Path, root: Path) -> Iterator[Path]:
     modules = re.findall(r'use: "([\w.]+):', text)
     if path.suffix == ".py":
         modules += re.findall(r"^(?:from|import) ([\w.]+)", text, re.M)
+        for name in re.findall(r'\(__file__\)\.with_name\("([\w.-]+)"\)', text):
+            yield path.with_name(name)
     for module in modules:
         for folder in (root, path.parent):
             yield folder / f"{module.replace('.', '/')}.py"

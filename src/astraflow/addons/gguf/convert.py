@@ -1,8 +1,9 @@
 """Converts a GGUF file into a Hugging Face folder in bfloat16.
 
 transformers reads the file, because it knows how the tensors of each architecture are named and laid out. Its
-`from_pretrained(gguf_file=...)` would need the library accelerate, so the tensors are put into an empty model
-here. Every weight is the dequantized number, rounded to bfloat16 once.
+`from_pretrained(gguf_file=...)` needs the library accelerate, and its `save_pretrained` refuses such a model
+as a quantized one, so the tensors are put into an empty model here. Every weight is the dequantized number,
+rounded to bfloat16 once.
 """
 
 import io

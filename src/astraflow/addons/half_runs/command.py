@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 
 from astraflow.addons.half_runs.half_runs import BATCHES, collect_batches, train_from_batches
-from astraflow.cli.command_group import AddedCommand
 from astraflow.errors import ConfigError
 from astraflow.recipe.model_checks import check_model
 from astraflow.recipe.recipe import Recipe
@@ -17,7 +16,7 @@ from astraflow.trainer.columns import reward_mean
 from astraflow.types import Batch, StepRecord
 from astraflow.user_input.mistakes import hint
 
-__all__ = ["RUN_ONLY", "run_only"]
+__all__ = ["run_only"]
 
 _INTERRUPTED = 130
 """Exit code of a command that was interrupted."""
@@ -91,6 +90,3 @@ def _run_only_train(recipe: Recipe, run_dir: Path, batches: Path) -> int:
             f"{model.policy}: {model.num_steps} steps{short}, weights {model.digest}, model: {model.folder}"
         )
     return 0
-
-
-RUN_ONLY = AddedCommand(run_only)

@@ -12,7 +12,7 @@ from astraflow import wire
 from astraflow.addons.inference_servers.config import KEPT_KV
 from astraflow.dataflow.audit import batch_payloads
 from astraflow.dataflow.journal.compaction import load_ledger
-from astraflow.dataflow.journal.reader import JournalReader, open_reader
+from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError
 from astraflow.recipe.run_folder import RunFolder
@@ -28,7 +28,7 @@ def audit_kept_caches(run_dir: Path) -> tuple[Sequence[str], Sequence[str]]:
     """
     journal = RunFolder(run_dir).journal
     try:
-        with open_reader(journal) as reader:
+        with JournalReader(journal) as reader:
             if not any(_keeps_caches(plan.recipe) for _, plan in reader.plans()):
                 return (), ()
             return _count(journal, reader), ()

@@ -30,7 +30,6 @@ __all__ = [
     "Part",
     "ServerApi",
     "ServerHttp",
-    "SleepingApi",
     "read_gauges",
 ]
 
@@ -277,19 +276,3 @@ class ServerApi(Protocol):
         ...
 
     async def gauges(self, http: ServerHttp) -> Gauges: ...
-
-
-class SleepingApi(ServerApi, Protocol):
-    """A kind of server that can free its GPU for a while."""
-
-    async def cut(self, http: ServerHttp) -> None:
-        """Stops generation. All requests come back aborted, with what they have."""
-        ...
-
-    async def sleep(self, http: ServerHttp) -> None:
-        """Moves the weights of a paused server to host memory, and drops its KV cache."""
-        ...
-
-    async def wake(self, http: ServerHttp) -> None:
-        """Brings the weights back. The server stays paused."""
-        ...

@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.addons.inference_servers.config import KEPT_KV, ServerEngineConfig, keeps_cache
-from astraflow.addons.inference_servers.server_api import Gauges, Part, ServerApi, ServerHttp, SleepingApi
+from astraflow.addons.inference_servers.server_api import Gauges, Part, ServerApi, ServerHttp
 from astraflow.addons.inference_servers.server_life import Served, ServerLife
+from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.addons.inference_servers.weights_folder import WeightsFolder
 from astraflow.errors import (
     ConfigError,
@@ -354,7 +355,7 @@ class PolicyServer:
             self._served.is_paused = False
             self._set_door()
 
-    async def cut(self, api: SleepingApi) -> None:
+    async def cut(self, api: VllmApi) -> None:
         """Stops generation, and ends all requests with what they have."""
         async with self._served.lock:
             self._num_cuts += 1
@@ -362,7 +363,7 @@ class PolicyServer:
             self._set_door()
             await api.cut(await self._life.serving())
 
-    async def sleep(self, api: SleepingApi) -> None:
+    async def sleep(self, api: VllmApi) -> None:
         """Frees the server's GPU until `wake`. A server that restarts meanwhile takes its memory again."""
         async with self._served.lock:
             self._served.is_paused = True
@@ -371,7 +372,7 @@ class PolicyServer:
             await api.pause(http)
             await api.sleep(http)
 
-    async def wake(self, api: SleepingApi) -> None:
+    async def wake(self, api: VllmApi) -> None:
         """Generates again."""
         async with self._served.lock:
             http = await self._life.serving()

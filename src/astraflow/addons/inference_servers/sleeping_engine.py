@@ -1,8 +1,8 @@
 """The engine over servers that can free their GPU while another program uses it."""
 
 from astraflow.addons.inference_servers.config import ServerEngineConfig
-from astraflow.addons.inference_servers.server_api import SleepingApi
 from astraflow.addons.inference_servers.server_engine import ServerEngine
+from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.types.host_tensors import WeightSnapshot
 
 __all__ = ["SleepingServerEngine"]
@@ -14,7 +14,7 @@ class SleepingServerEngine(ServerEngine):
     Example: see `ServerEngine`; then `await engine.sleep()`.
     """
 
-    def __init__(self, api: SleepingApi, config: ServerEngineConfig, snapshot: WeightSnapshot) -> None:
+    def __init__(self, api: VllmApi, config: ServerEngineConfig, snapshot: WeightSnapshot) -> None:
         super().__init__(api, config, snapshot)
         self._sleeping_api = api
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from astraflow.addons.inference_servers.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.addons.judge.config import JudgeReward
 from astraflow.errors import ConfigError, RolloutError
-from astraflow.protocols import Engine, HostedModel, ReasoningRenderer, Renderer
+from astraflow.protocols import Engine, HostedModel, Renderer
+from astraflow.rollout.renderer import ChatRenderer
 from astraflow.types import GenerateRequest, Message, Sampling, Task
 from astraflow.types.model_text import without_reasoning
 from astraflow.workflows.roles import last_choice
@@ -88,7 +89,7 @@ class ModelJudge:
         generation = await engine.generate(GenerateRequest(token_ids=prompt, sampling=sampling, version=-1))
         if generation.finish_reason == "abort":
             raise RolloutError(f"task {task.id}: the judge's engine aborted its reply")
-        is_thinking = isinstance(renderer, ReasoningRenderer) and renderer.opens_reasoning(prompt)
+        is_thinking = isinstance(renderer, ChatRenderer) and renderer.opens_reasoning(prompt)
         text = renderer.parse(generation.token_ids).content
         return without_reasoning(text, begins_inside=is_thinking)
 

@@ -27,7 +27,7 @@ from typing import get_args
 from astraflow.addons.lending.batch_forecast import BatchForecast
 from astraflow.addons.lending.baton import Baton, Message, Orders, Tenant, Use
 from astraflow.addons.lending.decision import Side, SwitchTimes, TrainerView, choose_side
-from astraflow.addons.lending.pairs import has_emulated_devices, keep_fracs, lending_of, pairs_of
+from astraflow.addons.lending.pairs import has_emulated_devices, keep_fracs, pairs_of
 from astraflow.addons.lending.turns import KEEP_VARIABLE, PAUSE_VARIABLE, receive
 from astraflow.addons.lending.uses import DeviceUse, UseBegin, UseLog
 from astraflow.errors import ConfigError
@@ -125,7 +125,7 @@ class LendingPool(Pool):
         self._session_ns = max(time.time_ns(), self._log.end_ns)
         began_ns = clock_ns()
         self._now_ns = lambda: self._session_ns + clock_ns() - began_ns
-        times = SwitchTimes(lending_of(recipe).switch_s)
+        times = SwitchTimes(recipe.cluster.lending.switch_s)
         self._devices = [
             _Device(policy, rollout, self._session_ns, times) for policy, rollout in pairs_of(recipe)
         ]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from astraflow.addons.lending.baton import Tenant
-from astraflow.addons.lending.config import LendingConfig
 from astraflow.recipe.recipe import Recipe
 from astraflow.rollout.engine_config import EngineVariant, TorchEngineConfig
 from astraflow.trainer.backend_config import torch_settings
@@ -14,22 +13,15 @@ __all__ = [
     "gpu_of_trainer",
     "has_emulated_devices",
     "keep_fracs",
-    "lending_of",
     "pairs_of",
     "takes_turns",
     "uses_gpus",
 ]
 
 
-def lending_of(recipe: Recipe) -> LendingConfig:
-    """The section `cluster.lending`. The class of `recipe.cluster` gets it from an entry point."""
-    section: object = getattr(recipe.cluster, "lending", None)
-    return section if isinstance(section, LendingConfig) else LendingConfig()
-
-
 def pairs_of(recipe: Recipe) -> list[tuple[str, str]]:
     """The policies, each with the rollout service with which its trainer shares a device."""
-    if stated := lending_of(recipe).share:
+    if stated := recipe.cluster.lending.share:
         return [(policy, service) for policy, service in stated]
     last = recipe.rollout.services - 1
     return [(policy, f"rollout-{last - idx}") for idx, policy in enumerate(recipe.trained)]
@@ -48,7 +40,7 @@ def uses_gpus(recipe: Recipe) -> bool:
 
 def takes_turns(recipe: Recipe) -> bool:
     """Whether trainers and services take turns; otherwise, they use CPU cores side by side."""
-    return uses_gpus(recipe) or has_emulated_devices(recipe) or lending_of(recipe).turns == "always"
+    return uses_gpus(recipe) or has_emulated_devices(recipe) or recipe.cluster.lending.turns == "always"
 
 
 def gpu_of_trainer(recipe: Recipe, policy: str) -> str:
@@ -84,7 +76,7 @@ def generate_share(recipe: Recipe) -> float:
 
 def keep_fracs(recipe: Recipe) -> Mapping[Tenant, float]:
     """The share of the device's memory that each tenant may keep between its turns. 1: nothing is freed."""
-    train = lending_of(recipe).train_share
+    train = recipe.cluster.lending.train_share
     generate = generate_share(recipe)
     if not uses_gpus(recipe) or train + generate <= 1:
         return {"trainer": 1.0, "rollout": 1.0}

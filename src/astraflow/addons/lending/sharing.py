@@ -9,13 +9,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from astraflow.addons.lending.arbiter import LendingPool
-from astraflow.addons.lending.config import LendingConfig
 from astraflow.addons.lending.pairs import (
     generate_share,
     gpu_of_service,
     gpu_of_trainer,
     has_emulated_devices,
-    lending_of,
     pairs_of,
     takes_turns,
     uses_gpus,
@@ -25,7 +23,7 @@ from astraflow.errors import ConfigError
 from astraflow.processes.pool import Look, Pool
 from astraflow.processes.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
-from astraflow.recipe.cluster_config import LocalLauncherConfig
+from astraflow.recipe.cluster_config import LendingConfig, LocalLauncherConfig
 from astraflow.recipe.recipe import Recipe
 from astraflow.recipe.run_folder import RunFolder
 from astraflow.trainer.backend_config import TorchBackendConfig
@@ -69,7 +67,7 @@ def make_lending_pool(recipe: Recipe, folder: RunFolder, specs: Sequence[Process
 def check_lending(recipe: Recipe) -> None:
     """Raises: ConfigError if the recipe's trainers are to lend their devices, and can't."""
     if not recipe.cluster.lend:
-        if lending_of(recipe) != LendingConfig():
+        if recipe.cluster.lending != LendingConfig():
             raise ConfigError(
                 "cluster.lending has settings, but nothing is lent; set cluster.lend: true, too"
             )
@@ -91,7 +89,7 @@ def check_lending(recipe: Recipe) -> None:
 def _check_pairs(recipe: Recipe) -> None:
     """Raises: ConfigError if a device doesn't have exactly one trainer and one rollout service."""
     num_services = recipe.rollout.services
-    stated = lending_of(recipe).share
+    stated = recipe.cluster.lending.share
     if not stated and len(recipe.trained) > num_services:
         raise ConfigError(
             f"cluster.lend: a device has two tenants, so {len(recipe.trained)} trainers need as many rollout "

@@ -50,5 +50,11 @@ class OwnLoopBackendConfig(BackendVariant):
         from astraflow.addons.tinker.own_loop import OwnLoopLearner
 
         return OwnLoopLearner(
-            train, self, model_dir=model_dir, seed=seed, states=states, make_engine=make_engine
+            train,
+            self.loop,
+            self.torch,
+            model_dir=model_dir,
+            seed=seed,
+            states=states,
+            make_engine=make_engine,
         )

@@ -19,11 +19,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from astraflow.addons.tinker.client import TrainingClient
-from astraflow.addons.tinker.config import OwnLoopBackendConfig
-from astraflow.config import check_args, load_attr
+from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError, TrainingError
 from astraflow.losses.config import AuxiliaryConfig
 from astraflow.protocols import Engine, StepResult, Write
+from astraflow.trainer.backend_config import TorchBackendConfig
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.step_run import metric_items
 from astraflow.trainer.torch.torch_backend import TorchBackend
@@ -40,13 +40,14 @@ _WHERE = "train.backend.loop"
 class OwnLoopLearner:
     """Implements `Learner` for the trainer, and `RunSteps` for the loop's client.
 
-    Example: `OwnLoopLearner(config, backend, model_dir=folder)`, where `backend.loop` names a function.
+    Example: `OwnLoopLearner(config, loop, torch, model_dir=folder)`, where `loop.use` names a function.
     """
 
     def __init__(
         self,
         config: TrainConfig,
-        backend: OwnLoopBackendConfig,
+        loop: Use,
+        torch: TorchBackendConfig,
         *,
         model_dir: str | Path,
         seed: int = 0,
@@ -62,10 +63,10 @@ class OwnLoopLearner:
                 "train.auxiliary adds to the recipe's loss; with own_loop the loop names its losses"
             )
         self._num_steps = config.steps
-        self._loop: Callable[..., object] = load_attr(backend.loop.use, where=f"{_WHERE}.use")
-        self._args: dict[str, Any] = backend.loop.args
+        self._loop: Callable[..., object] = load_attr(loop.use, where=f"{_WHERE}.use")
+        self._args: dict[str, Any] = loop.args
         check_args(self._loop, self._args, where=f"{_WHERE}.args")
-        inner = config.model_copy(update={"backend": backend.torch})
+        inner = config.model_copy(update={"backend": torch})
         self.num_steps_done = 0
         self._inner = TorchBackend(inner, model_dir=model_dir, seed=seed)
         self._client = TrainingClient(

@@ -3,19 +3,37 @@
 import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from astraflow.addons.trackers.config import MlflowConfig
+from astraflow.addons.trackers.library_tracker import LibraryTracker
 from astraflow.metrics import MetricRow
 from astraflow.recipe.trackers import TrackedRun
 
-__all__ = ["MlflowTracker"]
+__all__ = ["MlflowConfig", "MlflowTracker"]
 
 _MOST_METRICS = 1000
 _MOST_PARAMS = 100
 """MLflow's limits for one request."""
 _LONGEST_NAME = 250
 _LONGEST_PARAM = 500
+
+
+class MlflowConfig(LibraryTracker):
+    """MLflow. Needs `astraflow[mlflow]`."""
+
+    name: Literal["mlflow"] = "mlflow"
+    uri: str = ""
+    """Tracking URI of a server or database; default: the file `mlflow.db` (SQLite) in the run folder."""
+    experiment: str = ""
+    """Experiment; default: the recipe's name."""
+    group: str = ""
+    """Group of the run within the experiment: the value of its tag `group`."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run. `lr=0.1` sets the tag `lr`; a tag without a value has the value `true`."""
+
+    def make(self, run: TrackedRun) -> "MlflowTracker":
+        """Makes the tracker, and opens its run."""
+        return MlflowTracker(self, run)
 
 
 class MlflowTracker:

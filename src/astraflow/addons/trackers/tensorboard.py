@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
-from tensorboard.compat.proto import event_pb2
-from tensorboard.summary.writer import event_file_writer
-
-from astraflow.addons.trackers.config import TensorBoardConfig
+from astraflow.addons.trackers.library_tracker import LibraryTracker
 from astraflow.metrics import MetricRow
 from astraflow.recipe.trackers import TrackedRun
 
-__all__ = ["TensorBoardTracker"]
+__all__ = ["TensorBoardConfig", "TensorBoardTracker"]
 
 
 class _EventWriter(Protocol):
@@ -24,15 +21,28 @@ class _EventWriter(Protocol):
     def close(self) -> None: ...
 
 
-# TensorBoard has no type information for generated messages or for its writer.
-_make_event = cast("Callable[..., object]", vars(event_pb2)["Event"])
-_make_writer = cast("Callable[[str], _EventWriter]", event_file_writer.EventFileWriter)
+class TensorBoardConfig(LibraryTracker):
+    """Event files for TensorBoard, in one folder per policy. Needs `astraflow[tensorboard]` but not torch."""
+
+    name: Literal["tensorboard"] = "tensorboard"
+    folder: str = ""
+    """Folder of the event files; default: `tensorboard` in the run folder."""
+
+    def make(self, run: TrackedRun) -> "TensorBoardTracker":
+        """Makes the tracker, and opens its run."""
+        return TensorBoardTracker(self, run)
 
 
 class TensorBoardTracker:
     """Implements `Tracker`. Adds a file at each start; TensorBoard shows all files of a folder as one run."""
 
     def __init__(self, config: TensorBoardConfig, run: TrackedRun) -> None:
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer import event_file_writer
+
+        # TensorBoard has no type information for generated messages or for its writer.
+        self._make_event = cast("Callable[..., object]", vars(event_pb2)["Event"])
+        self._make_writer = cast("Callable[[str], _EventWriter]", event_file_writer.EventFileWriter)
         self._folder = Path(config.folder).expanduser() if config.folder else run.run_folder / "tensorboard"
         self._writers: dict[Path, _EventWriter] = {}
 
@@ -44,7 +54,7 @@ class TensorBoardTracker:
                 for name, value in row.values.items()
                 if value is not None
             ]
-            event = _make_event(wall_time=row.at_s, step=row.step, summary={"value": values})
+            event = self._make_event(wall_time=row.at_s, step=row.step, summary={"value": values})
             self._writer(row).add_event(event)
         for writer in self._writers.values():
             writer.flush()
@@ -52,7 +62,7 @@ class TensorBoardTracker:
     def _writer(self, row: MetricRow) -> _EventWriter:
         folder = self._folder / row.policy / (f"eval-{row.eval_set}" if row.kind == "eval" else "")
         if folder not in self._writers:
-            self._writers[folder] = _make_writer(str(folder))
+            self._writers[folder] = self._make_writer(str(folder))
         return self._writers[folder]
 
     def close(self) -> None:

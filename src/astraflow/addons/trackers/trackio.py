@@ -2,13 +2,29 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from astraflow.addons.trackers.config import TrackioConfig
+from astraflow.addons.trackers.library_tracker import LibraryTracker
 from astraflow.metrics import MetricRow
 from astraflow.recipe.trackers import TrackedRun
 
-__all__ = ["TrackioTracker"]
+__all__ = ["TrackioConfig", "TrackioTracker"]
+
+
+class TrackioConfig(LibraryTracker):
+    """Trackio, a local dashboard (`trackio show`). Needs `astraflow[trackio]`."""
+
+    name: Literal["trackio"] = "trackio"
+    project: str = ""
+    """Project; default: the recipe's name."""
+    group: str = ""
+    """Group of the run within the project."""
+    space: str = ""
+    """Id of a Hugging Face Space that shows the dashboard; default: this machine only."""
+
+    def make(self, run: TrackedRun) -> "TrackioTracker":
+        """Makes the tracker, and opens its run."""
+        return TrackioTracker(self, run)
 
 
 class TrackioTracker:

@@ -2,13 +2,34 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from astraflow.addons.trackers.config import WandbConfig
+from astraflow.addons.trackers.library_tracker import LibraryTracker
 from astraflow.metrics import MetricRow
 from astraflow.recipe.trackers import TrackedRun
 
-__all__ = ["WandbTracker"]
+__all__ = ["WandbConfig", "WandbTracker"]
+
+
+class WandbConfig(LibraryTracker):
+    """Weights & Biases. Needs `astraflow[wandb]`, and for `mode: online` an API key in `WANDB_API_KEY` or
+    from `wandb login`."""
+
+    name: Literal["wandb"] = "wandb"
+    project: str = ""
+    """Project; default: the recipe's name."""
+    entity: str = ""
+    """User or team; default: that of the API key."""
+    group: str = ""
+    """Group of the run within the project."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes files to `trackers/wandb` in the run folder; `wandb sync` uploads them later."""
+
+    def make(self, run: TrackedRun) -> "WandbTracker":
+        """Makes the tracker, and opens its run."""
+        return WandbTracker(self, run)
 
 
 class WandbTracker:

@@ -1,12 +1,11 @@
 """Checks whether a journal folder is damaged. Opening a folder and auditing it use the same checks.
 
 SQLite has no checksums, so it does not notice a flipped bit in a value. Every row therefore carries a
-checksum (`journal_db.row_sum`, or the chain of a record). These are compared here, together with SQLite's own
-check of the file's structure and the definitions of the tables. Only data that nobody reads is not covered:
-free pages, and the row of the newest compacted record.
+checksum (`journal_db.row_sum`). These are compared here, together with SQLite's own check of the file's
+structure and the definitions of the tables. Only data that nobody reads is not covered: free pages. The
+entries of the segments have checksums, and their records a chain.
 
-Nothing is changed here. What a crash may leave behind is not damage: a torn end of the newest segment, and
-records that are in the segments but not in the tables yet.
+Nothing is changed here. A torn end of the newest segment, which a crash may leave behind, is not damage.
 """
 
 import os
@@ -17,20 +16,20 @@ from astraflow.dataflow.journal.compaction import load_audit_state
 from astraflow.dataflow.journal.journal_db import (
     DATABASE,
     SCHEMA_SQL,
-    SUMMED_TABLES,
+    TABLES,
     UNREADABLE,
     row_sum,
 )
 from astraflow.dataflow.journal.reader import JournalReader
-from astraflow.dataflow.journal.records import chain_of, records_following
-from astraflow.dataflow.journal.segments import read_records, verify_segments
+from astraflow.dataflow.journal.records import records_following
+from astraflow.dataflow.journal.segments import verify_segments
 from astraflow.errors import JournalError
 
-__all__ = ["check_database", "check_header", "check_segments", "check_segments_end"]
+__all__ = ["check_database", "check_header", "check_segments"]
 
 _REMEDY = (
-    f"restore the journal folder from a copy, or move {DATABASE}* away and resume the run: if the "
-    "segments still hold all records, the tables are rebuilt from them"
+    f"restore the journal folder from a copy, or move {DATABASE}* away and resume the run, which suffices "
+    "if the segments still hold all records"
 )
 _HEADER_BYTES = 100
 _MODES_AT = 18
@@ -49,9 +48,11 @@ def check_database(reader: JournalReader) -> None:
         if verdict != "ok":
             raise JournalError(f"{path} is damaged: {verdict}; {_REMEDY}")
         _check_definitions(database, path)
-        for table in SUMMED_TABLES:
+        for table in TABLES:
             _check_sums(database, table, path)
         _check_chain(reader)
+        if reader.run_id != reader.meta("run_id") and reader.written != (0, 0):
+            raise JournalError(f"{path} is the database of another run than the segments; {_REMEDY}")
     except UNREADABLE as err:
         raise JournalError(f"{path} is damaged: {err}; {_REMEDY}") from err
 
@@ -96,45 +97,18 @@ def _check_sums(database: sqlite3.Connection, table: str, path: Path) -> None:
 
 def _check_chain(reader: JournalReader) -> None:
     """Raises JournalError unless each record follows the one before, and the first the audit state."""
-    seq = 0
-    chain = b""
-    if (state := load_audit_state(reader)) is not None:
-        seq = state.seq
-        chain = state.chain
-    if seq != reader.compacted or _chain_at(reader, seq) not in {chain, None}:
-        raise JournalError(f"{reader.path} is damaged: record {seq} is not the one that was compacted last")
-    for record in reader.records(seq):
-        if record.seq != seq + 1:
-            raise JournalError(f"{reader.path} is damaged: record {seq + 1} is missing")
-        if chain_of(chain, record) != record.chain:
-            raise JournalError(
-                f"{reader.path} is damaged: record {record.seq} was changed, or a record before it is "
-                f"missing; {_REMEDY}"
-            )
-        seq = record.seq
-        chain = record.chain
-
-
-def _chain_at(reader: JournalReader, seq: int) -> bytes | None:
-    row = reader.database.execute("SELECT chain FROM records WHERE seq = ?", (seq,)).fetchone()
-    return bytes(row[0]) if row else None
-
-
-def check_segments(folder: Path, reader: JournalReader) -> None:
-    """Raises JournalError if the kept segments do not agree with the tables.
-
-    That is the case if `check_segments_end` raises, or if their further records do not follow those of the
-    tables.
-    """
-    end = check_segments_end(folder, reader)
-    for _ in records_following(reader.newest, read_records(folder / "segments", reader.written, end)):
+    compacted = reader.compacted
+    state = load_audit_state(reader)
+    if state is not None and (state.seq, state.chain) != (compacted.seq, compacted.chain):
+        raise JournalError(f"{reader.path} is damaged: its audit state is not that of record {compacted.seq}")
+    for _ in records_following((compacted.seq, compacted.chain), reader.log()):
         pass
 
 
-def check_segments_end(folder: Path, reader: JournalReader) -> tuple[int, int]:
-    """Reads all kept segments. Returns the segment and offset at which they end.
+def check_segments(folder: Path, reader: JournalReader) -> None:
+    """Reads all kept segments.
 
-    Raises: JournalError if one is damaged, or if they end before the position that the tables contain.
+    Raises: JournalError if one is damaged, or if they end before a position that they had reached.
     """
     segments = folder / "segments"
     end = verify_segments(segments, reader.first_segment)
@@ -144,4 +118,3 @@ def check_segments_end(folder: Path, reader: JournalReader) -> tuple[int, int]:
             f"{segments}: payloads that the journal refers to are missing: segment {written[0]} should reach "
             f"{written[1]} and ends at {end[1]}; restore the file from a copy"
         )
-    return end

@@ -3,12 +3,13 @@
 After a snapshot, a restart needs no older records, but the audit still needs their content. Compaction
 therefore applies them to the audit state, as the audit does (`ledger`). What is *closed* is checked, and
 becomes part of the fate rows and of a sum over them. The rest, which is open, is stored as the new audit
-state. Then the records are deleted, together with segments of which nothing may be requested any more.
+state. Steps, evaluations and plans go into their tables. From then on, nobody reads these records any more.
+Segments of which nothing may be requested are deleted.
 
 A step is closed when it is committed; a group when it has a fate for all policies, is in no open batch, and
 is not kept for replay; an evaluation round when it is over.
 
-Records that violate a rule are not deleted: compaction stops at the first problem, and the audit shows it.
+Compaction stops at the first record that violates a rule, and the audit shows it.
 
 Each piece takes a few milliseconds in the tables' thread, with at most one transaction, so that other rows
 can be written in between. A crash between any two pieces is harmless. Pieces before the switch (one row of
@@ -19,7 +20,7 @@ delete data that nobody reads any more.
 import sqlite3
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -27,13 +28,15 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
-from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.journal_db import FateRow, make_insert, row_sum
+from astraflow.dataflow.core.commands import EvalFinished, PayloadRef, StepCommitted
+from astraflow.dataflow.journal.journal_db import Compacted, FateRow, SqlRow, make_insert, row_sum
 from astraflow.dataflow.journal.ledger import AuditedGroup, AuditState, Ledger, ReplayedGroups
 from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import events_of
 from astraflow.dataflow.journal.rules import batch_problems, commit_problems
 from astraflow.dataflow.journal.segments import SegmentStore
 from astraflow.errors import Error, JournalError
+from astraflow.types import EvalRecord, StepRecord
 
 __all__ = ["Compaction", "CompactionInput", "load_audit_state", "load_ledger"]
 
@@ -75,11 +78,11 @@ def load_ledger(reader: JournalReader) -> Ledger:
 
 def load_audit_state(reader: JournalReader) -> AuditState | None:
     """Loads the audit state of the last compaction, without the open groups. Raises: JournalError."""
-    if not reader.compacted:
+    if not reader.compacted.seq:
         return None
     parts = reader.audit_state_parts()
     if not parts:
-        raise JournalError(f"the audit state of record {reader.compacted} is missing from the journal")
+        raise JournalError(f"the audit state of record {reader.compacted.seq} is missing from the journal")
     return _unseal(_STATES, parts[0])
 
 
@@ -93,6 +96,10 @@ class Compaction:
         self._db = database
         self._segments = segments
         self._input = what
+        self._rows: list[tuple[str, SqlRow]] = []
+        """The steps, evaluations and plans that are being compacted: (SQL, parameters)."""
+        self._newest_s = 0.0
+        """Time of the newest record that is being compacted."""
         self._pieces = self._run()
         self.is_done = False
 
@@ -121,11 +128,11 @@ class Compaction:
             yield from self._close_finished(ledger, closed)
             yield from self._write_rows(ledger, closed)
             yield from self._write_audit_state(ledger)
-            # The switch: from here on, the new audit state is in force.
-            with self._transaction():
-                self._set_meta("compacted", ledger.state.seq)
+            self._switch(ledger)
             yield
-        yield from self._delete_records(ledger.state.seq)
+        with self._transaction():
+            self._db.execute("DELETE FROM audit_state WHERE at_seq <> ?", (ledger.state.seq,))
+        yield
         yield from self._drop_segments(self._first_needed(ledger))
 
     def _write_snapshot(self) -> Iterator[None]:
@@ -149,8 +156,19 @@ class Compaction:
                 _raise_first([f"record {ledger.state.seq + 1} is missing"])
             for record in chunk:
                 ledger.apply(record)
+                for step in events_of(record, StepCommitted):
+                    self._add_row("steps", record.seq, step.record)
+                for round_ in events_of(record, EvalFinished):
+                    self._add_row("evals", record.seq, round_.record)
+                self._newest_s = record.at_s
             _raise_first(ledger.problems)
             yield
+        self._rows += (
+            make_insert("plans", (plan.seq, plan.at_s, plan.plan)) for plan in reader.logged_plans()
+        )
+
+    def _add_row(self, table: str, seq: int, record: StepRecord | EvalRecord) -> None:
+        self._rows.append(make_insert(table, (seq, msgspec.msgpack.encode(record))))
 
     def _close_finished(self, ledger: Ledger, closed: list[tuple[int, AuditedGroup]]) -> Iterator[None]:
         """Checks what is closed and removes it from the ledger. Closed groups are added to `closed`."""
@@ -167,31 +185,23 @@ class Compaction:
         ledger.state.rounds = {idx: rounds[idx] for idx in rounds.keys() & self._input.open_rounds}
 
     def _write_rows(self, ledger: Ledger, closed: list[tuple[int, AuditedGroup]]) -> Iterator[None]:
-        """Completes the fate rows of closed groups, and stores where their trained trajectories are."""
+        """Stores the fates of closed groups, and where their trained trajectories are."""
         for chunk in _chunks(closed):
-            ended = [
-                (group.fate_row(policy, idx), group.contribution(policy).payloads)
-                for idx, group in chunk
-                for policy in group.drawn
-            ]
-            rows = [row for row, _ in ended]
-            kept = [
-                (row.policy, row.group_id, min(ref.segment for ref in refs), msgspec.msgpack.encode(refs))
-                for row, refs in ended
-                if row.fate == "trained" and refs
-            ]
             with self._transaction():
-                done = self._db.executemany(
-                    "UPDATE fates SET samples = ?, trained_tokens = ?, sum = ? "
-                    "WHERE policy = ? AND group_id = ?",
-                    [_make_fate_update(row) for row in rows],
-                )
-                for refs_row in kept:
-                    self._db.execute(*make_insert("payloads", refs_row, replaces=True))
-            _raise_first([] if done.rowcount == len(rows) else ["fates are missing from their table"])
-            for row in rows:
-                ledger.policies[row.policy].closed.add(row)
+                for idx, group in chunk:
+                    for policy in group.drawn:
+                        row = group.fate_row(policy, idx)
+                        self._write_fate(row, group.contribution(policy).payloads)
+                        ledger.policies[policy].closed.add(row)
             yield
+
+    def _write_fate(self, row: FateRow, refs: Sequence[PayloadRef]) -> None:
+        # Rows of a compaction that was ended before its switch are replaced.
+        self._db.execute(*make_insert("fates", astuple(row), replaces=True))
+        if row.fate == "trained" and refs:
+            first = min(ref.segment for ref in refs)
+            values = (row.policy, row.group_id, first, msgspec.msgpack.encode(refs))
+            self._db.execute(*make_insert("payloads", values, replaces=True))
 
     def _write_audit_state(self, ledger: Ledger) -> Iterator[None]:
         """Writes the audit state of the snapshot's record next to the one in force."""
@@ -208,16 +218,16 @@ class Compaction:
                 self._db.execute(*make_insert("audit_state", (ledger.state.seq, number, _seal(part))))
             yield
 
-    def _delete_records(self, seq: int) -> Iterator[None]:
-        """Deletes the previous audit state, and all records up to the snapshot's except that one."""
+    def _switch(self, ledger: Ledger) -> None:
+        """Puts the new audit state in force: from here on, nobody reads the compacted records."""
+        state = ledger.state
+        compacted = Compacted(
+            seq=state.seq, at_s=self._newest_s, chain=state.chain, segment=self._input.segment
+        )
         with self._transaction():
-            self._db.execute("DELETE FROM audit_state WHERE at_seq <> ?", (seq,))
-        query = "DELETE FROM records WHERE seq IN (SELECT seq FROM records WHERE seq < ? LIMIT ?)"
-        while True:
-            yield
-            with self._transaction():
-                if not self._db.execute(query, (seq, _CHUNK)).rowcount:
-                    return
+            for sql, values in self._rows:
+                self._db.execute(sql, values)
+            self._set_meta("compacted", msgspec.json.encode(compacted).decode())
 
     def _first_needed(self, ledger: Ledger) -> int:
         """The first segment with a payload that may still be requested.
@@ -253,14 +263,14 @@ class Compaction:
         try:
             with self._transaction():
                 self._db.execute("DELETE FROM payloads WHERE segment < ?", (first,))
-                self._set_meta("first_segment", first)
+                self._set_meta("first_segment", str(first))
         finally:
             self._db.execute("PRAGMA synchronous=NORMAL")
         yield
         self._segments.drop(first)
 
-    def _set_meta(self, key: str, value: int) -> None:
-        self._db.execute(*make_insert("meta", (key, str(value)), replaces=True))
+    def _set_meta(self, key: str, value: str) -> None:
+        self._db.execute(*make_insert("meta", (key, value), replaces=True))
 
     @contextmanager
     def _transaction(self) -> Generator[None]:
@@ -288,13 +298,6 @@ def _close_step(name: str, step: int, ledger: Ledger) -> None:
             num_samples=sum(each.num_samples for each in replayed),
             num_trained_tokens=sum(each.num_trained_tokens for each in replayed),
         )
-
-
-def _make_fate_update(row: FateRow) -> tuple[object, ...]:
-    """Parameters of the statement that completes the fate row of a closed group."""
-    values = (row.policy, row.group_id, row.fate, row.step, row.staleness, row.tokens)
-    completed = (*values, row.samples, row.trained_tokens)
-    return row.samples, row.trained_tokens, row_sum("fates", completed), row.policy, row.group_id
 
 
 def _find_closing(ledger: Ledger, replayable: frozenset[int]) -> set[int]:

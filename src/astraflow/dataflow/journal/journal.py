@@ -1,12 +1,13 @@
-"""The only writer of a run's journal. Segments hold payloads and the log of records; SQLite holds the tables.
+"""The only writer of a run's journal. Segments hold payloads and the log of records; SQLite holds what
+compaction keeps of the records that it drops, and rows for people.
 
 Durability: one flush task at a time takes what is pending. In the journal's own thread, it writes payloads
 and records to the segments and syncs them (fdatasync). After a quiet time, a flush starts at once. Otherwise,
 a group of records forms while the previous one is written, and for `_PAUSE_S`. Nothing is acknowledged before
 `wait_durable` returns.
 
-The segments are the log. Rows go into SQLite (WAL, `synchronous=NORMAL`) after them, in another thread. Rows
-that a crash or a power loss keeps out of SQLite are restored from the segments when the journal is opened.
+Rows go into SQLite (WAL, `synchronous=NORMAL`) in another thread. No decision depends on those that a crash
+or a power loss keeps out of it.
 
 After a failed write (disk full), the pending records stay in memory. `check` refuses further commands, and
 tries again at most once per second. Once there is room, the journal continues by itself. After a bug in any
@@ -35,7 +36,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from astraflow.dataflow.core.commands import Command, Decision, Event, PayloadRef
-from astraflow.dataflow.journal.check import check_database, check_header, check_segments_end
+from astraflow.dataflow.journal.check import check_database, check_header, check_segments
 from astraflow.dataflow.journal.compaction import Compaction, CompactionInput
 from astraflow.dataflow.journal.journal_db import (
     DATABASE,
@@ -43,11 +44,8 @@ from astraflow.dataflow.journal.journal_db import (
     SqlRow,
     TableRows,
     TranscriptRow,
-    catch_up,
-    derive_rows,
     insert_rows,
     make_insert,
-    newest_record,
     open_database,
 )
 from astraflow.dataflow.journal.reader import JournalReader
@@ -95,27 +93,38 @@ class _Pending:
     """The content of one flush. `done` is set once it is durable, or the flush failed."""
 
     writes: list[PendingWrite] = field(default_factory=list["PendingWrite"])
+    records: list[Record] = field(default_factory=list["Record"])
     num_logged: int = 0
     """Number of records, from the first on, that `writes` already contains."""
-    tables: TableRows = field(default_factory=TableRows)
+    rows: list[tuple[str, SqlRow]] = field(default_factory=list[tuple[str, "SqlRow"]])
+    """(SQL, parameters)."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     error: JournalError | None = None
     """The error of the flush, if it failed."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.writes or self.records or self.rows)
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest record, or 0."""
+        return self.records[-1].seq if self.records else 0
 
     def absorb(self, later: "_Pending") -> None:
         """Appends a later group."""
         self.writes += later.writes
         self.num_logged += later.num_logged
-        self.tables.absorb(later.tables)
+        self.records += later.records
+        self.rows += later.rows
 
     def log_records(self, segments: SegmentStore) -> None:
         """Adds the new records to the writes, after the payloads to which they refer."""
-        records = self.tables.records
-        if new := records[self.num_logged :]:
+        if new := self.records[self.num_logged :]:
             segments.append_records(encode_records(new))
-            self.num_logged = len(records)
+            self.num_logged = len(self.records)
         self.writes += segments.take()
-        self.tables.end = segments.end if self.writes else None
 
 
 class Journal:
@@ -187,21 +196,21 @@ class Journal:
         try:
             with JournalReader(self.folder) as reader:
                 check_database(reader)
-                # Records that are not in the tables yet are checked by `catch_up`.
-                check_segments_end(self.folder, reader)
+                check_segments(self.folder, reader)
                 first = reader.first_segment
-                written = reader.written
-                self.run_id = reader.meta("run_id")
-            self._segments = SegmentStore(self.folder / "segments", segment_bytes=segment_bytes)
-            if self._segments.end > written:
-                catch_up(self._db, self.folder / "segments", written, self._segments.end)
-                # A rebuilt database gets the run's id from the log.
-                with JournalReader(self.folder) as reader:
-                    self.run_id = reader.meta("run_id")
-            with JournalReader(self.folder) as reader:
+                self.run_id = reader.run_id
                 self.date = reader.date
-            self._seq, self._chain = newest_record(self._db)
-            self._durable_seq = self._seq
+                self._plan = b"".join(entry.plan for entry in reader.plan_entries()[-1:])
+                newest = reader.newest
+                is_remade = self.run_id != reader.meta("run_id")
+            self._segments = SegmentStore(self.folder / "segments", segment_bytes=segment_bytes)
+            if is_remade:  # the database was lost and made again
+                self._db.execute(*make_insert("meta", ("run_id", self.run_id), replaces=True))
+            self._seq = newest.seq
+            self._chain = newest.chain
+            self._durable_seq = newest.seq
+            self.newest_s = newest.at_s
+            """Time of the newest record; 0 if there is none."""
             # A crash may have come between the end of a compaction and the deletion of its segments.
             self._segments.drop(first)
         except BaseException:
@@ -219,21 +228,16 @@ class Journal:
         core = restore(bytes(row[1])) if row else new()
         after = int(row[0]) if row else 0
         with JournalReader(self.folder) as reader:
-            if after < reader.compacted:
+            compacted = reader.compacted.seq
+            if after < compacted:
                 raise JournalError(
-                    f"{self.folder}: the snapshot of record {reader.compacted} is missing, and the records "
+                    f"{self.folder}: the snapshot of record {compacted} is missing, and the records "
                     "before it are compacted; restore the folder from a copy"
                 )
             for record in reader.records(after):
                 self._num_since += _replay(core, record)
         self._last_snapshot = after
         return core
-
-    @property
-    def newest_s(self) -> float:
-        """Time of the newest record in the tables; 0 if there is none."""
-        row = self._db.execute("SELECT at_s FROM records ORDER BY seq DESC LIMIT 1").fetchone()
-        return float(row[0]) if row else 0.0
 
     def reader(self) -> JournalReader:
         """Opens a reader of what is durable now."""
@@ -283,26 +287,26 @@ class Journal:
         seq = self._seq + 1
         try:
             row = (seq, at_s, encode_commands(commands), encode_events(events))
-            rows = derive_rows(seq, events)
         except UNWRITABLE as err:
             raise JournalError(f"journal record {seq} cannot be encoded: {err}") from err
         chain = chain_of(self._chain, Record(*row, b""))
         self._seq = seq
         self._chain = chain
-        self._pending.tables.records.append(Record(*row, chain))
-        self._pending.tables.rows += rows
+        self.newest_s = at_s
+        self._pending.records.append(Record(*row, chain))
         self._num_since += len(commands)
         self._start_flush()
         return self._seq
 
     def note_plan(self, plan: RecordedPlan) -> None:
-        """Stores the plan if it differs from the newest stored one."""
+        """Adds the plan to the log if it differs from the newest one there."""
         blob = msgspec.msgpack.encode(plan)
-        newest = self._db.execute("SELECT plan FROM plans ORDER BY rowid DESC LIMIT 1").fetchone()
-        if newest is None or bytes(newest[0]) != blob:
+        if blob != self._plan:
+            self._plan = blob
             entry = PlanEntry(self.run_id, self._seq, time.time(), blob)
             self._segments.append_plan(encode_plan(entry))
-            self._add_row(*make_insert("plans", (entry.seq, entry.at_s, entry.plan)))
+            self._pending.writes += self._segments.take()
+            self._start_flush()
 
     def note_spans(self, source: str, spans: tuple[BusySpan, ...]) -> None:
         """Stores busy spans with finite ends. Does nothing if the journal cannot be written now, because no
@@ -385,7 +389,7 @@ class Journal:
         while self._durable_seq < seq:
             self.check()
             flight = self._in_flight
-            group = flight if flight and flight.tables.newest >= seq else self._pending
+            group = flight if flight and flight.newest >= seq else self._pending
             await group.done.wait()
             if group.error is not None:
                 raise group.error
@@ -432,7 +436,7 @@ class Journal:
     # --- the flush task ---
 
     def _add_row(self, sql: str, row: SqlRow) -> None:
-        self._pending.tables.rows.append((sql, row))
+        self._pending.rows.append((sql, row))
         self._start_flush()
 
     def _start_flush(self) -> None:
@@ -444,11 +448,12 @@ class Journal:
     async def _flush(self) -> None:
         """Writes groups until none is pending or one fails. Woken by `_start_flush`; wakes `wait_durable`."""
         loop = asyncio.get_running_loop()
-        while not self._pending.tables.is_empty:
+        while not self._pending.is_empty:
             group = self._pending
             self._pending = _Pending()
             self._in_flight = group
             group.log_records(self._segments)
+            end = self._segments.end
             if group.writes:
                 try:
                     await loop.run_in_executor(self._thread, self._segments.write, group.writes)
@@ -456,11 +461,14 @@ class Journal:
                     self._fail(group, err)
                     break
             self._failure = None
-            self._durable_seq = max(self._durable_seq, group.tables.newest)
+            self._durable_seq = max(self._durable_seq, group.newest)
             self._in_flight = None
             group.done.set()
-            self._tables.add(group.tables)
+            if group.rows:
+                self._tables.add(TableRows(group.rows, end))
             await asyncio.sleep(_PAUSE_S)
+        if self._is_closing and self._failure is None:
+            self._tables.add(TableRows(end=self._segments.end))
         # Not in a callback at the task's end: what is appended in between must start a new task.
         self._flusher = None
 

@@ -1,21 +1,15 @@
-"""The journal's database: its tables, and how rows get into them.
+"""The journal's database: what is in no segment, or whose segment compaction may drop.
 
-`records` holds every accepted command with its events, in order. `fates` has one permanent row for each
-policy and group. `plans` holds the run's plan as of each start. The other tables are derived (`steps`,
-`evals`), for people (`samples`: transcripts; `telemetry`: busy spans), or for restarts (`snapshots`, `meta`).
+Compaction removes the beginning of the log. What is needed of it stays here: `audit_state` (everything that
+was open, and counts), `fates` (one row for each policy and closed group), `payloads` (the positions of kept
+trajectories of closed groups), `steps`, `evals`, and `plans`. `meta` has the newest compacted record and the
+first kept segment. `snapshots` is for restarts. `samples` (transcripts) and `telemetry` (busy spans) are for
+people, and in no segment.
 
-Compaction removes old records. What the audit needs of them stays in `audit_state` (everything open, and
-counts), `fates` (whose columns `samples` and `trained_tokens` it fills in), and `payloads` (the positions of
-kept trajectories of closed groups). `meta` has the newest compacted record and the first kept segment.
-
-SQLite does not notice a flipped bit in a row. Every row therefore has a checksum in its last column: records
-their chain, all other rows a `sum`.
-
+SQLite does not notice a flipped bit in a row. Every row therefore has a checksum in its last column.
 """
 
-import itertools
 import sqlite3
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -23,9 +17,7 @@ from uuid import uuid4
 import msgspec
 import xxhash
 
-from astraflow.dataflow.core.commands import EvalFinished, Event, FateDecided, PayloadRef, StepCommitted
-from astraflow.dataflow.journal.records import Record, decode_events, decode_plan, records_following
-from astraflow.dataflow.journal.segments import read_plans, read_records
+from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, Item
 
@@ -33,27 +25,25 @@ __all__ = [
     "DATABASE",
     "JOURNAL_SCHEMA",
     "SCHEMA_SQL",
-    "SUMMED_TABLES",
+    "TABLES",
     "UNREADABLE",
+    "Compacted",
     "FateRow",
     "SqlRow",
     "TableRows",
     "TelemetryRow",
     "TranscriptRow",
-    "catch_up",
-    "derive_rows",
     "insert_rows",
     "make_insert",
     "make_tables",
-    "newest_record",
     "open_database",
     "row_sum",
 ]
 
 DATABASE = "journal.sqlite"
-JOURNAL_SCHEMA = 5
+JOURNAL_SCHEMA = 6
 """Version of the tables and of the encoding of their rows."""
-SUMMED_TABLES = (
+TABLES = (
     "meta",
     "snapshots",
     "fates",
@@ -65,13 +55,10 @@ SUMMED_TABLES = (
     "telemetry",
     "samples",
 )
-"""Tables whose rows end in a sum: all except `records`."""
+"""All tables. Their rows end in a sum."""
 
 SCHEMA_SQL = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, sum BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS records (
-    seq INTEGER PRIMARY KEY, at_s REAL NOT NULL, commands BLOB NOT NULL, events BLOB NOT NULL,
-    chain BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS snapshots (seq INTEGER PRIMARY KEY, state BLOB NOT NULL, sum BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS fates (
     policy TEXT NOT NULL, group_id INTEGER NOT NULL, fate TEXT NOT NULL, step INTEGER NOT NULL,
@@ -109,9 +96,22 @@ SqlRow = tuple[object, ...]
 """Parameters of one statement."""
 
 
+class Compacted(Item, frozen=True, kw_only=True):
+    """Up to where the log is compacted: the value of `compacted` in the table `meta`, as JSON."""
+
+    seq: int = 0
+    """The newest compacted record; 0 if none is."""
+    at_s: float = 0.0
+    """Its time."""
+    chain: bytes = b""
+    """Its chain."""
+    segment: int = 0
+    """The first segment with a later record."""
+
+
 @dataclass(frozen=True, slots=True)
 class FateRow:
-    """How one group ended for one policy."""
+    """How one closed group ended for one policy."""
 
     policy: str
     group_id: int
@@ -119,9 +119,9 @@ class FateRow:
     step: int
     staleness: int
     tokens: int
-    samples: int = 0
-    """Trained samples. Filled in, like the next field, when the group is closed."""
-    trained_tokens: int = 0
+    samples: int
+    """Trained samples."""
+    trained_tokens: int
 
 
 class TranscriptRow(Item, frozen=True, kw_only=True):
@@ -154,96 +154,39 @@ def row_sum(table: str, values: SqlRow) -> bytes:
 
 
 def make_insert(table: str, values: SqlRow, *, replaces: bool = False) -> tuple[str, SqlRow]:
-    """Makes (SQL, parameters) that insert a row with its sum into one of the `SUMMED_TABLES`."""
+    """Makes (SQL, parameters) that insert a row with its sum into one of the `TABLES`."""
     verb = "INSERT OR REPLACE" if replaces else "INSERT"
     places = ", ".join("?" * (len(values) + 1))
     return f"{verb} INTO {table} VALUES ({places})", (*values, row_sum(table, values))
-
-
-def derive_rows(seq: int, events: Sequence[Sequence[Event]]) -> list[tuple[str, SqlRow]]:
-    """Makes (SQL, parameters) for the rows of other tables that follow from a record's events."""
-    rows: list[tuple[str, SqlRow]] = []
-    for event in itertools.chain.from_iterable(events):
-        match event:
-            case FateDecided():
-                figures = (event.step, event.staleness, event.num_tokens, 0, 0)
-                rows.append(make_insert("fates", (event.policy, event.group_id, event.fate, *figures)))
-            case StepCommitted():
-                rows.append(make_insert("steps", (seq, _ENCODER.encode(event.record))))
-            case EvalFinished():
-                rows.append(make_insert("evals", (seq, _ENCODER.encode(event.record))))
-            case _:
-                pass
-    return rows
 
 
 @dataclass(slots=True)
 class TableRows:
     """The rows of one transaction."""
 
-    records: list[Record] = field(default_factory=list["Record"])
     rows: list[tuple[str, SqlRow]] = field(default_factory=list[tuple[str, "SqlRow"]])
-    """(SQL, parameters) of the other tables."""
+    """(SQL, parameters)."""
     end: tuple[int, int] | None = None
-    """Segment and offset up to which the tables then contain the segments; None if unchanged."""
+    """Segment and offset that the segments have reached, so that a lost end is noticed; None if unknown."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.records or self.rows)
-
-    @property
-    def newest(self) -> int:
-        """Number of the newest record, or 0."""
-        return self.records[-1].seq if self.records else 0
+        return not self.rows and self.end is None
 
     def absorb(self, later: "TableRows") -> None:
         """Appends later rows."""
-        self.records += later.records
         self.rows += later.rows
         self.end = later.end or self.end
 
 
 def insert_rows(database: sqlite3.Connection, rows: TableRows) -> None:
     """Inserts rows within a transaction. Raises: sqlite3.Error."""
-    if rows.records:
-        database.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?)", rows.records)
     for sql, values in rows.rows:
         database.execute(sql, values)
     if rows.end is not None:
         segment, offset = rows.end
         database.execute(*make_insert("meta", ("written", f"{segment} {offset}"), replaces=True))
-
-
-def newest_record(database: sqlite3.Connection) -> tuple[int, bytes]:
-    """Number and chain of the newest record in the tables; (0, b"") if there is none."""
-    row = database.execute("SELECT seq, chain FROM records ORDER BY seq DESC LIMIT 1").fetchone()
-    return (int(row[0]), bytes(row[1])) if row else (0, b"")
-
-
-def catch_up(
-    database: sqlite3.Connection, segments: Path, written: tuple[int, int], end: tuple[int, int]
-) -> None:
-    """Adds the log's entries from `written` to `end` to the tables, which a crash had prevented.
-
-    Raises: JournalError, sqlite3.Error; nothing is changed then.
-    """
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        is_new = newest_record(database)[0] == 0
-        for plan in map(decode_plan, read_plans(segments, written, end)):
-            if is_new:
-                # A rebuilt database keeps the run's id.
-                database.execute(*make_insert("meta", ("run_id", plan.run_id), replaces=True))
-            database.execute(*make_insert("plans", (plan.seq, plan.at_s, plan.plan)))
-        logged = read_records(segments, written, end)
-        for record in records_following(newest_record(database), logged):
-            insert_rows(database, TableRows([record], derive_rows(record.seq, decode_events(record))))
-        insert_rows(database, TableRows(end=end))
-        database.execute("COMMIT")
-    finally:
-        if database.in_transaction:
-            database.execute("ROLLBACK")
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -286,7 +229,8 @@ def make_tables(database: sqlite3.Connection) -> None:
     database.execute("BEGIN IMMEDIATE")
     for statement in SCHEMA_SQL.split(";"):  # `executescript` would end the transaction
         database.execute(statement)
-    first = {"run_id": uuid4().hex, "written": "0 0", "compacted": "0", "first_segment": "0"}
+    compacted = msgspec.json.encode(Compacted()).decode()
+    first = {"run_id": uuid4().hex, "written": "0 0", "compacted": compacted, "first_segment": "0"}
     for key, value in (*first.items(), ("schema", str(JOURNAL_SCHEMA))):
         database.execute(*make_insert("meta", (key, value)))
     database.execute("COMMIT")

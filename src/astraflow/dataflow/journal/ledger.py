@@ -49,7 +49,6 @@ from astraflow.dataflow.journal.records import (
     chain_of,
     decode_commands,
     decode_events,
-    schedule_of,
 )
 from astraflow.types import HANDED_IN, Failure, StepRecord, lease_kind
 
@@ -479,7 +478,7 @@ class Ledger:
     def _change_schedule(self, event: ScheduleChanged, record: Record) -> None:
         """Checks that the plan in force has the same schedule."""
         plan = self.plan_at(record.seq)
-        if plan is None or schedule_of(plan) != event.schedule:
+        if plan is None or plan.schedule != event.schedule:
             self._problem(f"record {record.seq}: the schedule changes to one that is in no plan of the run")
 
     def _resume(self, _: RunResumed, record: Record) -> None:

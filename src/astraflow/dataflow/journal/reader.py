@@ -1,10 +1,9 @@
 """Reads a journal folder, live or finished, without changing it. A reader shows one consistent moment.
 
-`JournalReader` reads the tables. If the database is missing or empty, `open_reader` rebuilds the tables in
-memory from the segments, as opening the folder would rebuild them on disk.
+What is compacted comes from the tables, all later records from the log. If the database is missing or empty,
+because its own log was lost, nothing counts as compacted.
 """
 
-import contextlib
 import dataclasses
 import sqlite3
 import time
@@ -14,24 +13,30 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.core.commands import EvalFinished, PayloadRef, StepCommitted
 from astraflow.dataflow.journal.journal_db import (
     DATABASE,
     JOURNAL_SCHEMA,
     UNREADABLE,
+    Compacted,
     FateRow,
     TelemetryRow,
     TranscriptRow,
-    catch_up,
     make_tables,
-    newest_record,
 )
-from astraflow.dataflow.journal.records import Record, RecordedPlan
-from astraflow.dataflow.journal.segments import verify_segments
+from astraflow.dataflow.journal.records import (
+    PlanEntry,
+    Record,
+    RecordedPlan,
+    decode_plan,
+    decode_records,
+    events_of,
+)
+from astraflow.dataflow.journal.segments import PLAN, RECORDS, LogReader, segment_numbers
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, EvalRecord, Message, StepRecord
 
-__all__ = ["JournalReader", "open_reader"]
+__all__ = ["JournalReader"]
 
 _PLANS = msgspec.msgpack.Decoder(RecordedPlan)
 _STEPS = msgspec.msgpack.Decoder(StepRecord)
@@ -42,26 +47,46 @@ _T = TypeVar("_T")
 
 
 class JournalReader:
-    """Read-only view of the tables of a journal folder. `close` it, or use `with`.
+    """Read-only view of a journal folder. `close` it, or use `with`.
 
     Its methods raise JournalError if something cannot be read.
     """
 
-    def __init__(self, folder: Path, database: sqlite3.Connection | None = None) -> None:
-        """`database`: read instead of the folder's, and closed with the reader. Raises: JournalError."""
+    def __init__(self, folder: Path) -> None:
+        """Raises: JournalError if the folder holds no readable journal."""
         self.path = folder / DATABASE
         try:
-            self.database = database or _open_read_only(self.path)
-            # All queries see the moment of the first one.
-            self.database.execute("BEGIN")
-            schema = self.meta("schema")
+            self.database = _open_read_only(folder)
+            try:
+                self._check_schema()
+                # The log is opened before the moment of the tables. What is compacted meanwhile is in them.
+                self._log = self._open_log(folder / "segments")
+                # All queries see the moment of the first one.
+                self.database.execute("BEGIN")
+                self.compacted = self._read_compacted()
+            except BaseException:
+                self.database.close()
+                raise
         except UNREADABLE as err:
             raise JournalError(f"{self.path} cannot be read: {err}") from err
+
+    def _check_schema(self) -> None:
+        schema = self.meta("schema")
         if schema != str(JOURNAL_SCHEMA):
-            self.close()
             raise JournalError(
-                f"{self.path} has schema {schema or 'none'}; this version reads {JOURNAL_SCHEMA}"
+                f"{self.path} has schema {schema or 'none'}; this version reads {JOURNAL_SCHEMA}. Use the "
+                "version that made it"
             )
+
+    def _open_log(self, segments: Path) -> LogReader:
+        while True:
+            first = self._read_compacted().segment
+            try:
+                return LogReader(segments, first)
+            except JournalError:
+                if self._read_compacted().segment == first:
+                    raise
+                # A compaction has dropped segments meanwhile.
 
     def __enter__(self) -> "JournalReader":
         return self
@@ -70,7 +95,8 @@ class JournalReader:
         self.close()
 
     def close(self) -> None:
-        """Closes the database."""
+        """Closes the database and the log."""
+        self._log.close()
         self.database.close()
 
     def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
@@ -96,22 +122,33 @@ class JournalReader:
     @property
     def date(self) -> str:
         """The day in UTC on which the run began, as `YYYY-MM-DD`; today if it hasn't begun."""
-        row = next(self._rows("SELECT min(at_s) FROM plans"), None)
-        return time.strftime("%Y-%m-%d", time.gmtime(row[0] if row else None))
+        first = min((plan.at_s for plan in self.plan_entries()), default=None)
+        return time.strftime("%Y-%m-%d", time.gmtime(first))
 
     @property
-    def compacted(self) -> int:
-        """Number of the newest compacted record. Records up to it are deleted, or about to be."""
-        return self._number("compacted")
+    def run_id(self) -> str:
+        """The id of the run. A database that was lost and made again has another one."""
+        entry = next(self._log.entries(PLAN), None)
+        return decode_plan(entry).run_id if entry is not None else self.meta("run_id")
+
+    def _read_compacted(self) -> Compacted:
+        """Up to where the log is compacted. Records up to there are dropped, or about to be."""
+        try:
+            return msgspec.json.decode(self.meta("compacted"), type=Compacted)
+        except msgspec.DecodeError as err:
+            raise JournalError(f"{self.path}: meta value compacted cannot be read: {err}") from err
 
     @property
     def first_segment(self) -> int:
         """Number of the first segment that is kept."""
-        return self._number("first_segment")
+        value = self.meta("first_segment")
+        if not value.isdecimal():
+            raise JournalError(f"{self.path}: meta value first_segment is {value!r}; expected a number")
+        return int(value)
 
     @property
     def written(self) -> tuple[int, int]:
-        """Segment and offset up to which the tables contain the segments."""
+        """Segment and offset that the segments have reached for sure."""
         segment, _, offset = self.meta("written").partition(" ")
         if not (segment.isdecimal() and offset.isdecimal()):
             raise JournalError(
@@ -119,45 +156,58 @@ class JournalReader:
             )
         return int(segment), int(offset)
 
-    def _number(self, key: str) -> int:
-        value = self.meta(key) or "0"
-        if not value.isdecimal():
-            raise JournalError(f"{self.path}: meta value {key} is {value!r}; expected a number")
-        return int(value)
-
     def records(self, after: int = 0) -> Iterator[Record]:
-        """All records newer than `after`, in order."""
-        query = "SELECT seq, at_s, commands, events, chain FROM records WHERE seq > ? ORDER BY seq"
-        return (Record(*row) for row in self._rows(query, max(after, self.compacted)))
+        """All records newer than `after` that are not compacted, in order."""
+        after = max(after, self.compacted.seq)
+        for entry in self.log():
+            yield from (record for record in decode_records(entry) if record.seq > after)
+
+    def log(self) -> Iterator[bytes]:
+        """The log's entries of records, some of which may be compacted."""
+        return self._log.entries(RECORDS)
 
     @property
-    def newest(self) -> tuple[int, bytes]:
-        """Number and chain of the newest record; (0, b"") if there is none."""
-        try:
-            return newest_record(self.database)
-        except UNREADABLE as err:
-            raise JournalError(f"{self.path} cannot be read: {err}") from err
+    def newest(self) -> Compacted:
+        """The newest record, and the segment in which later ones begin at the earliest."""
+        entry = None
+        for entry in self.log():  # noqa: B007 (the last one)
+            pass
+        last = decode_records(entry)[-1] if entry is not None else None
+        if last is None or last.seq <= self.compacted.seq:
+            return self.compacted
+        return msgspec.structs.replace(self.compacted, seq=last.seq, at_s=last.at_s, chain=last.chain)
+
+    def _compacted_plans(self) -> list[PlanEntry]:
+        rows = self._rows("SELECT seq, at_s, plan FROM plans ORDER BY rowid")
+        return [PlanEntry(self.meta("run_id"), *row) for row in rows]
+
+    def logged_plans(self) -> list[PlanEntry]:
+        """The plans that are only in the log, encoded, oldest first."""
+        known = {(entry.seq, entry.at_s, entry.plan) for entry in self._compacted_plans()}
+        logged = map(decode_plan, self._log.entries(PLAN))
+        return [entry for entry in logged if (entry.seq, entry.at_s, entry.plan) not in known]
+
+    def plan_entries(self) -> list[PlanEntry]:
+        """All plans, encoded, oldest first."""
+        return self._compacted_plans() + self.logged_plans()
 
     def plans(self) -> list[tuple[int, RecordedPlan]]:
         """(number of the record after which it is in force, plan), oldest first."""
-        rows = self._rows("SELECT seq, plan FROM plans ORDER BY rowid")
-        return [(seq, self._decode("plans", _PLANS, blob)) for seq, blob in rows]
+        return [(entry.seq, self._decode("plans", _PLANS, entry.plan)) for entry in self.plan_entries()]
 
     def audit_state_parts(self) -> list[bytes]:
         """The parts of the audit state, as encoded by `compaction`. Empty before the first compaction."""
-        if not self.compacted:
-            return []
         query = "SELECT data FROM audit_state WHERE at_seq = ? ORDER BY part"
-        return [data for (data,) in self._rows(query, self.compacted)]
+        return [data for (data,) in self._rows(query, self.compacted.seq)]
 
     def payloads(self) -> Iterator[tuple[str, int, list[PayloadRef]]]:
         """(policy, closed group, its trained trajectories) of all groups whose trajectories are kept."""
         query = "SELECT policy, group_id, refs FROM payloads ORDER BY policy, group_id"
-        rows = self._rows(query) if self.compacted else ()
+        rows = self._rows(query) if self.compacted.seq else ()
         return ((policy, group, self._decode("payloads", _REFS, refs)) for policy, group, refs in rows)
 
     def fates(self) -> Iterator[FateRow]:
-        """All fates."""
+        """The fates of closed groups, and of some that a compaction was about to close when it was ended."""
         columns = ", ".join(column.name for column in dataclasses.fields(FateRow))
         rows = self._rows(f"SELECT {columns} FROM fates ORDER BY policy, group_id")
         return (FateRow(*row) for row in rows)
@@ -165,12 +215,16 @@ class JournalReader:
     def steps(self) -> list[StepRecord]:
         """Committed steps of all policies, in order of commit."""
         rows = self._rows("SELECT record FROM steps ORDER BY seq")
-        return [self._decode("steps", _STEPS, blob) for (blob,) in rows]
+        compacted = [self._decode("steps", _STEPS, blob) for (blob,) in rows]
+        events = (event for record in self.records() for event in events_of(record, StepCommitted))
+        return compacted + [event.record for event in events]
 
     def evals(self) -> list[EvalRecord]:
         """Finished evaluation rounds, in order."""
         rows = self._rows("SELECT record FROM evals ORDER BY rowid")
-        return [self._decode("evals", _EVALS, blob) for (blob,) in rows]
+        compacted = [self._decode("evals", _EVALS, blob) for (blob,) in rows]
+        events = (event for record in self.records() for event in events_of(record, EvalFinished))
+        return compacted + [event.record for event in events]
 
     def telemetry(self) -> list[TelemetryRow]:
         """All busy spans."""
@@ -209,39 +263,28 @@ class JournalReader:
             raise JournalError(f"the messages of an episode cannot be read: {err}") from err
 
 
-def open_reader(folder: Path) -> JournalReader:
-    """Opens a folder for reading, with all records that the dataflow would find there.
+def _open_read_only(folder: Path) -> sqlite3.Connection:
+    """Opens the database of a folder. If it has no tables, but there are segments, it has empty ones.
 
-    If the database is missing, or empty because its log was lost, its tables are rebuilt in memory from the
-    segments. Raises: JournalError.
+    Raises: JournalError, sqlite3.Error.
     """
-    segments = folder / "segments"
-    if _has_tables(folder / DATABASE) or not any(segments.glob("*.seg")):
-        return JournalReader(folder)
-    # An empty name is a temporary database, which SQLite keeps in memory while it is small.
-    database = sqlite3.connect("", isolation_level=None)
-    try:
-        make_tables(database)
-        catch_up(database, segments, (0, 0), verify_segments(segments, 0))
-    except BaseException:
+    path = folder / DATABASE
+    if path.is_file():
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        database = sqlite3.connect(uri, uri=True, isolation_level=None)
+        if not segment_numbers(folder / "segments") or _has_tables(database):
+            return database
         database.close()
-        raise
-    return JournalReader(folder, database)
+    elif not segment_numbers(folder / "segments"):
+        raise JournalError(f"{folder} holds no journal: {DATABASE} is missing")
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    make_tables(database)
+    return database
 
 
-def _has_tables(path: Path) -> bool:
-    """False if a database is missing or empty. An unreadable one counts as having (damaged) tables."""
-    if not path.is_file():
-        return False
+def _has_tables(database: sqlite3.Connection) -> bool:
+    """Whether it has tables. Those of an unreadable database count as damaged."""
     try:
-        with contextlib.closing(_open_read_only(path)) as database:
-            return bool(database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+        return bool(database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     except UNREADABLE:
         return True
-
-
-def _open_read_only(path: Path) -> sqlite3.Connection:
-    """Opens an existing database read-only. Raises: JournalError, sqlite3.Error."""
-    if not path.is_file():
-        raise JournalError(f"{path.parent} holds no journal: {DATABASE} is missing")
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)

@@ -4,18 +4,18 @@ A record holds the commands that were accepted at one moment (the results of one
 each. Its `chain` is a running xxh3-128 over all records up to it, which reveals an edited, missing or
 reordered record. A plan holds the recipe and the limits of the run, as of a start of the dataflow.
 
-This module only deals with bytes. `segments` stores them on disk; `journal_db` makes rows of them.
+This module only deals with bytes. `segments` stores them on disk.
 """
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import xxhash
 
-from astraflow.dataflow.core.commands import Command, Event
-from astraflow.dataflow.core.plan import EvalPlan, Schedule, StopPlan
+from astraflow.dataflow.core.commands import Command, EvalFinished, Event, StepCommitted
+from astraflow.dataflow.core.plan import Schedule
 from astraflow.errors import JournalError
 from astraflow.types import Item
 
@@ -35,14 +35,15 @@ __all__ = [
     "encode_events",
     "encode_plan",
     "encode_records",
+    "events_of",
     "records_following",
-    "schedule_of",
 ]
 
 UNWRITABLE = (OverflowError, ValueError, TypeError, RecursionError)
 """What encoding raises for values that cannot be stored: integers of more than 64 bits, half a surrogate
 pair, too deeply nested values."""
 
+_EventT = TypeVar("_EventT", StepCommitted, EvalFinished)
 _CHAIN_HEAD = struct.Struct("<QdQ")
 """Number, time, and length of the commands, which separates the commands from the events after them."""
 
@@ -68,14 +69,13 @@ class RecordedPlan(Item, frozen=True, kw_only=True):
     recipe: str
     """Resolved recipe, JSON text."""
     policies: dict[str, PolicyFacts]
-    schedule: Schedule | None = None
-    """None if the recipe determines it."""
+    schedule: Schedule
     most_drawn: int = 0
     """Tasks of the sources that may be drawn, each as often as the recipe's epochs say. 0: no limit."""
 
 
 class PlanEntry(Item, frozen=True, array_like=True):
-    """A plan in the log: a row of the table `plans`, and the id of the run."""
+    """A plan in the log, and the id of the run."""
 
     run_id: str
     seq: int
@@ -131,6 +131,13 @@ def decode_events(record: Record) -> tuple[tuple[Event, ...], ...]:
         raise JournalError(f"journal record {record.seq}: its events cannot be read: {err}") from err
 
 
+def events_of(record: Record, kind: type[_EventT]) -> list[_EventT]:
+    """The events of one kind in a record. Raises: JournalError."""
+    if kind.__name__.encode() not in record.events:  # most records have none, and need no decoding
+        return []
+    return [event for events in decode_events(record) for event in events if isinstance(event, kind)]
+
+
 def encode_records(records: Sequence[Record]) -> bytes:
     """Encodes records as one entry of the log."""
     return _ENCODER.encode(records)
@@ -181,22 +188,3 @@ def decode_plan(data: bytes) -> PlanEntry:
         return _PLAN_ENTRIES.decode(data)
     except msgspec.DecodeError as err:
         raise JournalError(f"a plan in the journal's segments cannot be read: {err}") from err
-
-
-class _EvalSection(msgspec.Struct):
-    """The part of a recipe that determines a schedule. Other keys are ignored."""
-
-    eval: EvalPlan
-    stop: StopPlan = StopPlan()
-
-
-def schedule_of(plan: RecordedPlan) -> Schedule:
-    """The schedule of a recorded plan, or else of its recipe. Raises: JournalError if neither has one."""
-    if plan.schedule is not None:
-        return plan.schedule
-    steps = {name: facts.num_steps for name, facts in plan.policies.items()}
-    try:
-        recipe = msgspec.json.decode(plan.recipe, type=_EvalSection)
-    except msgspec.DecodeError as err:
-        raise JournalError(f"a plan in the journal does not say what is evaluated: {err}") from err
-    return Schedule(steps, recipe.eval, recipe.stop)

@@ -15,12 +15,12 @@ Threads: `append` and `take` belong to the event loop, `write` to the one thread
 anyone once the bytes are written.
 """
 
+import itertools
 import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,12 +39,11 @@ __all__ = [
     "SEGMENT_HEADER",
     "SEGMENT_MAGIC",
     "SEGMENT_SCHEMA",
+    "LogReader",
     "PendingWrite",
     "SegmentReader",
     "SegmentStore",
     "open_segment",
-    "read_plans",
-    "read_records",
     "segment_numbers",
     "segment_path",
     "verify_segments",
@@ -75,6 +74,8 @@ _RUN_BYTES = 16 * 1024 * 1024
 """Largest read."""
 _SMALL_BYTES = 4096
 """Buffers of a smaller average size are joined before they are written."""
+_WINDOW_BYTES = 64 * 1024
+"""Bytes that are read at once in search of entries."""
 
 
 @dataclass(slots=True)
@@ -342,48 +343,91 @@ def verify_segments(folder: Path, first: int) -> tuple[int, int]:
         for number in range(first, numbers[-1]):
             path = segment_path(folder, number)
             if number not in numbers:
-                raise JournalError(f"{path} is missing; restore the file from a copy")
+                raise _missing(path)
             end = _find_whole_end(path, number)
             if end == 0 or end != path.stat().st_size:
-                raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")
+                raise _damage_at(path, end)
         return numbers[-1], max(
             SEGMENT_HEADER.size, _find_whole_end(segment_path(folder, numbers[-1]), numbers[-1])
         )
     except OSError as err:
-        if isinstance(err, JournalError):  # It derives from OSError.
-            raise
-        raise JournalError(f"{folder}: cannot be read: {err}") from err
+        raise _as_journal_error(folder, err) from err
 
 
-def read_records(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
-    """The log's entries of records between two positions, in order.
+def _missing(path: Path) -> JournalError:
+    return JournalError(f"{path} is missing; restore the file from a copy")
 
-    Raises: JournalError if an entry there is damaged or a segment is missing.
+
+def _damage_at(path: Path, offset: int) -> JournalError:
+    return JournalError(f"{path}: the entry at {offset} is damaged; restore the file from a copy")
+
+
+def _as_journal_error(folder: Path, error: OSError) -> JournalError:
+    """The error for segments that cannot be read. A JournalError, which is an OSError, stays as it is."""
+    return error if isinstance(error, JournalError) else JournalError(f"{folder}: cannot be read: {error}")
+
+
+class LogReader:
+    """Reads the records and plans in the segments from a number on, as they are when it is opened.
+
+    Payloads are skipped unread. The segments stay open, so compaction may delete them meanwhile.
     """
-    return _read_entries(folder, after, end, RECORDS)
 
-
-def read_plans(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
-    """The log's plans between two positions, in order. Raises: as `read_records`."""
-    return _read_entries(folder, after, end, PLAN)
-
-
-def _read_entries(folder: Path, after: tuple[int, int], end: tuple[int, int], kind: int) -> Iterator[bytes]:
-    """Entries of one kind between two positions, in order. Raises: as `read_records`."""
-    start = after[1]
-    for segment in range(after[0], end[0] + 1):
-        path = segment_path(folder, segment)
-        if segment == end[0] and end[1] <= max(start, SEGMENT_HEADER.size):
-            return
+    def __init__(self, folder: Path, first: int) -> None:
+        """Raises: JournalError if a segment is missing, or cannot be opened."""
+        self._files: dict[int, BinaryIO] = {}
+        self._sizes: dict[int, int] = {}
+        self._entries: list[tuple[int, int, int, int]] = []
+        """(kind, segment, offset, length) of each entry that was found so far."""
+        self._folder = folder
+        self._found = self._find_entries()
+        self._error: JournalError | None = None
+        numbers = [number for number in segment_numbers(folder) if number >= first]
         try:
-            with open_segment(path) as file:
-                until = end[1] if segment == end[0] else os.fstat(file.fileno()).st_size
-                yield from _read_kind(file, kind, path, (max(start, SEGMENT_HEADER.size), until))
+            for number in range(first, max(numbers, default=-1) + 1):
+                if number not in numbers:
+                    raise _missing(segment_path(folder, number))
+                file = open_segment(segment_path(folder, number))
+                self._files[number] = file
+                self._sizes[number] = os.fstat(file.fileno()).st_size
         except OSError as err:
-            if isinstance(err, JournalError):
-                raise
-            raise JournalError(f"{path}: cannot be read: {err}") from err
-        start = 0
+            self.close()
+            raise _as_journal_error(folder, err) from err
+
+    def close(self) -> None:
+        """Closes the files."""
+        for file in self._files.values():
+            file.close()
+
+    def entries(self, kind: int) -> Iterator[bytes]:
+        """The entries of one kind, in order. Raises: JournalError if the log is damaged."""
+        for idx in itertools.count():
+            if idx == len(self._entries) and not self._find_next():
+                return
+            found, segment, offset, length = self._entries[idx]
+            if found == kind:
+                yield os.pread(self._files[segment].fileno(), length, offset)
+
+    def _find_next(self) -> bool:
+        """Adds the next entry to `_entries`, for all callers of `entries`. Returns whether there is one."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self._found, False)
+        except OSError as err:
+            self._error = _as_journal_error(self._folder, err)
+            raise self._error from err
+
+    def _find_entries(self) -> Iterator[bool]:
+        for number, file in self._files.items():
+            path = segment_path(self._folder, number)
+            scan = _SegmentScan(path, file, number, skips_payloads=True)
+            for kind, data in scan.entries(self._sizes[number]):
+                if kind != PAYLOAD:
+                    self._entries.append((kind, number, scan.end - len(data), len(data)))
+                    yield True
+            if number + 1 in self._files and scan.end != max(self._sizes[number], SEGMENT_HEADER.size):
+                raise _damage_at(path, scan.end)
 
 
 def segment_numbers(folder: Path) -> list[int]:
@@ -412,39 +456,89 @@ def _cut_torn_end(path: Path, segment: int) -> int:
 def _find_whole_end(path: Path, segment: int) -> int:
     """The end of the last intact entry of a segment; 0 if not even its header is complete.
 
-    Raises: JournalError if the bytes after it were once intact too. They are then damaged, not torn by a
-    crash.
+    Raises: as `_SegmentScan.entries`.
     """
     with open_segment(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        header = file.read(SEGMENT_HEADER.size)
+        scan = _SegmentScan(path, file, segment)
+        for _ in scan.entries(os.fstat(file.fileno()).st_size):
+            pass
+    return scan.end
+
+
+class _SegmentScan:
+    """Goes through the entries of a segment."""
+
+    def __init__(self, path: Path, file: BinaryIO, segment: int, *, skips_payloads: bool = False) -> None:
+        self._path = path
+        self._file = file
+        self._segment = segment
+        self._skips_payloads = skips_payloads
+        self.end = 0
+        """Where the last intact entry ended; 0 if not even the header is complete."""
+        self._begin = 0
+        self._window = b""
+        """Bytes of the file from `_begin` on."""
+
+    def entries(self, size: int) -> Iterator[tuple[int, bytes]]:
+        """(kind, bytes) of each entry up to the first incomplete one. Skipped payloads have no bytes.
+
+        Raises: JournalError if the file is no segment, or if the bytes after the last intact entry were once
+        intact too. They are then damaged, not torn by a crash.
+        """
+        header = self._bytes_at(0, SEGMENT_HEADER.size)
         if len(header) < SEGMENT_HEADER.size:
-            return 0
-        magic, schema, number = SEGMENT_HEADER.unpack(header)
-        if (
-            magic != SEGMENT_MAGIC
-            or number != segment
-            or header != SEGMENT_HEADER.pack(magic, schema, number)
-        ):
-            raise JournalError(
-                f"{path} is not segment {segment} of a journal; do not edit the journal folder"
-            )
-        if schema != SEGMENT_SCHEMA:
-            raise JournalError(f"{path} has schema {schema}; this version reads schema {SEGMENT_SCHEMA}")
-        end = SEGMENT_HEADER.size
+            return
+        self._check_header(header)
+        self.end = SEGMENT_HEADER.size
         last_records = b""
-        for kind, data in _iterate_entries(file, size):
-            end += ENTRY_HEAD.size + len(data)
+        while (entry := self._entry_at(self.end, size)) is not None:
+            kind, length, data = entry
+            self.end += ENTRY_HEAD.size + length
             if kind == RECORDS:
                 last_records = data
-        if end < size:
-            file.seek(end)
-            if _was_synced(file.read(size - end), last_records):
-                raise JournalError(
-                    f"{path}: the entry at {end} is damaged, and records that came later are whole; restore "
-                    "the file from a copy"
-                )
-    return end
+            yield kind, data
+        if self.end < size and _was_synced(self._bytes_at(self.end, size - self.end), last_records):
+            raise JournalError(
+                f"{self._path}: the entry at {self.end} is damaged, and records that came later are whole; "
+                "restore the file from a copy"
+            )
+
+    def _check_header(self, header: bytes) -> None:
+        magic, schema, number = SEGMENT_HEADER.unpack(header)
+        is_segment = magic == SEGMENT_MAGIC and number == self._segment
+        if not is_segment or header != SEGMENT_HEADER.pack(magic, schema, number):
+            raise JournalError(
+                f"{self._path} is not segment {self._segment} of a journal; do not edit the journal folder"
+            )
+        if schema != SEGMENT_SCHEMA:
+            raise JournalError(
+                f"{self._path} has schema {schema}; this version reads schema {SEGMENT_SCHEMA}"
+            )
+
+    def _entry_at(self, offset: int, size: int) -> tuple[int, int, bytes] | None:
+        """Kind, length and bytes of the entry at an offset; None if it is incomplete."""
+        head = self._bytes_at(offset, ENTRY_HEAD.size)
+        if len(head) < ENTRY_HEAD.size:
+            return None
+        length, kind, checksum = ENTRY_HEAD.unpack(head)
+        offset += ENTRY_HEAD.size
+        if offset + length > size or kind > PLAN:
+            return None
+        if kind == PAYLOAD and self._skips_payloads:
+            return kind, length, b""
+        data = self._bytes_at(offset, length)
+        if len(data) < length or xxhash.xxh3_64_intdigest(data, kind) != checksum:
+            return None
+        return kind, length, data
+
+    def _bytes_at(self, offset: int, length: int) -> bytes:
+        """`length` bytes, or fewer at the end of the file."""
+        first = offset - self._begin
+        if first < 0 or first + length > len(self._window):
+            self._window = os.pread(self._file.fileno(), max(length, _WINDOW_BYTES), offset)
+            self._begin = offset
+            first = 0
+        return self._window[first : first + length]
 
 
 def _was_synced(rest: bytes, last_records: bytes) -> bool:
@@ -454,7 +548,7 @@ def _was_synced(rest: bytes, last_records: bytes) -> bool:
     flush ends with its records, in one entry. Two such entries therefore belong to two flushes. A single one
     belongs to a later flush if it does not continue the last intact records.
     """
-    found = list(islice(_find_records(rest), 2))
+    found = list(itertools.islice(_find_records(rest), 2))
     if len(found) == 1 and last_records:
         return decode_records(found[0])[0].seq > decode_records(last_records)[-1].seq + 1
     return len(found) > 1
@@ -470,31 +564,3 @@ def _find_records(data: bytes) -> Iterator[bytes]:
         if body and xxhash.xxh3_64_intdigest(body, kind) == checksum:
             yield body
         kind_at = data.find(RECORDS, kind_at + 1)
-
-
-def _iterate_entries(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
-    """(kind, bytes) of each entry from the file's position on. Ends before the first incomplete one."""
-    while len(head := file.read(ENTRY_HEAD.size)) == ENTRY_HEAD.size:
-        length, kind, checksum = ENTRY_HEAD.unpack(head)
-        if length > size:
-            return
-        data = file.read(length)
-        if len(data) < length or xxhash.xxh3_64_intdigest(data, kind) != checksum:
-            return
-        yield kind, data
-
-
-def _read_kind(file: BinaryIO, kind: int, path: Path, between: tuple[int, int]) -> Iterator[bytes]:
-    """The entries of one kind between two offsets of a segment. Raises: JournalError if one is damaged."""
-    end, until = between
-    file.seek(end)
-    for found, data in _iterate_entries(file, until):
-        if end + ENTRY_HEAD.size + len(data) > until:
-            break
-        end += ENTRY_HEAD.size + len(data)
-        if found == kind:
-            yield data
-        if end == until:
-            return
-    if end != until:
-        raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")

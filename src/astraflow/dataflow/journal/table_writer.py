@@ -1,7 +1,7 @@
 """Writes rows into the journal's tables, after the flushes of the segments.
 
-No sender waits for this. The segments are the log: rows that a crash keeps out of the database are restored
-from them when the journal is opened. Transactions can therefore be rare. The first row after a quiet time
+No sender waits for this, and no decision depends on rows that a crash keeps out of the database.
+Transactions can therefore be rare. The first row after a quiet time
 starts one at once; later rows wait until `_PAUSE_S` after the previous transaction, or for a call of
 `settle`.
 

@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from astraflow import added
 from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.service.liveness import WorkerLife
 from astraflow.dataflow.service.openapi import openapi_json
@@ -30,7 +31,6 @@ from astraflow.types import (
     WorkerStatus,
 )
 from astraflow.types.waits import OVERDUE, POOL, RUN, SILENT, Party
-from astraflow.user_input.installed import load_added
 
 __all__ = ["ViewRoutes"]
 
@@ -136,10 +136,9 @@ class ViewRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`."""
-        prometheus_text = load_added("astraflow.metrics", "prometheus", "GET /metrics")
         newest = [row_from_record(record) for record in self._core.newest_records()]
         num_records = self._dispatcher.journal.seq
-        text = prometheus_text(
+        text = added.prometheus_text(
             await self._status(), num_records=num_records, newest=newest, progress=self._run.progress.totals
         )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

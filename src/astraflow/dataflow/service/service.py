@@ -27,7 +27,7 @@ from astraflow.dataflow.core.commands import ChangeSchedule, ExpireEval, ExpireL
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import RunPlan
 from astraflow.dataflow.journal.journal import Journal
-from astraflow.dataflow.journal.records import PolicyFacts, RecordedPlan, schedule_of
+from astraflow.dataflow.journal.records import PolicyFacts, RecordedPlan
 from astraflow.dataflow.service.dispatcher import Dispatcher
 from astraflow.dataflow.service.liveness import Liveness, WorkerLife
 from astraflow.dataflow.service.long_poll import LongPolls
@@ -277,4 +277,4 @@ def _with_first_schedule(plan: RunPlan, journal: Journal) -> RunPlan:
     records change the schedule. Raises: JournalError."""
     with journal.reader() as reader:
         plans = reader.plans()
-    return plan.with_schedule(schedule_of(plans[0][1])) if plans else plan
+    return plan.with_schedule(plans[0][1].schedule) if plans else plan

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from astraflow import added
 from astraflow.errors import DataError
-from astraflow.models.exact import exact_passes
 from astraflow.models.families import engine_refusal, family_of, length_refusal
 from astraflow.models.images import ImageRules
 from astraflow.models.vision import vocab_size_of
@@ -112,7 +112,7 @@ def make_forward(
     expected = _own_logprobs(model, probe)
     tolerance = _TOLERANCE[model.dtype]
     if exact:
-        return _check_exact(exact_passes().engine(model), probe, expected, who)
+        return _check_exact(added.InvariantForward(model), probe, expected, who)
     if is_lean(model, max_context=max_context):
         precise = _precise_logprobs(model, probe)
         lean = LeanForward(model, max_context=max_context)

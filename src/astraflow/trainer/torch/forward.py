@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from astraflow import wire
+from astraflow import added, wire
 from astraflow.errors import ConfigError, ImageError, WireError
 from astraflow.models.images import ImageRules, check_media
 from astraflow.models.loading import DTYPES
@@ -47,7 +47,7 @@ from astraflow.trainer.torch.varlen import find_varlen
 from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
 from astraflow.types.token_columns import EXPERTS_STREAM, Columns
 
-__all__ = ["ExactLogprobs", "ForwardEntryPoint", "TrainerForward"]
+__all__ = ["ForwardEntryPoint", "TrainerForward"]
 
 _log = logging.getLogger(__name__)
 _ATTENTION_NAME = "astraflow_packed"
@@ -77,18 +77,6 @@ class ForwardEntryPoint(nn.Module):
         return compute()
 
 
-class ExactLogprobs(Protocol):
-    """Computes logprobs that are bit-identical to the engine's. The gradient comes from the usual pass."""
-
-    def compute(self, packed: LayoutTensors, temperatures: NDArray[np.float32]) -> Tensor:
-        """Logprobs [P] of the trained tokens at the temperatures [P]. The layout must not share prefixes."""
-        ...
-
-    def with_gradient(self, value: Tensor, usual: Tensor) -> Tensor:
-        """`value`, which equals `usual` up to rounding, with the gradient of `usual`."""
-        ...
-
-
 class TrainerForward:
     """Computes logits at the positions that predict trained tokens. Gradients flow if they are enabled.
 
@@ -111,7 +99,7 @@ class TrainerForward:
         self._dtype = config.dtype
         self.replay: RouterReplay | None = None
         """Sends tokens to the experts that the engine chose, if set."""
-        self.exact: ExactLogprobs | None = None
+        self.exact: added.InvariantLogprobs | None = None
         """If set, makes the logprobs of the trained tokens bit-identical to the engine's."""
         self._grid: RankGrid | None = None
         """Set if tokens are cut over ranks."""

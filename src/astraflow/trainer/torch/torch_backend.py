@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from astraflow import added
 from astraflow.config import Config
 from astraflow.errors import ConfigError, TrainingError
-from astraflow.models.exact import exact_passes
 from astraflow.models.export import begin_export
 from astraflow.models.images import image_rules
 from astraflow.models.loading import DTYPES
@@ -175,7 +175,7 @@ class TorchBackend(ModelVerbs):
         if backend.activations == "recompute":
             recompute_layers(self._model)
         if exact:
-            forward.exact = exact_passes().trainer(self._model)
+            forward.exact = added.InvariantLogprobs(self._model)
         self._replay = forward.replay = RouterReplay.of(self._model)
         uncut = uncut_logits(Path(model_dir), grid, backend)
         self._policy = TrainedModel(forward, config, weights=self._weights, uncut=uncut)

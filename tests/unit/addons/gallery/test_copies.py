@@ -49,6 +49,11 @@ def test_a_copied_recipe_has_all_that_it_needs(
     }
 
 
+def test_a_copied_recipe_has_the_files_that_its_modules_read(tmp_path: Path) -> None:
+    copied = copies.copy_entries([gallery.find_entry("real/words")], tmp_path)
+    assert {Path("recipes/real/words.toml"), Path("recipes/real/trivia.toml")} <= set(copied)
+
+
 def test_a_copied_model_spec_brings_the_modules_that_its_module_imports(tmp_path: Path) -> None:
     copied = copies.copy_entries([gallery.find_entry("models/household")], tmp_path)
     folder = Path("recipes/alfworld")

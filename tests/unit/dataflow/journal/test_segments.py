@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.journal.segments import SegmentReader, SegmentStore, read_records
+from astraflow.dataflow.journal.records import Record, encode_records
+from astraflow.dataflow.journal.segments import RECORDS, LogReader, SegmentReader, SegmentStore
 from astraflow.errors import JournalError
 
 
@@ -32,32 +33,45 @@ def test_payloads_are_read_together_in_any_order(tmp_path: Path) -> None:
     store.close()
 
 
-def test_records_are_found_from_a_position_on(tmp_path: Path) -> None:
+def logged(folder: Path, first: int = 0) -> list[bytes]:
+    log = LogReader(folder, first)
+    try:
+        return list(log.entries(RECORDS))
+    finally:
+        log.close()
+
+
+def test_records_are_found_from_a_segment_on(tmp_path: Path) -> None:
     store = SegmentStore(tmp_path, segment_bytes=120)
-    assert list(read_records(tmp_path, (0, 0), store.end)) == []
+    assert logged(tmp_path) == []
     store.append_records(b"one")
     store.append(b"payload" * 5)
-    middle = store.end
     store.append_records(b"two" * 20)
     store.append_records(b"three")
     store.write(store.take())
-    assert list(read_records(tmp_path, (0, 0), store.end)) == [b"one", b"two" * 20, b"three"]
-    assert list(read_records(tmp_path, middle, store.end)) == [b"two" * 20, b"three"]
-    assert list(read_records(tmp_path, store.end, store.end)) == []
+    assert logged(tmp_path) == [b"one", b"two" * 20, b"three"]
+    assert logged(tmp_path, 1) == [b"two" * 20, b"three"]
+    (tmp_path / "00000000.seg").unlink()
+    with pytest.raises(JournalError, match=r"00000000\.seg is missing"):
+        logged(tmp_path)
     store.close()
 
 
 def test_damaged_records_are_not_passed_over(tmp_path: Path) -> None:
     store = SegmentStore(tmp_path)
-    store.append_records(b"one")
-    store.append_records(b"two")
+    store.append_records(encode_records([Record(1, 0.0, b"", b"", b"")]))
+    store.append_records(encode_records([Record(2, 0.0, b"", b"", b"")]))
+    store.append_records(encode_records([Record(3, 0.0, b"", b"", b"")]))
     store.write(store.take())
     path = tmp_path / "00000000.seg"
     data = bytearray(path.read_bytes())
     data[30] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(JournalError, match="the entry at 16 is damaged"):
-        list(read_records(tmp_path, (0, 0), store.end))
+    log = LogReader(tmp_path, 0)
+    for _ in range(2):
+        with pytest.raises(JournalError, match="the entry at 16 is damaged"):
+            list(log.entries(RECORDS))
+    log.close()
     store.close()
 
 

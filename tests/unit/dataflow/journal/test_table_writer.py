@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.dataflow.journal.journal_db import DATABASE, TableRows, insert_rows, open_database
-from astraflow.dataflow.journal.records import Record
+from astraflow.dataflow.journal.journal_db import DATABASE, TableRows, insert_rows, make_insert, open_database
 from astraflow.dataflow.journal.table_writer import TableWriter
 
 
 def rows(*seqs: int) -> TableRows:
-    return TableRows([Record(seq, 0.0, b"", b"", b"") for seq in seqs])
+    return TableRows([make_insert("steps", (seq, b"")) for seq in seqs])
 
 
 def written(folder: Path) -> list[int]:
     database = sqlite3.connect(folder / DATABASE)
-    seqs = [seq for (seq,) in database.execute("SELECT seq FROM records ORDER BY seq")]
+    seqs = [seq for (seq,) in database.execute("SELECT seq FROM steps ORDER BY seq")]
     database.close()
     return seqs
 

@@ -176,6 +176,7 @@ def test_facts_hold_what_the_core_needs_and_only_trained_policies() -> None:
     facts = facts_of(make_episode(actor, make_trajectory(policy="judge")), ("actor",), store)
     (meta,) = facts.trajectories
     assert (meta.num_tokens, meta.num_trained_tokens, meta.num_trained_by_turn) == (7, 4, (4,))
+    assert meta.turn_spans == tuple((turn.start, turn.end) for turn in actor.turns)
     assert (meta.oldest_version, meta.newest_version) == (1, 2)
     assert decode(stored[0], Trajectory) == actor
     assert len(stored) == 1

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.addons.forecast.forecast import Forecast, forecast, parse_pool
-from astraflow.addons.forecast.forecast_inputs import ForecastInputs, LengthsGiven, draw_shapes
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.recipe.recipe import load_recipe
+from astraflow_paced.forecast.forecast import Forecast, forecast, parse_pool
+from astraflow_paced.forecast.forecast_inputs import ForecastInputs, LengthsGiven, draw_shapes
 
-RECIPE = Path(__file__).parents[4] / "recipes" / "quickstart.yaml"
+RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 TABLE = {"group_size": 4, "groups_per_batch": 8, "max_staleness": 4}
 KINDS = {"spot": {"most": 4, "cost": 0.25, "speed": 0.5}, "sure": {"most": 4, "cost": 1.0}}
 

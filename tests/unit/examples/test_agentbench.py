@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from examples.environments.agentbench import AgentBench
 from recipes.alfworld.household_players import expert
 from recipes.alfworld.household_server import make_app
 from recipes.alfworld.household_world import Household
 
-from astraflow.addons.envs.agentbench import AgentBench
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import Observation
 from drivers.agentbench_client import played_here

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from astraflow.addons.forecast.forecast import Forecast
-from astraflow.addons.forecast.forecast_inputs import ForecastInputs
 from astraflow.report.terminal_text import printable
+from astraflow_paced.forecast.forecast import Forecast
+from astraflow_paced.forecast.forecast_inputs import ForecastInputs
 
 __all__ = ["show_forecasts"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from examples.environments.episode_server import EpisodeServer
 from recipes.alfworld.household_server import make_app
 from recipes.alfworld.household_sessions import EXPIRES_S
 from recipes.alfworld.household_world import Household
 
-from astraflow.addons.envs.episode_server import EpisodeServer
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.types import Task
 

@@ -1,47 +1,35 @@
 """Questions for words, and scores that only words of the lists get."""
 
-import json
 import re
 
 import pytest
+from recipes.real.trivia import everyday_requests
+from recipes.real.word_questions import KINDS, LETTERS, MIN_WORDS, fold, name_word, questions, words_of
 
-from astraflow.addons.words.config import TriviaSourceConfig, WordsReward, WordsSourceConfig
-from astraflow.addons.words.everyday import EverydaySource
-from astraflow.addons.words.questions import (
-    KINDS,
-    LETTERS,
-    MIN_WORDS,
-    WordsScorer,
-    WordsSource,
-    fold,
-    question_of,
-    words_of,
-)
 from astraflow.errors import DataError
-from astraflow.protocols import Score, ScoringCall
+from astraflow.protocols import Score
 from astraflow.recipe.gallery import find_entry
 from astraflow.recipe.recipe import load_recipe
 from astraflow.tasks.rewards import make_reward
-from astraflow.tasks.variants import SourceContext
+from astraflow.tasks.sources import make_source
 from astraflow.types import Task
+from astraflow.types.row_columns import row_of
 
-
-def source(split: str) -> WordsSource:
-    return WordsSource(WordsSourceConfig.model_validate({"split": split}), name="words")
+TASK = Task(id="words/x", source="words", prompt="?")
 
 
 def tasks(split: str) -> list[Task]:
-    found = source(split)
-    return [found.task(idx) for idx in range(len(found))]
+    source = questions(source="words", split=split)
+    return [source.task(idx) for idx in range(len(source))]
 
 
-def asking(kind: str, letter: str) -> Task:
-    spec = json.dumps({"kind": "words", "of": kind, "letter": letter})
-    return Task(id="words/x", source="words", prompt="?", spec=spec)
+def pair_of(task: Task) -> tuple[str, str]:
+    columns = row_of(task).columns
+    return columns["kind"], columns["letter"]
 
 
 def score(kind: str, letter: str, text: str, *, part: float = 0.1) -> Score:
-    return WordsScorer(part)(ScoringCall(asking(kind, letter), text, text))
+    return name_word(TASK, text, kind=kind, letter=letter, part=part)
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -49,21 +37,21 @@ def score(kind: str, letter: str, text: str, *, part: float = 0.1) -> Score:
 
 def test_most_pairs_of_16_kinds_and_18_letters_are_asked() -> None:
     assert (len(KINDS), len(LETTERS)) == (16, 18)
-    assert 0.85 * 16 * 18 < len(source("all")) <= 16 * 18
+    assert 0.85 * 16 * 18 < len(tasks("all")) <= 16 * 18
 
 
 def test_held_out_pairs_are_never_trained() -> None:
-    asked = {split: {question_of(task) for task in tasks(split)} for split in ("train", "heldout", "all")}
+    asked = {split: {pair_of(task) for task in tasks(split)} for split in ("train", "heldout", "all")}
     assert not asked["train"] & asked["heldout"]
     assert asked["train"] | asked["heldout"] == asked["all"]
     assert len(asked["heldout"]) >= 56
-    assert {question.kind for question in asked["heldout"]} == set(KINDS)
+    assert {kind for kind, _ in asked["heldout"]} == set(KINDS)
 
 
 def test_the_start_of_a_split_mixes_kinds_and_letters() -> None:
-    first = [question_of(task) for task in tasks("train")[:64]]
-    assert len({question.kind for question in first}) >= 14
-    assert len({question.letter for question in first}) >= 14
+    first = [pair_of(task) for task in tasks("train")[:64]]
+    assert len({kind for kind, _ in first}) >= 14
+    assert len({letter for _, letter in first}) >= 14
 
 
 def test_a_task_has_an_id_of_its_own_and_says_what_it_asks_for() -> None:
@@ -74,9 +62,9 @@ def test_a_task_has_an_id_of_its_own_and_says_what_it_asks_for() -> None:
 
 
 def test_every_pair_that_is_asked_has_several_answers() -> None:
-    for question in map(question_of, tasks("all")):
-        right = [word for word in words_of(question.kind) if word.startswith(question.letter)]
-        assert len(right) >= MIN_WORDS, question
+    for kind, letter in map(pair_of, tasks("all")):
+        right = [word for word in words_of(kind) if word.startswith(letter)]
+        assert len(right) >= MIN_WORDS, (kind, letter)
 
 
 # --- lists ----------------------------------------------------------------------------------------
@@ -179,32 +167,28 @@ def test_the_metric_says_whether_the_word_is_of_the_kind() -> None:
     assert score("country", "a", "Axath").parts == {"real": 0.0}
 
 
-def test_a_task_of_another_source_is_refused_before_the_run() -> None:
-    check = WordsReward().checker(WordsSourceConfig())
-    assert check is not None
-    check(tasks("train")[0])
+def test_a_task_of_another_source_is_refused() -> None:
     other = Task(id="sums/1", source="sums", prompt="1 + 1", answer="2")
-    with pytest.raises(DataError, match=r"task sums/1 isn't from the source `words`"):
-        check(other)
-    with pytest.raises(DataError, match=r"isn't from the source `words`"):
-        WordsScorer(0.1)(ScoringCall(other, "Brazil", "Brazil"))
+    with pytest.raises(DataError, match=r"task sums/1 doesn't ask for a word"):
+        name_word(other, "Brazil")
 
 
 def test_an_everyday_question_gets_nothing_whatever_the_answer() -> None:
-    task = EverydaySource(name="everyday").task(0)
+    task = everyday_requests(source="everyday").task(0)
     for text in ("", "Ottawa", "Brazil"):
-        assert WordsScorer(0.1)(ScoringCall(task, text, text)) == 0.0
-    assert WordsReward().checker(TriviaSourceConfig(questions="everyday")) is None
-    assert WordsReward().checker(TriviaSourceConfig()) is not None
+        assert name_word(task, text, part=0.1) == Score(0.0)
 
 
-def test_the_recipe_scores_with_it_and_evaluates_real_words_only() -> None:
-    recipe = load_recipe(find_entry("real/words").path)
-    reward = make_reward(recipe.tasks)
+@pytest.mark.parametrize("name", ["real/words", "real/pair"])
+def test_the_recipes_train_with_parts_and_evaluate_real_words_only(name: str) -> None:
+    recipe = load_recipe(find_entry(name).path)
+    source = make_source(recipe.tasks.sources["words"], name="words")
     heldout = recipe.eval.sets["heldout"]
-    assert isinstance(recipe.tasks.reward, WordsReward)
-    assert isinstance(heldout.reward, WordsReward)
-    assert (recipe.tasks.reward.part, heldout.reward.part) == (0.1, 0.0)
-    assert reward(asking("country", "b"), "Brazil") == 1.0
-    assert isinstance(heldout.source, WordsSourceConfig)
-    assert len(heldout.source.make(SourceContext(name="heldout"))) >= heldout.num_tasks
+    first = [source.task(idx).id for idx in range(3)]
+    assert first == ["words/last-name-l", "words/language-w", "words/fruit-w"]
+    assert len(make_source(heldout.source, name="heldout")) >= heldout.num_tasks
+    training = make_reward(recipe.tasks)
+    judging = make_reward(recipe.tasks.model_copy(update={"reward": heldout.reward}))
+    task = source.task(0)
+    assert training(task, "Lee") == judging(task, "Lee") == 1.0
+    assert (training(task, "Zzz"), judging(task, "Zzz")) == (0.1, 0.0)

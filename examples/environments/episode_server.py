@@ -3,7 +3,7 @@
     tasks:
       environments:
         house:
-          use: "astraflow.addons.envs.episode_server:EpisodeServer"
+          use: "examples.environments.episode_server:EpisodeServer"
           args: {url: "http://127.0.0.1:5000/api", samples: 500}
       sources: {games: {name: environment}}
     workflow: {name: environment, max_turns: 50}
@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
+from examples.environments.http_task_server import HttpTaskServer
 
-from astraflow.addons.envs.task_servers import MAX_QUOTED, HttpTaskServer, ServerFullError, is_reward
+from astraflow.addons.envs.task_servers import MAX_QUOTED, ServerFullError, is_reward
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import Observation
 from astraflow.types import Message, Task

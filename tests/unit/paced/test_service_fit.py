@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
-from astraflow.addons.forecast.service_fit import EpisodeTime, fit_service
+from astraflow_paced.emulated_device import PacedDevice, PacedJob
+from astraflow_paced.forecast.service_fit import EpisodeTime, fit_service
 
 NUM_SLOTS = 16
 

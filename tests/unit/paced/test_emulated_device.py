@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
+from astraflow_paced.emulated_device import PacedDevice, PacedJob
 
 
 def make_job(num_tokens: int, *, owner: str = "actor", prefill: float = 0.0) -> PacedJob:

@@ -1,26 +1,27 @@
 """Questions of general knowledge, and completions that name their answers."""
 
 import pytest
+from recipes.real.trivia import FACTS, REQUESTS, everyday_requests, facts, knows_fact, names_answer
 
-from astraflow.addons.words.config import TriviaSourceConfig
-from astraflow.addons.words.everyday import REQUESTS
-from astraflow.addons.words.trivia import QUESTIONS, TriviaScorer, TriviaSource, names_answer
-from astraflow.protocols import ScoringCall
-from astraflow.tasks.variants import SourceContext
+from astraflow.types import Task
+
+
+def tasks() -> list[Task]:
+    source = facts(source="trivia")
+    return [source.task(idx) for idx in range(len(source))]
 
 
 def test_there_are_50_questions_and_none_contains_its_answer() -> None:
-    source = TriviaSource(name="trivia")
-    assert len(source) == len({question for question, _ in QUESTIONS}) == 50
-    for question, answers in QUESTIONS:
+    assert len(tasks()) == len({question for question, _ in FACTS}) == 50
+    for question, answers in FACTS:
         assert not names_answer(question, answers), question
 
 
 def test_no_everyday_question_is_one_about_facts() -> None:
-    asked = {question.casefold() for question, _ in QUESTIONS}
+    asked = {question.casefold() for question, _ in FACTS}
     assert len({request.casefold() for request in REQUESTS}) == len(REQUESTS) == 164
     assert not asked & {request.casefold() for request in REQUESTS}
-    source = TriviaSourceConfig(questions="everyday").make(SourceContext(name="everyday"))
+    source = everyday_requests(source="everyday")
     assert [source.task(idx).prompt for idx in range(len(source))] == list(REQUESTS)
 
 
@@ -51,12 +52,10 @@ def test_signs_that_carry_meaning_belong_to_the_word(text: str, answer: str, is_
     ],
 )
 def test_an_answer_counts_as_a_whole_word_anywhere(text: str, is_right: bool) -> None:
-    task = TriviaSource(name="trivia").task(0)
-    assert TriviaScorer()(ScoringCall(task, text, text)) == float(is_right)
+    assert knows_fact(tasks()[0], text) == float(is_right)
 
 
 def test_each_of_several_answers_is_right() -> None:
-    source = TriviaSource(name="trivia")
-    for idx, (_, answers) in enumerate(QUESTIONS):
+    for task, (_, answers) in zip(tasks(), FACTS, strict=True):
         for answer in answers:
-            assert TriviaScorer()(ScoringCall(source.task(idx), f"It is {answer}.", "")) == 1.0
+            assert knows_fact(task, f"It is {answer}.") == 1.0

@@ -13,8 +13,8 @@ from astraflow.cli.runs import Overrides, Recipe
 from astraflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from astraflow.addons.forecast.forecast_inputs import EpisodeShape, ForecastInputs
     from astraflow.recipe.recipe import Recipe as LoadedRecipe
+    from astraflow_paced.forecast.forecast_inputs import EpisodeShape, ForecastInputs
 
 __all__ = ["PLAN", "plan"]
 
@@ -70,10 +70,10 @@ def plan(
     Examples: `astraflow plan math/tiny --from runs/math --pool 2 --pool 4`, `astraflow plan my.yaml --given
     speeds.yaml --pool spot=6,on_demand=2`.
     """
-    from astraflow.addons.forecast.forecast import forecast, parse_pool
-    from astraflow.addons.forecast.forecast_table import show_forecasts
     from astraflow.recipe.gallery import recipe_file
     from astraflow.recipe.recipe import load_recipe
+    from astraflow_paced.forecast.forecast import forecast, parse_pool
+    from astraflow_paced.forecast.forecast_table import show_forecasts
 
     file, _ = recipe_file(recipe)
     module_path(file)
@@ -92,11 +92,11 @@ def _inputs(
     recipe: "LoadedRecipe", run_dir: Path | None, given: Path | None, changes: list[str]
 ) -> "tuple[ForecastInputs, tuple[EpisodeShape, ...]]":
     """Reads or measures the lengths and speeds, and applies the given changes."""
-    from astraflow.addons.forecast.forecast import slots_of
-    from astraflow.addons.forecast.forecast_inputs import ForecastInputs, draw_shapes, measure_run
     from astraflow.config import apply_overrides, parse_config
     from astraflow.recipe.run_folder import RunFolder
     from astraflow.user_input.yaml_files import load_mapping
+    from astraflow_paced.forecast.forecast import slots_of
+    from astraflow_paced.forecast.forecast_inputs import ForecastInputs, draw_shapes, measure_run
 
     if run_dir is not None and given is not None:
         raise ConfigError("--from measures what --given gives; name one of them")

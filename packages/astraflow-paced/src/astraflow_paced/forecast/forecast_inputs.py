@@ -24,7 +24,6 @@ from statistics import fmean, median
 import numpy as np
 from pydantic import Field
 
-from astraflow.addons.forecast.service_fit import EpisodeTime, fit_service, least_squares
 from astraflow.config import Config
 from astraflow.dataflow.core.commands import (
     EpisodeFacts,
@@ -39,6 +38,7 @@ from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.dataflow.journal.records import decode_commands, decode_events
 from astraflow.errors import DataError
 from astraflow.types import StepRecord
+from astraflow_paced.forecast.service_fit import EpisodeTime, fit_service, least_squares
 
 __all__ = [
     "Call",

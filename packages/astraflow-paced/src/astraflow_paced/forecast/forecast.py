@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
-from astraflow.addons.forecast.forecast_inputs import EpisodeShape, ForecastInputs, TrainerSpeed
 from astraflow.algorithms.credit import GroupRelativeCredit
 from astraflow.algorithms.filters import ZeroVarianceFilter
 from astraflow.dataflow.config import TableConfig
@@ -50,6 +48,8 @@ from astraflow.rollout.engine_config import ModelEngineConfig
 from astraflow.types import Item, Manifest, ServedVersions
 from astraflow.types.wait_words import wait_line
 from astraflow.user_input.mistakes import format_value
+from astraflow_paced.emulated_device import PacedDevice, PacedJob
+from astraflow_paced.forecast.forecast_inputs import EpisodeShape, ForecastInputs, TrainerSpeed
 
 __all__ = ["Forecast", "ForecastPool", "PolicyForecast", "forecast", "parse_pool", "slots_of"]
 

@@ -1,0 +1,131 @@
+"""The parts of AstraFlow's own add-ons that the core uses, each imported when somebody first asks for it.
+
+This is the only module of the core that names modules of add-ons. An installation may leave them out, so
+`added.SizedPool` raises a ConfigError that says which add-on is needed, and for what. Parts that any package
+can provide have entry points instead (`user_input.installed`).
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from astraflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from astraflow.addons import runs
+    from astraflow.addons.agents.gateway.gateway import Gateway
+    from astraflow.addons.cluster.node_group import NodeGroup
+    from astraflow.addons.exact.engine_pass import InvariantForward
+    from astraflow.addons.exact.trainer_pass import InvariantLogprobs
+    from astraflow.addons.fast_deltas import compiled
+    from astraflow.addons.half_runs.command import run_only
+    from astraflow.addons.hub.download import download_model
+    from astraflow.addons.lending.sharing import make_lending_pool
+    from astraflow.addons.lending.turns import SharedTurns
+    from astraflow.addons.one_process.trial import try_episode
+    from astraflow.addons.pool.pool import SizedPool
+    from astraflow.addons.tiny_models.spec_files import build_model
+    from astraflow.addons.view.prometheus import prometheus_text
+    from astraflow.report.view import RunPage, ShownRun
+
+__all__ = [
+    "Gateway",
+    "InvariantForward",
+    "InvariantLogprobs",
+    "NodeGroup",
+    "SharedTurns",
+    "SizedPool",
+    "audits",
+    "build_model",
+    "compiled",
+    "download_model",
+    "is_left_out",
+    "make_lending_pool",
+    "needs_text",
+    "page_makers",
+    "prometheus_text",
+    "require",
+    "run_only",
+    "runs",
+    "try_episode",
+]
+
+_PLACES = {
+    "Gateway": ("agents.gateway.gateway:Gateway", "an endpoint for agent programs"),
+    "InvariantForward": ("exact.engine_pass:InvariantForward", "exact: true"),
+    "InvariantLogprobs": ("exact.trainer_pass:InvariantLogprobs", "exact: true"),
+    "NodeGroup": ("cluster.node_group:NodeGroup", "train.nodes"),
+    "SharedTurns": ("lending.turns:SharedTurns", "cluster.lend"),
+    "SizedPool": ("pool.pool:SizedPool", "cluster.max_services"),
+    "audit_kept_caches": ("inference_servers.kept_caches:audit_kept_caches", "audit"),
+    "audit_lending": ("lending.audit:audit_lending", "audit"),
+    "best_page": ("export.best:make_keeper", "eval.best.metric"),
+    "build_model": ("tiny_models.spec_files:build_model", "building a model"),
+    "compiled": ("fast_deltas.compiled", "compiling deltas"),
+    "curve_page": ("plot.curve:CurvePage", "report"),
+    "download_model": ("hub.download:download_model", "downloading a model"),
+    "make_lending_pool": ("lending.sharing:make_lending_pool", "cluster.lend"),
+    "prometheus_text": ("view.prometheus:prometheus_text", "GET /metrics"),
+    "run_only": ("half_runs.command:run_only", "`astraflow run --only`"),
+    "runs": ("runs", "astraflow.runs"),
+    "samples_page": ("view.sample_episodes:SampleEpisodes", "report"),
+    "screen_page": ("view.screen:make_screen", "the live screen"),
+    "trackers_page": ("trackers.page:make_page", "trackers"),
+    "try_episode": ("one_process.trial:try_episode", "astraflow.try_episode"),
+    "viewer_page": ("view.lazy_viewer:make_viewer", "view"),
+}
+"""Where each part is, below `astraflow.addons`, and what needs it."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attr = _PLACES[name][0].partition(":")
+    part = _import_for(name, module)
+    return getattr(part, attr) if attr else part
+
+
+def page_makers() -> "list[Callable[[ShownRun], RunPage | None]]":
+    """Returns what makes the pages of a run, except those that are left out."""
+    return _present("best_page", "curve_page", "samples_page", "screen_page", "trackers_page", "viewer_page")
+
+
+def audits() -> "list[Callable[[Path], tuple[Sequence[str], Sequence[str]]]]":
+    """Returns the further audits of a run folder, except those that are left out: lines, and problems."""
+    return _present("audit_kept_caches", "audit_lending")
+
+
+def _present(*parts: str) -> list[Any]:
+    found: list[Any] = []
+    for part in parts:
+        with suppress(ConfigError):
+            found.append(__getattr__(part))
+    return found
+
+
+def require(part: str) -> None:
+    """Checks that a part is there, without importing its module. Raises: ConfigError if it is left out."""
+    _import_for(part, _PLACES[part][0].split(".")[0])
+
+
+def _import_for(part: str, module: str) -> ModuleType:
+    try:
+        return import_module(f"astraflow.addons.{module}")
+    except ModuleNotFoundError as err:
+        if not is_left_out(err):
+            raise
+        raise ConfigError(f"{_PLACES[part][1]} {needs_text(module)}") from err
+
+
+def is_left_out(err: ModuleNotFoundError) -> bool:
+    """Returns whether an import failed because this installation leaves out an add-on."""
+    return f"{err.name}.".startswith("astraflow.addons.")
+
+
+def needs_text(module: str) -> str:
+    """Returns the end of a message about something that needs a module below `astraflow.addons`."""
+    add_on = module.split(".")[0]
+    return f"needs astraflow.addons.{add_on}, which this installation of AstraFlow leaves out"
